@@ -1,0 +1,247 @@
+"""Every error that affinity raises, in one tree.
+
+::
+
+    AffinityError
+    ├── InvalidInput (ValueError)      what the caller passed is refused where it was written
+    │   ├── InvalidId                  an instance, session, worker or event name out of bounds
+    │   ├── PayloadTooLarge            an input, result or event over its limit
+    │   ├── NotSerializable            a value that JSON, through its declared type, cannot carry
+    │   ├── InvalidOptions             options that contradict each other, with both values
+    │   ├── InvalidUrl                 a database URL that names no provider, or is malformed
+    │   └── InvalidApp                 MODULE:APP that does not import, or a wrong registration
+    ├── ProviderError                  the database said no; ``retryable`` says whether to try again
+    │   ├── Contention                 lost to a concurrent transaction: try again at once
+    │   ├── Duplicate                  a row that must be new was there
+    │   ├── ConnectionLost             no connection, or lost in the middle: try again with backoff
+    │   ├── AccessDenied               wrong credentials, or a right that is missing
+    │   ├── SchemaMismatch             the database is newer than the code, or was never migrated
+    │   ├── DatabaseFailure            anything else that the database reported
+    │   └── WorkerFenced               another process has taken this worker's name
+    ├── ClientError                    what was asked does not fit the instance
+    │   ├── UnknownInstance
+    │   ├── InstanceExists             the id belongs to an instance of another orchestration
+    │   ├── InstanceFinished
+    │   ├── InstanceNotFinished        delete without force
+    │   └── WaitTimeout
+    ├── OrchestrationError             how an orchestration ended, or broke a rule of replay
+    │   ├── OrchestrationFailed        raised to whoever waits for it: parent or client
+    │   ├── OrchestrationCancelled
+    │   ├── OrchestrationMisuse        a foreign await, a forgotten await, a misplaced call
+    │   ├── UnknownOrchestration       nobody registers it
+    │   └── Nondeterminism             code and history disagree: expected and actual
+    ├── ActivityError                  raised where an orchestration awaits an activity
+    │   ├── ActivityFailed             the activity raised; carries its type and message
+    │   ├── ActivityTimeout            its time ran out
+    │   ├── ActivityPoisoned           it was started too often without an end
+    │   ├── UnknownActivity            no worker registers it
+    │   └── ActivityCancelled          cancelled while it was awaited
+    └── SessionError
+        └── UnknownSession             this process has no state for the session (option A of the document)
+
+``retryable`` is a field of the class, never derived from a message, so that both providers agree on it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class AffinityError(Exception):
+    """Base of every error in this package."""
+
+
+# --- what the caller passed -----------------------------------------------------------------------------------------
+
+
+class InvalidInput(AffinityError, ValueError):
+    """A value that is refused at the edge; nothing was written."""
+
+
+class InvalidId(InvalidInput):
+    """An id or name that is empty, too long, or holds control characters."""
+
+
+class PayloadTooLarge(InvalidInput):
+    """An input, result or event over its limit in bytes."""
+
+
+class NotSerializable(InvalidInput):
+    """A value that its declared type cannot turn into JSON, or JSON that does not fit the declared type."""
+
+
+class InvalidOptions(InvalidInput):
+    """Options out of range or in contradiction; the message carries both values."""
+
+
+class InvalidUrl(InvalidInput):
+    """A database URL that names no provider, or is malformed."""
+
+
+class InvalidApp(InvalidInput):
+    """``MODULE:APP`` that cannot be imported, or a registration that cannot be used."""
+
+
+# --- the database ---------------------------------------------------------------------------------------------------
+
+
+class ProviderError(AffinityError):
+    """The database refused or failed."""
+
+    retryable: ClassVar[bool] = False
+
+
+class Contention(ProviderError):
+    """Lost to a concurrent transaction (deadlock, serialization, busy). Nothing was changed: try again at once."""
+
+    retryable = True
+
+
+class Duplicate(ProviderError):
+    """A row that must be new was there already."""
+
+
+class ConnectionLost(ProviderError):
+    """No connection could be made, or it broke; what was in flight may or may not have happened."""
+
+    retryable = True
+
+
+class AccessDenied(ProviderError):
+    """Wrong credentials, an unknown database, or a right that is missing."""
+
+
+class SchemaMismatch(ProviderError):
+    """The database's schema is newer than this code, or was never migrated."""
+
+
+class DatabaseFailure(ProviderError):
+    """Anything else that the database reported."""
+
+
+class WorkerFenced(ProviderError):
+    """Another process has started under this worker's name: this one must stop at once."""
+
+
+# --- the client -----------------------------------------------------------------------------------------------------
+
+
+class ClientError(AffinityError):
+    """What was asked does not fit the instance."""
+
+
+class UnknownInstance(ClientError):
+    """No instance has this id."""
+
+
+class InstanceExists(ClientError):
+    """The id belongs to an instance of another orchestration."""
+
+
+class InstanceFinished(ClientError):
+    """The instance has ended and takes no more events."""
+
+
+class InstanceNotFinished(ClientError):
+    """The instance is still running: wait, cancel it, or delete with force."""
+
+
+class WaitTimeout(ClientError, TimeoutError):
+    """The instance did not end within the time given; it goes on."""
+
+
+# --- orchestrations -------------------------------------------------------------------------------------------------
+
+
+class OrchestrationError(AffinityError):
+    """How an orchestration ended, or which rule of replay it broke."""
+
+
+class OrchestrationFailed(OrchestrationError):
+    """The orchestration raised.
+
+    Attributes:
+        error_type: name of the exception class that ended it.
+        message: its text.
+    """
+
+    def __init__(self, error_type: str, message: str) -> None:
+        super().__init__(f"{error_type}: {message}")
+        self.error_type = error_type
+        self.message = message
+
+
+class OrchestrationCancelled(OrchestrationError):
+    """The orchestration was cancelled."""
+
+
+class OrchestrationMisuse(OrchestrationError):
+    """Orchestration code awaited, forgot or misplaced something; the message names the mistake."""
+
+
+class UnknownOrchestration(OrchestrationError):
+    """No worker registers an orchestration of this name (and version)."""
+
+
+class Nondeterminism(OrchestrationError):
+    """The code asked for something else than its history records.
+
+    Attributes:
+        expected: what the history has, as text.
+        actual: what the code did, as text.
+    """
+
+    def __init__(self, expected: str, actual: str) -> None:
+        super().__init__(f"nondeterministic orchestration: history has {expected}, but the code now does {actual}")
+        self.expected = expected
+        self.actual = actual
+
+
+# --- activities -----------------------------------------------------------------------------------------------------
+
+
+class ActivityError(AffinityError):
+    """Raised in an orchestration where it awaits an activity that did not succeed.
+
+    Attributes:
+        activity: registered name of the activity.
+        error_type: name of the exception class that the activity raised, or of this class.
+        message: its text.
+    """
+
+    def __init__(self, activity: str, error_type: str, message: str) -> None:
+        super().__init__(f"activity {activity!r}: {error_type}: {message}")
+        self.activity = activity
+        self.error_type = error_type
+        self.message = message
+
+
+class ActivityFailed(ActivityError):
+    """The activity raised, and its retry policy (if any) is used up."""
+
+
+class ActivityTimeout(ActivityError):
+    """The activity ran longer than its ``timeout``."""
+
+
+class ActivityPoisoned(ActivityError):
+    """The activity was started too often without coming to an end: it seems to kill its worker."""
+
+
+class UnknownActivity(ActivityError):
+    """No worker registers an activity of this name, for longer than workers wait for one."""
+
+
+class ActivityCancelled(ActivityError):
+    """The activity was cancelled while it was awaited."""
+
+
+# --- sessions -------------------------------------------------------------------------------------------------------
+
+
+class SessionError(AffinityError):
+    """Base of the errors about a session's state."""
+
+
+class UnknownSession(SessionError):
+    """This process holds no state for the session at this epoch; hydrate it first (option A of the v1 document)."""

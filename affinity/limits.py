@@ -1,0 +1,86 @@
+"""Every bound in one place, each with its reason. Checked once, at the edge, by the functions below."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Final
+
+from affinity.errors import InvalidId, PayloadTooLarge
+
+MAX_ID_BYTES: Final = 256
+"""UTF-8 bytes of an instance, session, worker id or a registered name: fits an index row with room for two of them."""
+
+MAX_PAYLOAD_BYTES: Final = 2 * 1024 * 1024
+"""UTF-8 bytes of one input, result or event as JSON: histories are replayed, so large data belongs in a store."""
+
+MAX_CUSTOM_STATUS_BYTES: Final = 4 * 1024
+"""UTF-8 bytes of a custom status as JSON: it is written into the instance row and listed."""
+
+MAX_ERROR_BYTES: Final = 16 * 1024
+"""UTF-8 bytes kept of an error's text; what is longer is cut with a mark, never refused: a failure must be recorded."""
+
+MAX_HISTORY_EVENTS: Final = 50_000
+"""Events in one execution: past it, replay after a crash takes seconds; use ``continue_as_new``."""
+
+MAX_BUFFERED_EVENTS: Final = 10_000
+"""External events that one execution buffers before somebody waits for them."""
+
+MAX_TIMER_SECONDS: Final = 10 * 366 * 86_400.0
+"""Ten years: a longer timer is a unit mistake (milliseconds for seconds)."""
+
+MAX_BATCH: Final = 1_000
+"""Items in one call of a batch verb: bounds the size of one statement and of one transaction."""
+
+MAX_REROUTE: Final = 1_000
+"""Queue rows that one statement re-marks when a session moves; the sweep does the rest in steps of this size."""
+
+MAX_PAGE: Final = 1_000
+"""Rows in one page of a listing."""
+
+
+def check_id(value: object, what: str) -> str:
+    """Return ``value`` as an id that is safe to store, index and print.
+
+    Args:
+        value: a non-empty string of at most ``MAX_ID_BYTES`` UTF-8 bytes without control characters or surrogates.
+        what: how the message calls it ("session id").
+
+    Raises:
+        InvalidId: it is anything else; the message says what is allowed.
+    """
+    if not isinstance(value, str):
+        raise InvalidId(f"{what} must be a string, not {type(value).__name__}")
+    if not value:
+        raise InvalidId(f"{what} must not be empty")
+    if value.isascii() and value.isprintable():
+        if len(value) > MAX_ID_BYTES:
+            raise InvalidId(f"{what} has {len(value)} bytes, over the limit of {MAX_ID_BYTES}")
+        return value
+    bad = next((c for c in value if unicodedata.category(c) in {"Cc", "Cs"}), None)
+    if bad is not None:
+        raise InvalidId(f"{what} holds the control character U+{ord(bad):04X}; control characters are not allowed")
+    size = len(value.encode())
+    if size > MAX_ID_BYTES:
+        raise InvalidId(f"{what} has {size} bytes as UTF-8, over the limit of {MAX_ID_BYTES}")
+    return value
+
+
+def check_payload(json_text: str, what: str, limit: int = MAX_PAYLOAD_BYTES) -> str:
+    """Return ``json_text`` if it is within ``limit`` UTF-8 bytes.
+
+    Raises:
+        PayloadTooLarge: it is larger; the message names the size, the limit and the remedy.
+    """
+    # A character takes at most four bytes, so most payloads need no encoding to be measured.
+    if len(json_text) * 4 > limit and (size := len(json_text.encode())) > limit:
+        raise PayloadTooLarge(
+            f"{what} has {size} bytes, over the limit of {limit}: keep large data in a store and pass a reference"
+        )
+    return json_text
+
+
+def cut(text: str, limit: int = MAX_ERROR_BYTES) -> str:
+    """Shorten an error's text to ``limit`` UTF-8 bytes, with a mark where it was cut; NULs are made visible."""
+    text = text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
+    raw = text.encode()
+    return text if len(raw) <= limit else raw[: limit - 16].decode("utf-8", "ignore") + " … [cut]"

@@ -1,0 +1,553 @@
+"""The provider contract: what a database must do so that durable work with session affinity is safe on it.
+
+A provider stores opaque payloads and knows nothing of orchestrations or replay. It keeps six tables (``workers``,
+``sessions``, ``instances``, ``history``, ``orchestrator_queue``, ``worker_queue``) and promises what the conformance suite
+(`affinity.provider.conformance`) asserts, no more and no less.
+
+Terms
+    *alive worker*: its ``workers`` row has ``locked_until`` in the future.
+    *held session*: its ``sessions`` row has ``locked_until`` in the future and its worker is alive. Its *holder* is the
+    incarnation in the row.
+    *live token*: the work item's row carries exactly this token and its ``locked_until`` is in the future. Such an item can be
+    fetched by nobody else **while the incarnation that locked it is alive**; when that worker's lease has ended or its name
+    has a new incarnation, the item is free again, though its token still acks until somebody fetches it.
+    *owned instance*: its ``instances`` row names an incarnation, and that very incarnation is alive.
+
+Rules for every verb
+    * One clock, the database's, read after any lock wait. Durations are seconds (float), instants aware UTC datetimes.
+    * Every verb is atomic. A batch verb treats each element on its own: one refused element changes nothing and does not
+      disturb the others. Results come in the order of the elements.
+    * A verb never leaves a transaction open across a client round trip, so a paused worker holds no database lock
+      (SQLite, where a transaction is one uninterrupted call, is the nearest thing).
+    * Errors are those of `affinity.errors`: ``Contention`` and ``ConnectionLost`` are retryable.
+    * *Touching* a session sets its ``locked_until`` to now + ``session_lock_timeout``. It may be left out while that would
+      extend the lock by less than `TOUCH_SLACK` of the timeout, so that a hot loop does not write the row every turn.
+
+Routing marks
+    ``worker_queue.route`` is ``'free'`` for session-free items, ``'new'`` for items of a session that nobody holds, and
+    ``'w:' + worker_id`` for items of a held session. ``orchestrator_queue.route`` is ``'new'`` or ``'w:' + owner``. A route is
+    computed when the row is queued, is re-marked when the session moves, and is only a hint for cost: every fetch checks the
+    ``sessions`` or ``instances`` row, and `Provider.sweep` repairs marks that went stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final, Literal, NamedTuple, NewType, Protocol, TypeAlias
+
+Incarnation = NewType("Incarnation", str)
+"""A random name that one start of a worker process gave itself."""
+
+Token = NewType("Token", str)
+"""The name of one lock on one work item; a redelivery has another."""
+
+TOUCH_SLACK: Final = 0.02
+"""Share of the session lock timeout that a touch may fall short of."""
+
+InstanceStatus: TypeAlias = Literal["pending", "running", "completed", "failed", "cancelled"]
+FINISHED: Final[frozenset[str]] = frozenset({"completed", "failed", "cancelled"})
+
+
+# --- workers --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerIdentity:
+    """Who asks: the stable name of a worker and the incarnation that this process is."""
+
+    worker_id: str
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLease:
+    """What a registration or renewal gave."""
+
+    expires_in: float  # seconds from the moment at which the request was *sent*
+    database_time: datetime  # the database's clock when it answered
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """One row of ``workers``, for people."""
+
+    worker_id: str
+    incarnation: Incarnation
+    alive: bool
+    draining: bool
+    expires_in: float  # negative when the lease has ended
+    started_at: datetime
+    sessions: int  # held now
+    labels: Mapping[str, str]  # host, pid, version: what the worker said of itself
+
+
+# --- work items -----------------------------------------------------------------------------------------------------
+
+
+class WorkKey(NamedTuple):
+    """Names one activity of one execution of one instance; unique in ``worker_queue``."""
+
+    instance_id: str
+    execution_id: int
+    activity_id: int  # event id of the ActivityScheduled event
+
+
+class WorkLock(NamedTuple):
+    """A work item together with the token under which a worker holds it."""
+
+    key: WorkKey
+    token: Token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewWorkItem:
+    """An activity to queue."""
+
+    key: WorkKey
+    name: str  # registered name of the activity
+    payload: str
+    session_id: str | None = None
+    delay: float = 0.0  # seconds until it is visible
+    lock_here: bool = False  # lock it to the committing worker, if session-free, or if its session is held there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkItem:
+    """A work item that the caller now holds under ``lock.token``."""
+
+    lock: WorkLock
+    name: str
+    payload: str
+    session_id: str | None
+    session_epoch: int | None  # of the lease under which it was fetched
+    attempts: int  # deliveries so far, this one included
+    failures: int  # deliveries that ended in an error the activity raised; attempts - failures were interrupted or run now
+    unknown_for: float | None  # seconds since a worker first gave it back as unknown; None when none did
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkFetch:
+    """Answer to `Provider.fetch_work_item`."""
+
+    items: Sequence[WorkItem]
+    raced: bool  # a claim was lost to another worker, or a row was locked by one: try again at once
+    next_due: float | None  # seconds until something of ours, or unclaimed, becomes visible, when ``items`` is empty
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkAck:
+    """A finished work item: removed, and its result sent to its instance, in one step."""
+
+    lock: WorkLock
+    message: str  # payload of the completion message to ``lock.key.instance_id``
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkAbandon:
+    """A work item given back; its token is revoked."""
+
+    lock: WorkLock
+    delay: float = 0.0  # seconds until it is visible again
+    failed: bool = False  # the activity raised: counts a failure (a retry of the application)
+    count_attempt: bool = True  # False takes this delivery back out of ``attempts`` (drain, unknown activity)
+    unknown: bool = False  # this worker does not register the activity: starts ``unknown_for`` unless it runs already
+    release_session: bool = False  # give the session up too, if the caller holds it
+
+
+# --- instances ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewInstance:
+    """An orchestration instance to create together with its start message; nothing happens when the id exists."""
+
+    instance_id: str
+    name: str  # registered name of the orchestration
+    version: str | None  # None: the worker that first runs it pins its latest version
+    start: str  # payload of the start message
+    parent_id: str | None = None
+    delay: float = 0.0  # seconds until the start message is visible
+    on_exists: str | None = None  # payload sent to ``parent_id`` when the id was taken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewMessage:
+    """A message for an instance; dropped when the instance does not exist or has finished."""
+
+    instance_id: str
+    payload: str
+    delay: float = 0.0  # seconds until it is visible: timers
+    timer: tuple[int, int] | None = None  # (execution id, event id) of the timer that it is, so that it can be cancelled
+
+
+class Message(NamedTuple):
+    """A message in ``orchestrator_queue``; it stays there until a turn that consumed it commits."""
+
+    id: int
+    payload: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrchestrationItem:
+    """An instance that the caller now owns, with its visible messages in order of visibility, then of arrival."""
+
+    instance_id: str
+    execution_id: int
+    name: str
+    version: str | None
+    event_count: int  # events in the history of the current execution: the fence of the next turn
+    claims: int  # times that its ownership was taken since a turn of it was last committed: a poison count
+    unknown_for: float | None
+    messages: Sequence[Message]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrchestrationFetch:
+    """Answer to `Provider.fetch_orchestration_item`."""
+
+    items: Sequence[OrchestrationItem]
+    raced: bool
+    next_due: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceUpdate:
+    """What a turn says of its instance, beyond its history."""
+
+    status: InstanceStatus
+    version: str | None = None  # pinned by the first turn
+    output: str | None = None  # JSON, when completed
+    error: str | None = None  # JSON, when failed or cancelled
+    continued: bool = False  # the execution ended in continue_as_new: execution id + 1, event count 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One step of one instance, committed whole or not at all.
+
+    The fence: the instance is owned by the caller's incarnation, is not finished, runs execution ``execution_id`` and has
+    exactly ``event_count`` events; and every lock in ``acks`` has a live token. Otherwise nothing of the turn is applied.
+    """
+
+    instance_id: str
+    execution_id: int
+    event_count: int
+    history: Sequence[str]  # events event_count + 1, + 2, …
+    consumed: Sequence[int] = ()  # ids of messages
+    acks: Sequence[WorkLock] = ()  # work items whose results are in ``history``; their sessions are touched
+    work_items: Sequence[NewWorkItem] = ()
+    messages: Sequence[NewMessage] = ()
+    instances: Sequence[NewInstance] = ()
+    cancel_activities: Sequence[int] = ()  # activity ids of this execution, removed from the queue whoever runs them
+    cancel_timers: Sequence[int] = ()  # timer event ids of this execution
+    update: InstanceUpdate | None = None  # a finished status also removes all queue rows of the instance
+    custom_status: str | None = None  # JSON; None leaves it as it is
+
+
+class Placed(NamedTuple):
+    """Where a new work item of a committed turn went."""
+
+    item: WorkItem | None  # locked to the caller: run it now
+    holder: str | None  # else the worker that holds its session now, if one does
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnResult:
+    """Outcome of one turn of a batch."""
+
+    committed: bool
+    lost_acks: Sequence[WorkLock] = ()  # when refused: the locks without a live token (maybe none: then the fence failed)
+    placed: Sequence[Placed] = ()  # when committed: one for each of ``work_items``
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Gives an instance's ownership up. Nothing happens when the caller does not own it."""
+
+    instance_id: str
+    to: str | None = None  # hand it to this worker, if alive and not draining; else it is free for anyone
+    unknown: bool = False  # this worker does not register the orchestration
+
+
+# --- reading and the client -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceInfo:
+    """One row of ``instances``, for clients and people."""
+
+    instance_id: str
+    name: str
+    version: str | None
+    execution_id: int
+    status: InstanceStatus
+    custom_status: str | None
+    output: str | None
+    error: str | None
+    parent_id: str | None
+    owner: str | None  # worker id that owns it now, or last did
+    event_count: int
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceFilter:
+    """Which instances to list, newest first by (created_at, instance_id)."""
+
+    status: Collection[InstanceStatus] = ()  # empty: any
+    name: str | None = None
+    prefix: str | None = None  # of the instance id
+    parent_id: str | None = None
+    after: tuple[datetime, str] | None = None  # keyset cursor: (created_at, instance_id) of the last row seen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionInfo:
+    """One row of ``sessions``, for people."""
+
+    session_id: str
+    worker_id: str
+    incarnation: Incarnation
+    epoch: int
+    held: bool
+    expires_in: float  # of the session lock; negative when it has expired
+    idle: float  # seconds since its work last touched it
+    queued: int  # work items that name it, running ones included
+
+
+Delivery: TypeAlias = Literal["delivered", "unknown", "finished"]
+Deletion: TypeAlias = Literal["deleted", "unknown", "running"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """What one call of `Provider.sweep` did."""
+
+    swept: bool  # False: another worker has swept within the interval
+    rerouted: int = 0  # stale marks repaired
+    sessions_removed: int = 0
+    workers_removed: int = 0
+    more: bool = False  # a bound was reached: call again without waiting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hint:
+    """Why a worker was woken; only ever a hint."""
+
+    work: bool = True  # look into the queues
+    cancel: bool = False  # a work item of ours may have been removed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """The two lock lengths of work, in seconds."""
+
+    work_item_lock: float
+    session_lock: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchOptions:
+    """What a worker asks for when it fetches work items."""
+
+    limit: int  # items at most
+    max_sessions: int  # sessions that this worker may hold; 0: takes no session work at all
+    names: Collection[str]  # activities that it registers
+    unknown_after: float  # seconds after which an item that nobody registers is delivered to anyone, to be failed
+    timeouts: Timeouts = field(default_factory=lambda: Timeouts(work_item_lock=30.0, session_lock=300.0))
+
+
+class Provider(Protocol):
+    """A database connection, opened; one object serves one event loop. See the module's rules for all verbs."""
+
+    @property
+    def dialect(self) -> str:
+        """Name for logs and metrics: ``sqlite`` or ``postgresql``."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close every connection. Idempotent."""
+        ...
+
+    # -- workers
+
+    async def register_worker(
+        self, identity: WorkerIdentity, lease: float, labels: Mapping[str, str], *, resume: bool = False
+    ) -> WorkerLease:
+        """Take the worker's name and a lease of ``lease`` seconds.
+
+        A new incarnation replaces whichever had the name, alive or not, and is given all sessions that the name holds by an
+        unexpired session lock, each with a new epoch. With ``resume`` the same incarnation comes back after its lease lapsed: it
+        keeps its sessions and their epochs as far as nobody took them. Clears draining.
+
+        Raises:
+            WorkerFenced: ``resume``, and another incarnation has taken the name since.
+        """
+        ...
+
+    async def renew_worker(self, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
+        """Extend the worker lease. None when it has expired already: `register_worker` with ``resume`` is then the way.
+
+        Raises:
+            WorkerFenced: another incarnation has the name.
+        """
+        ...
+
+    async def drain_worker(self, identity: WorkerIdentity) -> int:
+        """Mark the worker as draining (it claims nothing any more, even when it asks) and free every session of it that
+        has no work item locked by it; their items are re-marked. Idempotent: call again as work ends.
+
+        Returns:
+            The number of sessions that it still holds.
+        """
+        ...
+
+    async def release_worker(self, identity: WorkerIdentity) -> None:
+        """Leave: free all sessions and owned instances and end the lease. Work items still locked become free. Idempotent;
+        does nothing when another incarnation has the name."""
+        ...
+
+    # -- work items
+
+    async def fetch_work_item(self, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
+        """Lock up to ``limit`` visible work items to the caller; attempts + 1; touch or claim their sessions.
+
+        Eligible, oldest first within each kind: items of sessions that the caller holds (whatever their name); session-free
+        items; items of sessions that nobody holds, which claims them, while the caller holds fewer than ``max_sessions``, is not
+        draining and is alive. Of the last two kinds, an item is passed over while its name is not in ``names`` and a worker has
+        given it back as unknown less than ``unknown_after`` seconds ago. Every change of holder gives the session a new, greater
+        epoch; the same incarnation that re-claims what nobody held in between keeps it. Nothing when the caller is not alive
+        or is not the current incarnation.
+        """
+        ...
+
+    async def renew_work_item_lock(
+        self, identity: WorkerIdentity, locks: Sequence[WorkLock], timeouts: Timeouts
+    ) -> Sequence[bool]:
+        """Extend live tokens that this worker's incarnation took, and touch their sessions as far as it holds them. False:
+        the item is not ours any more (expired, taken, cancelled, finished) and nothing was extended."""
+        ...
+
+    async def check_work_item(self, locks: Sequence[WorkLock]) -> Sequence[bool]:
+        """Whether each lock still has its token; reads only. How a worker learns of cancellation between renewals."""
+        ...
+
+    async def ack_work_item(
+        self, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts
+    ) -> Sequence[bool]:
+        """Remove items by live token, send their results to their instances, touch their sessions as far as the caller holds
+        them. False: dead token, nothing changed. The session may have moved: the work-item lock governs the result."""
+        ...
+
+    async def abandon_work_item(self, identity: WorkerIdentity, items: Sequence[WorkAbandon]) -> Sequence[bool]:
+        """Give items back by live token. False: dead token, nothing changed."""
+        ...
+
+    # -- orchestrations
+
+    async def fetch_orchestration_item(
+        self,
+        identity: WorkerIdentity,
+        *,
+        limit: int,
+        names: Collection[str],
+        unknown_after: float,
+        exclude: Collection[int] = (),
+    ) -> OrchestrationFetch:
+        """Up to ``limit`` instances with visible messages that the caller owns, or takes because nobody does.
+
+        ``names`` holds ``name`` and ``name@version`` of what the caller registers. An unowned instance is passed over while it is not
+        among them (by name when its version is None, else by ``name@version``) and has been given back as unknown less than
+        ``unknown_after`` seconds ago. Messages in ``exclude`` (being worked on by the caller) are left out; an instance all of whose
+        visible messages are excluded is not returned. At most `MAX_BATCH` messages an instance. A draining worker takes no
+        new instance. Nothing when the caller is not alive or not current.
+        """
+        ...
+
+    async def read_history(self, keys: Sequence[tuple[str, int]]) -> Sequence[Sequence[str]]:
+        """Histories of (instance id, execution id), oldest event first; empty when there is none."""
+        ...
+
+    async def commit_turn(
+        self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts
+    ) -> Sequence[TurnResult]:
+        """Commit turns of distinct instances in one transaction: THE write of the hot loop. See `Turn` for what is checked.
+
+        New work items are routed by who holds their session now. Those with ``lock_here`` are locked to the caller with a fresh
+        token and attempt 1 when they are visible and either session-free or of a session that the caller holds and that
+        the same transaction touched; a draining worker, or one whose lease has ended, locks nothing here.
+        """
+        ...
+
+    async def release_instance(self, identity: WorkerIdentity, releases: Sequence[Release]) -> None:
+        """Give up the ownership of instances, or hand it over; their queued messages are re-marked."""
+        ...
+
+    # -- repair and hints
+
+    async def sweep(self, *, interval: float, session_retention: float, worker_retention: float) -> Sweep:
+        """Repair stale marks in both queues and remove dead rows, at most once per ``interval`` seconds over all workers.
+
+        Removes sessions that expired more than ``session_retention`` seconds ago and have no work, and workers whose lease ended
+        more than ``worker_retention`` seconds ago.
+        """
+        ...
+
+    def hints(self, identity: WorkerIdentity) -> AbstractAsyncContextManager[HintSource]:
+        """Subscribe to wake-up hints for this worker."""
+        ...
+
+    async def wake(self, workers: Mapping[str | None, Hint]) -> None:
+        """Send hints to workers by id; None: to all. Best effort, off the hot path."""
+        ...
+
+    # -- the client
+
+    async def create_instance(self, instances: Sequence[NewInstance]) -> Sequence[bool]:
+        """Create instances with their start messages. False: the id was there, nothing changed."""
+        ...
+
+    async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
+        """Queue messages for instances, in order."""
+        ...
+
+    async def get_instance(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
+        """Instances by id."""
+        ...
+
+    async def list_instances(self, where: InstanceFilter, limit: int) -> Sequence[InstanceInfo]:
+        """One page, newest first; the cursor of the next is the last row's (created_at, instance_id)."""
+        ...
+
+    async def delete_instance(self, instance_ids: Sequence[str], *, force: bool = False) -> Sequence[Deletion]:
+        """Remove finished instances, or with ``force`` any, with all their rows. Children are not touched."""
+        ...
+
+    async def list_sessions(self, *, after: str | None = None, limit: int = 100) -> Sequence[SessionInfo]:
+        """Session rows by id, held or not."""
+        ...
+
+    async def list_workers(self) -> Sequence[WorkerInfo]:
+        """Worker rows by id, alive or not."""
+        ...
+
+    async def count_work(self) -> Mapping[str, int]:
+        """Rows by kind, for status pages and tests: ``work_items``, ``messages``, ``sessions``, ``workers``, ``instances``."""
+        ...
+
+
+class HintSource(Protocol):
+    """A subscription to hints."""
+
+    async def wait(self, timeout: float) -> Hint | None:
+        """The hints that came since the last call, merged, waiting at most ``timeout`` seconds for one; None when none came.
+
+        Raises:
+            ConnectionLost: the subscription broke; open a new one.
+        """
+        ...

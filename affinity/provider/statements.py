@@ -1,0 +1,34 @@
+"""SQL lives in ``.sql`` files beside its provider; this loads it.
+
+A file is a sequence of statements, each headed by a line ``-- name: what it is for``. Migrations are files ``NNNN_word.sql`` in
+a folder ``migrations``, numbered without a gap from 1.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import LiteralString, cast
+
+_HEAD = re.compile(r"^-- (?P<name>[a-z_0-9]+): .+$", re.MULTILINE)
+_MIGRATION = re.compile(r"^(?P<number>\d{4})_\w+\.sql$")
+
+
+def load_statements(package: str, filename: str) -> dict[str, LiteralString]:
+    """Statements of one file by name.
+
+    Text in a packaged file is as trusted as a literal in the code, hence the type.
+    """
+    text = (files(package) / filename).read_text()
+    heads = list(_HEAD.finditer(text))
+    ends = [head.start() for head in heads[1:]] + [len(text)]
+    found = {head["name"]: text[head.end() : end].strip().rstrip(";") for head, end in zip(heads, ends, strict=True)}
+    assert len(found) == len(heads), f"a statement name stands twice in {package}/{filename}"
+    return cast("dict[str, LiteralString]", found)
+
+
+def load_migrations(package: str) -> list[LiteralString]:
+    """Migrations of a provider in order; the schema version is their number."""
+    names = sorted(f.name for f in (files(package) / "migrations").iterdir() if _MIGRATION.match(f.name))
+    assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1)), f"gap in the migrations of {package}"
+    return [cast("LiteralString", (files(package) / "migrations" / name).read_text()) for name in names]
