@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -31,7 +30,13 @@ async def open_provider(url: str, *, application_name: str = "affinity") -> Prov
         AccessDenied: it refuses the credentials.
         SchemaMismatch: it was never migrated, or by newer code.
     """
-    return await _backend(url, "open_provider")(application_name)
+    if (path := _sqlite_path(url)) is not None:
+        from affinity.provider.sqlite import SqliteProvider
+
+        return await SqliteProvider.open(path)
+    from affinity.provider.postgres import PostgresProvider  # imported late: an embedded user needs no libpq
+
+    return await PostgresProvider.open(url, application_name=application_name)
 
 
 async def migrate(url: str) -> tuple[int, int]:
@@ -44,6 +49,25 @@ async def migrate(url: str) -> tuple[int, int]:
         InvalidUrl, ConnectionLost, AccessDenied: as for `open_provider`.
         SchemaMismatch: the database is newer than this code.
     """
-    return await _backend(url, "migrate")()
+    if (path := _sqlite_path(url)) is not None:
+        from affinity.provider.sqlite import SqliteProvider
+
+        return await SqliteProvider.migrate(path)
+    from affinity.provider.postgres import PostgresProvider
+
+    return await PostgresProvider.migrate(url)
 
 
+def _sqlite_path(url: str) -> Path | None:
+    """The file of an ``sqlite`` URL, None for PostgreSQL; refuses everything else."""
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise InvalidUrl(f"{redact(url)!r} is not a URL: {error}") from None
+    if parts.scheme in {"postgresql", "postgres"}:
+        return None
+    if parts.scheme != "sqlite":
+        raise InvalidUrl(f"{redact(url)!r}: use sqlite:///path or postgresql://user@host/database")
+    if parts.netloc or len(parts.path) < len("/x") or parts.query or parts.fragment:
+        raise InvalidUrl(f"{url!r}: an SQLite URL is sqlite:///relative/path or sqlite:////absolute/path, and nothing more")
+    return Path(unquote(parts.path[1:]))
