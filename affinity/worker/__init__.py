@@ -1,0 +1,5 @@
+"""The worker: where orchestration and provider meet."""
+
+from affinity.worker.options import RuntimeOptions
+
+__all__ = ["RuntimeOptions"]
