@@ -448,6 +448,15 @@ class Provider(Protocol):
         """Give items back by live token. False: dead token, nothing changed."""
         ...
 
+    async def disown_work_item(self, identity: WorkerIdentity, known: Sequence[WorkLock]) -> int:
+        """Free every item that this incarnation has locked under a token that is not in ``known``; returns their number.
+
+        For a worker that lost the reply of a fetch or commit: items may be locked to it that it has never heard of, and
+        would otherwise wait for their lock to expire. The caller has no fetch and no commit in flight meanwhile. The lost
+        delivery is not counted as an attempt.
+        """
+        ...
+
     # -- orchestrations
 
     async def fetch_orchestration_item(

@@ -1,5 +1,7 @@
 """The worker: where orchestration and provider meet."""
 
 from affinity.worker.options import RuntimeOptions
+from affinity.worker.sessions import SessionListener
+from affinity.worker.worker import Worker
 
-__all__ = ["RuntimeOptions"]
+__all__ = ["RuntimeOptions", "SessionListener", "Worker"]

@@ -34,7 +34,7 @@ class RuntimeOptions(BaseModel):
 
     worker_node_id: str = Field(default_factory=_default_node_id)
     """Stable name of this worker, unique among live ones: a restart under it keeps the sessions (v1 document, question 4)."""
-    worker_concurrency: int = Field(default=64, ge=1, le=10_000)
+    worker_concurrency: int = Field(default=128, ge=1, le=10_000)
     """Activities that run at once."""
     max_sessions_per_runtime: int = Field(default=100, ge=0, le=1_000_000)
     """Distinct sessions held at once; 0: never take session work."""
@@ -44,6 +44,8 @@ class RuntimeOptions(BaseModel):
     """A dead worker's sessions and work are free after this long."""
     work_item_lock_timeout: Seconds = 30.0
     """An item that is not renewed for this long is delivered again."""
+    startup_timeout: Seconds = 60.0
+    """How long a starting worker waits for a database that does not answer."""
     poll_interval: Seconds = 1.0
     """Longest wait for a hint before looking into the queues anyway (jittered)."""
     instance_cache_size: int = Field(default=10_000, ge=0, le=10_000_000)

@@ -1,0 +1,272 @@
+"""Running activities: one slot each, cancellation that reaches async and sync code, retries, and what becomes of the result."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+
+from affinity.errors import NotSerializable, PayloadTooLarge
+from affinity.orchestration import ActivityContext, App
+from affinity.orchestration.events import ActivityCompleted, ActivityFailed, Event, describe_error
+from affinity.orchestration.registry import ActivityDefinition
+from affinity.orchestration.signals import ActivityCancelledSignal
+from affinity.orchestration.wire import ActivityTask, decode_task
+from affinity.provider.contract import WorkAbandon, WorkItem, WorkKey, WorkLock
+from affinity.worker.keeper import HeldLocks
+from affinity.worker.options import RuntimeOptions
+from affinity.worker.sessions import HeldSessions
+
+logger = logging.getLogger("affinity.worker")
+
+UNKNOWN_PAUSE = 0.5
+"""Seconds that a session's item stays invisible after it was given back as unknown, so that another worker gets its turn."""
+
+
+class Outcomes(Protocol):
+    """Where the end of an activity is reported."""
+
+    def deliver_result(self, item: WorkItem, event: Event) -> None:
+        """It has a result, good or bad, that its orchestration must get."""
+        ...
+
+    def submit_abandon(self, abandon: WorkAbandon) -> None:
+        """It goes back to the queue."""
+        ...
+
+    def session_left(self, session_id: str) -> None:
+        """A session was given up with its work."""
+        ...
+
+    def slot_freed(self) -> None:
+        """A slot is free again."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    item: WorkItem
+    context: ActivityContext
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    cancelled: str | None = None  # why, once it is cancelled: its outcome is then nobody's business
+
+
+class ActivityRunner:
+    """Runs up to ``worker_concurrency`` activities in a task group."""
+
+    def __init__(
+        self,
+        app: App,
+        options: RuntimeOptions,
+        locks: HeldLocks,
+        sessions: HeldSessions,
+        outcomes: Outcomes,
+        observe: Callable[[str, str], None],
+    ) -> None:
+        self._app = app
+        self._options = options
+        self._locks = locks
+        self._sessions = sessions
+        self._outcomes = outcomes
+        self._observe = observe
+        self._running: dict[WorkKey, _Running] = {}
+        self._leaving: dict[str, list[WorkItem]] = {}  # items that go back with their session once its other work has ended
+        self._threads = anyio.CapacityLimiter(options.worker_concurrency)
+        self._empty = anyio.Event()
+        self.tasks: TaskGroup | None = None
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    @property
+    def free_slots(self) -> int:
+        """How many more may start."""
+        return max(0, self._options.worker_concurrency - len(self._running))
+
+    # -- starting
+
+    def start(self, item: WorkItem, task: ActivityTask | None = None) -> None:
+        """Begin to run a work item that is locked to this worker; ``task`` spares the decoding of its payload."""
+        self._locks.add(item.lock)
+        if item.session_id is not None and item.session_epoch is not None:
+            self._sessions.begin(item.session_id, item.session_epoch)
+        definition = self._app.activities.get(item.name)
+        if definition is None:
+            self._give_back_unknown(item)
+        elif item.attempts - item.failures > self._options.max_attempts:
+            times = item.attempts - item.failures - 1
+            self._fail(item, "poisoned", "ActivityPoisoned", f"started {times} times without coming to an end")
+        else:
+            self._spawn(item, definition, task or decode_task(item.payload))
+
+    def _spawn(self, item: WorkItem, definition: ActivityDefinition, task: ActivityTask) -> None:
+        key = item.lock.key
+        context = ActivityContext(
+            instance_id=key.instance_id,
+            execution_id=key.execution_id,
+            activity_id=key.activity_id,
+            name=item.name,
+            session_id=item.session_id,
+            session_epoch=item.session_epoch,
+            attempt=item.attempts,
+            worker_id=self._options.worker_node_id,
+        )
+        running = self._running[key] = _Running(item, context)
+        assert self.tasks is not None, "the worker has not opened its task group"
+        self.tasks.start_soon(self._run, running, definition, task)
+
+    # -- running
+
+    async def _run(self, running: _Running, definition: ActivityDefinition, task: ActivityTask) -> None:
+        event: Event | None = None
+        error: BaseException | None = None
+        try:
+            with running.scope:
+                event = await self._result(running, definition, task)
+        except ActivityCancelledSignal as signal:
+            error = signal if running.cancelled is None else None
+        except (Exception, SystemExit) as raised:
+            error = raised
+        finally:
+            del self._running[running.item.lock.key]
+        self._finish(running, task, event, error)
+        if not self._running:
+            self._empty.set()
+
+    async def _result(self, running: _Running, definition: ActivityDefinition, task: ActivityTask) -> Event:
+        with anyio.move_on_after(task.timeout) as limit:
+            result = await self._call(running.context, definition, task)
+            return ActivityCompleted(running.item.lock.key.activity_id, result)
+        assert limit.cancelled_caught
+        running.context._cancel("timeout")
+        raise _TimedOut(f"ran longer than its timeout of {task.timeout:g} s")
+
+    async def _call(self, context: ActivityContext, definition: ActivityDefinition, task: ActivityTask) -> str:
+        """Decode the input, run the code, encode the result. Sync code runs in a thread, which cannot be killed: once
+        cancelled it is left behind, and keeps its place among the threads until it returns."""
+        arguments = definition.arguments(task.input)
+        if definition.is_async:
+            return definition.encode_result(await definition.function(context, *arguments))
+        value = await anyio.to_thread.run_sync(
+            definition.function, context, *arguments, abandon_on_cancel=True, limiter=self._threads
+        )
+        return definition.encode_result(value)
+
+    # -- ending
+
+    def _finish(
+        self, running: _Running, task: ActivityTask, event: Event | None, error: BaseException | None
+    ) -> None:
+        item = running.item
+        if running.cancelled is not None:
+            self._observe(item.name, "cancelled")
+            self._end(item)
+        elif event is not None:
+            self._observe(item.name, "completed")
+            self._end(item)
+            self._outcomes.deliver_result(item, event)
+        else:
+            assert error is not None
+            self._failed(item, task, error)
+        self._outcomes.slot_freed()
+
+    def _failed(self, item: WorkItem, task: ActivityTask, error: BaseException) -> None:
+        failures = item.failures + 1
+        hopeless = isinstance(error, NotSerializable | PayloadTooLarge)  # the same code would say the same again
+        if task.retry is not None and not hopeless and task.retry.retries(error, failures):
+            logger.info("activity %s fails (%s), attempt %d; trying again", item.name, error, item.attempts)
+            self._observe(item.name, "retried")
+            self._end(item)
+            self._outcomes.submit_abandon(
+                WorkAbandon(lock=item.lock, delay=task.retry.delay(failures), failed=True)
+            )
+            return
+        kind = "timeout" if isinstance(error, _TimedOut) else "failed"
+        name, message = describe_error(error)
+        self._fail(item, kind, "ActivityTimeout" if kind == "timeout" else name, message)
+
+    def _fail(self, item: WorkItem, kind: Any, error_type: str, message: str) -> None:
+        logger.warning("activity %s of %s: %s: %s", item.name, item.lock.key.instance_id, error_type, message)
+        self._observe(item.name, kind)
+        self._end(item)
+        self._outcomes.deliver_result(item, ActivityFailed(item.lock.key.activity_id, kind, error_type, message))
+
+    def _end(self, item: WorkItem) -> None:
+        self._locks.discard(item.lock)
+        if item.session_id is not None:
+            self._sessions.end(item.session_id)
+            if self._sessions.running(item.session_id) == len(self._leaving.get(item.session_id, ())):
+                self._leave(item.session_id)
+
+    # -- giving back
+
+    def _give_back_unknown(self, item: WorkItem) -> None:
+        """Work that this worker has no code for goes to one that has it; a session goes along, once its other work here is
+        done. After ``unregistered_timeout`` without such a worker it fails, by name."""
+        if item.unknown_for is not None and item.unknown_for >= self._options.unregistered_timeout:
+            self._fail(item, "unknown", "UnknownActivity", f"no worker registers the activity {item.name!r}")
+        elif item.session_id is None:
+            self._end(item)
+            self._outcomes.submit_abandon(WorkAbandon(lock=item.lock, count_attempt=False, unknown=True))
+        else:
+            logger.warning("activity %s is not registered here; giving session %s back", item.name, item.session_id)
+            leaving = self._leaving.setdefault(item.session_id, [])
+            leaving.append(item)
+            if self._sessions.running(item.session_id) == len(leaving):
+                self._leave(item.session_id)
+
+    def _leave(self, session_id: str) -> None:
+        for item in self._leaving.pop(session_id, ()):
+            self._locks.discard(item.lock)
+            self._sessions.end(session_id)
+            self._outcomes.submit_abandon(
+                WorkAbandon(
+                    lock=item.lock, delay=UNKNOWN_PAUSE, count_attempt=False, unknown=True, release_session=True
+                )
+            )
+        self._outcomes.session_left(session_id)
+
+    # -- cancelling
+
+    def cancel(self, key: WorkKey, reason: str) -> None:
+        """Cancel an activity if it runs here; its outcome is dropped."""
+        if (running := self._running.get(key)) is not None and running.cancelled is None:
+            running.cancelled = reason
+            running.context._cancel(reason)
+            running.scope.cancel()
+
+    def cancel_locks(self, locks: Sequence[WorkLock], reason: str) -> None:
+        """Cancel the activities that run under these locks."""
+        for lock in locks:
+            running = self._running.get(lock.key)
+            if running is not None and running.item.lock == lock:
+                self.cancel(lock.key, reason)
+            self._locks.discard(lock)
+
+    def cancel_all(self, reason: str) -> None:
+        """Cancel everything that runs."""
+        for key in list(self._running):
+            self.cancel(key, reason)
+        self._leaving.clear()
+        self._locks.clear()
+
+    def interrupt_all(self) -> None:
+        """Cancel everything and give it back, without burning an attempt (drain)."""
+        for running in list(self._running.values()):
+            self.cancel(running.item.lock.key, "the worker is draining")
+            self._outcomes.submit_abandon(WorkAbandon(lock=running.item.lock, count_attempt=False))
+
+    async def drained(self) -> None:
+        """Wait until nothing runs."""
+        while self._running:
+            self._empty = anyio.Event()
+            await self._empty.wait()
+
+
+class _TimedOut(Exception):
+    """An attempt ran longer than its timeout."""

@@ -1,0 +1,374 @@
+"""Live orchestration instances of this worker: the sticky cache, and the path from an input to a committed turn.
+
+A worker owns an instance by a lease in the database and keeps its coroutine, so that a turn costs one step of it and no
+replay. The cache may be dropped at any time: the history is the truth, and every turn is checked against it (`Turn`).
+
+At most one turn of an instance is in flight. Inputs that arrive meanwhile wait in its mailbox and go together in the next.
+
+Converging: an orchestration whose work runs on one session should live where that session is held, so that its turns are fused.
+When `FIRST_MOVE` turns in a row placed work only on sessions of one other worker, the instance is handed to that worker. Each
+move doubles the number that the next one needs, so an orchestration that alternates between workers does not bounce.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from typing import Protocol
+
+from cachetools import LRUCache
+
+from affinity.errors import AffinityError, OrchestrationError, OrchestrationFailed, ProviderError, UnknownOrchestration
+from affinity.orchestration import App
+from affinity.orchestration.engine import Execution, Step
+from affinity.orchestration.events import Event, OrchestrationStarted, TimerFired
+from affinity.orchestration.wire import ANY_EXECUTION, ActivityTask, decode_event, decode_message, encode_message
+from affinity.provider.contract import (
+    OrchestrationItem,
+    Placed,
+    Provider,
+    Release,
+    Turn,
+    TurnResult,
+    WorkAck,
+    WorkItem,
+    WorkLock,
+)
+from affinity.worker.options import RuntimeOptions
+from affinity.worker.retry import is_retryable
+from affinity.worker.turns import BuiltTurn, build_turn, fail_unstarted
+
+logger = logging.getLogger("affinity.worker")
+
+FIRST_MOVE = 2
+"""Turns in a row with work only on one other worker, before an instance moves there for the first time."""
+
+LARGEST_MOVE = 1024
+"""Bound of the doubling."""
+
+MEANINGLESS = TimerFired(schedule_id=0)
+"""Stands for a message to an execution that has ended: consumed with the next turn, and dropped by replay like any stale timer."""
+
+
+@dataclass(slots=True)
+class Input:
+    """Something that an instance is told: a queued message, or the result of a work item that ran here."""
+
+    event: Event
+    message_id: int | None = None
+    lock: WorkLock | None = None
+
+
+@dataclass(slots=True)
+class LiveInstance:
+    """An instance whose coroutine is in memory."""
+
+    execution: Execution
+    mailbox: list[Input] = field(default_factory=list)
+    committing: bool = False
+    away: str | None = None  # the other worker on whose sessions the last turns placed their work
+    away_turns: int = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether it may be dropped without throwing anything away."""
+        return not self.committing and not self.mailbox
+
+
+class Surroundings(Protocol):
+    """What the instances need of the worker around them."""
+
+    @property
+    def worker_id(self) -> str:
+        """Name of this worker."""
+        ...
+
+    def now(self) -> float:
+        """The database's time, in Unix seconds."""
+        ...
+
+    def slots_for_new_work(self) -> int:
+        """How many new work items this worker would run at once."""
+        ...
+
+    def submit_turn(self, turn: Turn, done: Callable[[TurnResult | ProviderError], None]) -> None:
+        """Commit a turn with the next batch."""
+        ...
+
+    def submit_ack(self, ack: WorkAck) -> None:
+        """Send a result the plain way."""
+        ...
+
+    def submit_release(self, release: Release) -> None:
+        """Give an instance up."""
+        ...
+
+    def run(self, item: WorkItem, task: ActivityTask) -> None:
+        """Run a work item that is locked to this worker."""
+        ...
+
+    def cancel(self, instance_id: str, execution_id: int, activity_id: int, reason: str) -> None:
+        """Cancel an activity if it runs here."""
+        ...
+
+    def hint(self, worker: str | None, *, cancel: bool = False) -> None:
+        """Wake a worker; None: whoever can."""
+        ...
+
+    def poke(self) -> None:
+        """Look into the queues soon."""
+        ...
+
+
+class InstanceTable:
+    """The live instances, bounded by ``size``, least recently used first out."""
+
+    def __init__(self, app: App, provider: Provider, around: Surroundings, options: RuntimeOptions) -> None:
+        self._app = app
+        self._provider = provider
+        self._around = around
+        self._options = options
+        self._live: OrderedDict[str, LiveInstance] = OrderedDict()
+        self._moves: LRUCache[str, int] = LRUCache(maxsize=10_000)
+        self._refused: LRUCache[str, ProviderError] = LRUCache(maxsize=1_000)
+        self._warned: set[str] = set()
+        self.in_flight: set[int] = set()
+        self.turns = 0
+        self.replays = 0
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    # -- inputs
+
+    def deliver_result(self, item: WorkItem, event: Event) -> None:
+        """The result of a work item that ran here: part of the next turn when its instance lives here, else a plain ack."""
+        live = self._live.get(item.lock.key.instance_id)
+        if live is None or live.execution.execution_id != item.lock.key.execution_id:
+            self._ack(item.lock, event)
+            return
+        live.mailbox.append(Input(event, lock=item.lock))
+        self._pump(live)
+
+    async def deliver(self, items: Sequence[OrchestrationItem]) -> None:
+        """Instances with messages, as fetched; those that are not live are replayed from their history."""
+        strangers = [item for item in items if not self._is_current(item)]
+        histories = await self._provider.read_history([(i.instance_id, i.execution_id) for i in strangers if i.event_count])
+        read = iter(histories)
+        for item in strangers:
+            self._adopt(item, next(read) if item.event_count else ())
+        for item in items:
+            if (live := self._live.get(item.instance_id)) is not None:
+                self._feed(live, item)
+        self._shrink()
+
+    def _is_current(self, item: OrchestrationItem) -> bool:
+        """Whether the coroutine in memory is the one that these messages are for; a stale one is dropped."""
+        live = self._live.get(item.instance_id)
+        if live is None:
+            return False
+        same = live.execution.execution_id == item.execution_id
+        if same and (live.committing or live.execution.event_count == item.event_count):
+            return True
+        self._drop(live)
+        return False
+
+    def _feed(self, live: LiveInstance, item: OrchestrationItem) -> None:
+        for message in item.messages:
+            execution_id, event = decode_message(message.payload)
+            if execution_id not in {ANY_EXECUTION, live.execution.execution_id}:
+                event = MEANINGLESS
+            self.in_flight.add(message.id)
+            live.mailbox.append(Input(event, message_id=message.id))
+        self._pump(live)
+
+    # -- coming to life
+
+    def _adopt(self, item: OrchestrationItem, history: Sequence[str]) -> None:
+        definition = self._app.find_orchestration(item.name, item.version)
+        if definition is None:
+            self._unknown(item)
+            return
+        execution = Execution(definition, item.instance_id, item.execution_id)
+        live = self._live[item.instance_id] = LiveInstance(execution)
+        self.replays += bool(history)
+        try:
+            execution.replay([decode_event(text) for text in history])
+            self._check_health(item)
+        except (OrchestrationError, ProviderError) as error:
+            self._end_badly(live, item, error)
+
+    def _check_health(self, item: OrchestrationItem) -> None:
+        """Raise what must end the instance, whatever its code says."""
+        if (refusal := self._refused.pop(item.instance_id, None)) is not None:
+            raise refusal
+        if item.claims > self._options.max_attempts:
+            raise OrchestrationFailed(
+                "OrchestrationPoisoned", f"{item.claims} workers took it and none committed a turn: it seems to kill them"
+            )
+
+    def _end_badly(self, live: LiveInstance, item: OrchestrationItem, error: AffinityError) -> None:
+        """Fail an instance from outside its code. Its queued messages go with the finished instance."""
+        logger.error("instance %s fails: %s", item.instance_id, error)
+        if item.event_count == 0:
+            self._drop(live)
+            self._around.submit_turn(fail_unstarted(item, error), lambda _: self._around.poke())
+        else:
+            self._submit(live, live.execution.fail(error), [])
+
+    def _unknown(self, item: OrchestrationItem) -> None:
+        """Give an instance back that this worker has no code for. One that never started fails in the end; one that has
+        history waits for its code, however long: a deploy that lags must not destroy it."""
+        waited = item.unknown_for is not None and item.unknown_for >= self._options.unregistered_timeout
+        label = item.name if item.version is None else f"{item.name}@{item.version}"
+        if waited and item.event_count == 0:
+            error = UnknownOrchestration(f"no worker registers the orchestration {label!r}")
+            turn = fail_unstarted(item, error)
+            self._around.submit_turn(turn, lambda _: self._around.poke())
+            return
+        if label not in self._warned:
+            self._warned.add(label)
+            logger.warning("orchestration %s is not registered here; leaving it to workers that know it", label)
+        self._around.submit_release(Release(instance_id=item.instance_id, unknown=True))
+
+    # -- a turn
+
+    def _pump(self, live: LiveInstance) -> None:
+        """Step the instance over everything in its mailbox, unless a turn of it is in flight."""
+        if live.committing or not live.mailbox:
+            return
+        self._live.move_to_end(live.execution.instance_id)
+        inputs, live.mailbox = live.mailbox, []
+        events = [self._completed(live, i.event) for i in inputs]
+        step = live.execution.advance(events, now=self._around.now, new_guid=_new_guid)
+        self._submit(live, step, inputs)
+
+    def _completed(self, live: LiveInstance, event: Event) -> Event:
+        """The start of an execution carries the database's time and the version that it is pinned to: only a worker knows."""
+        if isinstance(event, OrchestrationStarted):
+            return replace(event, time=self._around.now(), version=live.execution.version)
+        return event
+
+    def _submit(self, live: LiveInstance, step: Step, inputs: list[Input]) -> None:
+        consumed = inputs[: step.consumed]
+        self._return(inputs[step.consumed :])
+        first = live.execution.event_count == len(step.events)
+        built = build_turn(
+            live.execution,
+            step,
+            first_version=live.execution.version if first else None,
+            consumed=[i.message_id for i in consumed if i.message_id is not None],
+            acks=[i.lock for i in consumed if i.lock is not None],
+            lock_here=self._around.slots_for_new_work(),
+        )
+        live.committing = True
+        self._around.submit_turn(built.turn, partial(self._settled, live, built, step, consumed))
+
+    def _settled(
+        self, live: LiveInstance, built: BuiltTurn, step: Step, inputs: list[Input], result: TurnResult | ProviderError
+    ) -> None:
+        live.committing = False
+        if isinstance(result, ProviderError) or not result.committed:
+            self._withdraw(live, inputs, result)
+            return
+        self.turns += 1
+        self._forget(inputs)
+        self._place(built, result.placed)
+        self._spread(built.turn)
+        if step.outcome is not None:
+            self._drop(live)
+            self._around.poke()
+        elif not self._moved(live, result.placed):
+            self._pump(live)
+
+    def _withdraw(self, live: LiveInstance, inputs: list[Input], result: TurnResult | ProviderError) -> None:
+        """The turn did not happen, as far as we know: forget what the coroutine did, keep what it was told."""
+        lost: Sequence[WorkLock] = ()
+        if isinstance(result, TurnResult):
+            lost = result.lost_acks
+        elif not is_retryable(result):
+            logger.error("a turn of %s was refused for good: %s", live.execution.instance_id, result)
+            self._refused[live.execution.instance_id] = result
+        live.mailbox = [i for i in inputs if i.lock is None or i.lock not in lost] + live.mailbox
+        self._drop(live)
+        self._around.poke()
+
+    def _place(self, built: BuiltTurn, placed: Sequence[Placed]) -> None:
+        for place in placed:
+            if place.item is not None:
+                self._around.run(place.item, built.tasks[place.item.lock.key])
+            else:
+                self._around.hint(place.holder)
+
+    def _spread(self, turn: Turn) -> None:
+        """Tell others, and ourselves, what the turn has queued or cancelled."""
+        for activity_id in turn.cancel_activities:
+            self._around.cancel(turn.instance_id, turn.execution_id, activity_id, "no longer awaited")
+        if turn.cancel_activities or (turn.update is not None and turn.update.status == "cancelled"):
+            self._around.hint(None, cancel=True)
+        if turn.instances or any(not message.delay for message in turn.messages):
+            self._around.hint(None)
+
+    # -- moving to where the work is
+
+    def _moved(self, live: LiveInstance, placed: Sequence[Placed]) -> bool:
+        """Count turns whose work all went to one other worker, and hand the instance over when there were enough."""
+        if not placed:
+            return False
+        holders = {place.holder for place in placed}
+        away = holders.pop() if len(holders) == 1 and all(place.item is None for place in placed) else None
+        if away == self._around.worker_id:
+            away = None
+        live.away_turns = live.away_turns + 1 if away is not None and away == live.away else int(away is not None)
+        live.away = away
+        name = live.execution.instance_id
+        moves = self._moves.get(name, 0)
+        if away is None or not live.idle or live.away_turns < min(FIRST_MOVE << moves, LARGEST_MOVE):
+            return False
+        self._moves[name] = moves + 1
+        self._drop(live)
+        self._around.submit_release(Release(instance_id=name, to=away))
+        self._around.hint(away)
+        return True
+
+    # -- dropping
+
+    def drop_all(self) -> None:
+        """Forget every instance (the lease has lapsed); their histories bring them back."""
+        for live in list(self._live.values()):
+            live.mailbox = [i for i in live.mailbox if i.lock is None]  # their tokens are dead too
+            self._drop(live)
+
+    def _drop(self, live: LiveInstance) -> None:
+        if self._live.get(live.execution.instance_id) is live:
+            del self._live[live.execution.instance_id]
+        waiting, live.mailbox = live.mailbox, []
+        self._return(waiting)
+        live.execution.close()
+
+    def _return(self, inputs: Iterable[Input]) -> None:
+        """Inputs that no turn consumed: messages are still queued, results are sent the plain way."""
+        for each in inputs:
+            if each.lock is not None:
+                self._ack(each.lock, each.event)
+        self._forget(inputs)
+
+    def _forget(self, inputs: Iterable[Input]) -> None:
+        self.in_flight.difference_update(i.message_id for i in inputs if i.message_id is not None)
+
+    def _ack(self, lock: WorkLock, event: Event) -> None:
+        self._around.submit_ack(WorkAck(lock=lock, message=encode_message(lock.key.execution_id, event)))
+
+    def _shrink(self) -> None:
+        excess = len(self._live) - self._options.instance_cache_size
+        for live in [live for live in islice(self._live.values(), 2 * excess) if live.idle][:excess] if excess > 0 else ():
+            self._drop(live)
+
+
+def _new_guid() -> str:
+    return str(uuid.uuid4())

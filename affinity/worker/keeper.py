@@ -1,0 +1,284 @@
+"""The keeper: a thread of its own that keeps this worker's lease and the locks of its running work.
+
+Why a thread: an activity may burn CPU on the event loop for longer than a lease lasts. The keeper has its own event loop and its
+own database connection, so all that it needs of the process is now and then the interpreter lock.
+
+States, as the worker sees them::
+
+    held ──renewed──► held
+    held ──no renewal answered until just before the lease ends──► lapsed: all work stops, THEN the lease ends
+    lapsed ──database answers, name still ours──► held (sessions that nobody took meanwhile keep their epoch)
+    held, lapsed ──another process has our name──► fenced: stop at once
+    held ──the worker's loop stands still for `stall_timeout`──► stalled: the lease is given up, and said so
+
+Invariants
+    * The deadline is counted on the monotonic clock from the moment at which a request was *sent*, so it can only be too early;
+      no clock of ours is ever compared with the database's.
+    * The deadline is that of the worker lease or of the oldest work-item lock, whichever ends first.
+    * A hung loop is not kept alive for ever: past `stall_timeout` without a beat of the main loop nothing is renewed any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Protocol, TypeVar
+
+import anyio
+
+from affinity.errors import ConnectionLost, ProviderError, WorkerFenced
+from affinity.limits import MAX_BATCH
+from affinity.provider.contract import Provider, Timeouts, WorkerIdentity, WorkerLease, WorkLock
+from affinity.worker.options import RuntimeOptions
+from affinity.worker.retry import FIRST_PAUSE, Availability, is_retryable
+
+logger = logging.getLogger("affinity.worker")
+
+T = TypeVar("T")
+
+STOP_SECONDS = 5.0
+"""How long the thread may take to end; its connection is closed by then, or left to the operating system."""
+
+
+class HeldLocks:
+    """The work-item locks that this worker renews; shared by its loop and the keeper's."""
+
+    def __init__(self) -> None:
+        self._locks: dict[WorkLock, float] = {}
+        self._guard = threading.Lock()
+
+    def add(self, lock: WorkLock) -> None:
+        """Renew this lock from now on."""
+        with self._guard:
+            self._locks[lock] = time.monotonic()
+
+    def discard(self, lock: WorkLock) -> None:
+        """Renew it no more."""
+        with self._guard:
+            self._locks.pop(lock, None)
+
+    def clear(self) -> None:
+        """Renew none of them any more."""
+        with self._guard:
+            self._locks.clear()
+
+    def snapshot(self, older_than: float = 0.0) -> list[WorkLock]:
+        """The locks that have been held for at least ``older_than`` seconds."""
+        latest = time.monotonic() - older_than
+        with self._guard:
+            return [lock for lock, since in self._locks.items() if since <= latest]
+
+
+class LeaseListener(Protocol):
+    """What the worker does when its lease changes; called on the worker's own loop."""
+
+    def lease_lapsed(self, reason: str) -> None:
+        """The lease is about to end: stop everything that it covers, now."""
+        ...
+
+    def lease_renewed(self, lease: WorkerLease) -> None:
+        """The database has answered a renewal."""
+        ...
+
+    def lease_resumed(self) -> None:
+        """The lease is back."""
+        ...
+
+    def lease_ended(self, error: BaseException) -> None:
+        """Fenced, stalled or refused: this worker is over."""
+        ...
+
+    def locks_lost(self, locks: list[WorkLock]) -> None:
+        """These work items are not ours any more."""
+        ...
+
+
+class Stalled(Exception):
+    """The worker's event loop stood still for too long."""
+
+
+class Keeper:
+    """Runs the keeper thread. `start` after the worker has registered; `stop` before it releases."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[Provider]],
+        identity: WorkerIdentity,
+        options: RuntimeOptions,
+        labels: dict[str, str],
+        locks: HeldLocks,
+        listener: LeaseListener,
+    ) -> None:
+        self._locks = locks
+        self._connect = connect
+        self._identity = identity
+        self._options = options
+        self._labels = labels
+        self._listener = listener
+        self._availability = Availability(identity.worker_id)
+        self._timeouts = Timeouts(
+            work_item_lock=options.work_item_lock_timeout, session_lock=options.session_lock_timeout
+        )
+        shortest = min(options.worker_lease_timeout, options.work_item_lock_timeout)
+        self._interval = shortest / 3
+        self._margin = min(1.0, shortest / 10)
+        self._lapsed = False
+        self._deadline = 0.0
+        self._items_deadline = 0.0
+        self._beat = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="affinity-keeper", daemon=True)
+        self._stopping = threading.Event()
+        self._wake: Callable[[], None] = lambda: None
+
+    def start(self, registered_at: float) -> None:
+        """Begin to renew a lease that was requested at ``registered_at`` (monotonic seconds)."""
+        self._deadline = registered_at + self._options.worker_lease_timeout
+        self._items_deadline = time.monotonic() + self._options.work_item_lock_timeout
+        self._main_loop = asyncio.get_running_loop()
+        self._main_thread = threading.get_ident()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the thread; the lease is not released by this."""
+        self._stopping.set()
+        self._wake()
+        if self._thread.is_alive():
+            await anyio.to_thread.run_sync(self._thread.join, STOP_SECONDS)
+
+    def beat(self) -> None:
+        """The worker's loop says that it makes progress."""
+        self._beat = time.monotonic()
+
+    @property
+    def lapsed(self) -> bool:
+        """Whether the lease has (nearly) ended and is not back yet."""
+        return self._lapsed
+
+    # -- the thread
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._keep())
+        except WorkerFenced as error:
+            self._tell(self._listener.lease_ended, error)
+        except Exception as error:
+            logger.exception("worker %s: the keeper failed", self._identity.worker_id)
+            self._tell(self._listener.lease_ended, error)
+
+    async def _keep(self) -> None:
+        wake = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._wake = lambda: loop.call_soon_threadsafe(wake.set)
+        provider: Provider | None = None
+        pause = 0.0
+        try:
+            while not self._stopping.is_set():
+                try:
+                    if provider is None:
+                        provider = await self._in_time(self._connect)
+                    await self._round(provider)
+                    pause = self._interval * random.uniform(0.8, 1.0)  # noqa: S311 -- jitter, not a secret
+                except ProviderError as error:
+                    if not is_retryable(error):
+                        raise
+                    self._availability.failed(error)
+                    pause = random.uniform(FIRST_PAUSE, self._interval / 3)  # noqa: S311
+                self._lapse_if_due()
+                with anyio.move_on_after(self._until(pause)):
+                    await wake.wait()
+        finally:
+            if provider is not None:
+                with anyio.move_on_after(STOP_SECONDS, shield=True):
+                    await provider.aclose()
+
+    def _until(self, pause: float) -> float:
+        """Sleep no longer than up to the deadline: a lapse must come before the lease ends."""
+        if self._lapsed:
+            return pause
+        return max(0.01, min(pause, self._nearest() - self._margin - time.monotonic()))
+
+    def _nearest(self) -> float:
+        return min(self._deadline, self._items_deadline)
+
+    async def _in_time(self, verb: Callable[[], Awaitable[T]]) -> T:
+        """Await a call, but no longer than until the deadline, so that a silent network cannot hide a lapse."""
+        limit = self._interval if self._lapsed else max(0.05, self._nearest() - self._margin - time.monotonic())
+        with anyio.move_on_after(limit):
+            return await self._availability.call(verb)
+        raise ConnectionLost(f"the database did not answer within {limit:.1f} s")
+
+    async def _round(self, provider: Provider) -> None:
+        """One renewal of everything, or one attempt to come back after a lapse."""
+        if self._stalled_for() > self._options.stall_timeout:
+            await self._give_up(provider)
+        sent = time.monotonic()
+        if self._lapsed:
+            await self._in_time(partial(self._register_again, provider))
+            self._deadline = sent + self._options.worker_lease_timeout
+            self._items_deadline = sent + self._options.work_item_lock_timeout
+            self._lapsed = False
+            self._tell(self._listener.lease_resumed)
+            return
+        lease = await self._in_time(
+            partial(provider.renew_worker, self._identity, self._options.worker_lease_timeout)
+        )
+        if lease is None:
+            self._lapse("the lease had ended before it could be renewed")
+            return
+        self._deadline = sent + lease.expires_in
+        self._tell(self._listener.lease_renewed, lease)
+        await self._renew_items(provider)
+
+    async def _register_again(self, provider: Provider) -> WorkerLease:
+        return await provider.register_worker(
+            self._identity, self._options.worker_lease_timeout, self._labels, resume=True
+        )
+
+    async def _renew_items(self, provider: Provider) -> None:
+        sent = time.monotonic()
+        locks = self._locks.snapshot()
+        for start in range(0, len(locks), MAX_BATCH):
+            batch = locks[start : start + MAX_BATCH]
+            kept = await self._in_time(partial(provider.renew_work_item_lock, self._identity, batch, self._timeouts))
+            if lost := [lock for lock, ok in zip(batch, kept, strict=True) if not ok]:
+                self._tell(self._listener.locks_lost, lost)
+        self._items_deadline = sent + self._options.work_item_lock_timeout
+
+    # -- the ends of a lease
+
+    def _lapse_if_due(self) -> None:
+        if not self._lapsed and time.monotonic() >= self._nearest() - self._margin:
+            self._lapse("no renewal was answered in time")
+
+    def _lapse(self, reason: str) -> None:
+        self._lapsed = True
+        self._tell(self._listener.lease_lapsed, reason)
+
+    def _stalled_for(self) -> float:
+        return time.monotonic() - self._beat
+
+    async def _give_up(self, provider: Provider) -> None:
+        """The main loop hangs: let others have the work. What the main thread is doing is the best hint we have."""
+        frame = sys._current_frames().get(self._main_thread)
+        where = "".join(traceback.format_stack(frame)[-6:]) if frame else "unknown"
+        logger.error(
+            "worker %s: the event loop has made no progress for %.0f s (stall_timeout); giving up the lease. "
+            "An async activity or an orchestration blocks it; move blocking code into a sync activity. It is at:\n%s",
+            self._identity.worker_id,
+            self._stalled_for(),
+            where,
+        )
+        await self._in_time(partial(provider.release_worker, self._identity))
+        raise Stalled(f"the event loop stood still for more than {self._options.stall_timeout:g} s")
+
+    def _tell(self, event: Callable[..., None], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the main loop has closed: nobody is left to be told
+            self._main_loop.call_soon_threadsafe(event, *args)

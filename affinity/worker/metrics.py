@@ -1,0 +1,104 @@
+"""Prometheus metrics of one worker. The database is measured once, around the seam: every verb of the provider."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, cast
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from affinity.provider.contract import Provider
+
+CALL_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+BATCH_SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+
+class Metrics:
+    """The metrics of one worker, in a registry of their own, so that several workers of one process do not collide."""
+
+    def __init__(self, worker_id: str) -> None:
+        self.registry = CollectorRegistry()
+        self._labels = {"worker": worker_id}
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"affinity_{name}", text, ("worker", *labels), registry=self.registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"affinity_{name}", text, ("worker", *labels), registry=self.registry, buckets=buckets)
+
+        self._calls = histogram("provider_call_seconds", "Time of a provider verb", CALL_SECONDS, "verb")
+        self._errors = counter("provider_errors", "Provider verbs that raised", "verb", "error")
+        self._activities = counter("activities", "Activities that ended", "activity", "outcome")
+        self._batches = histogram("commit_batch_size", "Requests in one group commit", BATCH_SIZES, "kind")
+        self._lapses = counter("lease_lapses", "Times that the worker's lease ran out")
+
+    def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """Publish what ``value`` returns at each scrape."""
+        gauge = Gauge(f"affinity_{name}", text, ("worker",), registry=self.registry)
+        gauge.labels(**self._labels).set_function(value)
+
+    def activity_ended(self, activity: str, outcome: str) -> None:
+        """An activity came to an end, or was given back."""
+        self._activities.labels(**self._labels, activity=activity, outcome=outcome).inc()
+
+    def batch(self, kind: str) -> Callable[[int], None]:
+        """An observer for the sizes of one kind of batch."""
+        return self._batches.labels(**self._labels, kind=kind).observe
+
+    def lapsed(self) -> None:
+        """The lease ran out."""
+        self._lapses.labels(**self._labels).inc()
+
+    def observed(self, provider: Provider) -> Provider:
+        """The provider with every verb timed and its errors counted."""
+        return cast("Provider", _Observed(provider, self))
+
+    def timed(self, verb: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """``call`` with its time and errors recorded under ``verb``."""
+        seconds = self._calls.labels(**self._labels, verb=verb)
+
+        @wraps(call)
+        async def observed(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return await call(*args, **kwargs)
+            except Exception as error:
+                self._errors.labels(**self._labels, verb=verb, error=type(error).__name__).inc()
+                raise
+            finally:
+                seconds.observe(time.perf_counter() - start)
+
+        return observed
+
+    def serve(self, port: int) -> tuple[int, Callable[[], None]]:
+        """Serve the metrics over HTTP; returns the port and how to stop.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        server, thread = start_http_server(port, registry=self.registry)
+
+        def stop() -> None:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+        return server.server_port, stop
+
+
+class _Observed:
+    """Forwards everything, and keeps a timed version of each coroutine method that was asked for."""
+
+    def __init__(self, provider: Provider, metrics: Metrics) -> None:
+        self._provider = provider
+        self._metrics = metrics
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._provider, name)
+        if inspect.iscoroutinefunction(found):
+            found = self._metrics.timed(name, found)
+            setattr(self, name, found)  # the next look-up does not come here
+        return found

@@ -1,0 +1,421 @@
+"""What a worker does while it holds its lease: fetch, run, commit, listen, clean; and what it does when the lease changes."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+import anyio
+from anyio.abc import TaskGroup
+
+from affinity.errors import Contention, ProviderError
+from affinity.limits import MAX_BATCH
+from affinity.orchestration import App
+from affinity.orchestration.events import Event
+from affinity.orchestration.wire import ActivityTask
+from affinity.provider.contract import (
+    FetchOptions,
+    Provider,
+    Release,
+    Timeouts,
+    Turn,
+    TurnResult,
+    WorkAbandon,
+    WorkAck,
+    WorkerIdentity,
+    WorkerLease,
+    WorkItem,
+    WorkKey,
+    WorkLock,
+)
+from affinity.worker.activities import ActivityRunner
+from affinity.worker.committer import GroupCommit
+from affinity.worker.instances import InstanceTable
+from affinity.worker.keeper import HeldLocks
+from affinity.worker.metrics import Metrics
+from affinity.worker.options import RuntimeOptions
+from affinity.worker.retry import LONGEST_PAUSE, Availability, is_retryable
+from affinity.worker.sessions import HeldSessions, SessionListener
+from affinity.worker.waker import Waker
+
+logger = logging.getLogger("affinity.worker")
+
+CHORE_SECONDS = 1.0
+"""Between two rounds of chores: bounds how late an unhinted cancellation or an expired session is noticed."""
+
+DRAIN_STEP_SECONDS = 0.1
+"""Between two looks for sessions that a draining worker can free."""
+
+HINT_SECONDS = 60.0
+"""How long one wait for a hint may take; only bounds a system call."""
+
+FETCH_LIMIT = 200
+"""Work items, and instances, that one fetch takes at most: one statement stays short."""
+
+
+class Runtime:
+    """The moving parts of one worker, between registration and release."""
+
+    def __init__(
+        self,
+        app: App,
+        provider: Provider,
+        identity: WorkerIdentity,
+        options: RuntimeOptions,
+        locks: HeldLocks,
+        listeners: Sequence[SessionListener],
+        metrics: Metrics,
+    ) -> None:
+        self._provider = provider
+        self._identity = identity
+        self._options = options
+        self._locks = locks
+        self._metrics = metrics
+        self._timeouts = Timeouts(
+            work_item_lock=options.work_item_lock_timeout, session_lock=options.session_lock_timeout
+        )
+        self._activity_names = frozenset(app.activities)
+        self._orchestration_names = frozenset({d.name for d in app.orchestrations.values()} | set(app.orchestrations))
+        self._availability = Availability(identity.worker_id)
+        self.sessions = HeldSessions(listeners, options.session_lock_timeout)
+        self.activities = ActivityRunner(app, options, locks, self.sessions, self, metrics.activity_ended)
+        self.instances = InstanceTable(app, provider, self, options)
+        self._waker = Waker(provider)
+        self._turns = GroupCommit(self._write_turns, self._availability, observe=metrics.batch("turn"))
+        self._acks = GroupCommit(self._write_acks, self._availability, insist=True, observe=metrics.batch("ack"))
+        self._abandons = GroupCommit(
+            self._write_abandons, self._availability, insist=True, observe=metrics.batch("abandon")
+        )
+        self._releases = GroupCommit(
+            self._write_releases, self._availability, insist=True, observe=metrics.batch("release")
+        )
+        self._look = anyio.Event()
+        self._check = anyio.Event()
+        self._serving = True  # False while draining, lapsed, or ended: nothing new is taken
+        self._tenure = 0  # counts the lapses: what was asked in one tenure is not used in the next
+        self._backlog = False  # the last fetch filled every slot: new work waits its turn in the queue
+        self._uncertain = False  # a reply was lost: items may be locked to us that we do not know of
+        self._promised = 0  # slots that turns in flight have asked for
+        self._database_time = (0.0, time.monotonic())
+        self.ended = anyio.Event()
+        self.error: BaseException | None = None
+        self._tasks: TaskGroup | None = None
+
+    def start(self, tasks: TaskGroup) -> None:
+        """Start all loops in ``tasks``."""
+        self._tasks = self.activities.tasks = tasks
+        loops = (self._fetch, self._listen, self._chores, self._cancellations, self._waker.run)
+        commits = (self._turns.run, self._acks.run, self._abandons.run, self._releases.run)
+        for loop in loops + commits:
+            tasks.start_soon(self._guarded, loop)
+
+    async def _guarded(self, loop: Callable[[], Awaitable[None]]) -> None:
+        """A loop that fails ends the worker, in order, instead of tearing it down in the middle of a write."""
+        try:
+            await loop()
+        except Exception as error:
+            logger.exception("worker %s: %s failed", self.worker_id, getattr(loop, "__name__", loop))
+            self.lease_ended(error)
+
+    # -- what the parts ask for (`Surroundings`, `Outcomes`)
+
+    @property
+    def worker_id(self) -> str:
+        """Name of this worker."""
+        return self._identity.worker_id
+
+    def now(self) -> float:
+        """The database's time in Unix seconds, as far as we can tell between two of its answers."""
+        at, learned = self._database_time
+        return at + time.monotonic() - learned
+
+    def lease_renewed(self, lease: WorkerLease) -> None:
+        """Learn the database's time."""
+        self._database_time = (lease.database_time.timestamp(), time.monotonic())
+
+    def slots_for_new_work(self) -> int:
+        """How many new work items this worker would run at once; none while others wait in the queue for a slot."""
+        if not self._serving or self._backlog:
+            return 0
+        return max(0, self.activities.free_slots - self._promised)
+
+    def submit_turn(self, turn: Turn, done: Callable[[TurnResult | ProviderError], None]) -> None:
+        """Commit a turn with the next batch."""
+        asked = sum(item.lock_here for item in turn.work_items)
+        self._promised += asked
+
+        def settled(result: TurnResult | ProviderError) -> None:
+            self._promised -= asked
+            if isinstance(result, ProviderError):
+                self._uncertain = True
+            done(result)
+
+        self._turns.submit(turn, settled)
+
+    def submit_ack(self, ack: WorkAck) -> None:
+        """Send a result the plain way; its instance lives elsewhere."""
+        self._acks.submit(ack, lambda _: self._queued())
+
+    def submit_abandon(self, abandon: WorkAbandon) -> None:
+        """Give a work item back."""
+        self._abandons.submit(abandon, lambda _: self._queued())
+
+    def submit_release(self, release: Release) -> None:
+        """Give an instance up."""
+        self._releases.submit(release, lambda _: self.hint(release.to))
+
+    def _queued(self) -> None:
+        self.poke()
+        self._waker.hint(None)
+
+    def run(self, item: WorkItem, task: ActivityTask | None = None) -> None:
+        """Run a work item that is locked to this worker."""
+        if self._serving:
+            self.activities.start(item, task)
+        else:
+            self.submit_abandon(WorkAbandon(lock=item.lock, count_attempt=False))
+
+    def cancel(self, instance_id: str, execution_id: int, activity_id: int, reason: str) -> None:
+        """Cancel an activity if it runs here."""
+        self.activities.cancel(WorkKey(instance_id, execution_id, activity_id), reason)
+
+    def hint(self, worker: str | None, *, cancel: bool = False) -> None:
+        """Wake a worker, or everybody."""
+        if worker in {None, self.worker_id}:
+            self.poke()
+        if cancel:
+            self._check.set()
+        if worker != self.worker_id:
+            self._waker.hint(worker, cancel=cancel)
+
+    def poke(self) -> None:
+        """Look into the queues soon."""
+        self._look.set()
+
+    def deliver_result(self, item: WorkItem, event: Event) -> None:
+        """An activity has ended."""
+        self.instances.deliver_result(item, event)
+
+    def session_left(self, session_id: str) -> None:
+        """A session was given up: its state here is of no use any more."""
+        self._spawn(self.sessions.lost, session_id)
+
+    def _spawn(self, work: Callable[..., Awaitable[None]], *args: object) -> None:
+        if self._tasks is not None:
+            self._tasks.start_soon(work, *args)
+
+    def slot_freed(self) -> None:
+        """A slot is free: somebody may wait for it."""
+        if self._backlog:
+            self.poke()
+
+    # -- writing
+
+    async def _write_turns(self, turns: Sequence[Turn]) -> Sequence[TurnResult]:
+        return await self._provider.commit_turn(self._identity, turns, self._timeouts)
+
+    async def _write_acks(self, acks: Sequence[WorkAck]) -> Sequence[bool]:
+        return await self._provider.ack_work_item(self._identity, acks, self._timeouts)
+
+    async def _write_abandons(self, abandons: Sequence[WorkAbandon]) -> Sequence[bool]:
+        return await self._provider.abandon_work_item(self._identity, abandons)
+
+    async def _write_releases(self, releases: Sequence[Release]) -> Sequence[None]:
+        await self._provider.release_instance(self._identity, releases)
+        return [None] * len(releases)
+
+    # -- the loops
+
+    async def _fetch(self) -> None:
+        """Take work and messages while there is room; then wait for a hint, for what becomes due, or for the poll."""
+        while True:
+            pause = self._options.poll_interval * random.uniform(0.7, 1.0)  # noqa: S311 -- jitter, not a secret
+            try:
+                if self._serving:
+                    pause = min(pause, await self._availability.call(self._fetch_once))
+            except ProviderError as error:
+                if not is_retryable(error):
+                    raise
+                # The reply may be lost while the database has locked items to us.
+                self._uncertain = not isinstance(error, Contention)
+                pause = random.uniform(0.0, min(LONGEST_PAUSE, pause))  # noqa: S311
+            with anyio.move_on_after(pause):
+                await self._look.wait()
+            self._look = anyio.Event()
+
+    async def _fetch_once(self) -> float:
+        """One look into both queues; returns the seconds until the next is due."""
+        tenure = self._tenure
+        if self._uncertain:
+            await self._disown()
+        due = [await self._fetch_work(tenure), await self._fetch_messages(tenure)]
+        return max(0.0, min(due))
+
+    async def _fetch_work(self, tenure: int) -> float:
+        limit = min(self.activities.free_slots - self._promised, FETCH_LIMIT)
+        self._backlog = limit <= 0
+        if limit <= 0:
+            return self._options.poll_interval
+        fetched = await self._provider.fetch_work_item(self._identity, self._fetch_options(limit))
+        if tenure != self._tenure:
+            self._uncertain = True
+            return 0.0
+        self._backlog = len(fetched.items) >= limit
+        for item in fetched.items:
+            self.run(item)
+        if fetched.raced or fetched.items:
+            return 0.0
+        return self._options.poll_interval if fetched.next_due is None else fetched.next_due
+
+    def _fetch_options(self, limit: int) -> FetchOptions:
+        return FetchOptions(
+            limit=limit,
+            max_sessions=self._options.max_sessions_per_runtime,
+            names=self._activity_names,
+            unknown_after=self._options.unregistered_timeout,
+            timeouts=self._timeouts,
+        )
+
+    async def _fetch_messages(self, tenure: int) -> float:
+        fetched = await self._provider.fetch_orchestration_item(
+            self._identity,
+            limit=FETCH_LIMIT,
+            names=self._orchestration_names,
+            unknown_after=self._options.unregistered_timeout,
+            exclude=list(self.instances.in_flight),
+        )
+        if tenure != self._tenure:
+            return 0.0
+        await self.instances.deliver(fetched.items)
+        if fetched.raced or fetched.items:
+            return 0.0
+        return self._options.poll_interval if fetched.next_due is None else fetched.next_due
+
+    async def _disown(self) -> None:
+        """After a lost reply: free what is locked to us without our knowledge. No turn may be in flight meanwhile, since its
+        reply could bring items that we are about to know of; nor can a fetch, as this is the fetching task."""
+        async with self._turns.paused():
+            await self._provider.disown_work_item(self._identity, self._locks.snapshot())
+            self._uncertain = False
+
+    async def _listen(self) -> None:
+        """Turn hints into looks and checks."""
+        while True:
+            try:
+                async with self._provider.hints(self._identity) as hints:
+                    self.poke()  # whatever came while nobody listened
+                    while True:
+                        hint = await self._availability.call(partial(hints.wait, HINT_SECONDS))
+                        if hint is not None and hint.work:
+                            self.poke()
+                        if hint is not None and hint.cancel:
+                            self._check.set()
+            except ProviderError as error:
+                if not is_retryable(error):
+                    raise
+                self._availability.failed(error)
+            await anyio.sleep(random.uniform(0.05, self._options.poll_interval))  # noqa: S311
+
+    async def _cancellations(self) -> None:
+        """Find running activities whose work item was taken away: at a hint, else every second once they run that long."""
+        while True:
+            with anyio.move_on_after(CHORE_SECONDS):
+                await self._check.wait()
+            hinted = self._check.is_set()
+            self._check = anyio.Event()
+            locks = self._locks.snapshot(older_than=0.0 if hinted else CHORE_SECONDS)
+            for start in range(0, len(locks), MAX_BATCH):
+                batch = locks[start : start + MAX_BATCH]
+                alive = await self._availability.insist(partial(self._provider.check_work_item, batch))
+                self.locks_lost([lock for lock, ok in zip(batch, alive, strict=True) if not ok])
+
+    async def _chores(self) -> None:
+        """Once a second: expired sessions, idle state, stale marks."""
+        while True:
+            await anyio.sleep(CHORE_SECONDS * random.uniform(0.9, 1.1))  # noqa: S311
+            await self.sessions.sweep()
+            if self._serving:
+                await self._sweep()
+
+    async def _sweep(self) -> None:
+        sweep = partial(
+            self._provider.sweep,
+            interval=CHORE_SECONDS,
+            session_retention=self._options.session_retention,
+            worker_retention=self._options.session_retention,
+        )
+        try:
+            while (await self._availability.call(sweep)).more:
+                pass
+        except ProviderError as error:
+            if not is_retryable(error):
+                raise
+
+    # -- the lease (`LeaseListener`), on this loop
+
+    def lease_lapsed(self, reason: str) -> None:
+        """The lease is about to end: stop all that it covers."""
+        logger.warning("worker %s: lease lost (%s); stopping %d activities", self.worker_id, reason, len(self.activities))
+        self._metrics.lapsed()
+        self._serving = False
+        self._tenure += 1
+        self._stop_everything(f"the worker's lease was lost: {reason}")
+
+    def lease_resumed(self) -> None:
+        """The lease is back, and so are the sessions that nobody took."""
+        logger.warning("worker %s: lease is back", self.worker_id)
+        self._uncertain = True
+        self._serving = True
+        self.poke()
+
+    def lease_ended(self, error: BaseException) -> None:
+        """This worker is over: fenced, stalled, or refused by the database for good."""
+        if self.error is None:
+            logger.error("worker %s: stopping: %s", self.worker_id, error)
+            self.error = error
+        self._serving = False
+        self._tenure += 1
+        self._stop_everything(f"the worker is over: {error}")
+        self.ended.set()
+
+    def locks_lost(self, locks: Sequence[WorkLock]) -> None:
+        """These items were cancelled, or are somebody else's."""
+        if locks:
+            self.activities.cancel_locks(locks, "the work item was cancelled or taken over")
+
+    def _stop_everything(self, reason: str) -> None:
+        self.activities.cancel_all(reason)
+        self.instances.drop_all()
+        self._spawn(self.sessions.lost_all)
+
+    # -- leaving
+
+    async def drain(self) -> None:
+        """Take nothing new, let what runs end, give back what does not in time, and free sessions as they become idle."""
+        self._serving = False
+        logger.info("worker %s: draining, %d activities run", self.worker_id, len(self.activities))
+        with anyio.move_on_after(self._options.drain_timeout) as limit:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._free_sessions)
+                await self.activities.drained()
+                await self._flush()
+                tasks.cancel_scope.cancel()
+        if limit.cancelled_caught:
+            logger.warning("worker %s: giving back %d activities", self.worker_id, len(self.activities))
+            self.activities.interrupt_all()
+            with anyio.move_on_after(self._options.worker_lease_timeout):
+                await self._flush()
+
+    async def _free_sessions(self) -> None:
+        while True:
+            await self._availability.insist(partial(self._provider.drain_worker, self._identity))
+            self._waker.hint(None)
+            await anyio.sleep(DRAIN_STEP_SECONDS)
+
+    async def _flush(self) -> None:
+        """Wait for what is being written: turns may place work, so they come first."""
+        for commits in (self._turns, self._acks, self._abandons, self._releases):
+            await commits.flushed()

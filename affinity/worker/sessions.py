@@ -1,0 +1,96 @@
+"""The sessions that this worker holds, as far as it knows, and who must hear when it holds one no more.
+
+The database decides; this is the memory beside it. A session is noted with its epoch when work of it arrives, and its lock is
+taken to end `session_lock_timeout` after its last work was renewed or finished. Ending early here is harmless: the cache
+disposes of state that would have to be hydrated again. Ending late is harmless too: state of an old epoch is never used.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+logger = logging.getLogger("affinity.worker")
+
+
+class SessionListener(Protocol):
+    """Something that keeps state per session, such as `affinity.session.SessionCache`."""
+
+    async def lost(self, session_id: str, epoch: int | None = None) -> None:
+        """The session's lease (of this epoch) is not ours any more."""
+        ...
+
+    async def sweep(self) -> None:
+        """A chance to evict what was idle for too long; about once a second."""
+        ...
+
+
+@dataclass(slots=True)
+class _Held:
+    epoch: int
+    running: int
+    ends: float  # monotonic
+
+
+class HeldSessions:
+    """Sessions by id, with the number of their work items that run here."""
+
+    def __init__(self, listeners: Iterable[SessionListener], lock_timeout: float) -> None:
+        self._listeners = list(listeners)
+        self._lock_timeout = lock_timeout
+        self._held: dict[str, _Held] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def begin(self, session_id: str, epoch: int) -> None:
+        """A work item of the session starts here."""
+        held = self._held.get(session_id)
+        running = held.running if held else 0
+        self._held[session_id] = _Held(epoch, running + 1, self._end())
+
+    def end(self, session_id: str) -> None:
+        """One of its work items has ended here."""
+        if (held := self._held.get(session_id)) is not None:
+            held.running -= 1
+            held.ends = self._end()
+
+    def running(self, session_id: str) -> int:
+        """Work items of the session that run here."""
+        held = self._held.get(session_id)
+        return held.running if held else 0
+
+    async def lost(self, session_id: str) -> None:
+        """The session was given up."""
+        held = self._held.pop(session_id, None)
+        if held is not None:
+            for listener in self._listeners:
+                await _told(listener.lost(session_id, held.epoch))
+
+    async def lost_all(self) -> None:
+        """Every lease is gone: the worker's own has lapsed, or it ends."""
+        for session_id in list(self._held):
+            await self.lost(session_id)
+
+    async def sweep(self) -> None:
+        """Notice the sessions whose locks have run out, and let the listeners evict."""
+        now = time.monotonic()
+        for session_id in [s for s, held in self._held.items() if held.running == 0 and held.ends <= now]:
+            logger.debug("session %s has expired here", session_id)
+            await self.lost(session_id)
+        for listener in self._listeners:
+            await _told(listener.sweep())
+
+    def _end(self) -> float:
+        return time.monotonic() + self._lock_timeout
+
+
+async def _told(telling: Awaitable[None]) -> None:
+    """A listener is the application's code: what it raises is logged, and changes nothing here."""
+    try:
+        await telling
+    except Exception:
+        logger.exception("a session listener failed")

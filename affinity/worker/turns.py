@@ -1,0 +1,233 @@
+"""From a step of an orchestration to the turn that is committed: a pure translation of events into rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pydantic_core import to_json
+
+from affinity.errors import AffinityError
+from affinity.orchestration.engine import Execution, Step
+from affinity.orchestration.events import (
+    ActivityCancelled,
+    ActivityScheduled,
+    CancelRequested,
+    ContinuedAsNew,
+    OrchestrationCancelled,
+    OrchestrationCompleted,
+    OrchestrationFailed,
+    OrchestrationStarted,
+    ParentRef,
+    SubOrchestrationCancelled,
+    SubOrchestrationCompleted,
+    SubOrchestrationFailed,
+    SubOrchestrationScheduled,
+    TimerCancelled,
+    TimerCreated,
+    TimerFired,
+)
+from affinity.orchestration.wire import (
+    ANY_EXECUTION,
+    ActivityTask,
+    decode_message,
+    encode_event,
+    encode_message,
+    encode_task,
+)
+from affinity.provider.contract import (
+    InstanceUpdate,
+    NewInstance,
+    NewMessage,
+    NewWorkItem,
+    OrchestrationItem,
+    Turn,
+    WorkKey,
+    WorkLock,
+)
+
+@dataclass(slots=True)
+class _Rows:
+    """The rows of one turn, while they are collected."""
+
+    work_items: list[NewWorkItem] = field(default_factory=list)
+    tasks: dict[WorkKey, ActivityTask] = field(default_factory=dict)
+    messages: list[NewMessage] = field(default_factory=list)
+    instances: list[NewInstance] = field(default_factory=list)
+    cancel_activities: list[int] = field(default_factory=list)
+    cancel_timers: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltTurn:
+    """A turn, and the tasks of its work items, so that those which stay here need no decoding."""
+
+    turn: Turn
+    tasks: dict[WorkKey, ActivityTask]
+
+
+def build_turn(
+    execution: Execution,
+    step: Step,
+    *,
+    first_version: str | None,
+    consumed: Sequence[int],
+    acks: Sequence[WorkLock],
+    lock_here: int,
+) -> BuiltTurn:
+    """Translate ``step`` of ``execution`` into the turn to commit.
+
+    Args:
+        execution: after the step; its events before the step are the fence.
+        step: what `Execution.advance` gave.
+        first_version: the version to pin, when this is the first turn of an execution.
+        consumed: ids of the messages that the step consumed.
+        acks: locks of the work items whose results it consumed.
+        lock_here: at most this many new work items ask to be run by this worker at once.
+    """
+    rows = _Rows()
+    for event_id, event in step.events:
+        _add_rows(rows, execution, event_id, event, lock_here)
+    if step.outcome is not None:
+        _add_outcome(rows, execution, step.outcome)
+    turn = Turn(
+        instance_id=execution.instance_id,
+        execution_id=execution.execution_id,
+        event_count=execution.event_count - len(step.events),
+        history=[encode_event(event) for _, event in step.events],
+        consumed=consumed,
+        acks=acks,
+        work_items=rows.work_items,
+        messages=rows.messages,
+        instances=rows.instances,
+        cancel_activities=rows.cancel_activities,
+        cancel_timers=rows.cancel_timers,
+        update=_update(step, first_version),
+        custom_status=step.custom_status,
+    )
+    return BuiltTurn(turn, rows.tasks)
+
+
+def _add_rows(rows: _Rows, execution: Execution, event_id: int, event: object, lock_here: int) -> None:
+    me, run = execution.instance_id, execution.execution_id
+    match event:
+        case ActivityScheduled():
+            key = WorkKey(me, run, event_id)
+            task = ActivityTask(input=event.input, retry=event.retry, timeout=event.timeout)
+            here = len(rows.work_items) < lock_here
+            rows.tasks[key] = task
+            rows.work_items.append(
+                NewWorkItem(
+                    key=key, name=event.name, payload=encode_task(task), session_id=event.session_id, lock_here=here
+                )
+            )
+        case TimerCreated():
+            fired = encode_message(run, TimerFired(schedule_id=event_id))
+            rows.messages.append(
+                NewMessage(instance_id=me, payload=fired, delay=event.delay, timer=(run, event_id))
+            )
+        case SubOrchestrationScheduled():
+            rows.instances.append(_child(execution, event_id, event))
+        case ActivityCancelled():
+            rows.cancel_activities.append(event.schedule_id)
+        case TimerCancelled():
+            rows.cancel_timers.append(event.schedule_id)
+        case SubOrchestrationCancelled():
+            stop = encode_message(ANY_EXECUTION, CancelRequested(reason=f"cancelled by its parent {me!r}"))
+            rows.messages.append(NewMessage(instance_id=execution.child_id(event.schedule_id), payload=stop))
+
+
+def _child(execution: Execution, event_id: int, event: SubOrchestrationScheduled) -> NewInstance:
+    me = ParentRef(instance_id=execution.instance_id, execution_id=execution.execution_id, schedule_id=event_id)
+    start = OrchestrationStarted(name=event.name, version=event.version or "", input=event.input, parent=me)
+    taken = SubOrchestrationFailed(
+        schedule_id=event_id,
+        kind="exists",
+        error_type="InstanceExists",
+        message=f"an instance with the id {event.instance_id!r} exists already",
+    )
+    return NewInstance(
+        instance_id=event.instance_id,
+        name=event.name,
+        version=event.version,
+        start=encode_message(ANY_EXECUTION, start),
+        parent_id=execution.instance_id,
+        on_exists=encode_message(execution.execution_id, taken),
+    )
+
+
+def _add_outcome(rows: _Rows, execution: Execution, outcome: object) -> None:
+    if isinstance(outcome, ContinuedAsNew):
+        again = OrchestrationStarted(
+            name=execution.name,
+            version=outcome.version or execution.version,
+            input=outcome.input,
+            parent=execution.parent,
+            carried=outcome.carried,
+        )
+        message = encode_message(execution.execution_id + 1, again)
+        rows.messages.append(NewMessage(instance_id=execution.instance_id, payload=message))
+    elif (parent := execution.parent) is not None:
+        answer = encode_message(parent.execution_id, _answer(parent.schedule_id, outcome))
+        rows.messages.append(NewMessage(instance_id=parent.instance_id, payload=answer))
+
+
+def _answer(schedule_id: int, outcome: object) -> SubOrchestrationCompleted | SubOrchestrationFailed:
+    match outcome:
+        case OrchestrationCompleted():
+            return SubOrchestrationCompleted(schedule_id=schedule_id, result=outcome.result)
+        case OrchestrationFailed():
+            return SubOrchestrationFailed(
+                schedule_id=schedule_id, kind="failed", error_type=outcome.error_type, message=outcome.message
+            )
+        case OrchestrationCancelled():
+            return SubOrchestrationFailed(
+                schedule_id=schedule_id,
+                kind="cancelled",
+                error_type="OrchestrationCancelled",
+                message=outcome.reason,
+            )
+    raise AssertionError(f"not the end of an orchestration: {outcome!r}")
+
+
+def _update(step: Step, first_version: str | None) -> InstanceUpdate | None:
+    match step.outcome:
+        case OrchestrationCompleted() as done:
+            return InstanceUpdate(status="completed", version=first_version, output=done.result)
+        case OrchestrationFailed() as failed:
+            return InstanceUpdate(
+                status="failed", version=first_version, error=_error_json(failed.error_type, failed.message)
+            )
+        case OrchestrationCancelled() as cancelled:
+            error = _error_json("OrchestrationCancelled", cancelled.reason)
+            return InstanceUpdate(status="cancelled", version=first_version, error=error)
+        case ContinuedAsNew() as again:
+            return InstanceUpdate(status="running", version=again.version or first_version, continued=True)
+        case None:
+            return InstanceUpdate(status="running", version=first_version) if first_version else None
+    raise AssertionError(f"not an outcome: {step.outcome!r}")
+
+
+def _error_json(error_type: str, message: str) -> str:
+    return to_json({"type": error_type, "message": message}).decode()
+
+
+def fail_unstarted(item: OrchestrationItem, error: AffinityError) -> Turn:
+    """The only turn of an instance that nobody has code for: it records its start and its failure, and tells its parent."""
+    started = next(
+        event for _, event in map(decode_message, (m.payload for m in item.messages)) if isinstance(event, OrchestrationStarted)
+    )
+    failed = OrchestrationFailed(error_type=type(error).__name__, message=str(error))
+    answers = []
+    if (parent := started.parent) is not None:
+        answer = encode_message(parent.execution_id, _answer(parent.schedule_id, failed))
+        answers.append(NewMessage(instance_id=parent.instance_id, payload=answer))
+    return Turn(
+        instance_id=item.instance_id,
+        execution_id=item.execution_id,
+        event_count=item.event_count,
+        history=[encode_event(started), encode_event(failed)],
+        consumed=[message.id for message in item.messages],
+        messages=answers,
+        update=InstanceUpdate(status="failed", error=_error_json(failed.error_type, failed.message)),
+    )
