@@ -1,33 +1,35 @@
 """The provider contract: what a database must do so that durable work with session affinity is safe on it.
 
 A provider stores opaque payloads and knows nothing of orchestrations or replay. It keeps six tables (``workers``,
-``sessions``, ``instances``, ``history``, ``orchestrator_queue``, ``worker_queue``) and promises what the conformance suite
-(`affinity.provider.conformance`) asserts, no more and no less.
+``sessions``, ``instances``, ``history``, ``orchestrator_queue``, ``worker_queue``) and promises what the conformance
+suite (`affinity.provider.conformance`) asserts, no more and no less.
 
 Terms
     *alive worker*: its ``workers`` row has ``locked_until`` in the future.
     *held session*: its ``sessions`` row has ``locked_until`` in the future and its worker is alive. Its *holder* is the
     incarnation in the row.
-    *live token*: the work item's row carries exactly this token and its ``locked_until`` is in the future. Such an item can be
-    fetched by nobody else **while the incarnation that locked it is alive**; when that worker's lease has ended or its name
-    has a new incarnation, the item is free again, though its token still acks until somebody fetches it.
+    *live token*: the work item's row carries exactly this token and its ``locked_until`` is in the future. Such an item
+    can be fetched by nobody else **while the incarnation that locked it is alive**; when that worker's lease has ended
+    or its name has a new incarnation, the item is free again, though its token still acks until somebody fetches it.
     *owned instance*: its ``instances`` row names an incarnation, and that very incarnation is alive.
 
 Rules for every verb
     * One clock, the database's, read after any lock wait. Durations are seconds (float), instants aware UTC datetimes.
-    * Every verb is atomic. A batch verb treats each element on its own: one refused element changes nothing and does not
+    * Every verb is atomic. A batch verb treats each element on its own: one refused element changes nothing and does
+      not
       disturb the others. Results come in the order of the elements.
     * A verb never leaves a transaction open across a client round trip, so a paused worker holds no database lock
       (SQLite, where a transaction is one uninterrupted call, is the nearest thing).
     * Errors are those of `affinity.errors`: ``Contention`` and ``ConnectionLost`` are retryable.
-    * *Touching* a session sets its ``locked_until`` to now + ``session_lock_timeout``. It may be left out while that would
+    * *Touching* a session sets its ``locked_until`` to now + ``session_lock_timeout``. It may be left out while that
+      would
       extend the lock by less than `TOUCH_SLACK` of the timeout, so that a hot loop does not write the row every turn.
 
 Routing marks
     ``worker_queue.route`` is ``'free'`` for session-free items, ``'new'`` for items of a session that nobody holds, and
-    ``'w:' + worker_id`` for items of a held session. ``orchestrator_queue.route`` is ``'new'`` or ``'w:' + owner``. A route is
-    computed when the row is queued, is re-marked when the session moves, and is only a hint for cost: every fetch checks the
-    ``sessions`` or ``instances`` row, and `Provider.sweep` repairs marks that went stale.
+    ``'w:' + worker_id`` for items of a held session. ``orchestrator_queue.route`` is ``'new'`` or ``'w:' + owner``. A
+    route is computed when the row is queued, is re-marked when the session moves, and is only a hint for cost: every
+    fetch checks the ``sessions`` or ``instances`` row, and `Provider.sweep` repairs marks that went stale.
 """
 
 from __future__ import annotations
@@ -125,7 +127,9 @@ class WorkItem:
     session_id: str | None
     session_epoch: int | None  # of the lease under which it was fetched
     attempts: int  # deliveries so far, this one included
-    failures: int  # deliveries that ended in an error the activity raised; attempts - failures were interrupted or run now
+    failures: (
+        int  # deliveries that ended in an error the activity raised; attempts - failures were interrupted or run now
+    )
     unknown_for: float | None  # seconds since a worker first gave it back as unknown; None when none did
 
 
@@ -181,7 +185,9 @@ class NewMessage:
     instance_id: str
     payload: str
     delay: float = 0.0  # seconds until it is visible: timers
-    timer: tuple[int, int] | None = None  # (execution id, event id) of the timer that it is, so that it can be cancelled
+    timer: tuple[int, int] | None = (
+        None  # (execution id, event id) of the timer that it is, so that it can be cancelled
+    )
 
 
 class Message(NamedTuple):
@@ -229,8 +235,9 @@ class InstanceUpdate:
 class Turn:
     """One step of one instance, committed whole or not at all.
 
-    The fence: the instance is owned by the caller's incarnation, is not finished, runs execution ``execution_id`` and has
-    exactly ``event_count`` events; and every lock in ``acks`` has a live token. Otherwise nothing of the turn is applied.
+    The fence: the instance is owned by the caller's incarnation, is not finished, runs execution ``execution_id`` and
+    has exactly ``event_count`` events; and every lock in ``acks`` has a live token. Otherwise nothing of the turn is
+    applied.
     """
 
     instance_id: str
@@ -260,7 +267,9 @@ class TurnResult:
     """Outcome of one turn of a batch."""
 
     committed: bool
-    lost_acks: Sequence[WorkLock] = ()  # when refused: the locks without a live token (maybe none: then the fence failed)
+    lost_acks: Sequence[
+        WorkLock
+    ] = ()  # when refused: the locks without a live token (maybe none: then the fence failed)
     placed: Sequence[Placed] = ()  # when committed: one for each of ``work_items``
 
 
@@ -381,9 +390,9 @@ class Provider(Protocol):
     ) -> WorkerLease:
         """Take the worker's name and a lease of ``lease`` seconds.
 
-        A new incarnation replaces whichever had the name, alive or not, and is given all sessions that the name holds by an
-        unexpired session lock, each with a new epoch. With ``resume`` the same incarnation comes back after its lease lapsed: it
-        keeps its sessions and their epochs as far as nobody took them. Clears draining.
+        A new incarnation replaces whichever had the name, alive or not, and is given all sessions that the name holds
+        by an unexpired session lock, each with a new epoch. With ``resume`` the same incarnation comes back after its
+        lease lapsed: it keeps its sessions and their epochs as far as nobody took them. Clears draining.
 
         Raises:
             WorkerFenced: ``resume``, and another incarnation has taken the name since.
@@ -408,8 +417,9 @@ class Provider(Protocol):
         ...
 
     async def release_worker(self, identity: WorkerIdentity) -> None:
-        """Leave: free all sessions and owned instances and end the lease. Work items still locked become free. Idempotent;
-        does nothing when another incarnation has the name."""
+        """Leave: free all sessions and owned instances and end the lease. Work items still locked become free.
+        Idempotent; does nothing when another incarnation has the name.
+        """
         ...
 
     # -- work items
@@ -417,20 +427,21 @@ class Provider(Protocol):
     async def fetch_work_item(self, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
         """Lock up to ``limit`` visible work items to the caller; attempts + 1; touch or claim their sessions.
 
-        Eligible, oldest first within each kind: items of sessions that the caller holds (whatever their name); session-free
-        items; items of sessions that nobody holds, which claims them, while the caller holds fewer than ``max_sessions``, is not
-        draining and is alive. Of the last two kinds, an item is passed over while its name is not in ``names`` and a worker has
-        given it back as unknown less than ``unknown_after`` seconds ago. Every change of holder gives the session a new, greater
-        epoch; the same incarnation that re-claims what nobody held in between keeps it. Nothing when the caller is not alive
-        or is not the current incarnation.
+        Eligible, oldest first within each kind: items of sessions that the caller holds (whatever their name);
+        session-free items; items of sessions that nobody holds, which claims them, while the caller holds fewer than
+        ``max_sessions``, is not draining and is alive. Of the last two kinds, an item is passed over while its name is
+        not in ``names`` and a worker has given it back as unknown less than ``unknown_after`` seconds ago. Every change
+        of holder gives the session a new, greater epoch; the same incarnation that re-claims what nobody held in
+        between keeps it. Nothing when the caller is not alive or is not the current incarnation.
         """
         ...
 
     async def renew_work_item_lock(
         self, identity: WorkerIdentity, locks: Sequence[WorkLock], timeouts: Timeouts
     ) -> Sequence[bool]:
-        """Extend live tokens that this worker's incarnation took, and touch their sessions as far as it holds them. False:
-        the item is not ours any more (expired, taken, cancelled, finished) and nothing was extended."""
+        """Extend live tokens that this worker's incarnation took, and touch their sessions as far as it holds them.
+        False: the item is not ours any more (expired, taken, cancelled, finished) and nothing was extended.
+        """
         ...
 
     async def check_work_item(self, locks: Sequence[WorkLock]) -> Sequence[bool]:
@@ -440,8 +451,10 @@ class Provider(Protocol):
     async def ack_work_item(
         self, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts
     ) -> Sequence[bool]:
-        """Remove items by live token, send their results to their instances, touch their sessions as far as the caller holds
-        them. False: dead token, nothing changed. The session may have moved: the work-item lock governs the result."""
+        """Remove items by live token, send their results to their instances, touch their sessions as far as the caller
+        holds them. False: dead token, nothing changed. The session may have moved: the work-item lock governs the
+        result.
+        """
         ...
 
     async def abandon_work_item(self, identity: WorkerIdentity, items: Sequence[WorkAbandon]) -> Sequence[bool]:
@@ -449,11 +462,12 @@ class Provider(Protocol):
         ...
 
     async def disown_work_item(self, identity: WorkerIdentity, known: Sequence[WorkLock]) -> int:
-        """Free every item that this incarnation has locked under a token that is not in ``known``; returns their number.
+        """Free every item that this incarnation has locked under a token that is not in ``known``; returns their
+        number.
 
         For a worker that lost the reply of a fetch or commit: items may be locked to it that it has never heard of, and
-        would otherwise wait for their lock to expire. The caller has no fetch and no commit in flight meanwhile. The lost
-        delivery is not counted as an attempt.
+        would otherwise wait for their lock to expire. The caller has no fetch and no commit in flight meanwhile. The
+        lost delivery is not counted as an attempt.
         """
         ...
 
@@ -470,11 +484,11 @@ class Provider(Protocol):
     ) -> OrchestrationFetch:
         """Up to ``limit`` instances with visible messages that the caller owns, or takes because nobody does.
 
-        ``names`` holds ``name`` and ``name@version`` of what the caller registers. An unowned instance is passed over while it is not
-        among them (by name when its version is None, else by ``name@version``) and has been given back as unknown less than
-        ``unknown_after`` seconds ago. Messages in ``exclude`` (being worked on by the caller) are left out; an instance all of whose
-        visible messages are excluded is not returned. At most `MAX_BATCH` messages an instance. A draining worker takes no
-        new instance. Nothing when the caller is not alive or not current.
+        ``names`` holds ``name`` and ``name@version`` of what the caller registers. An unowned instance is passed over
+        while it is not among them (by name when its version is None, else by ``name@version``) and has been given back
+        as unknown less than ``unknown_after`` seconds ago. Messages in ``exclude`` (being worked on by the caller) are
+        left out; an instance all of whose visible messages are excluded is not returned. At most `MAX_BATCH` messages
+        an instance. A draining worker takes no new instance. Nothing when the caller is not alive or not current.
         """
         ...
 
@@ -485,11 +499,12 @@ class Provider(Protocol):
     async def commit_turn(
         self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts
     ) -> Sequence[TurnResult]:
-        """Commit turns of distinct instances in one transaction: THE write of the hot loop. See `Turn` for what is checked.
+        """Commit turns of distinct instances in one transaction: THE write of the hot loop. See `Turn` for what is
+        checked.
 
-        New work items are routed by who holds their session now. Those with ``lock_here`` are locked to the caller with a fresh
-        token and attempt 1 when they are visible and either session-free or of a session that the caller holds and that
-        the same transaction touched; a draining worker, or one whose lease has ended, locks nothing here.
+        New work items are routed by who holds their session now. Those with ``lock_here`` are locked to the caller with
+        a fresh token and attempt 1 when they are visible and either session-free or of a session that the caller holds
+        and that the same transaction touched; a draining worker, or one whose lease has ended, locks nothing here.
         """
         ...
 
@@ -500,10 +515,11 @@ class Provider(Protocol):
     # -- repair and hints
 
     async def sweep(self, *, interval: float, session_retention: float, worker_retention: float) -> Sweep:
-        """Repair stale marks in both queues and remove dead rows, at most once per ``interval`` seconds over all workers.
+        """Repair stale marks in both queues and remove dead rows, at most once per ``interval`` seconds over all
+        workers.
 
-        Removes sessions that expired more than ``session_retention`` seconds ago and have no work, and workers whose lease ended
-        more than ``worker_retention`` seconds ago.
+        Removes sessions that expired more than ``session_retention`` seconds ago and have no work, and workers whose
+        lease ended more than ``worker_retention`` seconds ago.
         """
         ...
 
@@ -546,7 +562,9 @@ class Provider(Protocol):
         ...
 
     async def count_work(self) -> Mapping[str, int]:
-        """Rows by kind, for status pages and tests: ``work_items``, ``messages``, ``sessions``, ``workers``, ``instances``."""
+        """Rows by kind, for status pages and tests: ``work_items``, ``messages``, ``sessions``, ``workers``,
+        ``instances``.
+        """
         ...
 
 
@@ -554,7 +572,8 @@ class HintSource(Protocol):
     """A subscription to hints."""
 
     async def wait(self, timeout: float) -> Hint | None:
-        """The hints that came since the last call, merged, waiting at most ``timeout`` seconds for one; None when none came.
+        """The hints that came since the last call, merged, waiting at most ``timeout`` seconds for one; None when none
+        came.
 
         Raises:
             ConnectionLost: the subscription broke; open a new one.

@@ -1,7 +1,7 @@
 """SQL lives in ``.sql`` files beside its provider; this loads it.
 
-A file is a sequence of statements, each headed by a line ``-- name: what it is for``. Migrations are files ``NNNN_word.sql`` in
-a folder ``migrations``, numbered without a gap from 1.
+A file is a sequence of statements, each headed by a line ``-- name: what it is for``. Migrations are files
+``NNNN_word.sql`` in a folder ``migrations``, numbered without a gap from 1.
 """
 
 from __future__ import annotations

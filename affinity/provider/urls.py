@@ -1,4 +1,6 @@
-"""Database URLs: ``sqlite:///relative/or//absolute/path`` and ``postgresql://…`` (libpq's syntax, several hosts too)."""
+"""Database URLs: ``sqlite:///relative/or//absolute/path`` and ``postgresql://…`` (libpq's syntax, several hosts
+too).
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ async def open_provider(url: str, *, application_name: str = "affinity") -> Prov
     """Connect to the database of ``url``; its schema must be up to date (`migrate`).
 
     Args:
-        url: ``sqlite:///path`` or ``postgresql://…``; ``?schema=name`` (PostgreSQL) chooses another schema than ``affinity``.
-        application_name: shown in PostgreSQL's activity view.
+        url: ``sqlite:///path`` or ``postgresql://…``; ``?schema=name`` (PostgreSQL) chooses another schema than
+        ``affinity``. application_name: shown in PostgreSQL's activity view.
 
     Raises:
         InvalidUrl: no provider for the URL, or it is malformed.
@@ -69,5 +71,7 @@ def _sqlite_path(url: str) -> Path | None:
     if parts.scheme != "sqlite":
         raise InvalidUrl(f"{redact(url)!r}: use sqlite:///path or postgresql://user@host/database")
     if parts.netloc or len(parts.path) < len("/x") or parts.query or parts.fragment:
-        raise InvalidUrl(f"{url!r}: an SQLite URL is sqlite:///relative/path or sqlite:////absolute/path, and nothing more")
+        raise InvalidUrl(
+            f"{url!r}: an SQLite URL is sqlite:///relative/path or sqlite:////absolute/path, and nothing more"
+        )
     return Path(unquote(parts.path[1:]))

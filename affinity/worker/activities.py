@@ -1,4 +1,6 @@
-"""Running activities: one slot each, cancellation that reaches async and sync code, retries, and what becomes of the result."""
+"""Running activities: one slot each, cancellation that reaches async and sync code, retries, and what becomes of the
+result.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from affinity.worker.sessions import HeldSessions
 logger = logging.getLogger("affinity.worker")
 
 UNKNOWN_PAUSE = 0.5
-"""Seconds that a session's item stays invisible after it was given back as unknown, so that another worker gets its turn."""
+"""Seconds that a session's item stays invisible after it was given back as unknown, so that another worker gets its
+turn.
+"""
 
 
 class Outcomes(Protocol):
@@ -61,6 +65,7 @@ class ActivityRunner:
 
     def __init__(
         self,
+        *,
         app: App,
         options: RuntimeOptions,
         locks: HeldLocks,
@@ -75,7 +80,9 @@ class ActivityRunner:
         self._outcomes = outcomes
         self._observe = observe
         self._running: dict[WorkKey, _Running] = {}
-        self._leaving: dict[str, list[WorkItem]] = {}  # items that go back with their session once its other work has ended
+        self._leaving: dict[
+            str, list[WorkItem]
+        ] = {}  # items that go back with their session once its other work has ended
         self._threads = anyio.CapacityLimiter(options.worker_concurrency)
         self._empty = anyio.Event()
         self.tasks: TaskGroup | None = None
@@ -148,7 +155,8 @@ class ActivityRunner:
 
     async def _call(self, context: ActivityContext, definition: ActivityDefinition, task: ActivityTask) -> str:
         """Decode the input, run the code, encode the result. Sync code runs in a thread, which cannot be killed: once
-        cancelled it is left behind, and keeps its place among the threads until it returns."""
+        cancelled it is left behind, and keeps its place among the threads until it returns.
+        """
         arguments = definition.arguments(task.input)
         if definition.is_async:
             return definition.encode_result(await definition.function(context, *arguments))
@@ -159,9 +167,7 @@ class ActivityRunner:
 
     # -- ending
 
-    def _finish(
-        self, running: _Running, task: ActivityTask, event: Event | None, error: BaseException | None
-    ) -> None:
+    def _finish(self, running: _Running, task: ActivityTask, event: Event | None, error: BaseException | None) -> None:
         item = running.item
         if running.cancelled is not None:
             self._observe(item.name, "cancelled")
@@ -182,9 +188,7 @@ class ActivityRunner:
             logger.info("activity %s fails (%s), attempt %d; trying again", item.name, error, item.attempts)
             self._observe(item.name, "retried")
             self._end(item)
-            self._outcomes.submit_abandon(
-                WorkAbandon(lock=item.lock, delay=task.retry.delay(failures), failed=True)
-            )
+            self._outcomes.submit_abandon(WorkAbandon(lock=item.lock, delay=task.retry.delay(failures), failed=True))
             return
         kind = "timeout" if isinstance(error, _TimedOut) else "failed"
         name, message = describe_error(error)
@@ -206,8 +210,9 @@ class ActivityRunner:
     # -- giving back
 
     def _give_back_unknown(self, item: WorkItem) -> None:
-        """Work that this worker has no code for goes to one that has it; a session goes along, once its other work here is
-        done. After ``unregistered_timeout`` without such a worker it fails, by name."""
+        """Work that this worker has no code for goes to one that has it; a session goes along, once its other work here
+        is done. After ``unregistered_timeout`` without such a worker it fails, by name.
+        """
         if item.unknown_for is not None and item.unknown_for >= self._options.unregistered_timeout:
             self._fail(item, "unknown", "UnknownActivity", f"no worker registers the activity {item.name!r}")
         elif item.session_id is None:

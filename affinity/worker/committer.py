@@ -1,16 +1,16 @@
 """Group commit: where a turn is committed.
 
-Everything that arrives while a commit is in flight goes together in the next one; when nothing is in flight, it goes at once.
-No timer is involved: an idle system has the latency of one statement, a busy one the throughput of a batch.
+Everything that arrives while a commit is in flight goes together in the next one; when nothing is in flight, it goes at
+once. No timer is involved: an idle system has the latency of one statement, a busy one the throughput of a batch.
 
-Why it is safe: `Provider.commit_turn` applies a turn whole or not at all, and only while its fence holds (see `Turn`). Whoever
-submitted it learns the outcome and acts on it:
+Why it is safe: `Provider.commit_turn` applies a turn whole or not at all, and only while its fence holds (see `Turn`).
+Whoever submitted it learns the outcome and acts on it:
 
-    committed           the instance goes on, new work that was locked here starts
-    refused             somebody else moved first: the live coroutine is dropped; results that still have a live token are
-                        sent the plain way (`Acks`)
-    unknown             the connection broke in the middle: treated as refused. If the commit did happen, the plain ack finds a
-                        dead token and changes nothing; if it did not, nothing is lost
+    committed   the instance goes on, new work that was locked here starts
+    refused     somebody else moved first: the live coroutine is dropped; results whose token is still live are sent the
+                plain way, as a message to the instance
+    unknown     the connection broke in the middle: treated as refused. If the commit did happen, the plain ack finds a
+                dead token and changes nothing; if it did not, nothing is lost
 """
 
 from __future__ import annotations

@@ -3,11 +3,13 @@
 A worker owns an instance by a lease in the database and keeps its coroutine, so that a turn costs one step of it and no
 replay. The cache may be dropped at any time: the history is the truth, and every turn is checked against it (`Turn`).
 
-At most one turn of an instance is in flight. Inputs that arrive meanwhile wait in its mailbox and go together in the next.
+At most one turn of an instance is in flight. Inputs that arrive meanwhile wait in its mailbox and go together in the
+next.
 
-Converging: an orchestration whose work runs on one session should live where that session is held, so that its turns are fused.
-When `FIRST_MOVE` turns in a row placed work only on sessions of one other worker, the instance is handed to that worker. Each
-move doubles the number that the next one needs, so an orchestration that alternates between workers does not bounce.
+Converging: an orchestration whose work runs on one session should live where that session is held, so that its turns
+are fused. When `FIRST_MOVE` turns in a row placed work only on sessions of one other worker, the instance is handed to
+that worker. Each move doubles the number that the next one needs, so an orchestration that alternates between workers
+does not bounce.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ LARGEST_MOVE = 1024
 """Bound of the doubling."""
 
 MEANINGLESS = TimerFired(schedule_id=0)
-"""Stands for a message to an execution that has ended: consumed with the next turn, and dropped by replay like any stale timer."""
+"""Stands for a message to an execution that has ended: consumed with the next turn, and dropped by replay like any
+stale timer.
+"""
 
 
 @dataclass(slots=True)
@@ -147,7 +151,9 @@ class InstanceTable:
     # -- inputs
 
     def deliver_result(self, item: WorkItem, event: Event) -> None:
-        """The result of a work item that ran here: part of the next turn when its instance lives here, else a plain ack."""
+        """The result of a work item that ran here: part of the next turn when its instance lives here, else a plain
+        ack.
+        """
         live = self._live.get(item.lock.key.instance_id)
         if live is None or live.execution.execution_id != item.lock.key.execution_id:
             self._ack(item.lock, event)
@@ -158,7 +164,9 @@ class InstanceTable:
     async def deliver(self, items: Sequence[OrchestrationItem]) -> None:
         """Instances with messages, as fetched; those that are not live are replayed from their history."""
         strangers = [item for item in items if not self._is_current(item)]
-        histories = await self._provider.read_history([(i.instance_id, i.execution_id) for i in strangers if i.event_count])
+        histories = await self._provider.read_history(
+            [(i.instance_id, i.execution_id) for i in strangers if i.event_count]
+        )
         read = iter(histories)
         for item in strangers:
             self._adopt(item, next(read) if item.event_count else ())
@@ -209,7 +217,8 @@ class InstanceTable:
             raise refusal
         if item.claims > self._options.max_attempts:
             raise OrchestrationFailed(
-                "OrchestrationPoisoned", f"{item.claims} workers took it and none committed a turn: it seems to kill them"
+                "OrchestrationPoisoned",
+                f"{item.claims} workers took it and none committed a turn: it seems to kill them",
             )
 
     def _end_badly(self, live: LiveInstance, item: OrchestrationItem, error: AffinityError) -> None:
@@ -223,7 +232,8 @@ class InstanceTable:
 
     def _unknown(self, item: OrchestrationItem) -> None:
         """Give an instance back that this worker has no code for. One that never started fails in the end; one that has
-        history waits for its code, however long: a deploy that lags must not destroy it."""
+        history waits for its code, however long: a deploy that lags must not destroy it.
+        """
         waited = item.unknown_for is not None and item.unknown_for >= self._options.unregistered_timeout
         label = item.name if item.version is None else f"{item.name}@{item.version}"
         if waited and item.event_count == 0:
@@ -249,7 +259,9 @@ class InstanceTable:
         self._submit(live, step, inputs)
 
     def _completed(self, live: LiveInstance, event: Event) -> Event:
-        """The start of an execution carries the database's time and the version that it is pinned to: only a worker knows."""
+        """The start of an execution carries the database's time and the version that it is pinned to: only a worker
+        knows.
+        """
         if isinstance(event, OrchestrationStarted):
             return replace(event, time=self._around.now(), version=live.execution.version)
         return event
@@ -366,7 +378,9 @@ class InstanceTable:
 
     def _shrink(self) -> None:
         excess = len(self._live) - self._options.instance_cache_size
-        for live in [live for live in islice(self._live.values(), 2 * excess) if live.idle][:excess] if excess > 0 else ():
+        for live in (
+            [live for live in islice(self._live.values(), 2 * excess) if live.idle][:excess] if excess > 0 else ()
+        ):
             self._drop(live)
 
 

@@ -1,7 +1,7 @@
 """The keeper: a thread of its own that keeps this worker's lease and the locks of its running work.
 
-Why a thread: an activity may burn CPU on the event loop for longer than a lease lasts. The keeper has its own event loop and its
-own database connection, so all that it needs of the process is now and then the interpreter lock.
+Why a thread: an activity may burn CPU on the event loop for longer than a lease lasts. The keeper has its own event
+loop and its own database connection, so all that it needs of the process is now and then the interpreter lock.
 
 States, as the worker sees them::
 
@@ -12,10 +12,12 @@ States, as the worker sees them::
     held ──the worker's loop stands still for `stall_timeout`──► stalled: the lease is given up, and said so
 
 Invariants
-    * The deadline is counted on the monotonic clock from the moment at which a request was *sent*, so it can only be too early;
+    * The deadline is counted on the monotonic clock from the moment at which a request was *sent*, so it can only be
+      too early;
       no clock of ours is ever compared with the database's.
     * The deadline is that of the worker lease or of the oldest work-item lock, whichever ends first.
-    * A hung loop is not kept alive for ever: past `stall_timeout` without a beat of the main loop nothing is renewed any more.
+    * A hung loop is not kept alive for ever: past `stall_timeout` without a beat of the main loop nothing is renewed
+      any more.
 """
 
 from __future__ import annotations
@@ -77,6 +79,11 @@ class HeldLocks:
             return [lock for lock, since in self._locks.items() if since <= latest]
 
 
+def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+        loop.call_soon_threadsafe(event.set)
+
+
 class LeaseListener(Protocol):
     """What the worker does when its lease changes; called on the worker's own loop."""
 
@@ -110,6 +117,7 @@ class Keeper:
 
     def __init__(
         self,
+        *,
         connect: Callable[[], Awaitable[Provider]],
         identity: WorkerIdentity,
         options: RuntimeOptions,
@@ -176,7 +184,7 @@ class Keeper:
     async def _keep(self) -> None:
         wake = asyncio.Event()
         loop = asyncio.get_running_loop()
-        self._wake = lambda: loop.call_soon_threadsafe(wake.set)
+        self._wake = partial(_set_from_thread, loop, wake)
         provider: Provider | None = None
         pause = 0.0
         try:
@@ -227,9 +235,7 @@ class Keeper:
             self._lapsed = False
             self._tell(self._listener.lease_resumed)
             return
-        lease = await self._in_time(
-            partial(provider.renew_worker, self._identity, self._options.worker_lease_timeout)
-        )
+        lease = await self._in_time(partial(provider.renew_worker, self._identity, self._options.worker_lease_timeout))
         if lease is None:
             self._lapse("the lease had ended before it could be renewed")
             return

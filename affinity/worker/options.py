@@ -33,7 +33,9 @@ class RuntimeOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     worker_node_id: str = Field(default_factory=_default_node_id)
-    """Stable name of this worker, unique among live ones: a restart under it keeps the sessions (v1 document, question 4)."""
+    """Stable name of this worker, unique among live ones: a restart under it keeps the sessions (v1 document, question
+    4).
+    """
     worker_concurrency: int = Field(default=128, ge=1, le=10_000)
     """Activities that run at once."""
     max_sessions_per_runtime: int = Field(default=100, ge=0, le=1_000_000)
@@ -49,7 +51,9 @@ class RuntimeOptions(BaseModel):
     poll_interval: Seconds = 1.0
     """Longest wait for a hint before looking into the queues anyway (jittered)."""
     instance_cache_size: int = Field(default=10_000, ge=0, le=10_000_000)
-    """Live coroutines of orchestrations kept in memory; the least recently used are dropped and replayed when needed."""
+    """Live coroutines of orchestrations kept in memory; the least recently used are dropped and replayed when
+    needed.
+    """
     max_attempts: int = Field(default=10, ge=1, le=1_000)
     """Interrupted deliveries (crash, lost lease) of one work item before it fails as poison."""
     unregistered_timeout: Seconds = 300.0
@@ -93,7 +97,9 @@ class RuntimeOptions(BaseModel):
     def from_environment(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Self:
         """Options from ``AFFINITY_<NAME>`` variables; ``overrides`` that are not None win."""
         environ = os.environ if environ is None else environ
-        found = {name: environ[key] for name in cls.model_fields if (key := ENVIRONMENT_PREFIX + name.upper()) in environ}
+        found = {
+            name: environ[key] for name in cls.model_fields if (key := ENVIRONMENT_PREFIX + name.upper()) in environ
+        }
         return cls.make(**found | {name: value for name, value in overrides.items() if value is not None})
 
 

@@ -1,4 +1,6 @@
-"""Trying again while the database is gone: with backoff, without losing work, and with one log line per state change."""
+"""Trying again while the database is gone: with backoff, without losing work, and with one log line per state
+change.
+"""
 
 from __future__ import annotations
 

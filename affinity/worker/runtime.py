@@ -1,12 +1,15 @@
-"""What a worker does while it holds its lease: fetch, run, commit, listen, clean; and what it does when the lease changes."""
+"""What a worker does while it holds its lease: fetch, run, commit, listen, clean; and what it does when the lease
+changes.
+"""
 
 from __future__ import annotations
 
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
@@ -61,6 +64,7 @@ class Runtime:
 
     def __init__(
         self,
+        *,
         app: App,
         provider: Provider,
         identity: WorkerIdentity,
@@ -81,7 +85,14 @@ class Runtime:
         self._orchestration_names = frozenset({d.name for d in app.orchestrations.values()} | set(app.orchestrations))
         self._availability = Availability(identity.worker_id)
         self.sessions = HeldSessions(listeners, options.session_lock_timeout)
-        self.activities = ActivityRunner(app, options, locks, self.sessions, self, metrics.activity_ended)
+        self.activities = ActivityRunner(
+            app=app,
+            options=options,
+            locks=locks,
+            sessions=self.sessions,
+            outcomes=self,
+            observe=metrics.activity_ended,
+        )
         self.instances = InstanceTable(app, provider, self, options)
         self._waker = Waker(provider)
         self._turns = GroupCommit(self._write_turns, self._availability, observe=metrics.batch("turn"))
@@ -203,7 +214,7 @@ class Runtime:
         """A session was given up: its state here is of no use any more."""
         self._spawn(self.sessions.lost, session_id)
 
-    def _spawn(self, work: Callable[..., Awaitable[None]], *args: object) -> None:
+    def _spawn(self, work: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
         if self._tasks is not None:
             self._tasks.start_soon(work, *args)
 
@@ -295,8 +306,9 @@ class Runtime:
         return self._options.poll_interval if fetched.next_due is None else fetched.next_due
 
     async def _disown(self) -> None:
-        """After a lost reply: free what is locked to us without our knowledge. No turn may be in flight meanwhile, since its
-        reply could bring items that we are about to know of; nor can a fetch, as this is the fetching task."""
+        """After a lost reply: free what is locked to us without our knowledge. No turn may be in flight meanwhile,
+        since its reply could bring items that we are about to know of; nor can a fetch, as this is the fetching task.
+        """
         async with self._turns.paused():
             await self._provider.disown_work_item(self._identity, self._locks.snapshot())
             self._uncertain = False
@@ -320,7 +332,9 @@ class Runtime:
             await anyio.sleep(random.uniform(0.05, self._options.poll_interval))  # noqa: S311
 
     async def _cancellations(self) -> None:
-        """Find running activities whose work item was taken away: at a hint, else every second once they run that long."""
+        """Find running activities whose work item was taken away: at a hint, else every second once they run that
+        long.
+        """
         while True:
             with anyio.move_on_after(CHORE_SECONDS):
                 await self._check.wait()
@@ -358,7 +372,9 @@ class Runtime:
 
     def lease_lapsed(self, reason: str) -> None:
         """The lease is about to end: stop all that it covers."""
-        logger.warning("worker %s: lease lost (%s); stopping %d activities", self.worker_id, reason, len(self.activities))
+        logger.warning(
+            "worker %s: lease lost (%s); stopping %d activities", self.worker_id, reason, len(self.activities)
+        )
         self._metrics.lapsed()
         self._serving = False
         self._tenure += 1
@@ -394,7 +410,9 @@ class Runtime:
     # -- leaving
 
     async def drain(self) -> None:
-        """Take nothing new, let what runs end, give back what does not in time, and free sessions as they become idle."""
+        """Take nothing new, let what runs end, give back what does not in time, and free sessions as they become
+        idle.
+        """
         self._serving = False
         logger.info("worker %s: draining, %d activities run", self.worker_id, len(self.activities))
         with anyio.move_on_after(self._options.drain_timeout) as limit:

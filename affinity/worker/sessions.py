@@ -1,8 +1,9 @@
 """The sessions that this worker holds, as far as it knows, and who must hear when it holds one no more.
 
-The database decides; this is the memory beside it. A session is noted with its epoch when work of it arrives, and its lock is
-taken to end `session_lock_timeout` after its last work was renewed or finished. Ending early here is harmless: the cache
-disposes of state that would have to be hydrated again. Ending late is harmless too: state of an old epoch is never used.
+The database decides; this is the memory beside it. A session is noted with its epoch when work of it arrives, and its
+lock is taken to end `session_lock_timeout` after its last work was renewed or finished. Ending early here is harmless:
+the cache disposes of state that would have to be hydrated again. Ending late is harmless too: state of an old epoch is
+never used.
 """
 
 from __future__ import annotations

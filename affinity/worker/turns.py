@@ -46,6 +46,7 @@ from affinity.provider.contract import (
     WorkLock,
 )
 
+
 @dataclass(slots=True)
 class _Rows:
     """The rows of one turn, while they are collected."""
@@ -123,9 +124,7 @@ def _add_rows(rows: _Rows, execution: Execution, event_id: int, event: object, l
             )
         case TimerCreated():
             fired = encode_message(run, TimerFired(schedule_id=event_id))
-            rows.messages.append(
-                NewMessage(instance_id=me, payload=fired, delay=event.delay, timer=(run, event_id))
-            )
+            rows.messages.append(NewMessage(instance_id=me, payload=fired, delay=event.delay, timer=(run, event_id)))
         case SubOrchestrationScheduled():
             rows.instances.append(_child(execution, event_id, event))
         case ActivityCancelled():
@@ -213,9 +212,13 @@ def _error_json(error_type: str, message: str) -> str:
 
 
 def fail_unstarted(item: OrchestrationItem, error: AffinityError) -> Turn:
-    """The only turn of an instance that nobody has code for: it records its start and its failure, and tells its parent."""
+    """The only turn of an instance that nobody has code for: it records its start and its failure, and tells its
+    parent.
+    """
     started = next(
-        event for _, event in map(decode_message, (m.payload for m in item.messages)) if isinstance(event, OrchestrationStarted)
+        event
+        for _, event in map(decode_message, (m.payload for m in item.messages))
+        if isinstance(event, OrchestrationStarted)
     )
     failed = OrchestrationFailed(error_type=type(error).__name__, message=str(error))
     answers = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import anyio
 
 from affinity.errors import ProviderError
@@ -31,8 +33,7 @@ class Waker:
             await self._arrived.wait()
             self._arrived = anyio.Event()
             pending, self._pending = self._pending, {}
-            try:
+            # Only a hint: the poll finds the work anyway, and the loops that matter report the database's state.
+            with contextlib.suppress(ProviderError):
                 await self._provider.wake(pending)
-            except ProviderError:
-                pass  # only a hint: the poll finds the work, and the loops that matter report the database's state
             await anyio.sleep(COALESCE_SECONDS)

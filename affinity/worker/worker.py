@@ -7,8 +7,8 @@ What it opens, in the order in which things must close:
     keeper     a thread that renews the lease (`affinity.worker.keeper`)
     runtime    the loops (`affinity.worker.runtime`): fetch, group commits, activities, hints, chores
 
-On the way out the runtime drains, the keeper stops, the name is released (which frees all sessions), and the connections close.
-None of this is needed for correctness: a killed process leaves all of it to its lease.
+On the way out the runtime drains, the keeper stops, the name is released (which frees all sessions), and the
+connections close. None of this is needed for correctness: a killed process leaves all of it to its lease.
 """
 
 from __future__ import annotations
@@ -95,9 +95,22 @@ class Worker:
             provider = self.metrics.observed(await self._open(stack))
             locks = HeldLocks()
             self._runtime = Runtime(
-                self._app, provider, self.identity, self.options, locks, self._listeners, self.metrics
+                app=self._app,
+                provider=provider,
+                identity=self.identity,
+                options=self.options,
+                locks=locks,
+                listeners=self._listeners,
+                metrics=self.metrics,
             )
-            self._keeper = Keeper(self._connect, self.identity, self.options, self._labels, locks, self._runtime)
+            self._keeper = Keeper(
+                connect=self._connect,
+                identity=self.identity,
+                options=self.options,
+                labels=self._labels,
+                locks=locks,
+                listener=self._runtime,
+            )
             registered_at = await stack.enter_async_context(self._registered(provider))
             self._serve_metrics(stack)
             await stack.enter_async_context(self._running(registered_at))
@@ -131,7 +144,9 @@ class Worker:
         raise self._runtime.error
 
     async def drain(self) -> None:
-        """Take nothing new, let running activities end or give them back, free all sessions. Leaving the block does it too."""
+        """Take nothing new, let running activities end or give them back, free all sessions. Leaving the block does it
+        too.
+        """
         if not self._drained and self._runtime.error is None:
             self._drained = True
             await self._runtime.drain()
@@ -171,9 +186,7 @@ class Worker:
         if self._migrate:
             await self._availability.insist(partial(migrate, self._url), patience)
         name = f"affinity {self.identity.worker_id}"
-        provider = await self._availability.insist(
-            partial(open_provider, self._url, application_name=name), patience
-        )
+        provider = await self._availability.insist(partial(open_provider, self._url, application_name=name), patience)
         stack.push_async_callback(provider.aclose)
         return provider
 
@@ -228,8 +241,12 @@ class Worker:
     def _serve_metrics(self, stack: AsyncExitStack) -> None:
         runtime = self._runtime
         self.metrics.gauge("running_activities", "Activities that run now", lambda: len(runtime.activities))
-        self.metrics.gauge("live_instances", "Orchestrations whose coroutine is in memory", lambda: len(runtime.instances))
-        self.metrics.gauge("held_sessions", "Sessions whose work ran here and whose lock has not ended", lambda: len(runtime.sessions))
+        self.metrics.gauge(
+            "live_instances", "Orchestrations whose coroutine is in memory", lambda: len(runtime.instances)
+        )
+        self.metrics.gauge(
+            "held_sessions", "Sessions whose work ran here and whose lock has not ended", lambda: len(runtime.sessions)
+        )
         self.metrics.gauge("turns", "Turns committed since the start", lambda: runtime.instances.turns)
         self.metrics.gauge("replays", "Histories replayed since the start", lambda: runtime.instances.replays)
         if self.options.metrics_port is not None:
