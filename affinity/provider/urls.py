@@ -23,8 +23,8 @@ async def open_provider(url: str, *, application_name: str = "affinity") -> Prov
     """Connect to the database of ``url``; its schema must be up to date (`migrate`).
 
     Args:
-        url: ``sqlite:///path`` or ``postgresql://…``; ``?schema=name`` (PostgreSQL) chooses another schema than
-        ``affinity``. application_name: shown in PostgreSQL's activity view.
+        url: ``sqlite:///path`` or ``postgresql://…``; there ``?schema=name`` chooses another schema than ``affinity``.
+        application_name: shown in PostgreSQL's activity view.
 
     Raises:
         InvalidUrl: no provider for the URL, or it is malformed.

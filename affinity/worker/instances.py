@@ -263,7 +263,7 @@ class InstanceTable:
         knows.
         """
         if isinstance(event, OrchestrationStarted):
-            return replace(event, time=self._around.now(), version=live.execution.version)
+            return replace(event, time=self._around.now(), version=live.execution.definition.version)
         return event
 
     def _submit(self, live: LiveInstance, step: Step, inputs: list[Input]) -> None:
@@ -273,7 +273,7 @@ class InstanceTable:
         built = build_turn(
             live.execution,
             step,
-            first_version=live.execution.version if first else None,
+            first_version=live.execution.definition.version if first else None,
             consumed=[i.message_id for i in consumed if i.message_id is not None],
             acks=[i.lock for i in consumed if i.lock is not None],
             lock_here=self._around.slots_for_new_work(),

@@ -158,8 +158,8 @@ def _child(execution: Execution, event_id: int, event: SubOrchestrationScheduled
 def _add_outcome(rows: _Rows, execution: Execution, outcome: object) -> None:
     if isinstance(outcome, ContinuedAsNew):
         again = OrchestrationStarted(
-            name=execution.name,
-            version=outcome.version or execution.version,
+            name=execution.definition.name,
+            version=outcome.version or execution.definition.version,
             input=outcome.input,
             parent=execution.parent,
             carried=outcome.carried,
