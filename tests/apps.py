@@ -1,0 +1,177 @@
+"""The apps that tests run, in their own process and in workers."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import anyio
+from pydantic import BaseModel
+
+from affinity import ActivityContext, App, OrchestrationContext, RetryPolicy
+from tests.board import ask, ask_blocking
+
+
+class Seen(BaseModel):
+    """What an activity saw of itself."""
+
+    n: int
+    worker: str
+    epoch: int | None
+    attempt: int
+
+
+def seen(context: ActivityContext, n: int) -> Seen:
+    return Seen(n=n, worker=context.worker_id, epoch=context.session_epoch, attempt=context.attempt)
+
+
+app = App("tests")
+
+
+# --- without a board ------------------------------------------------------------------------------------------------
+
+
+@app.activity
+async def step(context: ActivityContext, n: int) -> Seen:
+    return seen(context, n)
+
+
+@app.activity
+def sync_step(context: ActivityContext, n: int) -> Seen:
+    return seen(context, n)
+
+
+@app.activity
+async def fail(context: ActivityContext, message: str) -> None:
+    raise ValueError(f"{message} {context.attempt}")
+
+
+@app.orchestration
+async def walk(context: OrchestrationContext, turns: int) -> list[Seen]:
+    """Turns on a session of its own."""
+    return [await context.schedule_activity(step, n).on_session(context.instance_id) for n in range(turns)]
+
+
+@app.orchestration
+async def stroll(context: OrchestrationContext, turns: int) -> list[Seen]:
+    """Turns without a session, on threads."""
+    return [await context.schedule_activity(sync_step, n) for n in range(turns)]
+
+
+@app.orchestration
+async def alternate(context: OrchestrationContext, turns: int) -> list[Seen]:
+    """Turns on two sessions in turn."""
+    names = (f"{context.instance_id}/a", f"{context.instance_id}/b")
+    return [await context.schedule_activity(step, n).on_session(names[n % 2]) for n in range(turns)]
+
+
+@app.orchestration
+async def fan_out(context: OrchestrationContext, width: int) -> int:
+    done = await context.gather(*(context.schedule_activity(step, n) for n in range(width)))
+    return sum(one.n for one in done)
+
+
+@app.orchestration
+async def failing(context: OrchestrationContext, attempts: int) -> None:
+    await context.schedule_activity(fail, "attempt", retry=RetryPolicy(max_attempts=attempts, initial_interval=0.01))
+
+
+@app.orchestration
+async def nap(context: OrchestrationContext, seconds: float) -> None:
+    await context.schedule_timer(timedelta(seconds=seconds))
+
+
+@app.orchestration
+async def collect(context: OrchestrationContext, count: int) -> list[Any]:
+    """External events, in order."""
+    return [await context.schedule_wait("item", Any) for _ in range(count)]
+
+
+@app.orchestration
+async def relay(context: OrchestrationContext, left: int) -> list[Any]:
+    """One event an execution; the session stays over `continue_as_new`."""
+    item = await context.schedule_wait("item", int)
+    await context.schedule_activity(step, item).on_session(context.instance_id)
+    if left > 1:
+        context.continue_as_new(left - 1)
+    return [context.execution_id, item]
+
+
+@app.orchestration
+async def parent(context: OrchestrationContext, children: int) -> list[int]:
+    runs = [context.schedule_sub_orchestration(fan_out, n) for n in range(children)]
+    return await context.gather(*runs)
+
+
+# --- with a board ---------------------------------------------------------------------------------------------------
+
+
+@app.activity
+async def held(context: ActivityContext, n: int) -> Seen:
+    """Waits for the board, unless it says to raise."""
+    await ask(context, n=n)
+    return seen(context, n)
+
+
+@app.activity
+def held_thread(context: ActivityContext, n: int) -> Seen:
+    ask_blocking(context, n=n)
+    return seen(context, n)
+
+
+@app.activity
+async def block_loop(context: ActivityContext, n: int) -> Seen:
+    """Wrong on purpose: blocks the worker's event loop until the board answers."""
+    ask_blocking(context, n=n)
+    return seen(context, n)
+
+
+@app.activity
+async def cancellable(context: ActivityContext, n: int) -> None:
+    """Runs until it is cancelled, and says so."""
+    await ask(context, n=n, state="running")
+    try:
+        await anyio.sleep_forever()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await ask(context, n=n, state=context.cancel_reason)
+
+
+@app.activity
+def cancellable_thread(context: ActivityContext, n: int) -> None:
+    ask_blocking(context, n=n, state="running")
+    context.wait_cancelled()
+    ask_blocking(context, n=n, state=context.cancel_reason)
+
+
+@app.orchestration
+async def held_walk(context: OrchestrationContext, turns: int) -> list[Seen]:
+    return [await context.schedule_activity(held, n).on_session(context.instance_id) for n in range(turns)]
+
+
+@app.orchestration
+async def held_once(context: OrchestrationContext, activity: str) -> Any:
+    return await context.schedule_activity(activity, 0).on_session(context.instance_id)
+
+
+@app.orchestration
+async def held_with_timeout(context: OrchestrationContext, activity: str) -> Any:
+    return await context.schedule_activity(activity, 0, timeout=0.2)
+
+
+@app.orchestration
+async def race(context: OrchestrationContext, activity: str) -> Any:
+    """The activity loses against an event."""
+    chosen = await context.select(context.schedule_activity(activity, 0), context.schedule_wait("stop", str))
+    return chosen.value
+
+
+# --- a later release of the same app: what a rolling deploy brings ---------------------------------------------------
+
+newer = App("tests")
+newer.include(app)
+
+
+@newer.activity
+async def only_newer(context: ActivityContext, n: int) -> Seen:
+    return seen(context, n)

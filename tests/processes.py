@@ -1,0 +1,126 @@
+"""Worker processes for tests: real ones, started as a user would, stopped with real signals."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+PATIENCE = 60.0
+"""Seconds after which a test that waits for a process is broken."""
+
+FAST = {
+    "worker_lease_timeout": 2.0,
+    "work_item_lock_timeout": 4.0,
+    "session_lock_timeout": 60.0,
+    "poll_interval": 0.3,
+    "stall_timeout": 10.0,
+    "drain_timeout": 20.0,
+}
+"""Short leases, so that a takeover takes seconds; the rules are those of the defaults."""
+
+
+class WorkerProcess:
+    """A worker in a process of its own; its log is read as it comes."""
+
+    def __init__(self, url: str, name: str, app: str = "tests.apps:app", **options: Any) -> None:
+        values = FAST | {"worker_node_id": name} | options
+        environment = os.environ | {f"AFFINITY_{key.upper()}": str(value) for key, value in values.items()}
+        self.name = name
+        self.log: list[str] = []
+        self._changed = threading.Condition()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "affinity", "--url", url, "worker", app],
+            cwd=ROOT,
+            env=environment | {"PYTHONUNBUFFERED": "1"},
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            with self._changed:
+                self.log.append(line.rstrip())
+                self._changed.notify_all()
+        with self._changed:
+            self.log.append("(end of log)")
+            self._changed.notify_all()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_log(self, pattern: str) -> str:
+        """The first line of the log, so far or to come, that matches."""
+        with self._changed:
+            found = self._changed.wait_for(lambda: self._find(pattern) or self._find(r"\(end of log\)"), PATIENCE)
+            line = self._find(pattern)
+        assert line, f"{self.name} never logged {pattern!r} (found {found!r}):\n" + "\n".join(self.log)
+        return line
+
+    def _find(self, pattern: str) -> str | None:
+        return next((line for line in self.log if re.search(pattern, line)), None)
+
+    def ready(self) -> WorkerProcess:
+        self.wait_log("running app")
+        return self
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        code = self._process.wait(PATIENCE)
+        self._reader.join(PATIENCE)
+        return code
+
+    def end(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGCONT)
+        self._process.kill()
+        self.wait()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+
+
+class Workers:
+    """Starts workers, and ends those that a test left running."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._all: list[WorkerProcess] = []
+
+    def start(self, name: str, app: str = "tests.apps:app", **options: Any) -> WorkerProcess:
+        """A worker that has registered and runs."""
+        return self.launch(name, app, **options).ready()
+
+    def launch(self, name: str, app: str = "tests.apps:app", **options: Any) -> WorkerProcess:
+        """A worker that may still be starting."""
+        worker = WorkerProcess(self.url, name, app, **options)
+        self._all.append(worker)
+        return worker
+
+    def end(self) -> None:
+        for worker in self._all:
+            worker.end()
+
+
+@contextmanager
+def open_workers(url: str) -> Iterator[Workers]:
+    """Workers on one database."""
+    workers = Workers(url)
+    try:
+        yield workers
+    finally:
+        workers.end()

@@ -1,0 +1,234 @@
+"""Workers as real processes, stopped, paused and killed with real signals, on every provider."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import anyio
+import pytest
+
+from affinity.client import Client
+from tests.board import Board, open_board
+from tests.processes import FAST, Workers, open_workers
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+async def board() -> AsyncIterator[Board]:
+    async with open_board() as board:
+        yield board
+
+
+@pytest.fixture
+def workers(any_url: str, board: Board) -> Iterator[Workers]:
+    with open_workers(any_url) as workers:
+        yield workers
+
+
+@pytest.fixture
+async def client(any_url: str) -> AsyncIterator[Client]:
+    async with Client(any_url) as client:
+        yield client
+
+
+async def test_a_killed_holder_is_replaced_within_its_lease(workers: Workers, client: Client, board: Board) -> None:
+    """SIGKILL in the middle of an activity: another worker runs it again, under a new epoch, and it is recorded once."""
+    first = workers.start("first")
+    run = await client.start("held_walk", 2, instance_id="walk")
+    before = await board.next()
+    workers.start("second")
+    first.send(signal.SIGKILL)
+    killed = time.monotonic()
+    again = await board.next()
+    assert time.monotonic() - killed < FAST["worker_lease_timeout"] + 2
+    assert (before["worker"], again["worker"]) == ("first", "second")
+    assert (before["n"], again["n"], again["attempt"]) == (0, 0, 2)
+    assert again["epoch"] > before["epoch"]
+    await again.answer()
+    await (await board.next()).answer()
+    result = await client.wait(run.instance_id, timeout=30)
+    assert [(one["n"], one["worker"]) for one in result] == [(0, "second"), (1, "second")]
+
+
+async def test_a_restarted_worker_goes_on_at_once(workers: Workers, client: Client, board: Board) -> None:
+    """The same name, another process: it has the session without waiting for a lease, under a new epoch."""
+    first = workers.start("stable", worker_lease_timeout=60, work_item_lock_timeout=60, stall_timeout=60)
+    await client.start("held_walk", 1, instance_id="walk")
+    before = await board.next()
+    first.send(signal.SIGKILL)
+    first.wait()
+    workers.start("stable", worker_lease_timeout=60, work_item_lock_timeout=60, stall_timeout=60)
+    again = await board.next(timeout=20)
+    assert again["worker"] == "stable"
+    assert again["pid"] != before["pid"]
+    assert again["epoch"] > before["epoch"]
+    await again.answer()
+    assert len(await client.wait("walk", timeout=30)) == 1
+
+
+async def test_a_paused_holder_finds_itself_out_and_corrupts_nothing(
+    workers: Workers, client: Client, board: Board
+) -> None:
+    """SIGSTOP for longer than every lease: when it wakes, its result is refused and its lease is gone; then it serves again."""
+    paused = workers.start("paused", session_lock_timeout=5)
+    await client.start("held_walk", 2, instance_id="walk")
+    before = await board.next()
+    workers.start("other", session_lock_timeout=5)
+    paused.send(signal.SIGSTOP)
+    again = await board.next()
+    assert again["worker"] == "other"
+    await again.answer()
+    last = await board.next()
+    assert (last["worker"], last["n"]) == ("other", 1)
+    await before.answer()  # it reads this when it wakes: its turn, as it thinks
+    paused.send(signal.SIGCONT)
+    paused.wait_log("lease lost")
+    paused.wait_log("lease is back")
+    await last.answer()
+    result = await client.wait("walk", timeout=30)
+    assert [(one["n"], one["worker"]) for one in result] == [(0, "other"), (1, "other")]
+    assert [event.type for event in await client.history("walk")].count("activity_completed") == 2
+    assert await client.wait((await client.start("stroll", 1)).instance_id, timeout=30)
+
+
+async def test_a_second_process_of_a_name_fences_the_first(workers: Workers, client: Client, board: Board) -> None:
+    """The first stops at once, with an error; its running activity is cancelled, and is done by the second."""
+    first = workers.start("twin")
+    await client.start("held_walk", 1, instance_id="walk")
+    before = await board.next()
+    workers.start("twin")
+    assert first.wait() != 0
+    assert before.gone.is_set() or await _gone(before)
+    again = await board.next()
+    assert again["epoch"] > before["epoch"]
+    await again.answer()
+    assert len(await client.wait("walk", timeout=30)) == 1
+
+
+async def _gone(call: object) -> bool:
+    with anyio.fail_after(10):
+        await call.gone.wait()  # type: ignore[attr-defined]
+    return True
+
+
+async def test_sigterm_finishes_and_hands_on_at_once(workers: Workers, client: Client, board: Board) -> None:
+    """Drain: running work ends here, the session's next work starts elsewhere at once, and the exit code is 0."""
+    leases = {"worker_lease_timeout": 60, "work_item_lock_timeout": 60, "stall_timeout": 60}
+    first = workers.start("first", **leases)
+    await client.start("held_walk", 2, instance_id="walk")
+    running = await board.next()
+    workers.start("second", **leases)
+    first.send(signal.SIGTERM)
+    first.wait_log("draining")
+    await running.answer()
+    following = await board.next(timeout=20)
+    assert (following["worker"], following["n"], following["attempt"]) == ("second", 1, 1)
+    assert following["epoch"] > running["epoch"]
+    assert first.wait() == 0
+    await following.answer()
+    result = await client.wait("walk", timeout=30)
+    assert [(one["n"], one["worker"]) for one in result] == [(0, "first"), (1, "second")]
+
+
+async def test_a_drain_that_takes_too_long_gives_back_without_burning_an_attempt(
+    workers: Workers, client: Client, board: Board
+) -> None:
+    first = workers.start("first", drain_timeout=0.2)
+    await client.start("held_walk", 1, instance_id="walk")
+    running = await board.next()
+    workers.start("second")
+    first.send(signal.SIGTERM)
+    assert first.wait() == 0
+    again = await board.next()
+    assert (again["worker"], again["attempt"]) == ("second", running["attempt"])
+    await again.answer()
+    assert len(await client.wait("walk", timeout=30)) == 1
+
+
+async def test_a_second_sigterm_stops_now(workers: Workers, client: Client, board: Board) -> None:
+    first = workers.start("first", drain_timeout=60)
+    await client.start("held_walk", 1, instance_id="walk")
+    await board.next()
+    first.send(signal.SIGTERM)
+    first.wait_log("draining")
+    first.send(signal.SIGTERM)
+    assert first.wait() != 0
+    workers.start("second")
+    await (await board.next()).answer()
+    assert len(await client.wait("walk", timeout=30)) == 1
+
+
+async def test_keep_alive_survives_a_blocked_loop(workers: Workers, client: Client, board: Board) -> None:
+    """An activity that blocks the event loop for longer than the leases keeps its session: the keeper is a thread."""
+    workers.start("busy", stall_timeout=60)
+    await client.start("held_once", "block_loop", instance_id="block")
+    blocked = await board.next()
+    workers.start("idle")
+    for _ in range(2):
+        # Work for the idle worker, whose end shows that time has passed; its timer outlasts the busy worker's lease.
+        await client.wait(
+            (await client.start("nap", FAST["worker_lease_timeout"])).instance_id, timeout=30
+        )
+    assert board.waiting() == 0, "the blocked activity was started again"
+    await blocked.answer()
+    assert (await client.wait("block", timeout=30))["attempt"] == 1
+
+
+async def test_a_hung_loop_is_not_kept_alive_for_ever(workers: Workers, client: Client, board: Board) -> None:
+    """Past `stall_timeout` the worker gives its lease up, says where it hangs, and others take over."""
+    hung = workers.start("hung", stall_timeout=3)
+    await client.start("held_once", "block_loop", instance_id="block")
+    await board.next()
+    workers.start("other", stall_timeout=60)
+    line = hung.wait_log("no progress")
+    assert "giving up the lease" in line
+    hung.wait_log("block_loop")
+    again = await board.next()
+    assert again["worker"] == "other"
+    await again.answer()
+    assert (await client.wait("block", timeout=30))["worker"] == "other"
+
+
+async def test_a_session_goes_to_a_worker_that_knows_its_activity(
+    workers: Workers, client: Client, board: Board
+) -> None:
+    """A rolling deploy: the holder lacks the activity, so it gives the work back with the session."""
+    workers.start("old")
+    await client.wait((await client.start("walk", 1, instance_id="warm")).instance_id, timeout=30)
+    await client.start("held_once", "only_newer", instance_id="rolling")
+    workers.start("new", app="tests.apps:newer")
+    assert (await client.wait("rolling", timeout=30))["worker"] == "new"
+
+
+async def test_ten_workers_start_at_once_on_an_empty_database(workers: Workers, client: Client) -> None:
+    started = [workers.launch(f"worker-{n}") for n in range(10)]
+    for worker in started:
+        worker.ready()
+    assert {worker.worker_id for worker in await client.workers() if worker.alive} == {w.name for w in started}
+    runs = [await client.start("walk", 3) for _ in range(20)]
+    for run in runs:
+        assert len(await client.wait(run.instance_id, timeout=60)) == 3
+
+
+@pytest.mark.parametrize("activity", ["cancellable", "cancellable_thread"])
+@pytest.mark.parametrize("how", ["instance", "select", "timeout"])
+async def test_cancellation_reaches_a_running_activity(
+    workers: Workers, client: Client, board: Board, activity: str, how: str
+) -> None:
+    """An instance cancelled, a select lost, a timeout: async code is cancelled at its await, sync code sees it."""
+    workers.start("only")
+    name = {"instance": "held_once", "select": "race", "timeout": "held_with_timeout"}[how]
+    await client.start(name, activity, instance_id="cancel")
+    await (await board.next()).answer()
+    if how == "instance":
+        await client.cancel("cancel", "enough")
+    elif how == "select":
+        await client.raise_event("cancel", "stop", "now")
+    ended = await board.next(timeout=20)
+    assert ended["state"]
+    await ended.answer()
+    status = await client.wait_finished("cancel", timeout=30)
+    assert status == {"instance": "cancelled", "select": "completed", "timeout": "failed"}[how]

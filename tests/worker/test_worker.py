@@ -1,0 +1,120 @@
+"""One worker in this process: orchestrations end to end on every provider."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+
+from affinity import RuntimeOptions, Worker
+from affinity.client import Client
+from affinity.errors import ActivityFailed, OrchestrationFailed
+from tests.apps import app
+
+pytestmark = pytest.mark.anyio
+
+OPTIONS = {"poll_interval": 0.2}
+
+
+@pytest.fixture
+async def client(any_url: str) -> AsyncIterator[Client]:
+    async with Client(any_url) as client:
+        yield client
+
+
+@pytest.fixture
+async def worker(any_url: str) -> AsyncIterator[Worker]:
+    async with Worker(app, any_url, RuntimeOptions.make(**OPTIONS)) as worker:
+        yield worker
+
+
+async def test_turns_on_a_session_run_in_order_under_one_epoch(worker: Worker, client: Client) -> None:
+    run = await client.start("walk", 30)
+    result = await client.wait(run.instance_id, timeout=30)
+    assert [one["n"] for one in result] == list(range(30))
+    assert len({one["epoch"] for one in result}) == 1
+    assert {one["worker"] for one in result} == {worker.identity.worker_id}
+
+
+async def test_a_warm_orchestration_is_never_replayed(worker: Worker, client: Client) -> None:
+    """Sticky instances: after the first turn, no history is read."""
+    run = await client.start("walk", 50)
+    await client.wait(run.instance_id, timeout=30)
+    assert worker.runtime.instances.replays == 0
+    assert worker.runtime.instances.turns == 51
+
+
+async def test_threads_fan_out_and_children(worker: Worker, client: Client) -> None:
+    assert len(await client.wait((await client.start("stroll", 5)).instance_id, timeout=30)) == 5
+    assert await client.wait((await client.start("fan_out", 300)).instance_id, timeout=30) == sum(range(300))
+    assert await client.wait((await client.start("parent", 5)).instance_id, timeout=30) == [0, 0, 1, 3, 6]
+
+
+async def test_a_failure_is_retried_and_then_reported(worker: Worker, client: Client) -> None:
+    run = await client.start("failing", 3)
+    with pytest.raises(OrchestrationFailed, match="attempt 3") as raised:
+        await client.wait(run.instance_id, timeout=30)
+    assert raised.value.error_type == ActivityFailed.__name__
+
+
+async def test_timers_and_events(worker: Worker, client: Client) -> None:
+    await client.start("collect", 5, instance_id="collect")
+    for n in range(5):
+        await client.raise_event("collect", "item", n)
+    assert await client.wait("collect", timeout=30) == [0, 1, 2, 3, 4]
+    await client.wait((await client.start("nap", 0.3)).instance_id, timeout=30)
+
+
+async def test_events_survive_continue_as_new(worker: Worker, client: Client) -> None:
+    """All events are there before the first execution starts; each execution takes one."""
+    await client.start("relay", 6, instance_id="relay")
+    for n in range(6):
+        await client.raise_event("relay", "item", n)
+    assert await client.wait("relay", timeout=30) == [6, 5]
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_the_instance_cache_may_be_dropped_at_any_time(worker: Worker, client: Client, seed: int) -> None:
+    """Dropping live coroutines at random moments changes nothing but the number of replays."""
+    chance = random.Random(seed)
+    runs = [await client.start("walk", 20, instance_id=f"walk-{n}") for n in range(10)]
+
+    async def drop() -> None:
+        while True:
+            await anyio.sleep(chance.uniform(0, 0.02))
+            worker.runtime.instances.drop_idle()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(drop)
+        for run in runs:
+            result = await client.wait(run.instance_id, timeout=60)
+            assert [one["n"] for one in result] == list(range(20))
+            assert [one["attempt"] for one in result] == [1] * 20
+        tasks.cancel_scope.cancel()
+
+
+async def test_an_orchestration_moves_to_where_its_session_is(any_url: str, client: Client) -> None:
+    """Two workers: whoever starts the instance, its turns become local to the session's holder."""
+    async with (
+        Worker(app, any_url, RuntimeOptions.make(**OPTIONS)) as one,
+        Worker(app, any_url, RuntimeOptions.make(**OPTIONS)) as two,
+    ):
+        runs = [await client.start("walk", 30) for _ in range(10)]
+        for run in runs:
+            result = await client.wait(run.instance_id, timeout=60)
+            assert len({(r["worker"], r["epoch"]) for r in result}) == 1
+        assert one.runtime.instances.turns + two.runtime.instances.turns == 10 * 31
+        assert one.runtime.instances.replays + two.runtime.instances.replays <= 10
+
+
+async def test_two_sessions_on_two_workers_do_not_bounce(any_url: str, client: Client) -> None:
+    async with (
+        Worker(app, any_url, RuntimeOptions.make(**OPTIONS, max_sessions_per_runtime=1)) as one,
+        Worker(app, any_url, RuntimeOptions.make(**OPTIONS, max_sessions_per_runtime=1)) as two,
+    ):
+        run = await client.start("alternate", 40)
+        result = await client.wait(run.instance_id, timeout=60)
+        assert len({r["worker"] for r in result[::2]}) == 1
+        assert one.runtime.instances.replays + two.runtime.instances.replays <= 2
