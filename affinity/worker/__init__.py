@@ -1,7 +1,6 @@
 """The worker: where orchestration and provider meet."""
 
 from affinity.worker.options import RuntimeOptions
-from affinity.worker.sessions import SessionListener
 from affinity.worker.worker import Worker
 
-__all__ = ["RuntimeOptions", "SessionListener", "Worker"]
+__all__ = ["RuntimeOptions", "Worker"]

@@ -18,6 +18,7 @@ from affinity.errors import Contention, ProviderError
 from affinity.limits import MAX_BATCH
 from affinity.orchestration import App
 from affinity.orchestration.events import Event
+from affinity.orchestration.registry import SessionListener
 from affinity.orchestration.wire import ActivityTask
 from affinity.provider.contract import (
     FetchOptions,
@@ -41,7 +42,7 @@ from affinity.worker.keeper import HeldLocks
 from affinity.worker.metrics import Metrics
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.retry import LONGEST_PAUSE, Availability, is_retryable
-from affinity.worker.sessions import HeldSessions, SessionListener
+from affinity.worker.sessions import HeldSessions
 from affinity.worker.waker import Waker
 
 logger = logging.getLogger("affinity.worker")

@@ -12,21 +12,10 @@ import logging
 import time
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+
+from affinity.orchestration.registry import SessionListener
 
 logger = logging.getLogger("affinity.worker")
-
-
-class SessionListener(Protocol):
-    """Something that keeps state per session, such as `affinity.session.SessionCache`."""
-
-    async def lost(self, session_id: str, epoch: int | None = None) -> None:
-        """The session's lease (of this epoch) is not ours any more."""
-        ...
-
-    async def sweep(self) -> None:
-        """A chance to evict what was idle for too long; about once a second."""
-        ...
 
 
 @dataclass(slots=True)

@@ -31,6 +31,7 @@ import anyio
 
 from affinity.errors import ProviderError
 from affinity.orchestration import App
+from affinity.orchestration.registry import SessionListener
 from affinity.provider import migrate, open_provider, redact
 from affinity.provider.contract import Hint, Incarnation, Provider, WorkerIdentity
 from affinity.worker.keeper import HeldLocks, Keeper
@@ -38,7 +39,6 @@ from affinity.worker.metrics import Metrics
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.retry import Availability
 from affinity.worker.runtime import Runtime
-from affinity.worker.sessions import SessionListener
 
 logger = logging.getLogger("affinity.worker")
 

@@ -1,0 +1,5 @@
+"""``python -m affinity``: the ``affinity`` command."""
+
+from affinity.cli import main
+
+main()

@@ -1,0 +1,29 @@
+"""Authoring orchestrations and activities, and the engine that replays them.
+
+Pure: no I/O, no clock, no event loop. What is exported here is for users; the worker imports the engine from the
+modules ``engine``, ``events``, ``wire`` and ``registry``.
+"""
+
+from affinity.orchestration.activity import ActivityContext
+from affinity.orchestration.combine import Selected
+from affinity.orchestration.context import OrchestrationContext
+from affinity.orchestration.futures import DurableFuture
+from affinity.orchestration.registry import App
+from affinity.orchestration.retry import RetryPolicy
+from affinity.orchestration.signals import (
+    ActivityCancelledSignal,
+    BranchCancelledSignal,
+    OrchestrationCancelledSignal,
+)
+
+__all__ = [
+    "ActivityCancelledSignal",
+    "ActivityContext",
+    "App",
+    "BranchCancelledSignal",
+    "DurableFuture",
+    "OrchestrationCancelledSignal",
+    "OrchestrationContext",
+    "RetryPolicy",
+    "Selected",
+]

@@ -1,0 +1,130 @@
+"""Typed JSON payloads: what the annotations of a function say, through pydantic.
+
+A value is written as its declared type. Where it is not of that type but converts to it (a dict for a model, a tuple
+for a list), the converted value is written; where it does not convert, or JSON cannot carry it, ``NotSerializable``
+says whose value it was and which type was declared. NaN and the infinities are refused: JSON has no such numbers, and
+pydantic would write null.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
+
+from affinity.errors import InvalidApp, NotSerializable
+from affinity.limits import MAX_PAYLOAD_BYTES, check_payload
+
+_PROBLEMS_SHOWN: Final = 3
+
+
+class Codec:
+    """JSON text of one declared type, in both directions.
+
+    Args:
+        declared: the type; ``Any`` takes whatever JSON can carry.
+        what: whose value it is, for messages ("result of activity 'reply'").
+        limit: most UTF-8 bytes of the text.
+
+    Raises:
+        InvalidApp: pydantic has no schema for the type.
+    """
+
+    __slots__ = ("_adapter", "_limit", "declared", "what")
+
+    def __init__(self, declared: Any, what: str, limit: int = MAX_PAYLOAD_BYTES) -> None:
+        self.declared = declared
+        self.what = what
+        self._limit = limit
+        try:
+            self._adapter: TypeAdapter[Any] = TypeAdapter(declared)
+        except Exception as error:
+            raise InvalidApp(f"{what}: {_type_name(declared)} has no JSON form: {error}") from error
+
+    def encode(self, value: Any) -> str:
+        """Return ``value`` as JSON text.
+
+        Raises:
+            NotSerializable: it does not fit the declared type, or JSON cannot carry it.
+            PayloadTooLarge: the text is over the limit.
+        """
+        try:
+            text = self._adapter.dump_json(value, warnings="error").decode()
+        except Exception:
+            value, text = self._encode_converted(value)
+        if "null" in text:  # pydantic writes it without complaint for a None anywhere, and for NaN
+            self._check_null(value, text)
+        return check_payload(text, self.what, self._limit)
+
+    def decode(self, text: str) -> Any:
+        """Return the value that JSON ``text`` stands for.
+
+        Raises:
+            NotSerializable: the text is not JSON, or does not fit the declared type.
+        """
+        try:
+            return self._adapter.validate_json(text)
+        except Exception as error:
+            raise self._refusal(_problems(error)) from error
+
+    def _encode_converted(self, value: Any) -> tuple[Any, str]:
+        try:
+            converted = self._adapter.validate_python(value)
+            return converted, self._adapter.dump_json(converted, warnings="error").decode()
+        except Exception as error:
+            raise self._refusal(f"got {_type_name(type(value))}: {_problems(error)}") from error
+
+    def _check_null(self, value: Any, text: str) -> None:
+        if _has_non_finite(self._adapter.dump_python(value)):
+            raise self._refusal("NaN and infinity are not JSON numbers")
+        self.decode(text)
+
+    def _refusal(self, problem: str) -> NotSerializable:
+        return NotSerializable(f"{self.what} must be {_type_name(self.declared)}: {problem}")
+
+
+@lru_cache(maxsize=1024)
+def shared_codec(declared: Any, what: str, limit: int = MAX_PAYLOAD_BYTES) -> Codec:
+    """A ``Codec`` from a cache, for types named in calls rather than in signatures: building schemas is dear.
+
+    Raises:
+        InvalidApp: pydantic has no schema for the type.
+    """
+    return Codec(declared, what, limit)
+
+
+def read_json(text: str) -> Any:
+    """Parse JSON text that belongs to no declared type.
+
+    Raises:
+        NotSerializable: it is not JSON.
+    """
+    try:
+        return from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        raise NotSerializable(f"not JSON: {error}") from error
+
+
+def _problems(error: Exception) -> str:
+    """The reasons without the values: a payload may be large, or secret."""
+    if not isinstance(error, ValidationError):
+        return f"{type(error).__name__}: {error}"
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    shown = [f"{'.'.join(map(str, d['loc'])) or 'value'}: {d['msg']}" for d in details[:_PROBLEMS_SHOWN]]
+    more = [f"and {len(details) - _PROBLEMS_SHOWN} more"] if len(details) > _PROBLEMS_SHOWN else []
+    return "; ".join(shown + more)
+
+
+def _has_non_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, dict):
+        return any(map(_has_non_finite, value.values()))
+    return isinstance(value, (list, tuple, set, frozenset)) and any(map(_has_non_finite, value))
+
+
+def _type_name(declared: Any) -> str:
+    return declared.__qualname__ if isinstance(declared, type) else str(declared).replace("typing.", "")

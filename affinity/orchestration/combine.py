@@ -1,0 +1,94 @@
+"""Waiting on several things: ``select`` and ``gather``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from affinity.errors import OrchestrationMisuse
+from affinity.orchestration.futures import Combined, DurableFuture
+from affinity.orchestration.scheduler import Scheduler
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Selected(Generic[T]):
+    """What ``select`` gives; unpacks as ``index, value``."""
+
+    index: int
+    """Position of the winner among the arguments."""
+
+    value: T
+    """Its result."""
+
+    future: DurableFuture[T]
+    """The winner itself, to compare with what was passed in; for a coroutine, the branch that ran it."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.index, self.value))
+
+
+class Select(Combined[Selected[T]]):
+    """Settled by the first of its children; the others are cancelled."""
+
+    __slots__ = ()
+
+    def __init__(self, scheduler: Scheduler, awaitables: tuple[object, ...]) -> None:
+        if not awaitables:
+            raise OrchestrationMisuse("select needs something to wait for")
+        super().__init__(scheduler, _adopt(scheduler, awaitables, "select"))
+
+    @property
+    def title(self) -> str:
+        """How messages call it."""
+        return "select(...)"
+
+    def woken(self, child: DurableFuture[Any]) -> None:
+        """The first one wins; of several that are there from the start, the first argument."""
+        if self.settled:
+            return
+        try:
+            self.settle(Selected(self._children.index(child), child.result(), child))
+        except BaseException as error:  # whatever the branch raised is raised where the select is awaited
+            self.settle(error=error)
+        self._cancel_children(keep=child)
+
+
+class Gather(Combined[list[T]]):
+    """Settled when all of its children are, or one has failed; then the others are cancelled."""
+
+    __slots__ = ("_missing", "_return_exceptions")
+
+    def __init__(self, scheduler: Scheduler, awaitables: tuple[object, ...], return_exceptions: bool) -> None:
+        self._return_exceptions = return_exceptions
+        self._missing = len(awaitables)
+        super().__init__(scheduler, _adopt(scheduler, awaitables, "gather"))
+        if not awaitables:
+            self.settle([])
+
+    @property
+    def title(self) -> str:
+        """How messages call it."""
+        return "gather(...)"
+
+    def woken(self, child: DurableFuture[Any]) -> None:
+        """Count down, or fail at once."""
+        if self.settled:
+            return
+        error = child.error
+        if error is not None and not (self._return_exceptions and isinstance(error, Exception)):
+            self.settle(error=error)
+            self._cancel_children()
+            return
+        self._missing -= 1
+        if self._missing == 0:
+            self.settle([child.result() if child.error is None else child.error for child in self._children])
+
+
+def _adopt(scheduler: Scheduler, awaitables: tuple[object, ...], where: str) -> tuple[DurableFuture[Any], ...]:
+    """Take all or none, so that a wrong argument does not leave half of the branches running."""
+    for awaitable in awaitables:
+        scheduler.check_awaitable(awaitable, where)
+    return tuple(scheduler.adopt(awaitable) for awaitable in awaitables)

@@ -1,0 +1,373 @@
+"""The authoring API: what an orchestration can ask for.
+
+Everything here is deterministic. A call records nothing by itself: what was created is scheduled, in order, when the
+orchestration next waits.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+from collections.abc import Awaitable, Callable, Coroutine
+from datetime import datetime, timedelta
+from typing import Any, Literal, NoReturn, TypeVar, overload
+
+from affinity.errors import InvalidOptions, OrchestrationMisuse
+from affinity.limits import MAX_CUSTOM_STATUS_BYTES, MAX_TIMER_SECONDS, check_id
+from affinity.orchestration import events as ev
+from affinity.orchestration.activity import ActivityContext
+from affinity.orchestration.codec import Codec, shared_codec
+from affinity.orchestration.combine import Gather, Select, Selected
+from affinity.orchestration.futures import (
+    ActivityFuture,
+    ChildFuture,
+    DurableFuture,
+    EventFuture,
+    GuidFuture,
+    TimeFuture,
+    TimerFuture,
+)
+from affinity.orchestration.registry import (
+    MISSING,
+    ActivityDefinition,
+    Definition,
+    OrchestrationDefinition,
+    definition_of,
+)
+from affinity.orchestration.retry import RetryPolicy
+from affinity.orchestration.scheduler import Scheduler
+from affinity.orchestration.signals import ContinueAsNewSignal
+
+T = TypeVar("T")
+I = TypeVar("I")  # noqa: E741 - the usual letter for an input type
+R = TypeVar("R")
+
+
+class OrchestrationContext:
+    """The first argument of every orchestration; the only source of what it may await.
+
+    Attributes:
+        instance_id: of this instance.
+        execution_id: 1, and one more after each ``continue_as_new``.
+        name: under which the orchestration is registered.
+        version: on which this instance runs.
+    """
+
+    __slots__ = ("_definition", "_scheduler", "_status", "execution_id", "instance_id", "name", "version")
+
+    def __init__(self, definition: OrchestrationDefinition, scheduler: Scheduler) -> None:
+        self._definition = definition
+        self._scheduler = scheduler
+        self._status: str | None = None
+        self.instance_id = scheduler.instance_id
+        self.execution_id = scheduler.execution_id
+        self.name = definition.name
+        self.version = definition.version
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether the code runs to rebuild its state. For logs and metrics; a decision on it breaks replay."""
+        return self._scheduler.journal.replaying
+
+    @property
+    def logger(self) -> logging.LoggerAdapter[logging.Logger]:
+        """The logger ``affinity.orchestration``, silent in replay, with instance and execution in ``extra``."""
+        return self._scheduler.logger
+
+    @overload
+    def schedule_activity(
+        self,
+        activity: Callable[[ActivityContext, I], Coroutine[Any, Any, R]],
+        input: I,
+        *,
+        retry: RetryPolicy | None = None,
+        timeout: float | timedelta | None = None,
+    ) -> ActivityFuture[R]: ...
+    @overload
+    def schedule_activity(
+        self,
+        activity: Callable[[ActivityContext], Coroutine[Any, Any, R]],
+        *,
+        retry: RetryPolicy | None = None,
+        timeout: float | timedelta | None = None,
+    ) -> ActivityFuture[R]: ...
+    @overload
+    def schedule_activity(
+        self,
+        activity: Callable[[ActivityContext, I], R],
+        input: I,
+        *,
+        retry: RetryPolicy | None = None,
+        timeout: float | timedelta | None = None,
+    ) -> ActivityFuture[R]: ...
+    @overload
+    def schedule_activity(
+        self,
+        activity: Callable[[ActivityContext], R],
+        *,
+        retry: RetryPolicy | None = None,
+        timeout: float | timedelta | None = None,
+    ) -> ActivityFuture[R]: ...
+    @overload
+    def schedule_activity(
+        self,
+        activity: str,
+        input: Any = ...,
+        *,
+        retry: RetryPolicy | None = None,
+        timeout: float | timedelta | None = None,
+    ) -> ActivityFuture[Any]: ...
+    def schedule_activity(
+        self,
+        activity: Callable[..., Any] | str,
+        input: Any = MISSING,
+        *,
+        retry: RetryPolicy | None = None,
+        timeout: float | timedelta | None = None,
+    ) -> ActivityFuture[Any]:
+        """Run an activity on some worker, at least once, and record its result, exactly once.
+
+        Args:
+            activity: a registered function, or the name of one that another application registers.
+            input: its input, if it takes one.
+            retry: how often to try; without it, once.
+            timeout: seconds, or a timedelta, that one attempt may take.
+
+        Raises:
+            InvalidInput: the input does not fit its annotation, or an option is out of range.
+            OrchestrationMisuse: the function is not a registered activity, or its input is missing or an awaitable.
+            ActivityError: at the await, if the activity did not succeed; a subclass says how.
+        """
+        self._scheduler.require_running()
+        if retry is not None and not isinstance(retry, RetryPolicy):
+            raise InvalidOptions(f"retry must be a RetryPolicy, not {retry!r}")
+        seconds = None if timeout is None else _timeout(timeout)
+        name, text, result = _reference(activity, input, ActivityDefinition, "schedule_activity")
+        return ActivityFuture(self._scheduler, name=name, input=text, codec=result, retry=retry, timeout=seconds)
+
+    def schedule_timer(self, delay: float | timedelta) -> DurableFuture[None]:
+        """Wait for ``delay`` seconds, or a timedelta, by the clock of the database. A negative delay is none.
+
+        Raises:
+            InvalidOptions: it is not a number, or longer than ``MAX_TIMER_SECONDS``.
+        """
+        self._scheduler.require_running()
+        return TimerFuture(self._scheduler, max(0.0, _seconds("timer delay", delay)))
+
+    @overload
+    def schedule_wait(self, name: str) -> DurableFuture[Any]: ...
+    @overload
+    def schedule_wait(self, name: str, type: type[T]) -> DurableFuture[T]: ...
+    @overload
+    def schedule_wait(self, name: str, type: object) -> DurableFuture[Any]: ...
+    def schedule_wait(self, name: str, type: Any = Any) -> DurableFuture[Any]:
+        """Wait for the next external event of this name. Events that came before are buffered, and taken in order.
+
+        Args:
+            name: under which clients raise it.
+            type: of its data; what does not fit raises ``NotSerializable`` at the await.
+
+        Raises:
+            InvalidId: the name is not allowed.
+        """
+        self._scheduler.require_running()
+        check_id(name, "event name")
+        codec = None if type is Any else _codec_of(type, f"data of event {name!r}")
+        return EventFuture(self._scheduler, name, codec)
+
+    @overload
+    def schedule_sub_orchestration(
+        self,
+        orchestration: Callable[[OrchestrationContext, I], Coroutine[Any, Any, R]],
+        input: I,
+        *,
+        instance_id: str | None = None,
+        version: str | None = None,
+    ) -> DurableFuture[R]: ...
+    @overload
+    def schedule_sub_orchestration(
+        self,
+        orchestration: Callable[[OrchestrationContext], Coroutine[Any, Any, R]],
+        *,
+        instance_id: str | None = None,
+        version: str | None = None,
+    ) -> DurableFuture[R]: ...
+    @overload
+    def schedule_sub_orchestration(
+        self,
+        orchestration: str,
+        input: Any = ...,
+        *,
+        instance_id: str | None = None,
+        version: str | None = None,
+    ) -> DurableFuture[Any]: ...
+    def schedule_sub_orchestration(
+        self,
+        orchestration: Callable[..., Any] | str,
+        input: Any = MISSING,
+        *,
+        instance_id: str | None = None,
+        version: str | None = None,
+    ) -> DurableFuture[Any]:
+        """Start another instance and await how it ends.
+
+        Args:
+            orchestration: a registered function, or the name of one.
+            input: its input, if it takes one.
+            instance_id: of the child; by default made of this instance's id and the event's.
+            version: to start; by default that of the function that was passed, or the latest for a name.
+
+        Raises:
+            InvalidInput: the input does not fit its annotation, or the id is not allowed.
+            OrchestrationMisuse: the function is not a registered orchestration, or its input is missing or not awaited.
+            OrchestrationFailed: at the await, if the child raised.
+            OrchestrationCancelled: at the await, if the child was cancelled.
+            InstanceExists: at the await, if the id was taken.
+        """
+        self._scheduler.require_running()
+        if instance_id is not None:
+            check_id(instance_id, "instance id")
+        if version is not None:
+            check_id(version, "orchestration version")
+        where = "schedule_sub_orchestration"
+        name, text, result = _reference(orchestration, input, OrchestrationDefinition, where)
+        return ChildFuture(
+            self._scheduler, name=name, version=version, instance_id=instance_id, input=text, codec=result
+        )
+
+    def continue_as_new(self, input: Any = MISSING, *, version: str | None = None) -> NoReturn:
+        """End this execution and start the next one of the same instance, with a fresh history.
+
+        External events that nobody has consumed are carried over; whatever else is outstanding is cancelled.
+
+        Args:
+            input: of the next execution.
+            version: to go on with; by default the present one.
+
+        Raises:
+            ContinueAsNewSignal: always; not an ``Exception``. Let it pass.
+            InvalidInput: the input does not fit its annotation.
+        """
+        self._scheduler.require_running()
+        refuse_awaitable(input, "continue_as_new was passed")
+        if version is None or version == self.version:
+            raise ContinueAsNewSignal(self._definition.encode_input(input), version)
+        check_id(version, "orchestration version")
+        # Another version may take another type of input, which this one need not know.
+        raise ContinueAsNewSignal(_encode_untyped(input, "input of continue_as_new"), version)
+
+    def select(self, *awaitables: Awaitable[T]) -> DurableFuture[Selected[T]]:
+        """Wait for the first of several durable futures and coroutines; the others are cancelled.
+
+        ``index, value = await ctx.select(...)``. If the first one failed, its error is raised.
+
+        Raises:
+            OrchestrationMisuse: an argument is something else, or there is none.
+        """
+        self._scheduler.require_running()
+        return Select(self._scheduler, awaitables)
+
+    @overload
+    def gather(
+        self, *awaitables: Awaitable[T], return_exceptions: Literal[False] = False
+    ) -> DurableFuture[list[T]]: ...
+    @overload
+    def gather(self, *awaitables: Awaitable[T], return_exceptions: bool) -> DurableFuture[list[T | Exception]]: ...
+    def gather(self, *awaitables: Awaitable[Any], return_exceptions: bool = False) -> DurableFuture[Any]:
+        """Wait for all of several durable futures and coroutines, and give their results in order.
+
+        If one fails the others are cancelled, and its error is raised; with ``return_exceptions`` errors are results.
+
+        Raises:
+            OrchestrationMisuse: an argument is something else.
+        """
+        self._scheduler.require_running()
+        return Gather(self._scheduler, awaitables, return_exceptions)
+
+    def new_guid(self) -> DurableFuture[str]:
+        """Await a fresh random id, the same in every replay."""
+        self._scheduler.require_running()
+        return GuidFuture(self._scheduler)
+
+    def utc_now(self) -> DurableFuture[datetime]:
+        """Await the present time of the database, aware and in UTC, the same in every replay."""
+        self._scheduler.require_running()
+        return TimeFuture(self._scheduler)
+
+    def set_custom_status(self, value: Any) -> None:
+        """Show something about the instance to whoever asks for its status. Setting the same again records nothing.
+
+        Raises:
+            NotSerializable: JSON cannot carry it.
+            PayloadTooLarge: it is over ``MAX_CUSTOM_STATUS_BYTES``.
+        """
+        self._scheduler.require_running()
+        refuse_awaitable(value, "set_custom_status was passed")
+        text = shared_codec(Any, "custom status", MAX_CUSTOM_STATUS_BYTES).encode(value)
+        if text != self._status:
+            self._status = text
+            self._scheduler.pending.append(ev.CustomStatusSet(text))
+
+
+def _reference(target: object, input: Any, kind: type[Definition], where: str) -> tuple[str, str, Codec | None]:
+    """Return the name, the encoded input, and how to read the result; None for a name alone."""
+    refuse_awaitable(input, f"{where} was passed")
+    if isinstance(target, str):
+        name = check_id(target, f"{kind.kind} name")
+        return name, _encode_untyped(input, f"input of {kind.kind} {name!r}"), None
+    definition = definition_of(target)
+    if not isinstance(definition, kind):
+        raise OrchestrationMisuse(_not_registered(target, definition, kind, where))
+    return definition.name, definition.encode_input(input), definition.result_codec
+
+
+def _not_registered(target: object, definition: Definition | None, kind: type[Definition], where: str) -> str:
+    if inspect.iscoroutine(target):
+        target.close()
+        return f"{where} takes the function and its input apart: pass {target.__name__}, without calling it"
+    if definition is not None:
+        return f"{where} takes an {kind.kind}, and {definition.title} is none"
+    name = getattr(target, "__qualname__", None) or repr(target)
+    return f"{where} takes a registered {kind.kind}, or the name of one: register {name} with @app.{kind.kind}"
+
+
+def refuse_awaitable(value: object, what: str) -> None:
+    """Refuse what somebody forgot to await; ``what`` begins the message.
+
+    Raises:
+        OrchestrationMisuse: it is a durable future or a coroutine.
+    """
+    if isinstance(value, DurableFuture):
+        raise OrchestrationMisuse(f"{what} {value.title} itself: await it first")
+    if inspect.iscoroutine(value):
+        value.close()
+        raise OrchestrationMisuse(f"{what} the coroutine {value.__name__!r}: await it first")
+
+
+def _encode_untyped(value: Any, what: str) -> str:
+    return "null" if value is MISSING else shared_codec(Any, what).encode(value)
+
+
+def _codec_of(declared: Any, what: str) -> Codec:
+    try:
+        return shared_codec(declared, what)
+    except TypeError:  # an annotation that cannot be hashed cannot be cached
+        return Codec(declared, what)
+
+
+def _timeout(value: float | timedelta) -> float:
+    seconds = _seconds("timeout", value)
+    if seconds <= 0:
+        raise InvalidOptions(f"timeout must be above 0, not {value!r}")
+    return seconds
+
+
+def _seconds(what: str, value: object) -> float:
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        raise InvalidOptions(f"{what} must be seconds or a timedelta, not {value!r}")
+    if value > MAX_TIMER_SECONDS:
+        raise InvalidOptions(f"{what} of {value:g} s is over the limit of {MAX_TIMER_SECONDS:g}: is it milliseconds?")
+    return float(value)

@@ -1,0 +1,392 @@
+"""The replay engine: history and new events in, new events out.
+
+``Execution`` is a pure function of the orchestration's code, its history, and the inputs: no store, no clock, no
+loop. One input is one step: it is recorded, the future it answers is settled, and the coroutines run until all of
+them wait; what they asked for is recorded right behind the input. So a history is the exact interleaving, and replay
+is the same run with the commands compared rather than written.
+
+An execution is kept between steps, with its coroutine where it stopped, so that a step does not depend on the length
+of the history. It can be dropped at any time, and rebuilt by ``replay``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from affinity.errors import AffinityError, Nondeterminism, OrchestrationMisuse
+from affinity.limits import MAX_BUFFERED_EVENTS
+from affinity.orchestration import events as ev
+from affinity.orchestration.context import OrchestrationContext, refuse_awaitable
+from affinity.orchestration.futures import ActivityFuture, ChildFuture, CommandFuture, DurableFuture, TimerFuture
+from affinity.orchestration.journal import HistoryFullError, describe
+from affinity.orchestration.registry import OrchestrationDefinition
+from affinity.orchestration.scheduler import Scheduler, Task
+from affinity.orchestration.signals import ContinueAsNewSignal, OrchestrationCancelledSignal
+
+_ANSWERS: Final[dict[type[ev.Event], type[CommandFuture[Any]]]] = {
+    ev.ActivityCompleted: ActivityFuture,
+    ev.ActivityFailed: ActivityFuture,
+    ev.TimerFired: TimerFuture,
+    ev.SubOrchestrationCompleted: ChildFuture,
+    ev.SubOrchestrationFailed: ChildFuture,
+}
+"""Inputs that answer a command, and the kind of future that they settle."""
+
+_CANCELLATIONS: Final[dict[type[ev.Event], Callable[[int], ev.Event]]] = {
+    ev.ActivityScheduled: ev.ActivityCancelled,
+    ev.TimerCreated: ev.TimerCancelled,
+    ev.SubOrchestrationScheduled: ev.SubOrchestrationCancelled,
+}
+
+
+class BufferFullError(Exception):
+    """The execution has ``MAX_BUFFERED_EVENTS`` that nobody waits for."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"more than {MAX_BUFFERED_EVENTS} external events came that the orchestration did not wait for"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one ``advance`` added to the history."""
+
+    events: list[tuple[int, ev.Event]]
+    """Each new event with its id, in order: inputs, and behind each the commands that it caused."""
+
+    custom_status: str | None
+    """The last custom status that was set in this step, as JSON text; None if none was."""
+
+    outcome: ev.Outcome | None
+    """How the execution ended, if it did; then it is the last of ``events``."""
+
+    consumed: int
+    """How many of the inputs, from the first on, are dealt with.
+
+    The rest came after a ``ContinuedAsNew`` and is for the next execution, as far as it is for any.
+    """
+
+
+class Execution:
+    """One live execution of an instance. Not safe for use from two threads at a time.
+
+    Args:
+        definition: the orchestration, in the version that the instance started with.
+        instance_id: of the instance.
+        execution_id: 1, and one more after each ``continue_as_new``.
+    """
+
+    __slots__ = (
+        "_cancellation",
+        "_context",
+        "_main",
+        "_orphans",
+        "_scheduler",
+        "definition",
+        "error",
+        "outcome",
+        "parent",
+    )
+
+    def __init__(self, definition: OrchestrationDefinition, instance_id: str, execution_id: int) -> None:
+        self.definition = definition
+        self.outcome: ev.Outcome | None = None
+        """How it ended; None while it runs."""
+        self.error: BaseException | None = None
+        """What the orchestration raised, with its traceback, for the log; None if it did not, or after a replay."""
+        self.parent: ev.ParentRef | None = None
+        """Who awaits the instance, once it has started."""
+        self._scheduler = Scheduler(instance_id, execution_id)
+        self._context = OrchestrationContext(definition, self._scheduler)
+        self._main: Task[Any] | None = None
+        self._cancellation: OrchestrationCancelledSignal | None = None
+        self._orphans: list[ev.Event] = []  # what a failed replay left to cancel
+
+    @property
+    def instance_id(self) -> str:
+        """Of the instance."""
+        return self._scheduler.instance_id
+
+    @property
+    def execution_id(self) -> int:
+        """Of this execution."""
+        return self._scheduler.execution_id
+
+    @property
+    def name(self) -> str:
+        """Of the orchestration."""
+        return self.definition.name
+
+    @property
+    def version(self) -> str:
+        """Of the orchestration."""
+        return self.definition.version
+
+    @property
+    def event_count(self) -> int:
+        """Events in the history so far: their ids are 1 to this."""
+        return self._scheduler.journal.position
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last event is an outcome."""
+        return self.outcome is not None
+
+    @property
+    def pending_activities(self) -> Mapping[int, ev.ActivityScheduled]:
+        """Activities that are scheduled and have no result, by event id."""
+        outstanding = self._scheduler.outstanding.items()
+        return {i: f.scheduled for i, f in outstanding if isinstance(f, ActivityFuture) and f.scheduled}
+
+    def child_id(self, schedule_id: int) -> str:
+        """Return the instance id of a sub-orchestration that this execution has scheduled, whatever became of it.
+
+        Raises:
+            KeyError: the event scheduled none.
+        """
+        return self._scheduler.journal.children[schedule_id]
+
+    def replay(self, history: Iterable[ev.Event]) -> None:
+        """Rebuild the state from the whole history of this execution; only a fresh object can do so.
+
+        The error of user code is an outcome like any other. A history that ends in ``OrchestrationFailed`` stands,
+        whatever the code does by now.
+
+        Raises:
+            Nondeterminism: code and history disagree. The coroutine is lost; ``fail`` and ``close`` still work.
+        """
+        if self.event_count:
+            raise RuntimeError("replay needs a fresh Execution")
+        recorded = list(history)
+        journal = self._scheduler.journal
+        journal.open(recorded)
+        try:
+            with _isolated():
+                self._replay_all()
+        except Nondeterminism:
+            self._scheduler.close()
+            last = recorded[-1]
+            if not isinstance(last, ev.OrchestrationFailed):
+                self._orphans = _cancellations(recorded)
+                raise
+            self.outcome = last
+        finally:
+            journal.close()
+            self.error = None
+
+    def advance(self, inputs: Sequence[ev.Event], *, now: Callable[[], float], new_guid: Callable[[], str]) -> Step:
+        """Take a step for each input.
+
+        An input that means nothing any more is left out: the result of something cancelled or settled, a second
+        request to cancel, or anything for an execution that has ended.
+
+        Args:
+            inputs: events of the classes in ``events.INPUTS``, in the order in which they came. External events and
+                requests to cancel may come before the ``OrchestrationStarted``: they wait for it.
+            now: gives the database's time in unix seconds.
+            new_guid: gives a fresh random id.
+        """
+        journal = self._scheduler.journal
+        journal.now, journal.new_guid = now, new_guid
+        consumed = 0
+        try:
+            with _isolated():
+                for event in inputs:
+                    if isinstance(self.outcome, ev.ContinuedAsNew):
+                        break
+                    self._accept(event)
+                    consumed += 1
+        except (HistoryFullError, BufferFullError) as error:
+            return self._fail(error, len(inputs))
+        return self._step(consumed)
+
+    def fail(self, error: BaseException) -> Step:
+        """End the execution with ``OrchestrationFailed``, whatever state its code is in; cancel what is outstanding.
+
+        Raises:
+            RuntimeError: it has ended already.
+        """
+        if self.outcome is not None:
+            raise RuntimeError(f"the execution has ended: {describe(self.outcome)}")
+        return self._fail(error, 0)
+
+    def close(self) -> None:
+        """Drop the coroutines from memory. Their ``finally`` blocks run, but whatever they ask for is refused."""
+        with _isolated():
+            self._scheduler.close()
+
+    def _fail(self, error: BaseException, consumed: int) -> Step:
+        scheduler = self._scheduler
+        orphans = self._orphans + scheduler.cancellations()
+        self.close()
+        for cancellation in orphans:
+            scheduler.journal.final(cancellation)
+        self._conclude(ev.OrchestrationFailed(*ev.describe_error(error)))
+        return self._step(consumed)
+
+    def _step(self, consumed: int) -> Step:
+        events = self._scheduler.journal.take()
+        status = next((event.value for _, event in reversed(events) if isinstance(event, ev.CustomStatusSet)), None)
+        return Step(events, status, self.outcome if events else None, consumed)
+
+    # --- inputs -----------------------------------------------------------------------------------------------------
+
+    def _accept(self, event: ev.Event) -> bool:
+        """Take the step that an input causes; return whether it meant something."""
+        if self.outcome is not None or not self._deliver(event):
+            return False
+        self._scheduler.run()
+        if self._main is not None and self._main.settled:
+            self._wind_up(self._main)
+        return True
+
+    def _deliver(self, event: ev.Event) -> bool:
+        answered = _ANSWERS.get(type(event))
+        if answered is not None:
+            return self._answer(answered, event)
+        match event:
+            case ev.OrchestrationStarted():
+                return self._start(event)
+            case ev.EventRaised(name, data):
+                return self._raise_event(event, name, data)
+            case ev.CancelRequested(reason):
+                return self._cancel(event, reason)
+        raise TypeError(f"{describe(event)} is no input")
+
+    def _answer(self, answered: type[CommandFuture[Any]], event: Any) -> bool:
+        outstanding = self._scheduler.outstanding
+        future = outstanding.get(event.schedule_id)
+        if type(future) is not answered:
+            return False
+        self._scheduler.journal.input(event)
+        del outstanding[event.schedule_id]
+        future.deliver(event)
+        return True
+
+    def _start(self, event: ev.OrchestrationStarted) -> bool:
+        if self._main is not None:
+            return False
+        self._scheduler.journal.input(event)
+        for name, data in event.carried:
+            self._scheduler.inbox.arrive(name, data)
+        self.parent = event.parent
+        self._main = Task(self._scheduler, _body(self.definition, self._context, event.input))
+        if self._cancellation is not None:
+            self._main.interrupt(self._cancellation)
+        return True
+
+    def _raise_event(self, event: ev.Event, name: str, data: str) -> bool:
+        scheduler = self._scheduler
+        scheduler.journal.input(event)
+        scheduler.inbox.arrive(name, data)
+        if scheduler.inbox.buffered > MAX_BUFFERED_EVENTS and not scheduler.journal.replaying:
+            raise BufferFullError
+        return True
+
+    def _cancel(self, event: ev.Event, reason: str) -> bool:
+        main = self._main
+        if self._cancellation is not None or (main is not None and main.settled):
+            return False
+        self._scheduler.journal.input(event)
+        self._cancellation = OrchestrationCancelledSignal(reason)
+        if main is not None:
+            main.interrupt(self._cancellation)
+        return True
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def _wind_up(self, main: Task[Any]) -> None:
+        """End, as soon as the branches that the main coroutine left behind are through with their cleanup."""
+        scheduler = self._scheduler
+        scheduler.cancel_owned(main)
+        scheduler.run()
+        if not scheduler.tasks:
+            outcome = self._outcome_of(main)
+            scheduler.end()
+            self._conclude(outcome)
+
+    def _conclude(self, outcome: ev.Outcome) -> None:
+        recorded = self._scheduler.journal.final(outcome)
+        self.outcome = cast(ev.Outcome, recorded)
+
+    def _outcome_of(self, main: Task[Any]) -> ev.Outcome:
+        match main.error:
+            case None:
+                return self._completed(main)
+            case ContinueAsNewSignal() as signal:
+                return ev.ContinuedAsNew(signal.input, signal.version, self._scheduler.inbox.leftovers())
+            case OrchestrationCancelledSignal() as signal:
+                return ev.OrchestrationCancelled(signal.reason)
+            case error:
+                return self._failed(error)
+
+    def _completed(self, main: Task[Any]) -> ev.Outcome:
+        try:
+            value = main.result()
+            refuse_awaitable(value, f"{self.definition.title} returned")
+            _refuse_forgotten(self._scheduler.untouched)
+            return ev.OrchestrationCompleted(self.definition.encode_result(value))
+        except AffinityError as error:
+            return self._failed(error)
+
+    def _failed(self, error: BaseException) -> ev.OrchestrationFailed:
+        self.error = error
+        return ev.OrchestrationFailed(*ev.describe_error(error))
+
+    # --- replay -----------------------------------------------------------------------------------------------------
+
+    def _replay_all(self) -> None:
+        journal = self._scheduler.journal
+        while (event := journal.next_recorded) is not None:
+            if type(event) not in ev.INPUTS or not self._accept(event):
+                raise journal.mismatch(event, self._whereabouts())
+
+    def _whereabouts(self) -> str:
+        """What the code does, where it does not do what the history says."""
+        if self.outcome is not None:
+            return f"end: {describe(self.outcome)}"
+        if self._main is None:
+            return "not start"
+        waiting = ", ".join(sorted({future.title for future in self._scheduler.outstanding.values()}))
+        return f"nothing but wait for {waiting or 'nothing'}"
+
+
+async def _body(definition: OrchestrationDefinition, context: OrchestrationContext, text: str) -> Any:
+    """The main coroutine; inputs that do not fit fail it like any other error."""
+    return await definition.function(context, *definition.arguments(text))
+
+
+def _refuse_forgotten(untouched: Iterable[DurableFuture[Any]]) -> None:
+    forgotten = next((future for future in untouched if future.forgotten), None)
+    if forgotten is not None:
+        raise OrchestrationMisuse(
+            f"{forgotten.title} was scheduled and never awaited; write await, or pass it to ctx.gather or ctx.select"
+        )
+
+
+def _cancellations(history: Iterable[ev.Event]) -> list[ev.Event]:
+    """What would cancel everything that a history leaves outstanding; for one that the code cannot replay."""
+    outstanding: dict[int, ev.Event] = {}
+    for event_id, event in enumerate(history, 1):
+        cancellation = _CANCELLATIONS.get(type(event))
+        if cancellation is not None:
+            outstanding[event_id] = cancellation(event_id)
+        else:
+            outstanding.pop(getattr(event, "schedule_id", 0), None)
+    return list(outstanding.values())
+
+
+@contextmanager
+def _isolated() -> Iterator[None]:
+    """Keep an event loop that runs in this thread from adopting the orchestration's async generators."""
+    hooks = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(None, None)
+    try:
+        yield
+    finally:
+        sys.set_asyncgen_hooks(*hooks)

@@ -1,0 +1,284 @@
+"""What an execution's history is made of.
+
+An event's id is its 1-based position in the history of one execution, so it is not part of the record. ``schedule_id``
+points back at the event that scheduled the thing. Payloads are JSON text and stay JSON text: nothing here parses them.
+
+Three kinds: *inputs* come from outside and cause a step, *commands* are what the step asked for, and an *outcome* is
+the last event of an execution. Inputs also travel to the instance as messages, in the same form (see ``wire``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from affinity.limits import cut
+from affinity.orchestration.retry import RetryPolicy
+
+RawJson: TypeAlias = str
+"""JSON text."""
+
+ActivityFailureKind: TypeAlias = Literal["failed", "timeout", "poisoned", "unknown", "cancelled"]
+"""How an activity failed: it raised, ran too long, was started too often, is registered nowhere, or was cancelled."""
+
+ChildFailureKind: TypeAlias = Literal["failed", "cancelled", "exists"]
+"""How a sub-orchestration failed: it raised, was cancelled, or its instance id was taken."""
+
+
+class ParentRef(NamedTuple):
+    """Who awaits a sub-orchestration: where its result goes."""
+
+    instance_id: str
+    execution_id: int
+    schedule_id: int
+
+
+class CarriedEvent(NamedTuple):
+    """An external event that nobody had consumed when the former execution did ``continue_as_new``."""
+
+    name: str
+    data: RawJson
+
+
+Carried: TypeAlias = tuple[CarriedEvent, ...]
+
+
+# --- inputs ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OrchestrationStarted:
+    """Starts an execution. Only external events and requests to cancel can come before it."""
+
+    name: str
+    version: str
+    input: RawJson
+    parent: ParentRef | None = None
+    carried: Carried = ()
+    time: float = 0.0
+    """Database time, in unix seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityCompleted:
+    """An activity returned."""
+
+    schedule_id: int
+    result: RawJson
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityFailed:
+    """An activity came to another end, after all its attempts."""
+
+    schedule_id: int
+    kind: ActivityFailureKind
+    error_type: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """A timer's delay has passed."""
+
+    schedule_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class EventRaised:
+    """An external event came in."""
+
+    name: str
+    data: RawJson
+
+
+@dataclass(frozen=True, slots=True)
+class SubOrchestrationCompleted:
+    """A sub-orchestration returned."""
+
+    schedule_id: int
+    result: RawJson
+
+
+@dataclass(frozen=True, slots=True)
+class SubOrchestrationFailed:
+    """A sub-orchestration came to another end."""
+
+    schedule_id: int
+    kind: ChildFailureKind
+    error_type: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested:
+    """Somebody wants the instance to end."""
+
+    reason: str
+
+
+# --- commands -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityScheduled:
+    """An activity is to run, on the holder of its session where it has one."""
+
+    name: str
+    input: RawJson
+    session_id: str | None = None
+    retry: RetryPolicy | None = None
+    timeout: float | None = None
+    """Seconds that one attempt may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityCancelled:
+    """Nobody awaits the activity any more."""
+
+    schedule_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimerCreated:
+    """A timer is to fire after ``delay`` seconds."""
+
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimerCancelled:
+    """Nobody awaits the timer any more."""
+
+    schedule_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class EventAwaited:
+    """The next external event of this name, buffered or to come, goes here."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class EventAwaitCancelled:
+    """Nobody awaits the external event here any more."""
+
+    schedule_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubOrchestrationScheduled:
+    """Another instance is to start; version None is the latest that is registered."""
+
+    name: str
+    version: str | None
+    instance_id: str
+    input: RawJson
+
+
+@dataclass(frozen=True, slots=True)
+class SubOrchestrationCancelled:
+    """Nobody awaits the sub-orchestration any more: it is to be cancelled."""
+
+    schedule_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class GuidCreated:
+    """The value that ``ctx.new_guid()`` gave."""
+
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRead:
+    """The unix seconds that ``ctx.utc_now()`` gave."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class CustomStatusSet:
+    """What the orchestration says about itself."""
+
+    value: RawJson
+
+
+# --- outcomes -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OrchestrationCompleted:
+    """The orchestration returned."""
+
+    result: RawJson
+
+
+@dataclass(frozen=True, slots=True)
+class OrchestrationFailed:
+    """The orchestration raised, or broke a rule."""
+
+    error_type: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class OrchestrationCancelled:
+    """The orchestration ended because of a ``CancelRequested``."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuedAsNew:
+    """The execution ended and the next one is to start; version None is that of the one that ended."""
+
+    input: RawJson
+    version: str | None = None
+    carried: Carried = ()
+
+
+Input: TypeAlias = (
+    OrchestrationStarted
+    | ActivityCompleted
+    | ActivityFailed
+    | TimerFired
+    | EventRaised
+    | SubOrchestrationCompleted
+    | SubOrchestrationFailed
+    | CancelRequested
+)
+Outcome: TypeAlias = OrchestrationCompleted | OrchestrationFailed | OrchestrationCancelled | ContinuedAsNew
+Command: TypeAlias = (
+    ActivityScheduled
+    | ActivityCancelled
+    | TimerCreated
+    | TimerCancelled
+    | EventAwaited
+    | EventAwaitCancelled
+    | SubOrchestrationScheduled
+    | SubOrchestrationCancelled
+    | GuidCreated
+    | TimeRead
+    | CustomStatusSet
+)
+Event: TypeAlias = Input | Command | Outcome
+
+INPUTS: Final = frozenset(Input.__args__)
+"""The classes that cause a step, and that travel as messages."""
+
+OUTCOMES: Final = frozenset(Outcome.__args__)
+"""The classes that end an execution."""
+
+EVENTS: Final[tuple[type[Event], ...]] = Event.__args__
+"""Every class of event."""
+
+
+def describe_error(error: BaseException) -> tuple[str, str]:
+    """Name and text of an exception as events carry them; the text is cut to ``limits.MAX_ERROR_BYTES``."""
+    try:
+        message = str(error)
+    except Exception:
+        message = "(its text could not be read)"
+    return type(error).__name__, cut(message)

@@ -1,0 +1,102 @@
+"""External events and who waits for them.
+
+Per name, events and waits meet first come, first served. No event is lost: one that comes before the wait is
+buffered, one that reached a wait which is then cancelled before anybody read it goes back to its place, and those
+that are left when the execution continues as new are carried over.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from affinity.orchestration.events import Carried, CarriedEvent
+
+if TYPE_CHECKING:
+    from affinity.orchestration.futures import EventFuture
+
+
+class _Arrival(NamedTuple):
+    order: int
+    data: str
+
+
+class Inbox:
+    """The external events of one execution."""
+
+    __slots__ = ("_arrivals", "_buffers", "_unread", "_waiting", "buffered")
+
+    def __init__(self) -> None:
+        self.buffered = 0
+        """Events that nobody waits for yet."""
+        self._arrivals = 0
+        self._buffers: dict[str, deque[_Arrival]] = {}
+        self._waiting: dict[str, deque[EventFuture[Any]]] = {}
+        self._unread: dict[EventFuture[Any], _Arrival] = {}
+
+    def arrive(self, name: str, data: str) -> None:
+        """Hand a new event to the first that waits for its name, or buffer it."""
+        self._arrivals += 1
+        self._place(name, _Arrival(self._arrivals, data))
+
+    def wait(self, future: EventFuture[Any]) -> None:
+        """Give the future the oldest event of its name, now or when it comes."""
+        buffer = self._buffers.get(future.name)
+        if not buffer:
+            self._waiting.setdefault(future.name, deque()).append(future)
+            return
+        self.buffered -= 1
+        arrival = buffer.popleft()
+        if not buffer:
+            del self._buffers[future.name]
+        self._hand_over(future, arrival)
+
+    def leave(self, future: EventFuture[Any]) -> None:
+        """Forget a wait that got no event."""
+        queue = self._waiting.get(future.name)
+        if queue and future in queue:
+            queue.remove(future)
+            if not queue:
+                del self._waiting[future.name]
+
+    def read(self, future: EventFuture[Any]) -> None:
+        """Note that the orchestration has seen the event of this future."""
+        self._unread.pop(future, None)
+
+    def give_back(self, future: EventFuture[Any]) -> None:
+        """Take the event of a cancelled future, if nobody has seen it, for the next one that waits."""
+        arrival = self._unread.pop(future, None)
+        if arrival is not None:
+            self._place(future.name, arrival)
+
+    def unread(self) -> list[EventFuture[Any]]:
+        """Futures whose event nobody has seen yet."""
+        return list(self._unread)
+
+    def leftovers(self) -> Carried:
+        """All events that nobody has seen, in the order of their arrival."""
+        held = [(arrival.order, name, arrival.data) for name, buffer in self._buffers.items() for arrival in buffer]
+        held += [(arrival.order, future.name, arrival.data) for future, arrival in self._unread.items()]
+        return tuple(CarriedEvent(name, data) for _, name, data in sorted(held))
+
+    def _place(self, name: str, arrival: _Arrival) -> None:
+        queue = self._waiting.get(name)
+        if queue:
+            future = queue.popleft()
+            if not queue:
+                del self._waiting[name]
+            self._hand_over(future, arrival)
+        else:
+            self._buffer(self._buffers.setdefault(name, deque()), arrival)
+
+    def _buffer(self, buffer: deque[_Arrival], arrival: _Arrival) -> None:
+        self.buffered += 1
+        if buffer and arrival < buffer[-1]:  # given back: it came before the ones that are waiting here
+            insort(buffer, arrival)
+        else:
+            buffer.append(arrival)
+
+    def _hand_over(self, future: EventFuture[Any], arrival: _Arrival) -> None:
+        self._unread[future] = arrival
+        future.receive(arrival.data)

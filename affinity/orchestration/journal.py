@@ -1,0 +1,159 @@
+"""The history of one execution, while it is written and while it is read again.
+
+The same code runs in both cases. Live, a command of the orchestration becomes the next event. In replay, it must be
+the next event that was recorded. What must be the same is listed in ``_IDENTITY``: which activity, on which session,
+how long a timer, which child. Inputs are not compared, since code may change how it formats what it sends; the
+recorded result is used either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, Final
+
+from affinity.errors import Nondeterminism
+from affinity.limits import MAX_HISTORY_EVENTS
+from affinity.orchestration import events as ev
+
+_IDENTITY: Final[dict[type[ev.Event], Callable[[Any], object]]] = {
+    ev.ActivityScheduled: attrgetter("name", "session_id"),
+    ev.ActivityCancelled: attrgetter("schedule_id"),
+    ev.TimerCreated: attrgetter("delay"),
+    ev.TimerCancelled: attrgetter("schedule_id"),
+    ev.EventAwaited: attrgetter("name"),
+    ev.EventAwaitCancelled: attrgetter("schedule_id"),
+    ev.SubOrchestrationScheduled: attrgetter("name", "instance_id"),
+    ev.SubOrchestrationCancelled: attrgetter("schedule_id"),
+}
+"""What of a command must be as recorded, beside its type. Events that are not here match by type alone."""
+
+
+class HistoryFullError(Exception):
+    """The execution has reached ``MAX_HISTORY_EVENTS``."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"more than {MAX_HISTORY_EVENTS} events in one execution: "
+            "use continue_as_new from time to time, which starts a fresh history"
+        )
+
+
+class Journal:
+    """Position in the history, and the events that were appended since the last ``take``."""
+
+    __slots__ = ("_appended", "_recorded", "children", "new_guid", "now", "position")
+
+    def __init__(self) -> None:
+        self.position = 0
+        """Id of the last event."""
+        self.now: Callable[[], float] = float
+        self.new_guid: Callable[[], str] = str
+        self.children: dict[int, str] = {}
+        """Instance ids of the sub-orchestrations that were ever scheduled, by event id."""
+        self._appended: list[tuple[int, ev.Event]] = []
+        self._recorded: list[ev.Event] | None = None
+
+    @property
+    def replaying(self) -> bool:
+        """Whether events are read rather than written."""
+        return self._recorded is not None
+
+    @property
+    def next_recorded(self) -> ev.Event | None:
+        """In replay, the event after the present position; None at the end."""
+        recorded = self._recorded or ()
+        return recorded[self.position] if self.position < len(recorded) else None
+
+    def open(self, recorded: list[ev.Event]) -> None:
+        """Start to read. The suppliers of values are not asked: recorded values are used."""
+        self._recorded = recorded
+        self.now, self.new_guid = float, str
+        for event_id, event in enumerate(recorded, 1):
+            self._note_child(event_id, event)
+
+    def close(self) -> None:
+        """Go to the end of what was recorded, and write from there."""
+        self.position = len(self._recorded or ())
+        self._recorded = None
+
+    def take(self) -> list[tuple[int, ev.Event]]:
+        """Return the events appended since the last call, each with its id."""
+        appended, self._appended = self._appended, []
+        return appended
+
+    def input(self, event: ev.Event) -> None:
+        """Record an input.
+
+        Raises:
+            HistoryFullError: there is no room.
+        """
+        self._require_room()
+        self._append(event)
+
+    def command(self, event: ev.Event) -> ev.Event:
+        """Record a command and return it; in replay, return what was recorded in its place.
+
+        Raises:
+            Nondeterminism: the history has something else here.
+            HistoryFullError: there is no room.
+        """
+        self._require_room()
+        return self.final(event)
+
+    def final(self, event: ev.Event) -> ev.Event:
+        """Record one of the events with which an execution ends; for them there is always room.
+
+        Raises:
+            Nondeterminism: the history has something else here.
+        """
+        if self._recorded is not None:
+            event = self._match(event)
+        self._append(event)
+        return event
+
+    def mismatch(self, recorded: ev.Event, actual: str) -> Nondeterminism:
+        """The error for a code that does not do what comes next in the history."""
+        return Nondeterminism(f"{describe(recorded)} as event {self.position + 1}", actual)
+
+    def _require_room(self) -> None:
+        # What was recorded stays valid, should the limit ever be lowered.
+        if self.position >= MAX_HISTORY_EVENTS and self._recorded is None:
+            raise HistoryFullError
+
+    def _append(self, event: ev.Event) -> None:
+        self.position += 1
+        if self._recorded is None:
+            self._appended.append((self.position, event))
+            self._note_child(self.position, event)
+
+    def _note_child(self, event_id: int, event: ev.Event) -> None:
+        if isinstance(event, ev.SubOrchestrationScheduled):
+            self.children[event_id] = event.instance_id
+
+    def _match(self, event: ev.Event) -> ev.Event:
+        recorded = self.next_recorded
+        if recorded is None:
+            raise Nondeterminism(f"no event after {self.position}", describe(event))
+        identity = _IDENTITY.get(type(event))
+        if type(recorded) is not type(event) or (identity is not None and identity(recorded) != identity(event)):
+            raise self.mismatch(recorded, describe(event))
+        return recorded
+
+
+def describe(event: ev.Event) -> str:
+    """An event for a message: what kind it is, and what identifies it."""
+    kind = type(event).__name__
+    match event:
+        case ev.ActivityScheduled(name=name, session_id=None):
+            return f"{kind}({name!r})"
+        case ev.ActivityScheduled(name=name, session_id=session_id):
+            return f"{kind}({name!r}, session_id={session_id!r})"
+        case ev.TimerCreated(delay=delay):
+            return f"{kind}({delay:g} s)"
+        case ev.EventAwaited(name=name) | ev.EventRaised(name=name) | ev.OrchestrationStarted(name=name):
+            return f"{kind}({name!r})"
+        case ev.SubOrchestrationScheduled(name=name, instance_id=instance_id):
+            return f"{kind}({name!r}, instance_id={instance_id!r})"
+    schedule_id = getattr(event, "schedule_id", None)
+    return kind if schedule_id is None else f"{kind}(of event {schedule_id})"

@@ -1,0 +1,378 @@
+"""An application: the activities and orchestrations that a worker offers, by name."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import typing
+from collections.abc import Callable, Coroutine, Mapping
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, Final, NoReturn, Protocol, TypeVar, overload
+
+from affinity.errors import InvalidApp, InvalidId, NotSerializable, OrchestrationMisuse
+from affinity.limits import check_id
+from affinity.orchestration.codec import Codec
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_VERSION: Final = "1.0.0"
+
+
+class _Missing:
+    """No input was given, which is not the same as None."""
+
+    def __repr__(self) -> str:
+        return "<no input>"
+
+
+MISSING: Final = _Missing()
+
+_NO_INPUT: Final = "null"
+_DEFINITION: Final = "__affinity_definition__"
+
+
+class Definition:
+    """A registered function with the JSON forms of its input and result.
+
+    The codecs are built on first use, so that annotations may name what the module defines further down;
+    ``App.check`` builds them all.
+    """
+
+    kind: typing.ClassVar[str]
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self.name = name
+        self.function = function
+        self._parameter = _input_parameter(self.title, function)
+
+    @property
+    def title(self) -> str:
+        """How messages call it: "activity 'reply'"."""
+        return f"{self.kind} {self.name!r}"
+
+    @functools.cached_property
+    def input_codec(self) -> Codec | None:
+        """For the input; None where the function takes no input.
+
+        Raises:
+            InvalidApp: the annotation cannot be resolved, or has no JSON form.
+        """
+        if self._parameter is None:
+            return None
+        return Codec(_annotation(self, self._parameter.name), f"input of {self.title}")
+
+    @functools.cached_property
+    def result_codec(self) -> Codec:
+        """For the result.
+
+        Raises:
+            InvalidApp: the annotation cannot be resolved, or has no JSON form.
+        """
+        return Codec(_annotation(self, "return"), f"result of {self.title}")
+
+    def encode_input(self, value: Any = MISSING) -> str:
+        """Return an input as JSON text; without one, that of the parameter's default.
+
+        Raises:
+            OrchestrationMisuse: the function takes no input, or one is required and none was given.
+            NotSerializable: the value does not fit.
+            PayloadTooLarge: it is over the limit.
+        """
+        if self.input_codec is None or self._parameter is None:
+            if value is not MISSING and value is not None:
+                raise OrchestrationMisuse(f"{self.title} takes no input, but was given one")
+            return _NO_INPUT
+        if value is MISSING:
+            value = self._parameter.default
+            if value is inspect.Parameter.empty:
+                raise OrchestrationMisuse(f"{self.title} takes an input, but was given none")
+        return self.input_codec.encode(value)
+
+    def arguments(self, text: str) -> tuple[Any, ...]:
+        """Return what to call the function with, after its context: one decoded input or nothing.
+
+        A caller that knows only the name sends null for no input: it means the default where null does not fit.
+
+        Raises:
+            NotSerializable: the input does not fit the annotation.
+        """
+        if self.input_codec is None or self._parameter is None:
+            return ()
+        try:
+            return (self.input_codec.decode(text),)
+        except NotSerializable:
+            if text == _NO_INPUT and self._parameter.default is not inspect.Parameter.empty:
+                return ()
+            raise
+
+    def encode_result(self, value: Any) -> str:
+        """Return a result as JSON text.
+
+        Raises:
+            NotSerializable: it does not fit the annotation.
+            PayloadTooLarge: it is over the limit.
+        """
+        return self.result_codec.encode(value)
+
+    def __repr__(self) -> str:
+        return f"<{self.title}>"
+
+
+class ActivityDefinition(Definition):
+    """A registered activity."""
+
+    kind = "activity"
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        super().__init__(name, function)
+        self.is_async = _is_async(function)
+        """Whether a call gives a coroutine; other activities run on a thread."""
+
+
+class OrchestrationDefinition(Definition):
+    """A registered orchestration, in one version."""
+
+    kind = "orchestration"
+
+    def __init__(self, name: str, version: str, function: Callable[..., Coroutine[Any, Any, Any]]) -> None:
+        if not _is_async(function):
+            raise InvalidApp(f"orchestration {name!r} must be an async def: it awaits what its context schedules")
+        self.version = version
+        super().__init__(name, function)
+
+    @property
+    def key(self) -> str:
+        """``name@version``."""
+        return f"{self.name}@{self.version}"
+
+    @property
+    def title(self) -> str:
+        """How messages call it: "orchestration 'chat@1.0.0'"."""
+        return f"{self.kind} {self.key!r}"
+
+
+class SessionListener(Protocol):
+    """Something that keeps state per session, such as `affinity.SessionCache`; called on the worker's event loop."""
+
+    async def lost(self, session_id: str, epoch: int | None = None) -> None:
+        """The session's lease (of this epoch) is not the worker's any more."""
+        ...
+
+    async def sweep(self) -> None:
+        """A chance to evict what was idle for too long; about once a second."""
+        ...
+
+
+class App:
+    """A set of activities and orchestrations.
+
+    The decorators return the function itself, which is then the reference for ``schedule_activity`` and
+    ``schedule_sub_orchestration``. A function takes its context and at most one input; annotations say how both input
+    and result look as JSON.
+    """
+
+    def __init__(self, name: str = "app") -> None:
+        self.name = _checked_name(name, "app name")
+        self._activities: dict[str, ActivityDefinition] = {}
+        self._orchestrations: dict[str, OrchestrationDefinition] = {}
+        self._latest: dict[str, OrchestrationDefinition] = {}
+        self._session_listeners: list[Any] = []
+
+    @property
+    def activities(self) -> Mapping[str, ActivityDefinition]:
+        """By name."""
+        return MappingProxyType(self._activities)
+
+    @property
+    def orchestrations(self) -> Mapping[str, OrchestrationDefinition]:
+        """By ``name@version``."""
+        return MappingProxyType(self._orchestrations)
+
+    @property
+    def session_listeners(self) -> tuple[Any, ...]:
+        """Whom a worker of this app tells about its session leases."""
+        return tuple(self._session_listeners)
+
+    def add_session_listener(self, listener: Any) -> None:
+        """Have workers tell ``listener`` about the sessions that they lose; a session cache is one."""
+        if listener not in self._session_listeners:
+            self._session_listeners.append(listener)
+
+    @overload
+    def activity(self, function: F, /) -> F: ...
+    @overload
+    def activity(self, *, name: str | None = None) -> Callable[[F], F]: ...
+    def activity(self, function: Callable[..., Any] | None = None, *, name: str | None = None) -> Any:
+        """Register an activity, sync or async, under ``name`` or its own name.
+
+        Raises:
+            InvalidApp: the name is taken or not allowed, or the signature is not (context) or (context, input).
+        """
+
+        def register(function: F) -> F:
+            definition = ActivityDefinition(_name_of(function, name), function)
+            self._add_activity(definition)
+            _attach(function, definition)
+            return function
+
+        return register if function is None else register(function)
+
+    @overload
+    def orchestration(self, function: F, /) -> F: ...
+    @overload
+    def orchestration(self, *, name: str | None = None, version: str = DEFAULT_VERSION) -> Callable[[F], F]: ...
+    def orchestration(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        name: str | None = None,
+        version: str = DEFAULT_VERSION,
+    ) -> Any:
+        """Register an ``async def`` as an orchestration, under ``name`` or its own name.
+
+        Several versions of one name can be registered. New instances start on the latest; one that runs stays on its
+        own.
+
+        Raises:
+            InvalidApp: name and version are taken or not allowed, it is not an ``async def``, or the signature is not
+                (context) or (context, input).
+        """
+
+        def register(function: F) -> F:
+            checked = _checked_name(version, "orchestration version")
+            definition = OrchestrationDefinition(_name_of(function, name), checked, function)
+            self._add_orchestration(definition)
+            _attach(function, definition)
+            return function
+
+        return register if function is None else register(function)
+
+    def find_orchestration(self, name: str, version: str | None = None) -> OrchestrationDefinition | None:
+        """Return the orchestration in that version, or in the latest; None if it is not registered.
+
+        "1.10.0" is later than "1.9.0", and "2.0.0" later than "2.0.0-rc1".
+        """
+        return self._latest.get(name) if version is None else self._orchestrations.get(f"{name}@{version}")
+
+    def include(self, other: App) -> None:
+        """Take over all that another app registers.
+
+        Raises:
+            InvalidApp: a name (and version) is taken by another function; then nothing is taken over.
+        """
+        for activity in other._activities.values():
+            self._refuse_taken(self._activities.get(activity.name), activity)
+        for orchestration in other._orchestrations.values():
+            self._refuse_taken(self._orchestrations.get(orchestration.key), orchestration)
+        for activity in other._activities.values():
+            self._add_activity(activity)
+        for orchestration in other._orchestrations.values():
+            self._add_orchestration(orchestration)
+        for listener in other._session_listeners:
+            self.add_session_listener(listener)
+
+    def check(self) -> None:
+        """Resolve every annotation now, as a worker does at its start.
+
+        Raises:
+            InvalidApp: one cannot be resolved, or has no JSON form.
+        """
+        definitions: list[Definition] = [*self._activities.values(), *self._orchestrations.values()]
+        for definition in definitions:
+            _ = definition.input_codec, definition.result_codec
+
+    def _add_activity(self, definition: ActivityDefinition) -> None:
+        self._refuse_taken(self._activities.get(definition.name), definition)
+        self._activities[definition.name] = definition
+
+    def _add_orchestration(self, definition: OrchestrationDefinition) -> None:
+        self._refuse_taken(self._orchestrations.get(definition.key), definition)
+        self._orchestrations[definition.key] = definition
+        latest = self._latest.get(definition.name)
+        if latest is None or _version_order(definition.version) > _version_order(latest.version):
+            self._latest[definition.name] = definition
+
+    def _refuse_taken(self, present: Definition | None, new: Definition) -> None:
+        if present is not None and present is not new:
+            raise InvalidApp(f"app {self.name!r} has two of {new.title}: give one another name or version")
+
+
+def definition_of(function: object) -> Definition | None:
+    """Return what a function was registered as, or None."""
+    found = getattr(function, _DEFINITION, None)
+    return found if isinstance(found, Definition) else None
+
+
+def _attach(function: Callable[..., Any], definition: Definition) -> None:
+    """Remember the definition on the function, which thereby serves as the reference to it."""
+    present = definition_of(function)
+    if present is not None and (present.title != definition.title):
+        raise InvalidApp(f"{_qualname(function)} is registered already, as {present.title}")
+    # A bound method takes no attributes; the function behind it does.
+    setattr(getattr(function, "__func__", function), _DEFINITION, definition)
+
+
+def _name_of(function: Callable[..., Any], name: str | None) -> str:
+    if not callable(function):
+        raise InvalidApp(f"only functions can be registered, not {function!r}")
+    return _checked_name(name if name is not None else getattr(function, "__name__", None), "name of a function")
+
+
+def _checked_name(name: object, what: str) -> str:
+    try:
+        checked = check_id(name, what)
+    except InvalidId as error:
+        raise InvalidApp(str(error)) from error
+    if "@" in checked:
+        raise InvalidApp(f"{what} {checked!r} must not hold an @: it parts name and version")
+    return checked
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def _input_parameter(title: str, function: Callable[..., Any]) -> inspect.Parameter | None:
+    parameters = list(inspect.signature(function).parameters.values())
+    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+        raise InvalidApp(f"{title} is a generator: it must return one result")
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if not 1 <= len(parameters) <= 2 or any(p.kind not in positional for p in parameters):  # noqa: PLR2004
+        _refuse_signature(title, function)
+    return parameters[1] if parameters[1:] else None
+
+
+def _refuse_signature(title: str, function: Callable[..., Any]) -> NoReturn:
+    signature = inspect.signature(function)
+    raise InvalidApp(f"{title} must take its context and at most one input (put several into a model), not {signature}")
+
+
+def _annotation(definition: Definition, name: str) -> Any:
+    """Resolve one annotation. The context's own is left alone: it is often imported for type checkers only."""
+    function = inspect.unwrap(definition.function)
+    function = getattr(function, "__func__", function)
+    if not inspect.isfunction(function):
+        function = getattr(function, "func", None) or type(function).__call__
+    declared = getattr(function, "__annotations__", {}).get(name, Any)
+    holder = SimpleNamespace(__annotations__={name: declared})
+    try:
+        resolved = typing.get_type_hints(holder, getattr(function, "__globals__", {}), include_extras=True)[name]
+    except Exception as error:
+        raise InvalidApp(f"{definition.title}: the annotation {declared!r} cannot be resolved: {error}") from error
+    return Any if resolved in (NoReturn, typing.Never) else resolved
+
+
+def _qualname(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", None) or repr(function)
+
+
+def _version_order(version: str) -> tuple[Any, ...]:
+    release, _, prerelease = version.partition("-")
+    # A pre-release comes before its release; the text itself decides between spellings of one version.
+    return _numbers(release), not prerelease, _numbers(prerelease), version
+
+
+def _numbers(text: str) -> tuple[tuple[int, int, str], ...]:
+    parts = re.findall(r"\d+|[A-Za-z]+", text)
+    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts)

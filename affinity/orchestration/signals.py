@@ -1,0 +1,59 @@
+"""Control flow inside orchestrations and activities.
+
+None of these is an ``Exception``: a user's ``except Exception`` must not swallow a cancellation or a restart. Each
+leaves the function that it is raised in through its ``finally`` blocks.
+"""
+
+from __future__ import annotations
+
+
+class ControlSignal(BaseException):
+    """Base of the signals of this package."""
+
+
+class OrchestrationCancelledSignal(ControlSignal):
+    """Raised at the await of an orchestration that was asked to cancel.
+
+    It is raised once. Cleanup may await activities; an orchestration that catches the signal and returns has completed.
+
+    Attributes:
+        reason: the text that came with the request.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class BranchCancelledSignal(OrchestrationCancelledSignal):
+    """Raised at the await of a coroutine that lost a ``select``, or whose ``gather`` failed."""
+
+
+class ContinueAsNewSignal(ControlSignal):
+    """Ends this execution and starts the next one; ``OrchestrationContext.continue_as_new`` raises it.
+
+    Attributes:
+        input: of the next execution, as JSON text.
+        version: to go on with, or None for the present one.
+    """
+
+    def __init__(self, input: str, version: str | None) -> None:
+        super().__init__("continue_as_new")
+        self.input = input
+        self.version = version
+
+
+class ExecutionClosedSignal(ControlSignal):
+    """Raised by every call of a context whose execution was dropped from memory, so that nothing more happens in it."""
+
+
+class ActivityCancelledSignal(ControlSignal):
+    """Raised by ``ActivityContext.raise_if_cancelled``.
+
+    Attributes:
+        reason: why the activity was cancelled.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason

@@ -1,0 +1,224 @@
+"""The JSON text of events, messages and activity tasks.
+
+An event is one object with a ``type``; fields that are None or empty are left out. Payloads are spliced in as they
+are, so writing parses nothing. Reading parses once, and gives payloads back as compact JSON. Keys that this version
+does not know are ignored, so that an older worker reads what a newer one wrote, as long as it knows the event.
+
+How a field is written follows from its declared type: see ``_FORMS``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from functools import lru_cache
+from json.encoder import encode_basestring as _quote
+from typing import Any, Final, NamedTuple, cast
+
+from pydantic_core import to_json
+
+from affinity.errors import NotSerializable
+from affinity.orchestration.codec import read_json
+from affinity.orchestration.events import EVENTS, CarriedEvent, Event, ParentRef, RawJson
+from affinity.orchestration.retry import RetryPolicy
+
+ANY_EXECUTION: Final = 0
+"""Execution id of a message for whichever execution is current: external events and requests to cancel."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityTask:
+    """What a queue row tells a worker about an activity, beside its columns."""
+
+    input: RawJson
+    retry: RetryPolicy | None = None
+    timeout: float | None = None
+    """Seconds that one attempt may take."""
+
+
+def encode_event(event: Event) -> str:
+    """Return the event as JSON text."""
+    prefix, columns = _WRITERS[type(event)]
+    return _join(prefix, columns, event)
+
+
+def decode_event(text: str) -> Event:
+    """Return the event that JSON ``text`` holds.
+
+    Raises:
+        NotSerializable: not JSON, a type that this version does not know, or a field missing or of the wrong type.
+    """
+    return _event(read_json(text))
+
+
+def encode_message(execution_id: int, event: Event) -> str:
+    """Return an input event as a message to one execution of an instance, or to ``ANY_EXECUTION``."""
+    return f'{{"execution":{execution_id},"event":{encode_event(event)}}}'
+
+
+def decode_message(text: str) -> tuple[int, Event]:
+    """Return the execution id and the event of a message.
+
+    Raises:
+        NotSerializable: as for ``decode_event``.
+    """
+    message = read_json(text)
+    if not isinstance(message, dict):
+        raise NotSerializable("a message must be a JSON object")
+    return _integer(message.get("execution")), _event(message.get("event"))
+
+
+def encode_task(task: ActivityTask) -> str:
+    """Return the task as JSON text."""
+    return _join(*_WRITERS[ActivityTask], task)
+
+
+def decode_task(text: str) -> ActivityTask:
+    """Return the task that JSON ``text`` holds.
+
+    Raises:
+        NotSerializable: as for ``decode_event``.
+    """
+    return cast(ActivityTask, _record(ActivityTask, "activity task", read_json(text)))
+
+
+# --- records --------------------------------------------------------------------------------------------------------
+
+
+class _Column(NamedTuple):
+    name: str
+    key: str  # the name as it is written, with its punctuation
+    write: Callable[[Any], str]
+    read: Callable[[Any], Any]
+    default: Any  # MISSING for a field that must be there
+
+
+def _join(prefix: str, columns: tuple[_Column, ...], record: object) -> str:
+    parts = [prefix]
+    for name, key, write, _, default in columns:
+        value = getattr(record, name)
+        if value is not None and value is not default:
+            parts.append(key + write(value))
+    return "{" + ",".join(parts if prefix else parts[1:]) + "}"
+
+
+def _event(obj: object) -> Event:
+    kind = obj.get("type") if isinstance(obj, dict) else None
+    event_type = _TYPES.get(kind) if isinstance(kind, str) else None
+    if event_type is None:
+        raise NotSerializable(f"unknown event type {kind!r}: was the history written by a newer version of affinity?")
+    return cast(Event, _record(event_type, str(kind), obj))
+
+
+def _record(cls: type[Any], what: str, obj: object) -> object:
+    if not isinstance(obj, dict):
+        raise NotSerializable(f"{what} must be a JSON object")
+    try:
+        return cls(*[_field(column, obj) for column in _WRITERS[cls][1]])
+    except (KeyError, TypeError, ValueError) as error:
+        raise NotSerializable(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def _field(column: _Column, obj: dict[str, Any]) -> Any:
+    if column.name in obj:
+        return column.read(obj[column.name])
+    if column.default is MISSING:
+        raise KeyError(column.name)
+    return column.default
+
+
+# --- field forms ----------------------------------------------------------------------------------------------------
+
+
+def _string(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected a string, not {type(value).__name__}")
+    return value
+
+
+def _integer(value: object) -> int:
+    if type(value) is not int:
+        raise NotSerializable(f"expected an integer, not {type(value).__name__}")
+    return value
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise TypeError(f"expected a number, not {type(value).__name__}")
+    return float(value)
+
+
+def _as_is(value: str) -> str:
+    return value
+
+
+def _raw(value: object) -> str:
+    return to_json(value).decode()
+
+
+@lru_cache(maxsize=256)  # an application has a handful of policies, and each turn writes one
+def _write_retry(policy: RetryPolicy) -> str:
+    values = {field.name: getattr(policy, field.name) for field in fields(policy)}
+    return to_json(values).decode()
+
+
+def _read_retry(value: dict[str, Any]) -> RetryPolicy:
+    known = {field.name: value[field.name] for field in fields(RetryPolicy) if field.name in value}
+    return RetryPolicy(**known | {"non_retryable": tuple(known.get("non_retryable", ()))})
+
+
+def _write_parent(parent: ParentRef) -> str:
+    return to_json(parent._asdict()).decode()
+
+
+def _read_parent(value: dict[str, Any]) -> ParentRef:
+    return ParentRef(_string(value["instance_id"]), _integer(value["execution_id"]), _integer(value["schedule_id"]))
+
+
+def _write_carried(carried: tuple[CarriedEvent, ...]) -> str:
+    return "[" + ",".join(f'{{"name":{_quote(event.name)},"data":{event.data}}}' for event in carried) + "]"
+
+
+def _read_carried(value: list[dict[str, Any]]) -> tuple[CarriedEvent, ...]:
+    return tuple(CarriedEvent(_string(event["name"]), _raw(event["data"])) for event in value)
+
+
+_FORMS: Final[dict[str, tuple[Callable[[Any], str], Callable[[Any], Any]]]] = {
+    "RawJson": (_as_is, _raw),
+    "str": (_quote, _string),
+    "int": (str, _integer),
+    "float": (repr, _number),
+    "ActivityFailureKind": (_quote, _string),
+    "ChildFailureKind": (_quote, _string),
+    "RetryPolicy": (_write_retry, _read_retry),
+    "ParentRef": (_write_parent, _read_parent),
+    "Carried": (_write_carried, _read_carried),
+}
+"""Declared type of a field, without ``| None`` -> how to write it, how to read it."""
+
+
+def _column(name: str, declared: str, default: Any) -> _Column:
+    optional = declared.removesuffix(" | None")
+    write, read = _FORMS[optional]
+    if optional != declared:
+        default = None
+    return _Column(name, f'"{name}":', write, _or_none(read) if default is None else read, default)
+
+
+def _or_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else read(value)
+
+
+def _columns(cls: type[Any]) -> tuple[_Column, ...]:
+    return tuple(_column(field.name, str(field.type), field.default) for field in fields(cls))
+
+
+def _type_of(cls: type[Any]) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+
+
+_TYPES: Final[dict[str, type[Event]]] = {_type_of(cls): cls for cls in EVENTS}
+_WRITERS: Final[dict[type[Any], tuple[str, tuple[_Column, ...]]]] = {
+    cls: (f'"type":"{_type_of(cls)}"', _columns(cls)) for cls in EVENTS
+} | {ActivityTask: ("", _columns(ActivityTask))}

@@ -1,0 +1,96 @@
+"""What an activity sees, and how often it is tried."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import threading
+from typing import Any
+
+import pytest
+
+from affinity.errors import InvalidOptions
+from affinity.orchestration import ActivityCancelledSignal, ActivityContext, RetryPolicy
+
+
+def context(**fields: Any) -> ActivityContext:
+    return ActivityContext(instance_id="i", execution_id=1, activity_id=3, name="work", worker_id="w-0", **fields)
+
+
+def test_attributes_are_fixed() -> None:
+    ctx = context(session_id="s", session_epoch=4, attempt=2)
+    assert (ctx.session_id, ctx.session_epoch, ctx.attempt, ctx.worker_id) == ("s", 4, 2, "w-0")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ctx.attempt = 3  # type: ignore[misc]
+
+
+def test_cancellation_is_seen_by_polling() -> None:
+    ctx = context()
+    assert (ctx.cancelled, ctx.cancel_reason) == (False, None)
+    assert not ctx.wait_cancelled(0)
+    ctx.raise_if_cancelled()
+    ctx._cancel("timeout")
+    ctx._cancel("another reason")
+    assert (ctx.cancelled, ctx.cancel_reason) == (True, "timeout")
+    assert ctx.wait_cancelled()
+    with pytest.raises(ActivityCancelledSignal) as caught:
+        ctx.raise_if_cancelled()
+    assert caught.value.reason == "timeout"
+    assert not isinstance(caught.value, Exception)
+
+
+def test_cancellation_wakes_a_blocked_thread() -> None:
+    ctx, seen = context(), []
+    thread = threading.Thread(target=lambda: seen.append(ctx.wait_cancelled(60)))
+    thread.start()
+    ctx._cancel("drain")
+    thread.join(60)
+    assert seen == [True]
+
+
+def test_logger_carries_the_ids(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        context(session_id="s").logger.info("hello")
+    (record,) = caplog.records
+    assert record.name == "affinity.activity"
+    assert vars(record)["instance_id"] == "i"
+    assert vars(record)["session_id"] == "s"
+
+
+def test_delays_grow_up_to_a_bound() -> None:
+    policy = RetryPolicy(max_attempts=9, initial_interval=1, backoff=3, max_interval=10)
+    assert [policy.delay(n) for n in (1, 2, 3, 4, 10_000)] == [1, 3, 9, 10, 10]
+    assert RetryPolicy(initial_interval=0).delay(5) == 0
+
+
+def test_retries_until_attempts_or_a_hopeless_error() -> None:
+    policy = RetryPolicy(max_attempts=3, non_retryable=(LookupError, "Fatal"))
+    assert policy.non_retryable == ("LookupError", "Fatal")
+    assert policy.retries(ValueError(), 2)
+    assert not policy.retries(ValueError(), 3)
+    assert not policy.retries(KeyError(), 1)
+    assert not policy.retries(type("Fatal", (Exception,), {})(), 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_attempts": 0}, "max_attempts"),
+        ({"max_attempts": 1.5}, "max_attempts"),
+        ({"max_attempts": True}, "max_attempts"),
+        ({"initial_interval": -1}, "initial_interval"),
+        ({"initial_interval": math.nan}, "initial_interval"),
+        ({"initial_interval": "1"}, "initial_interval"),
+        ({"backoff": 0.5}, "backoff"),
+        ({"max_interval": math.inf}, "max_interval"),
+        ({"initial_interval": 5, "max_interval": 2}, "max_interval 2 is shorter than initial_interval 5"),
+        ({"non_retryable": ValueError}, "must be a tuple"),
+        ({"non_retryable": "ValueError"}, "must be a tuple"),
+        ({"non_retryable": (3,)}, "not 3"),
+        ({"non_retryable": (int,)}, "not <class 'int'>"),
+    ],
+)
+def test_policies_are_validated(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidOptions, match=message):
+        RetryPolicy(**options)

@@ -1,0 +1,305 @@
+"""select, gather and coroutine branches: who wins, who is cancelled, in which order."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from affinity.errors import ActivityCancelled, ActivityError, OrchestrationCancelled, OrchestrationMisuse
+from affinity.orchestration import BranchCancelledSignal, OrchestrationContext
+from affinity.orchestration import events as ev
+
+from .harness import Live, new_events, run
+
+
+async def race(ctx: OrchestrationContext) -> list[Any]:
+    work = ctx.schedule_activity("work")
+    timer = ctx.schedule_timer(5)
+    child = ctx.schedule_sub_orchestration("child")
+    event = ctx.schedule_wait("e")
+    won = await ctx.select(work, timer, child, event)
+    index, value = won
+    assert won.future is (work, timer, child, event)[won.index]
+    return [index, value]
+
+
+@pytest.mark.parametrize(
+    ("winner", "result", "cancelled"),
+    [
+        (ev.ActivityCompleted(2, "7"), "[0,7]", {3, 4, 5}),
+        (ev.TimerFired(3), "[1,null]", {2, 4, 5}),
+        (ev.SubOrchestrationCompleted(4, "7"), "[2,7]", {2, 3, 5}),
+        (ev.EventRaised("e", "7"), "[3,7]", {2, 3, 4}),
+    ],
+)
+def test_losers_are_cancelled(winner: ev.Event, result: str, cancelled: set[int]) -> None:
+    live = Live(race)
+    live.start()
+    step = live.feed(winner)
+    cancellations: dict[int, ev.Event] = {
+        2: ev.ActivityCancelled(2),
+        3: ev.TimerCancelled(3),
+        4: ev.SubOrchestrationCancelled(4),
+        5: ev.EventAwaitCancelled(5),
+    }
+    expected = [event for event_id, event in cancellations.items() if event_id in cancelled]
+    assert new_events(step) == [winner, *expected, ev.OrchestrationCompleted(result)]
+
+
+def test_the_error_of_the_first_is_raised() -> None:
+    async def careful(ctx: OrchestrationContext) -> str:
+        try:
+            await ctx.select(ctx.schedule_activity("a"), ctx.schedule_timer(1))
+        except ActivityError as error:
+            return error.activity
+        return ""
+
+    live = Live(careful)
+    live.start()
+    step = live.feed(ev.ActivityFailed(2, "failed", "E", "m"))
+    assert new_events(step)[1:] == [ev.TimerCancelled(3), ev.OrchestrationCompleted('"a"')]
+
+
+def test_what_is_there_already_wins_and_nothing_else_is_scheduled() -> None:
+    async def settled(ctx: OrchestrationContext) -> list[Any]:
+        work = ctx.schedule_activity("work")
+        await work
+        started = []
+
+        async def branch() -> None:
+            started.append(1)
+
+        index, value = await ctx.select(ctx.schedule_timer(5), work, branch())
+        return [index, value, started]
+
+    live = Live(settled)
+    live.start()
+    step = live.feed(ev.ActivityCompleted(2, "7"))
+    assert new_events(step)[1:] == [ev.OrchestrationCompleted("[1,7,[]]")]
+
+
+def test_losers_can_not_be_awaited_again() -> None:
+    async def again(ctx: OrchestrationContext) -> list[str]:
+        work, timer = ctx.schedule_activity("work"), ctx.schedule_timer(5)
+        child, event = ctx.schedule_sub_orchestration("child"), ctx.schedule_wait("e")
+        await ctx.select(ctx.schedule_wait("go"), work, timer, child, event)
+        seen = []
+        for future in (work, timer, child, event):
+            try:
+                await future
+            except (ActivityCancelled, OrchestrationCancelled, OrchestrationMisuse) as error:
+                seen.append(f"{type(error).__name__}: {error}")
+        return seen
+
+    live = run(again, ev.EventRaised("go", "1"))
+    assert isinstance(live.outcome, ev.OrchestrationCompleted)
+    for text in (
+        "ActivityCancelled",
+        "OrchestrationCancelled",
+        "timer of 5 s was cancelled",
+        "event 'e' was cancelled",
+    ):
+        assert text in live.outcome.result
+
+
+def test_gather_gives_results_in_order() -> None:
+    async def all_of(ctx: OrchestrationContext) -> list[Any]:
+        futures = [ctx.schedule_activity("work", n) for n in range(3)]
+        assert await ctx.gather() == []
+        return await ctx.gather(*futures, futures[0])
+
+    live = run(all_of, ev.ActivityCompleted(4, "2"), ev.ActivityCompleted(2, "0"), ev.ActivityCompleted(3, "1"))
+    assert live.outcome == ev.OrchestrationCompleted("[0,1,2,0]")
+
+
+def test_gather_cancels_the_others_when_one_fails() -> None:
+    async def all_of(ctx: OrchestrationContext) -> None:
+        await ctx.gather(*(ctx.schedule_activity(name) for name in "abc"))
+
+    live = Live(all_of)
+    live.start()
+    live.complete(2)
+    step = live.feed(ev.ActivityFailed(3, "failed", "ValueError", "boom"))
+    assert new_events(step)[1:] == [
+        ev.ActivityCancelled(4),
+        ev.OrchestrationFailed("ActivityFailed", "activity 'b': ValueError: boom"),
+    ]
+
+
+def test_gather_can_return_errors() -> None:
+    async def all_of(ctx: OrchestrationContext) -> list[str]:
+        async def bad() -> None:
+            raise LookupError("x")
+
+        results = await ctx.gather(
+            ctx.schedule_activity("a"), ctx.schedule_activity("b"), bad(), return_exceptions=True
+        )
+        return [type(result).__name__ for result in results]
+
+    live = run(all_of, ev.ActivityFailed(2, "failed", "ValueError", "boom"), ev.ActivityCompleted(3, "1"))
+    assert live.outcome == ev.OrchestrationCompleted('["ActivityFailed","int","LookupError"]')
+
+
+def test_branches_run_first_in_first_out() -> None:
+    order: list[str] = []
+
+    async def branches(ctx: OrchestrationContext) -> list[str]:
+        async def branch(name: str) -> str:
+            order.append(name)
+            first = await ctx.schedule_activity(name + "1")
+            order.append(name)
+            return str(first + await ctx.schedule_activity(name + "2"))
+
+        return await ctx.gather(branch("a"), branch("b"))
+
+    live = Live(branches)
+    step = live.start()
+    assert new_events(step)[1:] == [ev.ActivityScheduled("a1", "null"), ev.ActivityScheduled("b1", "null")]
+    live.complete(3, '"b1"')
+    live.complete(2, '"a1"')
+    order.clear()
+    live.feed(ev.ActivityCompleted(5, '"b2"'), ev.ActivityCompleted(7, '"a2"'))
+    assert live.outcome == ev.OrchestrationCompleted('["a1a2","b1b2"]')
+
+
+def test_nesting() -> None:
+    async def nested(ctx: OrchestrationContext) -> list[Any]:
+        async def pair(name: str) -> list[Any]:
+            return await ctx.gather(ctx.schedule_activity(name), ctx.schedule_wait(name))
+
+        index, value = await ctx.select(ctx.gather(pair("a"), pair("b")), ctx.schedule_timer(60))
+        return [index, value]
+
+    live = run(nested, ev.EventRaised("b", "4"), ev.EventRaised("a", "2"))
+    scheduled = {event.name: event_id for event_id, event in live.execution.pending_activities.items()}
+    live.complete(scheduled["a"], "1")
+    live.complete(scheduled["b"], "3")
+    assert live.outcome == ev.OrchestrationCompleted("[0,[[1,2],[3,4]]]")
+    assert live.history[-2] == ev.TimerCancelled(live.history.index(ev.TimerCreated(60.0)) + 1)
+
+
+def test_a_losing_branch_cleans_up_and_takes_its_work_with_it() -> None:
+    seen: list[str] = []
+
+    async def loser(ctx: OrchestrationContext) -> None:
+        background = ctx.schedule_activity("background")
+        try:
+            await ctx.gather(ctx.schedule_timer(60), ctx.schedule_wait("e"))
+        except BranchCancelledSignal:
+            seen.append("cancelled")
+            raise
+        finally:
+            await ctx.schedule_activity("cleanup")
+            seen.append("clean")
+        await background
+
+    async def main(ctx: OrchestrationContext) -> str:
+        await ctx.select(loser(ctx), ctx.schedule_wait("go"))
+        return "done"
+
+    live = Live(main)
+    live.start()
+    step = live.feed(ev.EventRaised("go", "1"))
+    assert not live.execution.finished  # the end waits for the cleanup
+    background, timer, event = (
+        live.history.index(each) + 1
+        for each in (ev.ActivityScheduled("background", "null"), ev.TimerCreated(60.0), ev.EventAwaited("e"))
+    )
+    cancellations = [ev.ActivityCancelled(background), ev.TimerCancelled(timer), ev.EventAwaitCancelled(event)]
+    assert all(each in new_events(step) for each in cancellations)
+    assert new_events(step)[-1] == ev.ActivityScheduled("cleanup", "null")
+    assert live.feed(ev.CancelRequested("too late")).events == []
+    seen.clear()
+    live.complete(live.execution.event_count)
+    assert live.outcome == ev.OrchestrationCompleted('"done"')
+    assert seen[0] == "clean"
+
+
+def test_a_shared_future_survives_the_branch_that_awaits_it() -> None:
+    async def main(ctx: OrchestrationContext) -> Any:
+        work = ctx.schedule_activity("work")
+
+        async def watch() -> Any:
+            return await work
+
+        won = await ctx.select(watch(), ctx.schedule_timer(1))
+        return [won.index, await work]
+
+    live = run(main, ev.TimerFired(3), ev.ActivityCompleted(2, "7"))
+    assert live.outcome == ev.OrchestrationCompleted("[1,7]")
+
+
+def test_a_future_may_outlive_the_branch_that_made_it() -> None:
+    async def main(ctx: OrchestrationContext) -> Any:
+        async def make() -> Any:
+            return ctx.schedule_activity("work")
+
+        (future,) = await ctx.gather(make())
+        return await future
+
+    live = run(main, ev.ActivityCompleted(2, "7"))
+    assert live.outcome == ev.OrchestrationCompleted("7")
+
+
+def test_an_error_in_the_cleanup_of_a_loser_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(ctx: OrchestrationContext) -> None:
+        async def loser() -> None:
+            try:
+                await ctx.schedule_timer(60)
+            finally:
+                raise LookupError("in cleanup")
+
+        await ctx.select(loser(), ctx.schedule_activity("a"))
+
+    with caplog.at_level(logging.WARNING):
+        live = Live(main)
+        live.start()
+        activity = next(iter(live.execution.pending_activities))
+        live.complete(activity)
+    assert live.outcome == ev.OrchestrationCompleted("null")
+    assert [record.message for record in caplog.records] == [
+        "coroutine 'loser' failed in its cleanup after cancellation"
+    ]
+
+
+def test_a_branch_can_continue_as_new() -> None:
+    async def main(ctx: OrchestrationContext) -> None:
+        async def branch() -> None:
+            await ctx.schedule_wait("e")
+            ctx.continue_as_new()
+
+        await ctx.gather(branch(), ctx.schedule_timer(5), return_exceptions=True)
+
+    live = run(main, ev.EventRaised("e", "1"))
+    assert live.outcome == ev.ContinuedAsNew("null")
+    assert ev.TimerCancelled(2) in live.history
+
+
+def test_background_branches_end_with_the_orchestration() -> None:
+    async def main(ctx: OrchestrationContext) -> None:
+        async def branch() -> None:
+            await ctx.schedule_activity("work")
+
+        ctx.gather(branch())
+        await ctx.schedule_timer(1)
+        raise ValueError("stop")
+
+    live = Live(main)
+    live.start()
+    timer = next(i for i, e in enumerate(live.history, 1) if isinstance(e, ev.TimerCreated))
+    step = live.feed(ev.TimerFired(timer))
+    assert [type(event) for event in new_events(step)[1:]] == [ev.ActivityCancelled, ev.OrchestrationFailed]
+
+
+def test_helper_generators_work() -> None:
+    async def main(ctx: OrchestrationContext) -> list[int]:
+        async def pages() -> Any:
+            for n in range(3):
+                yield await ctx.schedule_activity("page", n)
+
+        return [page async for page in pages()]
+
+    live = run(main, ev.ActivityCompleted(2, "10"), ev.ActivityCompleted(4, "11"), ev.ActivityCompleted(6, "12"))
+    assert live.outcome == ev.OrchestrationCompleted("[10,11,12]")

@@ -1,0 +1,307 @@
+"""Mistakes in orchestrations, and the messages that name them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from affinity.errors import InvalidId, OrchestrationMisuse
+from affinity.orchestration import ActivityContext, App, DurableFuture, OrchestrationContext
+from affinity.orchestration import events as ev
+
+from .harness import Live, run
+
+app = App("misuse")
+
+
+@app.activity
+async def work(ctx: ActivityContext, n: int) -> int:
+    return n
+
+
+@app.orchestration
+async def child(ctx: OrchestrationContext) -> None: ...
+
+
+def failure(function: Callable[[OrchestrationContext], Awaitable[Any]], *inputs: ev.Event) -> str:
+    """Run to the failure that is expected, and return its message."""
+
+    async def main(ctx: OrchestrationContext) -> Any:
+        return await function(ctx)
+
+    live = run(main, *inputs)
+    assert isinstance(live.outcome, ev.OrchestrationFailed)
+    assert live.outcome.error_type == "OrchestrationMisuse"
+    return live.outcome.message
+
+
+def test_awaiting_an_asyncio_future() -> None:
+    loop = asyncio.new_event_loop()
+
+    async def main(ctx: OrchestrationContext) -> None:
+        await loop.create_future()
+
+    message = failure(main)
+    loop.close()
+    assert "cannot await a Future of asyncio" in message
+    assert "activity" in message
+    assert "schedule_timer" in message
+
+
+def test_sleeping_while_a_loop_runs() -> None:
+    async def main(ctx: OrchestrationContext) -> None:
+        await asyncio.sleep(60)
+
+    async def worker() -> str:
+        return failure(main)
+
+    assert "ctx.schedule_timer" in asyncio.run(worker())
+
+
+def test_yielding_to_the_loop() -> None:
+    async def main(ctx: OrchestrationContext) -> None:
+        await asyncio.sleep(0)
+
+    assert "asyncio.sleep(0)" in failure(main)
+
+
+def test_awaiting_something_else() -> None:
+    class Thing:
+        def __await__(self) -> Any:
+            yield self
+
+    class Pool:
+        def __await__(self) -> Any:
+            yield Future[int]()
+
+    async def thing(ctx: OrchestrationContext) -> None:
+        await Thing()
+
+    async def pool(ctx: OrchestrationContext) -> None:
+        await Pool()
+
+    assert "Thing" in failure(thing)
+    assert "Future of concurrent" in failure(pool)
+
+
+def test_a_foreign_await_can_be_survived() -> None:
+    async def main(ctx: OrchestrationContext) -> str:
+        try:
+            await asyncio.sleep(0)
+        except OrchestrationMisuse:
+            await ctx.schedule_timer(1)
+        return "fine"
+
+    assert run(main, ev.TimerFired(2)).outcome == ev.OrchestrationCompleted('"fine"')
+
+
+@pytest.mark.parametrize(
+    ("create", "title"),
+    [
+        (lambda ctx: ctx.schedule_activity("x"), "activity 'x'"),
+        (lambda ctx: ctx.schedule_timer(3), "timer of 3 s"),
+        (lambda ctx: ctx.schedule_sub_orchestration("c"), "sub-orchestration 'c'"),
+        (lambda ctx: ctx.new_guid(), "new_guid()"),
+        (lambda ctx: ctx.gather(ctx.schedule_activity("x")), "gather(...)"),
+        (lambda ctx: ctx.select(ctx.schedule_activity("x")), "select(...)"),
+    ],
+)
+def test_a_forgotten_await(create: Callable[[OrchestrationContext], object], title: str) -> None:
+    async def at_the_end(ctx: OrchestrationContext) -> None:
+        create(ctx)
+
+    async def before(ctx: OrchestrationContext) -> None:
+        create(ctx)
+        await ctx.schedule_wait("go")
+
+    message = f"{title} was scheduled and never awaited; write await"
+    assert message in failure(at_the_end)
+    assert message in failure(before, ev.EventRaised("go", "1"))
+
+
+def test_nothing_that_was_forgotten_at_the_end_is_scheduled() -> None:
+    async def main(ctx: OrchestrationContext) -> None:
+        ctx.schedule_activity("x")
+
+    assert [type(event) for event in run(main).history] == [ev.OrchestrationStarted, ev.OrchestrationFailed]
+
+
+def test_waits_and_cut_short_branches_may_leave_things() -> None:
+    async def main(ctx: OrchestrationContext) -> None:
+        ctx.schedule_wait("e")
+
+        async def branch() -> None:
+            ctx.schedule_activity("x")
+            raise LookupError
+
+        async def loser() -> None:
+            ctx.schedule_activity("y")
+            await ctx.schedule_timer(9)
+
+        with pytest.raises(LookupError):
+            await ctx.gather(branch())
+        await ctx.select(loser(), ctx.schedule_wait("go"))
+
+    assert run(main, ev.EventRaised("go", "1")).outcome == ev.OrchestrationCompleted("null")
+
+
+def test_returning_what_was_not_awaited() -> None:
+    async def future(ctx: OrchestrationContext) -> Any:
+        return ctx.schedule_activity("x")
+
+    async def coroutine(ctx: OrchestrationContext) -> Any:
+        async def helper() -> None: ...
+
+        return helper()
+
+    assert "returned activity 'x' itself: await it first" in failure(future)
+    assert "returned the coroutine 'helper': await it first" in failure(coroutine)
+
+
+def test_passing_what_was_not_awaited() -> None:
+    async def main(ctx: OrchestrationContext) -> None:
+        async def helper() -> None: ...
+
+        for forgotten in (ctx.new_guid(), helper()):
+            with pytest.raises(OrchestrationMisuse, match="await it first"):
+                ctx.schedule_activity("x", forgotten)
+            if isinstance(forgotten, DurableFuture):
+                with pytest.raises(OrchestrationMisuse, match="await it first"):
+                    ctx.set_custom_status(forgotten)
+                with pytest.raises(OrchestrationMisuse, match="await it first"):
+                    ctx.continue_as_new(forgotten)
+                await forgotten
+
+    assert run(main).outcome == ev.OrchestrationCompleted("null")
+
+
+def test_references_must_be_registered_and_of_the_right_kind() -> None:
+    async def stranger(ctx: ActivityContext) -> None: ...
+
+    async def main(ctx: OrchestrationContext) -> None:
+        anything: Any = ctx
+        with pytest.raises(OrchestrationMisuse, match=r"register .*stranger with @app.activity"):
+            ctx.schedule_activity(stranger)
+        with pytest.raises(OrchestrationMisuse, match="pass work, without calling it"):
+            ctx.schedule_activity(work(anything, 1))  # type: ignore[call-overload]
+        with pytest.raises(OrchestrationMisuse, match=r"orchestration 'child@1.0.0' is none"):
+            ctx.schedule_activity(child)  # type: ignore[arg-type]
+        with pytest.raises(OrchestrationMisuse, match="activity 'work' is none"):
+            ctx.schedule_sub_orchestration(work, 1)  # type: ignore[arg-type]
+        with pytest.raises(OrchestrationMisuse, match="takes an input"):
+            ctx.schedule_activity(work)  # type: ignore[arg-type]
+        with pytest.raises(OrchestrationMisuse, match="takes no input"):
+            ctx.schedule_sub_orchestration(child, 5)  # type: ignore[arg-type]
+
+    assert run(main).outcome == ev.OrchestrationCompleted("null")
+
+
+def test_combining_what_cannot_be_awaited() -> None:
+    async def main(ctx: OrchestrationContext) -> None:
+        async def helper() -> None: ...
+
+        anything: Any = helper
+        with pytest.raises(OrchestrationMisuse, match="the function 'helper': call it"):
+            ctx.gather(anything)
+        for wrong in (5, None, [ctx.schedule_wait("e")]):
+            anything = wrong
+            with pytest.raises(OrchestrationMisuse, match="select takes durable futures and coroutines"):
+                ctx.select(anything)
+        with pytest.raises(OrchestrationMisuse, match="something to wait for"):
+            ctx.select()
+
+    assert run(main).outcome == ev.OrchestrationCompleted("null")
+
+
+def test_on_session_after_the_await() -> None:
+    async def main(ctx: OrchestrationContext) -> None:
+        future = ctx.schedule_activity("x")
+        await ctx.schedule_timer(1)
+        with pytest.raises(OrchestrationMisuse, match="activity 'x' is scheduled already"):
+            future.on_session("s")
+        await future
+        with pytest.raises(OrchestrationMisuse, match="scheduled already"):
+            future.on_session("s")
+
+    live = run(main, ev.TimerFired(3), ev.ActivityCompleted(2, "1"))
+    assert live.outcome == ev.OrchestrationCompleted("null")
+
+
+def test_on_session_where_there_is_no_activity() -> None:
+    async def main(ctx: OrchestrationContext) -> None:
+        async def helper() -> None: ...
+
+        futures: list[DurableFuture[Any]] = [
+            ctx.schedule_timer(1),
+            ctx.schedule_wait("e"),
+            ctx.schedule_sub_orchestration("c"),
+            ctx.new_guid(),
+            ctx.gather(helper()),
+        ]
+        for future in futures:
+            with pytest.raises(OrchestrationMisuse, match="cannot run on a session"):
+                future.on_session("s")
+        raise ValueError("end")
+
+    assert run(main).outcome == ev.OrchestrationFailed("ValueError", "end")
+
+
+@pytest.mark.parametrize("session_id", ["", "a\x00b", "a\nb", "é" * 129, "\ud800", None, 5, b"s"])
+def test_on_session_with_a_bad_id(session_id: Any) -> None:
+    async def main(ctx: OrchestrationContext) -> None:
+        future = ctx.schedule_activity("x")
+        with pytest.raises(InvalidId, match="session id"):
+            future.on_session(session_id)
+        await future.on_session("é" * 128)
+
+    assert run(main).history[-1] == ev.ActivityScheduled("x", "null", "é" * 128)
+
+
+def test_on_session_twice() -> None:
+    async def main(ctx: OrchestrationContext) -> None:
+        with pytest.raises(OrchestrationMisuse, match="on session 'a' already"):
+            ctx.schedule_activity("x").on_session("a").on_session("b")
+        raise ValueError("end")
+
+    assert run(main).outcome == ev.OrchestrationFailed("ValueError", "end")
+
+
+def test_a_context_is_used_by_its_own_code_only() -> None:
+    kept: list[OrchestrationContext] = []
+    futures: list[DurableFuture[Any]] = []
+
+    async def first(ctx: OrchestrationContext) -> None:
+        kept.append(ctx)
+        futures.append(ctx.schedule_wait("e"))
+        await futures[-1]
+
+    async def second(ctx: OrchestrationContext) -> None:
+        with pytest.raises(OrchestrationMisuse, match="own code"):
+            kept[0].schedule_timer(1)
+        with pytest.raises(OrchestrationMisuse, match="event 'e' of another orchestration"):
+            ctx.gather(futures[0])
+        await futures[0]
+
+    live = Live(first)
+    live.start()
+    message = run(second).outcome
+    assert isinstance(message, ev.OrchestrationFailed)
+    assert message.error_type == "OrchestrationMisuse"
+    with pytest.raises(OrchestrationMisuse, match="own code"):
+        kept[0].new_guid()
+    live.execution.close()
+
+
+def test_futures_say_what_they_are() -> None:
+    async def main(ctx: OrchestrationContext) -> list[str]:
+        future = ctx.schedule_wait("e")
+        before = repr(future)
+        await future
+        return [before, repr(future)]
+
+    live = run(main, ev.EventRaised("e", "1"))
+    assert live.outcome == ev.OrchestrationCompleted("[\"<event 'e', pending>\",\"<event 'e', settled>\"]")

@@ -1,0 +1,148 @@
+"""External events: buffered in order, never lost, never swallowed by a wait that was cancelled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from affinity.errors import NotSerializable
+from affinity.orchestration import OrchestrationContext, engine
+from affinity.orchestration import events as ev
+
+from .harness import Live, new_events, run
+
+
+def raised(*values: int, name: str = "e") -> list[ev.EventRaised]:
+    return [ev.EventRaised(name, str(value)) for value in values]
+
+
+async def collect_three(ctx: OrchestrationContext) -> list[Any]:
+    await ctx.schedule_timer(1)
+    return [await ctx.schedule_wait("e") for _ in range(3)]
+
+
+def test_events_before_the_wait_are_buffered_in_order() -> None:
+    live = run(collect_three, *raised(1, 2), ev.TimerFired(2), *raised(3))
+    assert live.outcome == ev.OrchestrationCompleted("[1,2,3]")
+
+
+def test_a_wait_is_answered_by_its_own_name() -> None:
+    async def named(ctx: OrchestrationContext) -> list[Any]:
+        b, a = ctx.schedule_wait("b"), ctx.schedule_wait("a")
+        return [await a, await b]
+
+    live = run(named, *raised(1, name="a"), *raised(7, name="c"), *raised(2, name="b"))
+    assert live.outcome == ev.OrchestrationCompleted("[1,2]")
+
+
+def test_events_can_come_before_the_start() -> None:
+    live = Live(collect_three)
+    step = live.feed(*raised(1))
+    assert new_events(step) == raised(1)
+    step = live.feed(
+        *raised(2), ev.OrchestrationStarted("collect_three", "1.0.0", "null"), *raised(3), ev.TimerFired(4)
+    )
+    assert step.outcome == ev.OrchestrationCompleted("[1,2,3]")
+    assert step.consumed == 4
+
+
+def test_data_is_typed() -> None:
+    class Point(BaseModel):
+        x: int
+
+    async def typed(ctx: OrchestrationContext) -> list[Any]:
+        point = await ctx.schedule_wait("e", Point)
+        numbers = await ctx.schedule_wait("e", list[int])
+        try:
+            await ctx.schedule_wait("e", Point)
+        except NotSerializable as error:
+            return [point.x, numbers, str(error)]
+        return []
+
+    events = [ev.EventRaised("e", text) for text in ('{"x":1}', "[2]", '"no"')]
+    live = run(typed, *events)
+    assert isinstance(live.outcome, ev.OrchestrationCompleted)
+    assert "[1,[2],\"data of event 'e' must be" in live.outcome.result
+
+
+def test_a_cancelled_wait_swallows_nothing() -> None:
+    async def patient(ctx: OrchestrationContext) -> Any:
+        first = await ctx.select(ctx.schedule_wait("e"), ctx.schedule_timer(1))
+        assert first.index == 1
+        return await ctx.schedule_wait("e")
+
+    live = Live(patient)
+    live.start()
+    step = live.feed(ev.TimerFired(3))
+    assert new_events(step)[1:] == [ev.EventAwaitCancelled(2), ev.EventAwaited("e")]
+    live.feed(*raised(5))
+    assert live.outcome == ev.OrchestrationCompleted("5")
+
+
+def test_an_event_of_a_gather_that_failed_goes_back_to_its_place() -> None:
+    async def retries(ctx: OrchestrationContext) -> list[Any]:
+        try:
+            await ctx.gather(ctx.schedule_wait("e"), ctx.schedule_wait("e"), ctx.schedule_activity("work"))
+        except Exception:
+            await ctx.schedule_timer(1)
+        return [await ctx.schedule_wait("e") for _ in range(3)]
+
+    live = run(retries, *raised(1, 2, 3), ev.ActivityFailed(4, "failed", "E", "m"), ev.TimerFired(9))
+    assert live.outcome == ev.OrchestrationCompleted("[1,2,3]")
+
+
+def test_an_event_that_goes_back_reaches_another_wait() -> None:
+    async def two(ctx: OrchestrationContext) -> Any:
+        kept = None
+
+        async def branch() -> None:
+            ctx.schedule_wait("e")  # in the background of a branch that will lose
+            await ctx.schedule_timer(9)
+
+        async def other() -> None:
+            nonlocal kept
+            kept = ctx.schedule_wait("e")
+            await ctx.schedule_activity("work")
+
+        await ctx.select(branch(), other())
+        assert kept is not None
+        return await kept
+
+    live = run(two, *raised(1))
+    assert not live.execution.finished
+    live.feed(ev.ActivityCompleted(5, "null"))
+    assert live.outcome == ev.OrchestrationCompleted("1")
+
+
+def test_unread_events_are_carried_over_in_order() -> None:
+    async def again(ctx: OrchestrationContext) -> None:
+        ctx.schedule_wait("e")  # answered, and never read
+        await ctx.schedule_timer(1)
+        ctx.continue_as_new()
+
+    live = run(again, *raised(1), *raised(2, name="other"), *raised(3), ev.TimerFired(3))
+    assert live.outcome == ev.ContinuedAsNew(
+        "null",
+        None,
+        (ev.CarriedEvent("e", "1"), ev.CarriedEvent("other", "2"), ev.CarriedEvent("e", "3")),
+    )
+
+
+def test_carried_events_are_there_from_the_start() -> None:
+    live = Live(collect_three, execution_id=2)
+    live.start(carried=(ev.CarriedEvent("e", "1"), ev.CarriedEvent("x", "9"), ev.CarriedEvent("e", "2")))
+    live.feed(ev.TimerFired(2))
+    live.feed(*raised(3))
+    assert live.outcome == ev.OrchestrationCompleted("[1,2,3]")
+
+
+def test_too_many_buffered_events_fail_the_execution(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "MAX_BUFFERED_EVENTS", 3)
+    live = run(collect_three, *raised(1, 2, 3))
+    step = live.feed(*raised(4), *raised(5))
+    assert isinstance(step.outcome, ev.OrchestrationFailed)
+    assert "external events" in step.outcome.message
+    assert step.consumed == 2
+    assert new_events(step)[:-1] == [*raised(4), ev.TimerCancelled(2)]

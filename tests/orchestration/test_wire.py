@@ -1,0 +1,139 @@
+"""The JSON form of events, messages and tasks: stable, spliced, tolerant of what is new."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from affinity.errors import NotSerializable
+from affinity.orchestration import RetryPolicy
+from affinity.orchestration import events as ev
+from affinity.orchestration.wire import (
+    ANY_EXECUTION,
+    ActivityTask,
+    decode_event,
+    decode_message,
+    decode_task,
+    encode_event,
+    encode_message,
+    encode_task,
+)
+
+RETRY = RetryPolicy(max_attempts=5, initial_interval=0.5, non_retryable=(ValueError, "Fatal"))
+CARRIED = (ev.CarriedEvent("a", '{"x":1}'), ev.CarriedEvent("ü\n", "null"))
+
+SAMPLES: list[ev.Event] = [
+    ev.OrchestrationStarted("chat", "1.0.0", '{"a":[1,2.5,null]}', ev.ParentRef("p", 2, 7), CARRIED, 12.5),
+    ev.OrchestrationStarted("chat", "1.0.0", "null"),
+    ev.ActivityScheduled("reply", '"hi"', "session-1", RETRY, 2.5),
+    ev.ActivityScheduled("reply", "1"),
+    ev.ActivityCompleted(3, "[true]"),
+    ev.ActivityFailed(3, "failed", "ValueError", 'quote " and \\ and \n and é'),
+    ev.ActivityCancelled(3),
+    ev.TimerCreated(0.1),
+    ev.TimerFired(4),
+    ev.TimerCancelled(4),
+    ev.EventAwaited("message"),
+    ev.EventRaised("message", '"x"'),
+    ev.EventAwaitCancelled(5),
+    ev.SubOrchestrationScheduled("child", None, "i/1:5", "null"),
+    ev.SubOrchestrationScheduled("child", "2.0.0", "i/1:5", "null"),
+    ev.SubOrchestrationCompleted(5, "{}"),
+    ev.SubOrchestrationFailed(5, "exists", "InstanceExists", "taken"),
+    ev.SubOrchestrationCancelled(5),
+    ev.GuidCreated("abc"),
+    ev.TimeRead(1.5e9),
+    ev.CustomStatusSet('{"step":1}'),
+    ev.CancelRequested("enough"),
+    ev.OrchestrationCompleted("null"),
+    ev.OrchestrationFailed("ValueError", ""),
+    ev.OrchestrationCancelled("enough"),
+    ev.ContinuedAsNew("1", "2.0.0", CARRIED),
+    ev.ContinuedAsNew("1"),
+]
+
+
+@pytest.mark.parametrize("event", SAMPLES, ids=lambda event: type(event).__name__)
+def test_round_trip(event: ev.Event) -> None:
+    text = encode_event(event)
+    assert decode_event(text) == event
+    assert json.loads(text)["type"]
+
+
+def test_every_event_is_sampled() -> None:
+    assert {type(event) for event in SAMPLES} == set(ev.EVENTS)
+
+
+def test_the_form_is_readable_and_stable() -> None:
+    event = ev.ActivityScheduled("reply", '{"text":"hi"}', "s", RETRY, 3)
+    assert encode_event(event) == (
+        '{"type":"activity_scheduled","name":"reply","input":{"text":"hi"},"session_id":"s","retry":{"max_attempts":5,'
+        '"initial_interval":0.5,"backoff":2.0,"max_interval":60.0,"non_retryable":["ValueError","Fatal"]},"timeout":3}'
+    )
+    assert encode_event(ev.TimerFired(7)) == '{"type":"timer_fired","schedule_id":7}'
+
+
+def test_payloads_come_back_compact() -> None:
+    event = decode_event('{"type": "activity_completed", "schedule_id": 1, "result": {"a" : [1, "é"]}}')
+    assert event == ev.ActivityCompleted(1, '{"a":[1,"é"]}')
+
+
+def test_keys_of_newer_versions_are_ignored() -> None:
+    assert decode_event('{"type":"timer_fired","schedule_id":7,"colour":"red"}') == ev.TimerFired(7)
+    task = decode_task('{"input":1,"retry":{"max_attempts":2,"jitter":0.1},"priority":9}')
+    assert task == ActivityTask("1", RetryPolicy(max_attempts=2))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"type":"teleported"}', "unknown event type 'teleported'"),
+        ("{}", "unknown event type None"),
+        ("[]", "unknown event type None"),
+        ('{"type":["x"]}', "unknown event type"),
+        ("{", "not JSON"),
+        ('{"type":"timer_fired"}', "timer_fired: KeyError: 'schedule_id'"),
+        ('{"type":"timer_fired","schedule_id":"7"}', "expected an integer"),
+        ('{"type":"timer_fired","schedule_id":true}', "expected an integer"),
+        ('{"type":"timer_created","delay":"1"}', "expected a number"),
+        ('{"type":"event_awaited","name":1}', "expected a string"),
+        ('{"type":"activity_scheduled","name":"a","input":1,"retry":{"max_attempts":0}}', "max_attempts"),
+        ('{"type":"orchestration_started","name":"a","version":"1","input":1,"parent":{}}', "instance_id"),
+        ('{"type":"continued_as_new","input":1,"carried":[1]}', "continued_as_new"),
+    ],
+)
+def test_what_is_no_event_is_refused(text: str, message: str) -> None:
+    with pytest.raises(NotSerializable, match=message.replace("[", r"\[")):
+        decode_event(text)
+
+
+def test_messages_carry_their_execution() -> None:
+    for execution_id in (ANY_EXECUTION, 3):
+        for event in SAMPLES:
+            if type(event) in ev.INPUTS:
+                assert decode_message(encode_message(execution_id, event)) == (execution_id, event)
+
+
+@pytest.mark.parametrize("text", ["[]", '{"event":{}}', '{"execution":1}', '{"execution":1,"event":1}', "x"])
+def test_what_is_no_message_is_refused(text: str) -> None:
+    with pytest.raises(NotSerializable):
+        decode_message(text)
+
+
+def test_tasks_round_trip() -> None:
+    for task in (ActivityTask("1"), ActivityTask('{"a":1}', RETRY, 1.5)):
+        assert decode_task(encode_task(task)) == task
+    assert encode_task(ActivityTask("1")) == '{"input":1}'
+    with pytest.raises(NotSerializable):
+        decode_task("[]")
+
+
+def test_errors_are_described_whatever_they_are() -> None:
+    class Broken(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert ev.describe_error(ValueError("no")) == ("ValueError", "no")
+    assert ev.describe_error(Broken()) == ("Broken", "(its text could not be read)")
+    assert len(ev.describe_error(ValueError("x" * 100_000))[1].encode()) <= 16 * 1024
