@@ -4,20 +4,20 @@ result.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import anyio
 import anyio.to_thread
-from anyio.abc import TaskGroup
 
 from affinity.errors import NotSerializable, PayloadTooLarge
 from affinity.orchestration import ActivityContext, App
 from affinity.orchestration.events import ActivityCompleted, ActivityFailed, Event, describe_error
 from affinity.orchestration.registry import ActivityDefinition
-from affinity.orchestration.signals import ActivityCancelledSignal
 from affinity.orchestration.wire import ActivityTask, decode_task
 from affinity.provider.contract import WorkAbandon, WorkItem, WorkKey, WorkLock
 from affinity.worker.keeper import HeldLocks
@@ -51,12 +51,16 @@ class Outcomes(Protocol):
         """A slot is free again."""
         ...
 
+    def broken(self, error: Exception) -> None:
+        """The worker's own code failed."""
+        ...
+
 
 @dataclass(slots=True, eq=False)
 class _Running:
     item: WorkItem
     context: ActivityContext
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    task: asyncio.Task[Event] | None = None
     cancelled: str | None = None  # why, once it is cancelled: its outcome is then nobody's business
 
 
@@ -85,7 +89,6 @@ class ActivityRunner:
         ] = {}  # items that go back with their session once its other work has ended
         self._threads = anyio.CapacityLimiter(options.worker_concurrency)
         self._empty = anyio.Event()
-        self.tasks: TaskGroup | None = None
 
     def __len__(self) -> int:
         return len(self._running)
@@ -124,34 +127,36 @@ class ActivityRunner:
             worker_id=self._options.worker_node_id,
         )
         running = self._running[key] = _Running(item, context)
-        assert self.tasks is not None, "the worker has not opened its task group"
-        self.tasks.start_soon(self._run, running, definition, task)
+        # A bare task: a task group's bookkeeping costs more than the rest of a turn. `_ended` takes whatever comes out of
+        # it, and `aclose` waits for what is left.
+        running.task = asyncio.create_task(self._result(key.activity_id, running, definition, task), name=item.name)
+        running.task.add_done_callback(partial(self._ended, running, task))
 
     # -- running
 
-    async def _run(self, running: _Running, definition: ActivityDefinition, task: ActivityTask) -> None:
-        event: Event | None = None
-        error: BaseException | None = None
+    async def _result(
+        self, activity_id: int, running: _Running, definition: ActivityDefinition, task: ActivityTask
+    ) -> Event:
         try:
-            with running.scope:
-                event = await self._result(running, definition, task)
-        except ActivityCancelledSignal as signal:
-            error = signal if running.cancelled is None else None
-        except (Exception, SystemExit) as raised:
-            error = raised
-        finally:
-            del self._running[running.item.lock.key]
-        self._finish(running, task, event, error)
-        if not self._running:
-            self._empty.set()
-
-    async def _result(self, running: _Running, definition: ActivityDefinition, task: ActivityTask) -> Event:
-        with anyio.move_on_after(task.timeout) as limit:
-            result = await self._call(running.context, definition, task)
-            return ActivityCompleted(running.item.lock.key.activity_id, result)
-        assert limit.cancelled_caught
+            if task.timeout is None:
+                return ActivityCompleted(activity_id, await self._call(running.context, definition, task))
+            with anyio.move_on_after(task.timeout):
+                return ActivityCompleted(activity_id, await self._call(running.context, definition, task))
+        except (SystemExit, KeyboardInterrupt) as error:  # would end the event loop, and with it the worker
+            raise RuntimeError(f"the activity raised {error!r}") from error
         running.context._cancel("timeout")
         raise _TimedOut(f"ran longer than its timeout of {task.timeout:g} s")
+
+    def _ended(self, running: _Running, task: ActivityTask, done: asyncio.Task[Event]) -> None:
+        """The task is over, even if it was cancelled before its first step."""
+        del self._running[running.item.lock.key]
+        error = asyncio.CancelledError("cancelled") if done.cancelled() else done.exception()
+        try:
+            self._finish(running, task, None if error else done.result(), error)
+        except Exception as broken:
+            self._outcomes.broken(broken)
+        if not self._running:
+            self._empty.set()
 
     async def _call(self, context: ActivityContext, definition: ActivityDefinition, task: ActivityTask) -> str:
         """Decode the input, run the code, encode the result. Sync code runs in a thread, which cannot be killed: once
@@ -243,7 +248,8 @@ class ActivityRunner:
         if (running := self._running.get(key)) is not None and running.cancelled is None:
             running.cancelled = reason
             running.context._cancel(reason)
-            running.scope.cancel()
+            if running.task is not None:
+                running.task.cancel()
 
     def cancel_locks(self, locks: Sequence[WorkLock], reason: str) -> None:
         """Cancel the activities that run under these locks."""
@@ -271,6 +277,12 @@ class ActivityRunner:
         while self._running:
             self._empty = anyio.Event()
             await self._empty.wait()
+
+
+    async def aclose(self) -> None:
+        """Cancel what runs and wait until it has ended; sync code is left to its thread."""
+        self.cancel_all("the worker ends")
+        await self.drained()
 
 
 class _TimedOut(Exception):

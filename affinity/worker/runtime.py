@@ -118,7 +118,7 @@ class Runtime:
 
     def start(self, tasks: TaskGroup) -> None:
         """Start all loops in ``tasks``."""
-        self._tasks = self.activities.tasks = tasks
+        self._tasks = tasks
         loops = (self._fetch, self._listen, self._chores, self._cancellations, self._waker.run)
         commits = (self._turns.run, self._acks.run, self._abandons.run, self._releases.run)
         for loop in loops + commits:
@@ -218,6 +218,11 @@ class Runtime:
     def _spawn(self, work: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
         if self._tasks is not None:
             self._tasks.start_soon(work, *args)
+
+    def broken(self, error: Exception) -> None:
+        """Our own code failed: better no worker than one in an unknown state."""
+        logger.error("worker %s: a defect of the worker itself", self.worker_id, exc_info=error)
+        self.lease_ended(error)
 
     def slot_freed(self) -> None:
         """A slot is free: somebody may wait for it."""

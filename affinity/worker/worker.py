@@ -227,6 +227,7 @@ class Worker:
                 failure = error
             finally:
                 with anyio.CancelScope(shield=True):
+                    await self._runtime.activities.aclose()
                     await self._keeper.stop()
                     await self._runtime.sessions.lost_all()
                 tasks.cancel_scope.cancel()
