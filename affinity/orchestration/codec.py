@@ -40,7 +40,7 @@ class Codec:
         self.what = what
         self._limit = limit
         try:
-            self._adapter: TypeAdapter[Any] = TypeAdapter(declared)
+            self._adapter = _adapter(declared)
         except Exception as error:
             raise InvalidApp(f"{what}: {_type_name(declared)} has no JSON form: {error}") from error
 
@@ -86,16 +86,6 @@ class Codec:
         return NotSerializable(f"{self.what} must be {_type_name(self.declared)}: {problem}")
 
 
-@lru_cache(maxsize=1024)
-def shared_codec(declared: Any, what: str, limit: int = MAX_PAYLOAD_BYTES) -> Codec:
-    """A ``Codec`` from a cache, for types named in calls rather than in signatures: building schemas is dear.
-
-    Raises:
-        InvalidApp: pydantic has no schema for the type.
-    """
-    return Codec(declared, what, limit)
-
-
 def read_json(text: str) -> Any:
     """Parse JSON text that belongs to no declared type.
 
@@ -106,6 +96,20 @@ def read_json(text: str) -> Any:
         return from_json(text, allow_inf_nan=False)
     except ValueError as error:
         raise NotSerializable(f"not JSON: {error}") from error
+
+
+def _adapter(declared: Any) -> TypeAdapter[Any]:
+    """Building a schema is dear, and some types are named in calls rather than once, in a signature."""
+    try:
+        return _shared_adapter(declared, repr(declared))
+    except TypeError:  # a type with something in it that cannot be hashed
+        return TypeAdapter(declared)
+
+
+@lru_cache(maxsize=1024)
+def _shared_adapter(declared: Any, text: str) -> TypeAdapter[Any]:
+    # With its text, since unions of the same types are equal, and their order matters to pydantic.
+    return TypeAdapter(declared)
 
 
 def _problems(error: Exception) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from affinity.errors import OrchestrationMisuse
-from affinity.orchestration.futures import Combined, DurableFuture
+from affinity.orchestration.futures import DurableFuture
 from affinity.orchestration.scheduler import Scheduler
 
 T = TypeVar("T")
@@ -28,6 +28,39 @@ class Selected(Generic[T]):
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.index, self.value))
+
+
+class Combined(DurableFuture[T]):
+    """A future over others; passing them in hands them over: they are cancelled with it."""
+
+    __slots__ = ("_children",)
+
+    def __init__(self, scheduler: Scheduler, children: tuple[DurableFuture[Any], ...]) -> None:
+        super().__init__(scheduler)
+        self._children = children
+        scheduler.untouched[self] = None
+        for child in children:
+            scheduler.touch(child)
+        for child in children:
+            if child.settled:
+                self.woken(child)
+            else:
+                child.add_waiter(self)
+
+    def woken(self, child: DurableFuture[Any]) -> None:
+        """Take note that a child is settled."""
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """Cancel all that is inside."""
+        if not self.settled:
+            self.settle(error=OrchestrationMisuse(f"{self.title} was cancelled"))
+        self._cancel_children()
+
+    def _cancel_children(self, keep: DurableFuture[Any] | None = None) -> None:
+        for child in self._children:
+            if child is not keep:
+                child.cancel()
 
 
 class Select(Combined[Selected[T]]):

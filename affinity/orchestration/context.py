@@ -11,23 +11,23 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime, timedelta
-from typing import Any, Literal, NoReturn, TypeVar, overload
+from typing import Any, Final, Literal, NoReturn, TypeVar, overload
 
 from affinity.errors import InvalidOptions, OrchestrationMisuse
 from affinity.limits import MAX_CUSTOM_STATUS_BYTES, MAX_TIMER_SECONDS, check_id
 from affinity.orchestration import events as ev
 from affinity.orchestration.activity import ActivityContext
-from affinity.orchestration.codec import Codec, shared_codec
+from affinity.orchestration.codec import Codec
 from affinity.orchestration.combine import Gather, Select, Selected
-from affinity.orchestration.futures import (
+from affinity.orchestration.commands import (
     ActivityFuture,
     ChildFuture,
-    DurableFuture,
     EventFuture,
     GuidFuture,
     TimeFuture,
     TimerFuture,
 )
+from affinity.orchestration.futures import DurableFuture
 from affinity.orchestration.registry import (
     MISSING,
     ActivityDefinition,
@@ -42,6 +42,8 @@ from affinity.orchestration.signals import ContinueAsNewSignal
 T = TypeVar("T")
 I = TypeVar("I")  # noqa: E741 - the usual letter for an input type
 R = TypeVar("R")
+
+_CUSTOM_STATUS: Final = Codec(Any, "custom status", MAX_CUSTOM_STATUS_BYTES)
 
 
 class OrchestrationContext:
@@ -173,7 +175,7 @@ class OrchestrationContext:
         """
         self._scheduler.require_running()
         check_id(name, "event name")
-        codec = None if type is Any else _codec_of(type, f"data of event {name!r}")
+        codec = None if type is Any else Codec(type, f"data of event {name!r}")
         return EventFuture(self._scheduler, name, codec)
 
     @overload
@@ -216,7 +218,7 @@ class OrchestrationContext:
             orchestration: a registered function, or the name of one.
             input: its input, if it takes one.
             instance_id: of the child; by default made of this instance's id and the event's.
-            version: to start; by default that of the function that was passed, or the latest for a name.
+            version: to start; by default the latest that is registered where the child first runs, or the latest for a name.
 
         Raises:
             InvalidInput: the input does not fit its annotation, or the id is not allowed.
@@ -304,7 +306,7 @@ class OrchestrationContext:
         """
         self._scheduler.require_running()
         refuse_awaitable(value, "set_custom_status was passed")
-        text = shared_codec(Any, "custom status", MAX_CUSTOM_STATUS_BYTES).encode(value)
+        text = _CUSTOM_STATUS.encode(value)
         if text != self._status:
             self._status = text
             self._scheduler.pending.append(ev.CustomStatusSet(text))
@@ -346,14 +348,7 @@ def refuse_awaitable(value: object, what: str) -> None:
 
 
 def _encode_untyped(value: Any, what: str) -> str:
-    return "null" if value is MISSING else shared_codec(Any, what).encode(value)
-
-
-def _codec_of(declared: Any, what: str) -> Codec:
-    try:
-        return shared_codec(declared, what)
-    except TypeError:  # an annotation that cannot be hashed cannot be cached
-        return Codec(declared, what)
+    return "null" if value is MISSING else Codec(Any, what).encode(value)
 
 
 def _timeout(value: float | timedelta) -> float:

@@ -20,8 +20,9 @@ from typing import Any, Final, cast
 from affinity.errors import AffinityError, Nondeterminism, OrchestrationMisuse
 from affinity.limits import MAX_BUFFERED_EVENTS
 from affinity.orchestration import events as ev
+from affinity.orchestration.commands import ActivityFuture, ChildFuture, TimerFuture
 from affinity.orchestration.context import OrchestrationContext, refuse_awaitable
-from affinity.orchestration.futures import ActivityFuture, ChildFuture, CommandFuture, DurableFuture, TimerFuture
+from affinity.orchestration.futures import CommandFuture, DurableFuture
 from affinity.orchestration.journal import HistoryFullError, describe
 from affinity.orchestration.registry import OrchestrationDefinition
 from affinity.orchestration.scheduler import Scheduler, Task

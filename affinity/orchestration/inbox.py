@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from affinity.orchestration.events import Carried, CarriedEvent
 
 if TYPE_CHECKING:
-    from affinity.orchestration.futures import EventFuture
+    from affinity.orchestration.commands import EventFuture
 
 
 class _Arrival(NamedTuple):

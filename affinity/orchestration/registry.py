@@ -354,12 +354,12 @@ def _annotation(definition: Definition, name: str) -> Any:
     function = getattr(function, "__func__", function)
     if not inspect.isfunction(function):
         function = getattr(function, "func", None) or type(function).__call__
-    declared = getattr(function, "__annotations__", {}).get(name, Any)
-    holder = SimpleNamespace(__annotations__={name: declared})
     try:
+        declared = getattr(function, "__annotations__", {}).get(name, Any)
+        holder = SimpleNamespace(__annotations__={name: declared})
         resolved = typing.get_type_hints(holder, getattr(function, "__globals__", {}), include_extras=True)[name]
     except Exception as error:
-        raise InvalidApp(f"{definition.title}: the annotation {declared!r} cannot be resolved: {error}") from error
+        raise InvalidApp(f"{definition.title}: the annotation of {name!r} cannot be resolved: {error}") from error
     return Any if resolved in (NoReturn, typing.Never) else resolved
 
 

@@ -36,12 +36,13 @@ def answers(event_id: int, event: ev.Event, chance: random.Random) -> ev.Event |
 
 def random_input(history: list[ev.Event], chance: random.Random) -> ev.Event:
     """Mostly an answer to some command, stale ones included; sometimes an event, rarely a request to cancel."""
-    if (dice := chance.random()) < 0.3:
+    if (dice := chance.random()) < 0.2:
         return ev.EventRaised(chance.choice("xyz"), str(chance.randrange(9)))
-    if dice < 0.31:
+    if dice < 0.205:
         return ev.CancelRequested("chaos")
-    event_id = chance.randrange(max(0, len(history) - 25), len(history))
-    return answers(event_id + 1, history[event_id], chance) or ev.TimerFired(event_id + 1)
+    commands = [n for n, event in enumerate(history, 1) if answers(n, event, chance)]
+    event_id = chance.choice(commands[-12:])
+    return answers(event_id, history[event_id - 1], chance) or ev.TimerFired(event_id)
 
 
 def advance(execution: Execution, *inputs: ev.Event) -> Step:

@@ -1,0 +1,277 @@
+"""The futures of the commands: activities, timers, external events, sub-orchestrations, and recorded values."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
+
+from affinity import errors
+from affinity.limits import MAX_ID_BYTES, check_id
+from affinity.orchestration import events as ev
+from affinity.orchestration.codec import Codec
+from affinity.orchestration.futures import CommandFuture
+from affinity.orchestration.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from affinity.orchestration.scheduler import Scheduler
+
+T = TypeVar("T")
+
+_ACTIVITY_ERRORS: Final[dict[ev.ActivityFailureKind, type[errors.ActivityError]]] = {
+    "failed": errors.ActivityFailed,
+    "timeout": errors.ActivityTimeout,
+    "poisoned": errors.ActivityPoisoned,
+    "unknown": errors.UnknownActivity,
+    "cancelled": errors.ActivityCancelled,
+}
+
+
+class ActivityFuture(CommandFuture[T]):
+    """The future of an activity."""
+
+    __slots__ = ("_codec", "_input", "_name", "_retry", "_session_id", "_timeout", "scheduled")
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        name: str,
+        input: str,
+        codec: Codec | None,
+        retry: RetryPolicy | None,
+        timeout: float | None,
+    ) -> None:
+        super().__init__(scheduler)
+        self._name = name
+        self._input = input
+        self._codec = codec
+        self._retry = retry
+        self._timeout = timeout
+        self._session_id: str | None = None
+        self.scheduled: ev.ActivityScheduled | None = None
+        """The recorded command."""
+
+    @property
+    def title(self) -> str:
+        """How messages call it."""
+        return f"activity {self._name!r}"
+
+    def on_session(self, session_id: str) -> ActivityFuture[T]:
+        """Run the activity on the worker that holds this session; call it before the next await.
+
+        Args:
+            session_id: a non-empty string of at most 256 bytes, without control characters.
+
+        Raises:
+            InvalidId: it is anything else.
+            OrchestrationMisuse: the activity is scheduled already, or has a session.
+        """
+        if self.schedule_id or self.settled:
+            raise errors.OrchestrationMisuse(
+                f"{self.title} is scheduled already: call on_session before the next await, that of its id included"
+            )
+        if self._session_id is not None:
+            raise errors.OrchestrationMisuse(f"{self.title} is on session {self._session_id!r} already")
+        self._session_id = check_id(session_id, "session id")
+        return self
+
+    def deliver(self, event: ev.ActivityCompleted | ev.ActivityFailed) -> None:
+        """Settle with what the worker reports."""
+        if isinstance(event, ev.ActivityCompleted):
+            self._settle_decoded(self._codec, event.result)
+        else:
+            error_class = _ACTIVITY_ERRORS.get(event.kind, errors.ActivityFailed)
+            self.settle(error=error_class(self._name, event.error_type, event.message))
+
+    def cancellation(self) -> ev.Command:
+        """The event that records the cancelling."""
+        return ev.ActivityCancelled(self.schedule_id)
+
+    def _command(self) -> ev.ActivityScheduled:
+        return ev.ActivityScheduled(self._name, self._input, self._session_id, self._retry, self._timeout)
+
+    def _scheduled(self, recorded: ev.Event) -> None:
+        assert isinstance(recorded, ev.ActivityScheduled)  # the journal has matched the type
+        self.scheduled = recorded
+        super()._scheduled(recorded)
+
+    def _cancelled_error(self) -> Exception:
+        return errors.ActivityCancelled(self._name, "ActivityCancelled", "cancelled by its orchestration")
+
+
+class TimerFuture(CommandFuture[None]):
+    """The future of a timer."""
+
+    __slots__ = ("_delay",)
+
+    def __init__(self, scheduler: Scheduler, delay: float) -> None:
+        super().__init__(scheduler)
+        self._delay = delay
+
+    @property
+    def title(self) -> str:
+        """How messages call it."""
+        return f"timer of {self._delay:g} s"
+
+    def deliver(self, event: ev.TimerFired) -> None:
+        """Settle: the delay has passed."""
+        self.settle()
+
+    def cancellation(self) -> ev.Command:
+        """The event that records the cancelling."""
+        return ev.TimerCancelled(self.schedule_id)
+
+    def _command(self) -> ev.Command:
+        return ev.TimerCreated(self._delay)
+
+
+class EventFuture(CommandFuture[T]):
+    """The future of an external event."""
+
+    __slots__ = ("_codec", "name")
+
+    has_effect = False
+
+    def __init__(self, scheduler: Scheduler, name: str, codec: Codec | None) -> None:
+        super().__init__(scheduler)
+        # A wait that nobody awaits loses nothing: its event is carried over like any other.
+        scheduler.touch(self)
+        self.name = name
+        self._codec = codec
+
+    @property
+    def title(self) -> str:
+        """How messages call it."""
+        return f"event {self.name!r}"
+
+    def result(self) -> T:
+        """Return the event's data, which from now on counts as read."""
+        self._scheduler.inbox.read(self)
+        return super().result()
+
+    def receive(self, data: str) -> None:
+        """Settle with an event of this name."""
+        del self._scheduler.outstanding[self.schedule_id]
+        self._settle_decoded(self._codec, data)
+
+    def cancel(self) -> None:
+        """Leave the inbox; an event that came and was not read goes back into it."""
+        inbox = self._scheduler.inbox
+        if self.settled:
+            inbox.give_back(self)
+        else:
+            inbox.leave(self)
+            super().cancel()
+
+    def cancellation(self) -> ev.Command:
+        """The event that records the cancelling."""
+        return ev.EventAwaitCancelled(self.schedule_id)
+
+    def _command(self) -> ev.Command:
+        return ev.EventAwaited(self.name)
+
+    def _scheduled(self, recorded: ev.Event) -> None:
+        super()._scheduled(recorded)
+        self._scheduler.inbox.wait(self)
+
+
+class ChildFuture(CommandFuture[T]):
+    """The future of a sub-orchestration."""
+
+    __slots__ = ("_codec", "_input", "_instance_id", "_name", "_version")
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        name: str,
+        version: str | None,
+        instance_id: str | None,
+        input: str,
+        codec: Codec | None,
+    ) -> None:
+        super().__init__(scheduler)
+        self._name = name
+        self._version = version
+        self._instance_id = instance_id
+        self._input = input
+        self._codec = codec
+
+    @property
+    def title(self) -> str:
+        """How messages call it."""
+        return f"sub-orchestration {self._name!r}"
+
+    def deliver(self, event: ev.SubOrchestrationCompleted | ev.SubOrchestrationFailed) -> None:
+        """Settle with how the child ended."""
+        if isinstance(event, ev.SubOrchestrationCompleted):
+            self._settle_decoded(self._codec, event.result)
+        elif event.kind == "exists":
+            self.settle(error=errors.InstanceExists(event.message))
+        elif event.kind == "cancelled":
+            self.settle(error=errors.OrchestrationCancelled(event.message))
+        else:
+            self.settle(error=errors.OrchestrationFailed(event.error_type, event.message))
+
+    def cancellation(self) -> ev.Command:
+        """The event that records the cancelling."""
+        return ev.SubOrchestrationCancelled(self.schedule_id)
+
+    def _command(self) -> ev.Command:
+        # Positions of events are the same in replay, so the id is too.
+        instance_id = self._instance_id or self._default_id(self._scheduler.journal.position + 1)
+        return ev.SubOrchestrationScheduled(self._name, self._version, instance_id, self._input)
+
+    def _default_id(self, event_id: int) -> str:
+        suffix = f"/{self._scheduler.execution_id}:{event_id}"
+        parent = self._scheduler.instance_id
+        if len((parent + suffix).encode()) > MAX_ID_BYTES:
+            parent = sha256(parent.encode()).hexdigest()
+        return parent + suffix
+
+    def _cancelled_error(self) -> Exception:
+        return errors.OrchestrationCancelled("cancelled by its parent")
+
+
+class _ValueFuture(CommandFuture[T]):
+    """A value that is made once and recorded; settled as soon as it is scheduled."""
+
+    __slots__ = ()
+
+    _title: ClassVar[str]
+
+    @property
+    def title(self) -> str:
+        """How messages call it."""
+        return self._title
+
+
+class GuidFuture(_ValueFuture[str]):
+    """The future of ``new_guid``."""
+
+    __slots__ = ()
+
+    _title = "new_guid()"
+
+    def _command(self) -> ev.Command:
+        return ev.GuidCreated(self._scheduler.journal.new_guid())
+
+    def _scheduled(self, recorded: ev.Event) -> None:
+        assert isinstance(recorded, ev.GuidCreated)  # the journal has matched the type
+        self.settle(recorded.value)
+
+
+class TimeFuture(_ValueFuture[datetime]):
+    """The future of ``utc_now``."""
+
+    __slots__ = ()
+
+    _title = "utc_now()"
+
+    def _command(self) -> ev.Command:
+        return ev.TimeRead(self._scheduler.journal.now())
+
+    def _scheduled(self, recorded: ev.Event) -> None:
+        assert isinstance(recorded, ev.TimeRead)  # the journal has matched the type
+        self.settle(datetime.fromtimestamp(recorded.value, UTC))
