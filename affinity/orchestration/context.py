@@ -218,7 +218,7 @@ class OrchestrationContext:
             orchestration: a registered function, or the name of one.
             input: its input, if it takes one.
             instance_id: of the child; by default made of this instance's id and the event's.
-            version: to start; by default the latest that is registered where the child first runs, or the latest for a name.
+            version: to start; by default the latest that is registered where the child first runs.
 
         Raises:
             InvalidInput: the input does not fit its annotation, or the id is not allowed.

@@ -177,7 +177,7 @@ class App:
         self._activities: dict[str, ActivityDefinition] = {}
         self._orchestrations: dict[str, OrchestrationDefinition] = {}
         self._latest: dict[str, OrchestrationDefinition] = {}
-        self._session_listeners: list[Any] = []
+        self._session_listeners: list[SessionListener] = []
 
     @property
     def activities(self) -> Mapping[str, ActivityDefinition]:
@@ -190,11 +190,11 @@ class App:
         return MappingProxyType(self._orchestrations)
 
     @property
-    def session_listeners(self) -> tuple[Any, ...]:
+    def session_listeners(self) -> tuple[SessionListener, ...]:
         """Whom a worker of this app tells about its session leases."""
         return tuple(self._session_listeners)
 
-    def add_session_listener(self, listener: Any) -> None:
+    def add_session_listener(self, listener: SessionListener) -> None:
         """Have workers tell ``listener`` about the sessions that they lose; a session cache is one."""
         if listener not in self._session_listeners:
             self._session_listeners.append(listener)
