@@ -1,0 +1,8 @@
+"""The client: start orchestrations, tell them things, wait for them, look at them."""
+
+from affinity.client.client import Client
+from affinity.client.handle import Handle
+from affinity.client.records import Failure, HistoryRecord, Instance, Page
+from affinity.client.requests import ExternalEvent, Start
+
+__all__ = ["Client", "ExternalEvent", "Failure", "Handle", "HistoryRecord", "Instance", "Page", "Start"]

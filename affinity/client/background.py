@@ -1,0 +1,159 @@
+"""What a client does beside the calls on it: look whether instances have ended, and wake workers."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import anyio
+
+from affinity.client.calls import batches, unknown_instance
+from affinity.errors import ClientError, ProviderError
+from affinity.provider.contract import FINISHED, Hint, InstanceInfo, Provider
+
+logger = logging.getLogger("affinity.client")
+
+FIRST_DELAY: Final = 0.005
+"""Seconds between the first two looks at an instance: a short orchestration is done by then."""
+
+LONGEST_DELAY: Final = 0.25
+GROWTH: Final = 1.5
+EARLY: Final = 0.25
+"""Share of its delay by which a look may come early, so that looks at many instances fall together."""
+
+FAREWELL_SECONDS: Final = 1.0
+"""How long a client that closes tries to deliver its last hint; workers find the work without it, a little later."""
+
+Look = Callable[[Sequence[str]], Awaitable[Sequence[InstanceInfo | None]]]
+
+
+@dataclass(slots=True, eq=False)
+class _Watch:
+    """Everybody who waits for one instance."""
+
+    due: float
+    delay: float = FIRST_DELAY
+    waiting: int = 0
+    ended: anyio.Event = field(default_factory=anyio.Event)
+    outcome: InstanceInfo | Exception | None = None
+
+    def settle(self, outcome: InstanceInfo | Exception) -> None:
+        self.outcome = outcome
+        self.ended.set()
+
+    def put_off(self, now: float) -> None:
+        self.due = now + self.delay * random.uniform(0.8, 1.2)  # noqa: S311 - clients that start together must drift apart
+        self.delay = min(self.delay * GROWTH, LONGEST_DELAY)
+
+
+class Waiters:
+    """Waits for instances to end. All waits of one client share their look-ups, which grow rarer with the waiting."""
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+        self._watches: dict[str, _Watch] = {}
+        self._arrived = anyio.Event()
+
+    async def ended(self, instance_id: str) -> InstanceInfo:
+        """The instance once it has ended.
+
+        Raises:
+            UnknownInstance: there is none, or it was deleted meanwhile.
+            ProviderError: the look-up failed, and still did after its retries.
+        """
+        watch = self._watches.get(instance_id)
+        if watch is None:
+            watch = self._watches[instance_id] = _Watch(due=anyio.current_time())
+            self._arrived.set()
+        watch.waiting += 1
+        try:
+            await watch.ended.wait()
+        finally:
+            watch.waiting -= 1
+            if not watch.waiting and self._watches.get(instance_id) is watch:
+                del self._watches[instance_id]
+        return _unwrap(watch.outcome)
+
+    async def run(self) -> None:
+        """Look until cancelled; whoever waits then is told so."""
+        try:
+            while True:
+                self._arrived = anyio.Event()
+                delay = await self._poll()
+                with anyio.move_on_after(delay):
+                    await self._arrived.wait()
+        finally:
+            for instance_id, watch in list(self._watches.items()):
+                self._settle(instance_id, watch, ClientError("the client was closed during the wait"))
+
+    async def _poll(self) -> float:
+        """Look at all instances that are due; returns the seconds until the next one is."""
+        now = anyio.current_time()
+        due = {key: watch for key, watch in self._watches.items() if watch.due - EARLY * watch.delay <= now}
+        for ids in batches(list(due)):
+            await self._look_at({instance_id: due[instance_id] for instance_id in ids})
+        return min((watch.due for watch in self._watches.values()), default=math.inf) - anyio.current_time()
+
+    async def _look_at(self, watches: dict[str, _Watch]) -> None:
+        try:
+            found = await self._look(list(watches))
+        except ProviderError as error:
+            for instance_id, watch in watches.items():
+                self._settle(instance_id, watch, error)
+            return
+        for (instance_id, watch), info in zip(watches.items(), found, strict=True):
+            if info is None:
+                self._settle(instance_id, watch, unknown_instance(instance_id))
+            elif info.status in FINISHED:
+                self._settle(instance_id, watch, info)
+            else:
+                watch.put_off(anyio.current_time())
+
+    def _settle(self, instance_id: str, watch: _Watch, outcome: InstanceInfo | Exception) -> None:
+        if self._watches.get(instance_id) is watch:
+            del self._watches[instance_id]
+        watch.settle(outcome)
+
+
+def _unwrap(outcome: InstanceInfo | Exception | None) -> InstanceInfo:
+    if isinstance(outcome, InstanceInfo):
+        return outcome
+    raise outcome if outcome is not None else AssertionError("a watch ended without an outcome")
+
+
+class Waker:
+    """Tells workers that there is work: beside the calls that made it, and once for many of them."""
+
+    def __init__(self, provider: Provider) -> None:
+        self._provider = provider
+        self._wanted = anyio.Event()
+
+    def wake(self) -> None:
+        """A worker should look into the queues."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Send hints until cancelled."""
+        while True:
+            await self._wanted.wait()
+            await self._send()
+
+    async def flush(self) -> None:
+        """Send the hint that is still wanted, if one is."""
+        with anyio.move_on_after(FAREWELL_SECONDS, shield=True):
+            if self._wanted.is_set():
+                await self._send()
+
+    async def _send(self) -> None:
+        wanted, self._wanted = self._wanted, anyio.Event()
+        try:
+            await self._provider.wake({None: Hint()})
+        except ProviderError as error:
+            logger.debug("a wake-up hint was not sent: %s", error)
+        except anyio.get_cancelled_exc_class():
+            self._wanted = wanted  # for `flush`
+            raise

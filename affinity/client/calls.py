@@ -1,0 +1,75 @@
+"""How a client calls its provider, in batches and again where that does no harm, and what refusals become."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final, TypeVar
+
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+from affinity.errors import (
+    ConnectionLost,
+    Contention,
+    InstanceFinished,
+    InstanceNotFinished,
+    ProviderError,
+    UnknownInstance,
+)
+from affinity.limits import MAX_BATCH
+from affinity.provider.contract import Deletion, Delivery
+
+T = TypeVar("T")
+
+RETRY_SECONDS: Final = 15.0
+"""How long a call that may safely be made twice outlasts a database that does not answer."""
+
+
+async def insist(
+    verb: Callable[[], Awaitable[T]], *, retry: tuple[type[ProviderError], ...] = (Contention, ConnectionLost)
+) -> T:
+    """Await ``verb()``, again and again while it raises one of ``retry``, for a bounded time.
+
+    Raises:
+        ProviderError: another one, or one of ``retry`` when the time is over.
+    """
+    attempts = AsyncRetrying(
+        retry=retry_if_exception_type(retry),
+        stop=stop_after_delay(RETRY_SECONDS),
+        wait=wait_random_exponential(multiplier=0.02, max=1.0),
+        reraise=True,
+    )
+    return await attempts(verb)
+
+
+def batches(items: Sequence[T]) -> Iterable[Sequence[T]]:
+    """The items in pieces of at most `MAX_BATCH`."""
+    return (items[start : start + MAX_BATCH] for start in range(0, len(items), MAX_BATCH))
+
+
+def unknown_instance(instance_id: str) -> UnknownInstance:
+    """The error for an id that no instance has."""
+    return UnknownInstance(f"no instance has the id {instance_id!r}")
+
+
+def check_delivery(instance_id: str, delivery: Delivery) -> None:
+    """Raise unless the message was delivered.
+
+    Raises:
+        UnknownInstance, InstanceFinished: why it was not.
+    """
+    if delivery == "unknown":
+        raise unknown_instance(instance_id)
+    if delivery == "finished":
+        raise InstanceFinished(f"instance {instance_id!r} has ended and takes no more messages")
+
+
+def check_deletion(instance_id: str, deletion: Deletion) -> None:
+    """Raise unless the instance was deleted.
+
+    Raises:
+        UnknownInstance, InstanceNotFinished: why it was not.
+    """
+    if deletion == "unknown":
+        raise unknown_instance(instance_id)
+    if deletion == "running":
+        raise InstanceNotFinished(f"instance {instance_id!r} is still running: wait, cancel it, or delete by force")

@@ -1,0 +1,399 @@
+"""The client's calls. Requests are checked in `requests`, rows decoded in `records`; the rest is the provider's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar, overload
+
+import anyio
+
+from affinity.client.background import Waiters, Waker
+from affinity.client.calls import batches, check_deletion, check_delivery, insist, unknown_instance
+from affinity.client.handle import Handle
+from affinity.client.records import (
+    HistoryRecord,
+    Instance,
+    Page,
+    cursor_of,
+    failure_of,
+    instance_of,
+    read_cursor,
+    record_of,
+)
+from affinity.client.requests import (
+    ExternalEvent,
+    Orchestration,
+    Start,
+    new_cancellation,
+    new_event,
+    new_instance,
+    result_codec,
+)
+from affinity.errors import (
+    ClientError,
+    Contention,
+    InstanceExists,
+    InvalidInput,
+    OrchestrationCancelled,
+    OrchestrationFailed,
+    WaitTimeout,
+)
+from affinity.limits import MAX_PAGE, check_id
+from affinity.orchestration.codec import Codec
+from affinity.orchestration.registry import MISSING
+from affinity.provider import open_provider
+from affinity.provider.contract import (
+    Delivery,
+    InstanceFilter,
+    InstanceInfo,
+    InstanceStatus,
+    NewInstance,
+    NewMessage,
+    Provider,
+    SessionInfo,
+    WorkerInfo,
+)
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Client:
+    """Starts orchestrations and talks to them, through the database alone.
+
+    ::
+
+        async with Client("sqlite:///affinity.db") as client:
+            handle = await client.start(conversation, Opening(topic="tea"), instance_id="chat-17")
+            await handle.raise_event("user_message", {"text": "hello"})
+            summary = await handle.wait(timeout=60)
+
+    Calls that can be made twice without harm are repeated for `calls.RETRY_SECONDS` while the database does not answer;
+    those that cannot (events, requests to cancel) raise `ConnectionLost`, and may or may not have happened.
+
+    Every call raises a `ProviderError` when the database refuses or fails.
+    """
+
+    def __init__(self, url: str) -> None:
+        """A client of the database at ``url``, which is opened on entry.
+
+        Raises:
+            InvalidUrl, ConnectionLost, AccessDenied, SchemaMismatch: on entry, as `affinity.provider.open_provider`.
+        """
+        self._url = url
+        self._given: Provider | None = None
+        self._stack: AsyncExitStack | None = None
+
+    @classmethod
+    def from_provider(cls, provider: Provider) -> Client:
+        """A client on an open provider, which stays the caller's to close."""
+        client = cls("")
+        client._given = provider
+        return client
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            self._opened = self._given
+            if self._opened is None:
+                self._opened = await open_provider(self._url, application_name="affinity client")
+                stack.push_async_callback(self._opened.aclose)
+            self._waker = Waker(self._opened)
+            self._waiters = Waiters(self._look_up)
+            stack.push_async_callback(self._waker.flush)
+            self._tasks = await stack.enter_async_context(anyio.create_task_group())
+            self._tasks.start_soon(self._waker.run)
+            self._tasks.start_soon(self._waiters.run)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        stack, self._stack = self._stack, None
+        if stack is None:
+            return None
+        self._tasks.cancel_scope.cancel()
+        if isinstance(error, Exception):  # it leaves as itself, not in a group with the tasks' end
+            kind = error = trace = None
+        return await stack.__aexit__(kind, error, trace)
+
+    @property
+    def _provider(self) -> Provider:
+        if self._stack is None or self._opened is None:
+            raise ClientError("the client is not open: use it within `async with Client(url) as client`")
+        return self._opened
+
+    # -- starting
+
+    @overload
+    async def start(
+        self,
+        orchestration: Callable[..., Coroutine[Any, Any, R]],
+        input: Any = ...,
+        *,
+        instance_id: str | None = ...,
+        version: str | None = ...,
+    ) -> Handle[R]: ...
+    @overload
+    async def start(
+        self, orchestration: str, input: Any = ..., *, instance_id: str | None = ..., version: str | None = ...
+    ) -> Handle[Any]: ...
+    async def start(
+        self,
+        orchestration: Orchestration,
+        input: Any = MISSING,
+        *,
+        instance_id: str | None = None,
+        version: str | None = None,
+    ) -> Handle[Any]:
+        """Start an instance; with an id of an instance of the same orchestration, give that one (``created`` is False).
+
+        Args:
+            orchestration: a registered function, whose annotations type input and result, or a name.
+            input: its input.
+            instance_id: makes the call idempotent. By default a random one.
+            version: by default the latest that the worker knows which runs it first.
+
+        Raises:
+            InstanceExists: the id belongs to an instance of another orchestration.
+            InvalidInput: an id or the input is refused; its subclasses say why.
+            OrchestrationMisuse: an input is missing, or too much.
+        """
+        (handle,) = await self.start_many([Start(orchestration, input, instance_id, version)])
+        return handle
+
+    async def start_many(self, starts: Iterable[Start]) -> Sequence[Handle[Any]]:
+        """Start instances in few round trips; each as by `start`, nothing when the form of one is refused.
+
+        Raises:
+            InstanceExists: ids belong to instances of other orchestrations; all others have been started.
+        """
+        wanted = list(starts)
+        instances = [new_instance(start) for start in wanted]
+        created = [flag for batch in batches(instances) for flag in await self._create(batch)]
+        # A random id that was there is ours too, from an attempt whose answer was lost.
+        created = [new or start.instance_id is None for start, new in zip(wanted, created, strict=True)]
+        await self._refuse_others([i for i, new in zip(instances, created, strict=True) if not new])
+        return [
+            Handle(
+                instance_id=instance.instance_id, created=new, _client=self, _result=result_codec(start.orchestration)
+            )
+            for start, instance, new in zip(wanted, instances, created, strict=True)
+        ]
+
+    async def _create(self, batch: Sequence[NewInstance]) -> Sequence[bool]:
+        created = await insist(partial(self._provider.create_instance, batch))
+        if any(created):
+            self._waker.wake()
+        return created
+
+    async def _refuse_others(self, instances: Sequence[NewInstance]) -> None:
+        """Raise when one of the ids, all of which were there, belongs to another orchestration."""
+        names = {instance.instance_id: instance.name for instance in instances}
+        present = [info for batch in batches(list(names)) for info in await self._look_up(batch)]
+        others = [info for info in present if info is not None and info.name != names[info.instance_id]]
+        if others:
+            ids = ", ".join(f"{info.instance_id!r} (of {info.name!r})" for info in others)
+            raise InstanceExists(f"the id belongs to an instance of another orchestration: {ids}")
+
+    # -- telling
+
+    async def raise_event(self, instance_id: str, name: str, data: Any = None) -> None:
+        """Send an instance an event; it is buffered until the orchestration waits for one of that name.
+
+        Raises:
+            UnknownInstance, InstanceFinished: nothing was sent.
+            InvalidId, NotSerializable, PayloadTooLarge: an id, the name or the data is refused.
+            ConnectionLost: it may or may not have been sent; to send it again may deliver it twice.
+        """
+        (delivery,) = await self.raise_events([ExternalEvent(instance_id, name, data)])
+        check_delivery(instance_id, delivery)
+
+    async def raise_events(self, events: Iterable[ExternalEvent]) -> Sequence[Delivery]:
+        """Send events in few round trips, in order: for each "delivered", "unknown" or "finished".
+
+        Raises:
+            InvalidId, NotSerializable, PayloadTooLarge: one is refused; nothing was sent.
+            ConnectionLost: some may have been sent.
+        """
+        messages = [new_event(event) for event in events]
+        return [delivery for batch in batches(messages) for delivery in await self._send(batch)]
+
+    async def cancel(self, instance_id: str, reason: str = "") -> None:
+        """Ask an instance to end; it has the time to clean up that its code takes.
+
+        Raises:
+            UnknownInstance, InstanceFinished: nothing was sent.
+            InvalidId: the id is refused.
+        """
+        (delivery,) = await self._send([new_cancellation(instance_id, reason)])
+        check_delivery(instance_id, delivery)
+
+    async def _send(self, batch: Sequence[NewMessage]) -> Sequence[Delivery]:
+        # Contention changed nothing; after a lost connection, another try could be a duplicate.
+        deliveries = await insist(partial(self._provider.send_message, batch), retry=(Contention,))
+        if "delivered" in deliveries:
+            self._waker.wake()
+        return deliveries
+
+    # -- waiting
+
+    @overload
+    async def wait(self, instance_id: str, timeout: float | None = ...) -> Any: ...
+    @overload
+    async def wait(self, instance_id: str, timeout: float | None = ..., *, type: type[T]) -> T: ...
+    async def wait(self, instance_id: str, timeout: float | None = None, *, type: Any = Any) -> Any:
+        """The output of an instance, once it has ended.
+
+        Args:
+            instance_id: the instance; it follows ``continue_as_new``.
+            timeout: seconds; None: for ever.
+            type: the output's type.
+
+        Raises:
+            OrchestrationFailed, OrchestrationCancelled: how it ended instead.
+            WaitTimeout: it has not ended.
+            UnknownInstance: there is none, or it was deleted meanwhile.
+            NotSerializable: the output is not of that type.
+        """
+        return await self.wait_decoded(instance_id, timeout, Codec(type, "output of the instance"))
+
+    async def wait_decoded(self, instance_id: str, timeout: float | None, codec: Codec | None) -> Any:
+        """`wait`, with the output read by ``codec``; None: as plain JSON values."""
+        info = await self._ended(instance_id, timeout)
+        if info.status == "failed":
+            raise OrchestrationFailed(*failure_of(info))
+        if info.status == "cancelled":
+            raise OrchestrationCancelled(failure_of(info).message)
+        return instance_of(info).output if codec is None else codec.decode(info.output or "null")
+
+    async def wait_finished(self, instance_id: str, timeout: float | None = None) -> Instance:
+        """The instance once it has ended, well or not: for those to whom a failure is an answer, not an error.
+
+        Raises:
+            WaitTimeout, UnknownInstance: as for `wait`.
+        """
+        return instance_of(await self._ended(instance_id, timeout))
+
+    async def _ended(self, instance_id: str, timeout: float | None) -> InstanceInfo:
+        check_id(instance_id, "instance id")
+        if timeout is not None and not timeout >= 0:
+            raise InvalidInput(f"timeout = {timeout!r}: must be a number of seconds, not negative")
+        _ = self._provider  # raises when the client is not open
+        with anyio.move_on_after(timeout):
+            return await self._waiters.ended(instance_id)
+        (info,) = await self._provider.get_instance([instance_id])  # it may have ended since the last look
+        if info is None:
+            raise unknown_instance(instance_id)
+        if not instance_of(info).finished:
+            raise WaitTimeout(f"instance {instance_id!r} has not ended within {timeout:g} s; it goes on")
+        return info
+
+    # -- looking
+
+    async def status(self, instance_id: str) -> Instance:
+        """The instance as it is now.
+
+        Raises:
+            UnknownInstance: there is none.
+            InvalidId: the id is refused.
+        """
+        (info,) = await self._look_up([check_id(instance_id, "instance id")])
+        if info is None:
+            raise unknown_instance(instance_id)
+        return instance_of(info)
+
+    async def history(self, instance_id: str, *, execution_id: int | None = None) -> Sequence[HistoryRecord]:
+        """The events of one execution of an instance, oldest first; by default of the current one.
+
+        Raises:
+            UnknownInstance: there is none.
+            InvalidId: the id is refused.
+        """
+        execution = (await self.status(instance_id)).execution_id if execution_id is None else execution_id
+        (texts,) = await insist(partial(self._provider.read_history, [(instance_id, execution)]))
+        return [record_of(event_id, text) for event_id, text in enumerate(texts, 1)]
+
+    async def list_page(
+        self,
+        *,
+        status: Collection[InstanceStatus] = (),
+        name: str | None = None,
+        prefix: str | None = None,
+        parent_id: str | None = None,
+        after: str | None = None,
+        limit: int = 100,
+    ) -> Page:
+        """Some instances, newest first.
+
+        Args:
+            status: any of these; empty: all.
+            name: of the orchestration.
+            prefix: of the instance id.
+            parent_id: the instance that they are sub-orchestrations of.
+            after: `Page.next` of the page before.
+            limit: instances on the page, from 1 to `limits.MAX_PAGE`.
+
+        Raises:
+            InvalidInput: a limit out of range, or a cursor that is none.
+        """
+        if not 1 <= limit <= MAX_PAGE:
+            raise InvalidInput(f"limit = {limit!r}: must be from 1 to {MAX_PAGE}")
+        cursor = None if after is None else read_cursor(after)
+        where = InstanceFilter(status=status, name=name, prefix=prefix, parent_id=parent_id, after=cursor)
+        rows = await insist(partial(self._provider.list_instances, where, limit))
+        return Page(items=[*map(instance_of, rows)], next=cursor_of(rows[-1]) if len(rows) == limit else None)
+
+    async def list_instances(
+        self,
+        *,
+        status: Collection[InstanceStatus] = (),
+        name: str | None = None,
+        prefix: str | None = None,
+        parent_id: str | None = None,
+    ) -> AsyncIterator[Instance]:
+        """All instances that fit, newest first, read page by page; see `list_page`."""
+        after: str | None = None
+        while True:
+            page = await self.list_page(
+                status=status, name=name, prefix=prefix, parent_id=parent_id, after=after, limit=MAX_PAGE
+            )
+            for instance in page.items:
+                yield instance
+            if (after := page.next) is None:
+                return
+
+    async def sessions(self) -> AsyncIterator[SessionInfo]:
+        """All sessions by id, held or not, read page by page."""
+        after: str | None = None
+        while True:
+            rows = await insist(partial(self._provider.list_sessions, after=after, limit=MAX_PAGE))
+            for row in rows:
+                yield row
+            if len(rows) < MAX_PAGE:
+                return
+            after = rows[-1].session_id
+
+    async def workers(self) -> Sequence[WorkerInfo]:
+        """All workers by id, alive or not."""
+        return await insist(self._provider.list_workers)
+
+    # -- removing
+
+    async def delete(self, instance_id: str, *, force: bool = False) -> None:
+        """Remove a finished instance with its history, or with ``force`` any; its sub-orchestrations stay.
+
+        Raises:
+            UnknownInstance: there is none.
+            InstanceNotFinished: it is running, and ``force`` is not given.
+            InvalidId: the id is refused.
+        """
+        wanted = [check_id(instance_id, "instance id")]
+        (deletion,) = await insist(partial(self._provider.delete_instance, wanted, force=force), retry=(Contention,))
+        check_deletion(instance_id, deletion)
+
+    async def _look_up(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
+        return await insist(partial(self._provider.get_instance, instance_ids))

@@ -1,0 +1,105 @@
+"""What a client asks for, checked and encoded: everything that is refused for its form is refused here."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from affinity.errors import InvalidApp
+from affinity.limits import MAX_ERROR_BYTES, check_id, cut
+from affinity.orchestration.codec import Codec
+from affinity.orchestration.events import CancelRequested, EventRaised, OrchestrationStarted
+from affinity.orchestration.registry import MISSING, OrchestrationDefinition, definition_of
+from affinity.orchestration.wire import ANY_EXECUTION, encode_message
+from affinity.provider.contract import NewInstance, NewMessage
+
+Orchestration: TypeAlias = str | Callable[..., Coroutine[Any, Any, Any]]
+"""The name of an orchestration, or the function that an `App` registered."""
+
+_ANY_INPUT: Final = Codec(Any, "input of the orchestration")
+_ANY_DATA: Final = Codec(Any, "data of the event")
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """An instance to start, for `Client.start_many`."""
+
+    orchestration: Orchestration
+    input: Any = MISSING
+    instance_id: str | None = None  # None: a random one
+    version: str | None = None  # None: the latest that the worker knows which runs it first
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalEvent:
+    """An event to raise, for `Client.raise_events`."""
+
+    instance_id: str
+    name: str
+    data: Any = None
+
+
+def new_instance(start: Start) -> NewInstance:
+    """The row and start message of an instance.
+
+    Raises:
+        InvalidId: instance id, name or version.
+        InvalidApp: a function that is no registered orchestration.
+        NotSerializable, PayloadTooLarge, OrchestrationMisuse: the input does not fit the orchestration.
+    """
+    name, encoded = _name_and_input(start)
+    if start.version is not None:
+        check_id(start.version, "orchestration version")
+    # The worker that first runs it fills in the database's time, and the version where none was asked for.
+    event = OrchestrationStarted(name=name, version=start.version or "", input=encoded)
+    return NewInstance(
+        instance_id=str(uuid.uuid4()) if start.instance_id is None else check_id(start.instance_id, "instance id"),
+        name=name,
+        version=start.version,
+        start=encode_message(ANY_EXECUTION, event),
+    )
+
+
+def new_event(event: ExternalEvent) -> NewMessage:
+    """The message that carries an event.
+
+    Raises:
+        InvalidId: instance id or name of the event.
+        NotSerializable, PayloadTooLarge: its data.
+    """
+    raised = EventRaised(name=check_id(event.name, "event name"), data=_ANY_DATA.encode(event.data))
+    return NewMessage(
+        instance_id=check_id(event.instance_id, "instance id"), payload=encode_message(ANY_EXECUTION, raised)
+    )
+
+
+def new_cancellation(instance_id: str, reason: str) -> NewMessage:
+    """The message that asks an instance to end.
+
+    Raises:
+        InvalidId: the instance id.
+    """
+    request = CancelRequested(reason=cut(reason, MAX_ERROR_BYTES))
+    return NewMessage(instance_id=check_id(instance_id, "instance id"), payload=encode_message(ANY_EXECUTION, request))
+
+
+def result_codec(orchestration: Orchestration) -> Codec | None:
+    """The form of the result, where a function says it."""
+    return None if isinstance(orchestration, str) else _definition(orchestration).result_codec
+
+
+def _name_and_input(start: Start) -> tuple[str, str]:
+    if isinstance(start.orchestration, str):
+        value = None if start.input is MISSING else start.input
+        return check_id(start.orchestration, "orchestration name"), _ANY_INPUT.encode(value)
+    definition = _definition(start.orchestration)
+    return definition.name, definition.encode_input(start.input)
+
+
+def _definition(function: object) -> OrchestrationDefinition:
+    found = definition_of(function)
+    if isinstance(found, OrchestrationDefinition):
+        return found
+    raise InvalidApp(f"{function!r} is not registered as an orchestration: pass a name, or decorate it")
