@@ -209,7 +209,7 @@ class ActivityRunner:
         self._locks.discard(item.lock)
         if item.session_id is not None:
             self._sessions.end(item.session_id)
-            if self._sessions.running(item.session_id) == len(self._leaving.get(item.session_id, ())):
+            if self._sessions.running(item.session_id) <= len(self._leaving.get(item.session_id, ())):
                 self._leave(item.session_id)
 
     # -- giving back
@@ -227,7 +227,7 @@ class ActivityRunner:
             logger.warning("activity %s is not registered here; giving session %s back", item.name, item.session_id)
             leaving = self._leaving.setdefault(item.session_id, [])
             leaving.append(item)
-            if self._sessions.running(item.session_id) == len(leaving):
+            if self._sessions.running(item.session_id) <= len(leaving):
                 self._leave(item.session_id)
 
     def _leave(self, session_id: str) -> None:
@@ -277,7 +277,6 @@ class ActivityRunner:
         while self._running:
             self._empty = anyio.Event()
             await self._empty.wait()
-
 
     async def aclose(self) -> None:
         """Cancel what runs and wait until it has ended; sync code is left to its thread."""

@@ -106,7 +106,8 @@ class Runtime:
         )
         self._look = anyio.Event()
         self._check = anyio.Event()
-        self._serving = True  # False while draining, lapsed, or ended: nothing new is taken
+        self._draining = False
+        self._lapsed = False
         self._tenure = 0  # counts the lapses: what was asked in one tenure is not used in the next
         self._backlog = False  # the last fetch filled every slot: new work waits its turn in the queue
         self._uncertain = False  # a reply was lost: items may be locked to us that we do not know of
@@ -131,6 +132,11 @@ class Runtime:
         except Exception as error:
             logger.exception("worker %s: %s failed", self.worker_id, getattr(loop, "__name__", loop))
             self.lease_ended(error)
+
+    @property
+    def _serving(self) -> bool:
+        """Whether new work may be taken: not while draining, without a lease, or at the end."""
+        return not (self._draining or self._lapsed or self.error is not None)
 
     # -- what the parts ask for (`Surroundings`, `Outcomes`)
 
@@ -382,7 +388,7 @@ class Runtime:
             "worker %s: lease lost (%s); stopping %d activities", self.worker_id, reason, len(self.activities)
         )
         self._metrics.lapsed()
-        self._serving = False
+        self._lapsed = True
         self._tenure += 1
         self._stop_everything(f"the worker's lease was lost: {reason}")
 
@@ -390,7 +396,7 @@ class Runtime:
         """The lease is back, and so are the sessions that nobody took."""
         logger.warning("worker %s: lease is back", self.worker_id)
         self._uncertain = True
-        self._serving = True
+        self._lapsed = False
         self.poke()
 
     def lease_ended(self, error: BaseException) -> None:
@@ -398,7 +404,6 @@ class Runtime:
         if self.error is None:
             logger.error("worker %s: stopping: %s", self.worker_id, error)
             self.error = error
-        self._serving = False
         self._tenure += 1
         self._stop_everything(f"the worker is over: {error}")
         self.ended.set()
@@ -419,7 +424,7 @@ class Runtime:
         """Take nothing new, let what runs end, give back what does not in time, and free sessions as they become
         idle.
         """
-        self._serving = False
+        self._draining = True
         logger.info("worker %s: draining, %d activities run", self.worker_id, len(self.activities))
         with anyio.move_on_after(self._options.drain_timeout) as limit:
             async with anyio.create_task_group() as tasks:

@@ -45,7 +45,7 @@ class HeldSessions:
     def end(self, session_id: str) -> None:
         """One of its work items has ended here."""
         if (held := self._held.get(session_id)) is not None:
-            held.running -= 1
+            held.running = max(0, held.running - 1)  # a session that was lost and came back counts anew
             held.ends = self._end()
 
     def running(self, session_id: str) -> int:
