@@ -127,8 +127,8 @@ class ActivityRunner:
             worker_id=self._options.worker_node_id,
         )
         running = self._running[key] = _Running(item, context)
-        # A bare task: a task group's bookkeeping costs more than the rest of a turn. `_ended` takes whatever comes out of
-        # it, and `aclose` waits for what is left.
+        # A bare task: a task group's bookkeeping costs more than the rest of a turn. `_ended` takes whatever comes out
+        # of it, and `aclose` waits for what is left.
         running.task = asyncio.create_task(self._result(key.activity_id, running, definition, task), name=item.name)
         running.task.add_done_callback(partial(self._ended, running, task))
 
