@@ -120,7 +120,7 @@ class Runtime:
     def start(self, tasks: TaskGroup) -> None:
         """Start all loops in ``tasks``."""
         self._tasks = tasks
-        loops = (self._fetch, self._listen, self._chores, self._cancellations, self._waker.run)
+        loops = (self._fetch, self._listen, self._expiries, self._sweeps, self._cancellations, self._waker.run)
         commits = (self._turns.run, self._acks.run, self._abandons.run, self._releases.run)
         for loop in loops + commits:
             tasks.start_soon(self._guarded, loop)
@@ -358,11 +358,16 @@ class Runtime:
                 alive = await self._availability.insist(partial(self._provider.check_work_item, batch))
                 self.locks_lost([lock for lock, ok in zip(batch, alive, strict=True) if not ok])
 
-    async def _chores(self) -> None:
-        """Once a second: expired sessions, idle state, stale marks."""
+    async def _expiries(self) -> None:
+        """Once a second: expired sessions, idle state. Listeners may take their time, so this has a task of its own."""
+        while True:
+            await anyio.sleep(CHORE_SECONDS)
+            await self.sessions.sweep()
+
+    async def _sweeps(self) -> None:
+        """Once a second, by whichever worker comes first: stale marks and dead rows."""
         while True:
             await anyio.sleep(CHORE_SECONDS * random.uniform(0.9, 1.1))  # noqa: S311
-            await self.sessions.sweep()
             if self._serving:
                 await self._sweep()
 

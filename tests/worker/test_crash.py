@@ -230,5 +230,5 @@ async def test_cancellation_reaches_a_running_activity(
     ended = await board.next(timeout=20)
     assert ended["state"]
     await ended.answer()
-    status = await client.wait_finished("cancel", timeout=30)
-    assert status == {"instance": "cancelled", "select": "completed", "timeout": "failed"}[how]
+    ended_as = await client.wait_finished("cancel", timeout=30)
+    assert ended_as.status == {"instance": "cancelled", "select": "completed", "timeout": "failed"}[how]

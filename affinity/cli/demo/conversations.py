@@ -1,0 +1,83 @@
+"""Real conversations: the Chit Chat Challenge data set, as the PyPI package ``chitchat-dataset`` ships it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import random
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Final
+
+import click
+
+DATASET_SIZE: Final = 7_168
+"""Conversations in the data set."""
+
+NO_DIGEST: Final = ""
+"""Digest of a transcript in which nothing has been said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What one person said before the other one answered: one or more lines."""
+
+    sender: str
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Two people, taking turns."""
+
+    id: str
+    messages: tuple[Message, ...]
+
+
+def load_conversations(count: int, seed: int) -> Sequence[Conversation]:
+    """Return ``count`` conversations of the data set; the same ``seed`` gives the same ones.
+
+    Those in which somebody answered come first: nearly half of the data set is a greeting into an empty room, and a
+    session of one message has nothing to remember.
+
+    Raises:
+        click.ClickException: the data set is not installed; the message says how to install it.
+    """
+    records = _read_dataset()
+    ids = sorted(records)
+    random.Random(seed).shuffle(ids)  # noqa: S311 -- a sample, not a secret
+    ids.sort(key=lambda conversation_id: len(records[conversation_id]["messages"]) == 1)
+    return [_conversation(conversation_id, records[conversation_id]) for conversation_id in ids[:count]]
+
+
+def extend_digest(digest: str, message: Message) -> str:
+    """Digest of a transcript after one more message: it depends on every message so far and on their order."""
+    line = json.dumps([digest, message.sender, message.texts])
+    return hashlib.sha256(line.encode()).hexdigest()[:16]
+
+
+def digests(messages: Sequence[Message]) -> Sequence[str]:
+    """Digest of the transcript after each of its messages."""
+    return list(accumulate(messages, extend_digest, initial=NO_DIGEST))[1:]
+
+
+def _read_dataset() -> Mapping[str, Any]:
+    try:
+        package = importlib.import_module("chitchat_dataset")
+    except ModuleNotFoundError:
+        raise click.ClickException(
+            "the demo replays conversations of the package chitchat-dataset, which is not installed: "
+            "pip install 'affinity[demo]'"
+        ) from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # it leaves its file to the garbage collector
+        dataset: Mapping[str, Any] = package.Dataset()
+    return dataset
+
+
+def _conversation(conversation_id: str, record: Mapping[str, Any]) -> Conversation:
+    messages = (Message(lines[0]["sender"], tuple(line["text"] for line in lines)) for lines in record["messages"])
+    return Conversation(conversation_id, tuple(messages))

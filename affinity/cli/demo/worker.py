@@ -1,0 +1,56 @@
+"""A worker process of the demo: ``python -m affinity.cli.demo.worker NAME``.
+
+NAME is only for whoever looks at the process list. The settings come as one line of JSON on stdin, since a URL may hold
+a password. Stdin stays open after it, and is the worker's lifeline: the kernel closes it when the demo ends, however
+it ends, and a worker without a demo ends too.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from io import FileIO
+from typing import Final
+
+import anyio
+
+from affinity.cli.demo.app import build_app
+from affinity.cli.demo.plan import WorkerSettings
+from affinity.cli.demo.store import TranscriptStore
+from affinity.worker import Worker
+
+STDIN: Final = 0
+ORPHANED: Final = 1
+
+
+def main() -> None:
+    """Run one worker until it is signalled, or until the demo is gone."""
+    # Unbuffered: a thread that waits in a buffered read would hold a lock that the interpreter needs at its end.
+    lifeline = FileIO(STDIN, closefd=False)
+    settings = WorkerSettings.model_validate_json(lifeline.readline())
+    threading.Thread(target=_end_with, args=[lifeline], name="lifeline", daemon=True).start()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    anyio.run(_serve, settings)
+
+
+def _end_with(lifeline: FileIO) -> None:
+    lifeline.read()  # returns when the other end is closed
+    os._exit(ORPHANED)
+
+
+async def _serve(settings: WorkerSettings) -> None:
+    options = settings.options
+    store = TranscriptStore(settings.store, options.worker_node_id)
+    try:
+        app = build_app(
+            settings.run, store, think=settings.think, max_sessions=max(1, options.max_sessions_per_runtime)
+        )
+        async with Worker(app, settings.url, options, migrate=False) as worker:
+            await worker.run_until_signalled()
+    finally:
+        store.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+"""The commands on instances: start, raise, wait, show, history, list, cancel, delete."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar, get_args
+
+import anyio
+import click
+
+from affinity.cli import shell as sh
+from affinity.cli.shell import FAILED, Command, JsonText, Shell, command
+from affinity.client import Client, HistoryRecord, Instance, Page
+from affinity.limits import MAX_PAGE
+from affinity.provider import migrate
+from affinity.provider.contract import InstanceStatus
+
+T = TypeVar("T")
+
+_DEFAULT_LIMIT: Final = 50
+_ENDINGS: Final = {"failed": "failed", "cancelled": "was cancelled"}
+_COLUMNS: Final = ("INSTANCE", "ORCHESTRATION", "STATUS", "OWNER", "EVENTS", "CREATED", "CUSTOM STATUS")
+
+
+def with_client(shell: Shell, work: Callable[[Client], Awaitable[T]]) -> T:
+    """Open a client, do ``work`` with it, and close it."""
+
+    async def run() -> T:
+        async with Client(shell.url) as client:
+            return await work(client)
+
+    return anyio.run(run)
+
+
+# --- start, raise, cancel, delete -------------------------------------------------------------------------------------
+
+
+@click.command(cls=Command, short_help="Start an orchestration.")
+@click.argument("name")
+@click.option("--input", "value", type=JsonText(), default=None, help="Its input: JSON text, @FILE, or - for stdin.")
+@click.option("--id", "instance_id", help="Instance id; makes the command idempotent  [default: random]")
+@click.option("--version", help="Version of the orchestration  [default: the latest that the worker knows]")
+@click.option("--wait", "waits", is_flag=True, help="Wait for the result and print it, as `wait` does.")
+@click.option("--timeout", type=float, help="Seconds to wait  [default: for ever]")
+@command
+def start(
+    shell: Shell,
+    *,
+    name: str,
+    value: Any,
+    instance_id: str | None,
+    version: str | None,
+    waits: bool,
+    timeout: float | None,
+) -> None:
+    """Start the orchestration NAME and print the id of its instance.
+
+    When --id names an instance of the same orchestration, nothing is started and the exit code is 0 too. An SQLite
+    database that does not exist yet is created.
+
+    Examples:
+      affinity start conversation
+      affinity start conversation --id chat-17 --input '{"topic": "tea"}' --wait
+      affinity start import_catalogue --input @catalogue.json --version 2.0.0
+    """
+    if timeout is not None and not waits:
+        raise click.UsageError("--timeout is only meaningful with --wait")
+
+    async def run() -> None:
+        if shell.url.startswith("sqlite:"):
+            await migrate(shell.url)
+        async with Client(shell.url) as client:
+            handle = await client.start(name, value, instance_id=instance_id, version=version)
+            if not handle.created:
+                click.echo(f"instance {handle.instance_id!r} was there already", err=True)
+            if waits:
+                await _report_end(shell, client, handle.instance_id, timeout, created=handle.created)
+            else:
+                document = {"instance_id": handle.instance_id, "created": handle.created}
+                shell.show(document, lambda: click.echo(handle.instance_id))
+
+    anyio.run(run)
+
+
+@click.command("raise", cls=Command, short_help="Send an event to an instance.")
+@click.argument("instance_id", metavar="ID")
+@click.argument("event")
+@click.option("--data", type=JsonText(), default=None, help="What it carries: JSON text, @FILE, or - for stdin.")
+@command
+def raise_event(shell: Shell, instance_id: str, event: str, data: Any) -> None:
+    """Send the event EVENT to the instance ID; it is buffered until the orchestration waits for one of that name.
+
+    Example:
+      affinity raise chat-17 user_message --data '{"text": "hello"}'
+    """
+    with_client(shell, lambda client: client.raise_event(instance_id, event, data))
+    shell.show({"instance_id": instance_id, "event": event, "delivered": True}, lambda: None)
+
+
+@click.command(cls=Command, short_help="Ask an instance to end.")
+@click.argument("instance_id", metavar="ID")
+@click.option("--reason", default="cancelled from the command line", show_default=True)
+@command
+def cancel(shell: Shell, instance_id: str, reason: str) -> None:
+    """Ask the instance ID to end. It may take its time to clean up: see `affinity wait`."""
+    with_client(shell, lambda client: client.cancel(instance_id, reason))
+    shell.show({"instance_id": instance_id, "cancel_requested": True}, lambda: None)
+
+
+@click.command(cls=Command, short_help="Remove an instance and its history.")
+@click.argument("instance_id", metavar="ID")
+@click.option("--force", is_flag=True, help="Also when it is still running.")
+@command
+def delete(shell: Shell, instance_id: str, force: bool) -> None:
+    """Remove the finished instance ID with its history and queued work; its sub-orchestrations stay."""
+    with_client(shell, lambda client: client.delete(instance_id, force=force))
+    shell.show({"instance_id": instance_id, "deleted": True}, lambda: None)
+
+
+# --- wait -------------------------------------------------------------------------------------------------------------
+
+
+@click.command(cls=Command, short_help="Wait for an instance and print its result.")
+@click.argument("instance_id", metavar="ID")
+@click.option("--timeout", type=float, help="Seconds  [default: for ever]")
+@command
+def wait(shell: Shell, instance_id: str, timeout: float | None) -> None:
+    """Wait until the instance ID has ended, and print its result as JSON.
+
+    Exit code 1 when it failed or was cancelled, 4 when the time runs out; the instance goes on.
+
+    Example:
+      affinity wait chat-17 --timeout 60 && echo done
+    """
+    with_client(shell, lambda client: _report_end(shell, client, instance_id, timeout))
+
+
+async def _report_end(shell: Shell, client: Client, instance_id: str, timeout: float | None, **more: Any) -> None:
+    """Print how an instance ended; exit with `FAILED` when it did not end well."""
+    ended = await client.wait_finished(instance_id, timeout)
+    document = {"instance_id": instance_id, **more, "status": ended.status}
+    if ended.error is None:
+        shell.show(document | {"output": ended.output}, lambda: click.echo(sh.compact(ended.output)))
+        return
+    error = ended.error
+    text = f"instance {instance_id!r} {_ENDINGS[ended.status]}: {error.type}: {error.message}"
+    shell.show(document | {"error": error._asdict()}, lambda: click.echo(sh.printable(text), err=True))
+    click.get_current_context().exit(FAILED)
+
+
+# --- show, history, list ----------------------------------------------------------------------------------------------
+
+
+@click.command(cls=Command, short_help="Show how an instance is.")
+@click.argument("instance_id", metavar="ID")
+@command
+def show(shell: Shell, instance_id: str) -> None:
+    """Show the state of the instance ID: status, result or error, custom status, owner."""
+    instance = with_client(shell, lambda client: client.status(instance_id))
+    shell.show(instance, lambda: sh.pairs(_details(instance)))
+
+
+def _details(instance: Instance) -> list[tuple[str, object]]:
+    error = instance.error
+    return [
+        ("instance", instance.instance_id),
+        ("orchestration", instance.name),
+        ("version", instance.version),
+        ("status", instance.status),
+        ("custom status", None if instance.custom_status is None else sh.compact(instance.custom_status)),
+        ("output", sh.compact(instance.output) if instance.status == "completed" else None),
+        ("error", None if error is None else f"{error.type}: {error.message}"),
+        ("parent", instance.parent_id),
+        ("owner", instance.owner),
+        ("execution", instance.execution_id),
+        ("events", instance.event_count),
+        ("created", instance.created_at),
+        ("updated", instance.updated_at),
+    ]
+
+
+@click.command(cls=Command, short_help="Show what happened in an instance.")
+@click.argument("instance_id", metavar="ID")
+@click.option("--execution", type=click.IntRange(min=1), help="Which, after continue_as_new  [default: the last]")
+@command
+def history(shell: Shell, instance_id: str, execution: int | None) -> None:
+    """Show the events of the instance ID, oldest first: what it asked for, what came of it, what it was told."""
+    events = with_client(shell, lambda client: client.history(instance_id, execution_id=execution))
+    shell.show(
+        {"instance_id": instance_id, "events": events},
+        lambda: sh.table(("#", "EVENT", "DETAILS"), map(_event_row, events), empty="no events"),
+    )
+
+
+def _event_row(event: HistoryRecord) -> tuple[object, ...]:
+    return event.event_id, event.type, sh.compact(dict(event.fields))
+
+
+@click.command("list", cls=Command, short_help="List instances, newest first.")
+@click.option(
+    "--status", multiple=True, type=click.Choice(get_args(InstanceStatus)), help="Only these; may be repeated."
+)
+@click.option("--name", help="Only of this orchestration.")
+@click.option("--prefix", help="Only ids that start with this.")
+@click.option("--parent", help="Only sub-orchestrations of this instance.")
+@click.option("--limit", type=click.IntRange(1, MAX_PAGE), help=f"Instances on a page  [default: {_DEFAULT_LIMIT}]")
+@click.option("--after", metavar="CURSOR", help="The page after this cursor, which the page before ended with.")
+@click.option("--all", "everything", is_flag=True, help="All pages.")
+@command
+def list_instances(
+    shell: Shell,
+    *,
+    status: tuple[InstanceStatus, ...],
+    name: str | None,
+    prefix: str | None,
+    parent: str | None,
+    limit: int | None,
+    after: str | None,
+    everything: bool,
+) -> None:
+    """List instances, newest first. An empty list is an answer too: exit code 0.
+
+    Examples:
+      affinity list --status failed --name conversation
+      affinity list --prefix chat- --all --json | jq -r '.instances[].instance_id'
+    """
+    if everything and (limit is not None or after is not None):
+        raise click.UsageError("--all contradicts --limit and --after")
+
+    async def read(client: Client) -> Page:
+        if everything:
+            found = client.list_instances(status=status, name=name, prefix=prefix, parent_id=parent)
+            return Page(items=[instance async for instance in found], next=None)
+        return await client.list_page(
+            status=status, name=name, prefix=prefix, parent_id=parent, after=after, limit=limit or _DEFAULT_LIMIT
+        )
+
+    page = with_client(shell, read)
+    document = {"instances": page.items, "next": page.next}
+    shell.show(document, lambda: sh.table(_COLUMNS, map(_row, page.items), empty="no instances"))
+    if page.next is not None and not shell.as_json:
+        click.echo(f"more: --after '{page.next}'", err=True)
+
+
+def _row(instance: Instance) -> tuple[object, ...]:
+    status = None if instance.custom_status is None else sh.compact(instance.custom_status)
+    return (
+        instance.instance_id,
+        instance.name if instance.version is None else f"{instance.name}@{instance.version}",
+        instance.status,
+        instance.owner,
+        instance.event_count,
+        instance.created_at,
+        status,
+    )

@@ -1,0 +1,76 @@
+"""The command group: what is common to all commands, and which commands there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from affinity.cli import cluster, instances, worker
+from affinity.cli.demo import demo
+from affinity.cli.shell import INTERRUPTED, exit_code, keep_examples, printable
+from affinity.errors import AffinityError
+
+
+class Group(click.Group):
+    """A group that gives every error of ours, and Ctrl-C, a line on stderr and an exit code instead of a traceback."""
+
+    def __init__(self, name: str | None = None, *, help: str | None = None, **rest: Any) -> None:
+        super().__init__(name, help=keep_examples(help), **rest)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except AffinityError as error:
+            click.echo(f"Error: {printable(error) or type(error).__name__}", err=True)
+            ctx.exit(exit_code(error))
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(INTERRUPTED)
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="affinity")
+@click.option("--url", help="The database, for all commands; each takes the option too, and that one wins.")
+@click.pass_context
+def main(ctx: click.Context, url: str | None) -> None:
+    """Durable workflows whose activities stay with the worker that holds their in-memory state.
+
+    Workers, clients and this command meet in a database: --url, else $AFFINITY_URL, else an SQLite file, affinity.db,
+    in the working directory.
+
+    A first round, in two terminals:
+      affinity worker support:app                     # runs what support.py registers in its `app`
+      affinity start conversation --id chat-17 --input '{"topic": "tea"}'
+      affinity raise chat-17 user_message --data '{"text": "hello"}'
+      affinity show chat-17                           # how it is
+      affinity sessions                               # which worker holds what
+      affinity wait chat-17 --timeout 60              # prints its result
+
+    For scripts, --json prints one JSON document on stdout. Messages go to stderr. Exit codes:
+      0    done
+      1    the instance failed or was cancelled, or there is none, or it does not allow this (finished, running, …)
+      2    the command line or an input is wrong; nothing was changed
+      3    the database cannot be reached or refuses; or another process took the worker's name
+      4    the time given to `wait` ran out
+      130  interrupted by Ctrl-C
+    """
+    ctx.obj = url
+
+
+for command in (
+    worker.worker,
+    instances.start,
+    instances.raise_event,
+    instances.wait,
+    instances.show,
+    instances.history,
+    instances.list_instances,
+    instances.cancel,
+    instances.delete,
+    cluster.sessions,
+    cluster.workers,
+    cluster.migrate,
+    demo,
+):
+    main.add_command(command)

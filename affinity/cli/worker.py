@@ -1,0 +1,90 @@
+"""``affinity worker``."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeVar
+
+import anyio
+import click
+
+from affinity.cli.loading import load_app
+from affinity.cli.shell import INTERRUPTED, Command, Shell, command
+from affinity.orchestration import App
+from affinity.worker import RuntimeOptions, Worker
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Flag(NamedTuple):
+    option: str  # of `RuntimeOptions`
+    name: str
+    type: type[int | float | str]
+    help: str
+
+
+FLAGS: Final = (
+    _Flag("worker_node_id", "--node-id", str, "Stable name; a restart under it keeps the sessions  [default: random]"),
+    _Flag("worker_concurrency", "--concurrency", int, "Activities that run at once."),
+    _Flag("max_sessions_per_runtime", "--max-sessions", int, "Sessions held at once; 0: take no session work."),
+    _Flag("session_lock_timeout", "--session-lock-timeout", float, "A session without work is free after this."),
+    _Flag("worker_lease_timeout", "--worker-lease-timeout", float, "A dead worker's work is free after this."),
+    _Flag("work_item_lock_timeout", "--work-item-lock-timeout", float, "An item not renewed is free after this."),
+    _Flag("startup_timeout", "--startup-timeout", float, "How long to wait for a database that does not answer."),
+    _Flag("poll_interval", "--poll-interval", float, "Longest wait for a wake-up before looking anyway."),
+    _Flag("instance_cache_size", "--instance-cache-size", int, "Orchestrations kept in memory between turns."),
+    _Flag("max_attempts", "--max-attempts", int, "Interrupted deliveries before an activity fails as poison."),
+    _Flag("unregistered_timeout", "--unregistered-timeout", float, "How long work waits for a worker that knows it."),
+    _Flag("drain_timeout", "--drain-timeout", float, "Time of running activities after the first signal."),
+    _Flag("stall_timeout", "--stall-timeout", float, "A worker stuck for this long gives up its lease."),
+    _Flag("session_retention", "--session-retention", float, "How long an expired session's row is kept."),
+    _Flag("metrics_port", "--metrics-port", int, "Serve Prometheus metrics there; 0 picks a port  [default: none]"),
+)
+"""One for each option of a worker; `RuntimeOptions` says more, checks them together, and reads the environment."""
+
+
+def _runtime_flags(function: F) -> F:
+    for flag in reversed(FLAGS):
+        default = RuntimeOptions.model_fields[flag.option].default
+        unit = " s" if flag.type is float else ""
+        shown = f"  [default: {default:g}{unit}]" if isinstance(default, (int, float)) else ""
+        function = click.option(flag.name, flag.option, type=flag.type, help=flag.help + shown)(function)
+    return function
+
+
+@click.command(cls=Command, short_help="Run the orchestrations and activities of an app.")
+@click.argument("target", metavar="MODULE:APP")
+@_runtime_flags
+@click.option("--migrate/--no-migrate", default=True, help="Bring the schema up to date first (safe for many at once).")
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+)
+@command
+def worker(shell: Shell, *, target: str, migrate: bool, log_level: str, **flags: Any) -> None:
+    """Run the orchestrations and activities of the app that MODULE:APP names.
+
+    Start as many as you like, on as many machines as you like; with SQLite, on one machine. The first SIGTERM or Ctrl-C
+    drains: running activities end or are given back, sessions are free at once. The second stops now; then, as after a
+    crash, its work is free when its lease ends. Exit code 0 after SIGTERM, 130 after Ctrl-C.
+
+    Durations are seconds. Every flag can be given by the environment instead: AFFINITY_WORKER_NODE_ID,
+    AFFINITY_MAX_SESSIONS_PER_RUNTIME, AFFINITY_<OPTION>, as `affinity.RuntimeOptions` names them.
+
+    Examples:
+      affinity worker support:app
+      affinity worker support:app --node-id "$HOSTNAME" --max-sessions 50 --url postgresql://db/app
+    """
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    options = RuntimeOptions.from_environment(**flags)
+    ended_by = anyio.run(_run, load_app(target), shell.url, options, migrate)
+    report = {"worker_id": options.worker_node_id, "signal": ended_by.name}
+    shell.show(report, lambda: None)
+    if ended_by is signal.SIGINT:
+        click.get_current_context().exit(INTERRUPTED)
+
+
+async def _run(app: App, url: str, options: RuntimeOptions, migrate: bool) -> signal.Signals:
+    async with Worker(app, url, options, migrate=migrate) as running:
+        return await running.run_until_signalled()

@@ -1,0 +1,204 @@
+"""The commands on instances, sessions and workers, on an SQLite file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from affinity.cli.shell import FAILED, MISUSED, NO_DATABASE, TIMED_OUT
+from affinity.limits import MAX_ID_BYTES, MAX_PAYLOAD_BYTES
+from tests.cli.conftest import Play, document, refused, run, succeed
+
+
+def test_start_creates_the_default_database_and_prints_the_id(directory: Path) -> None:
+    UUID(succeed("start", "brew").strip())
+    assert (directory / "affinity.db").exists()
+    assert succeed("start", "brew", "--id", "t") == "t\n"
+
+
+def test_other_commands_do_not_create_a_database(directory: Path) -> None:
+    assert "migrate" in refused(NO_DATABASE, "list")
+    assert not (directory / "affinity.db").exists()
+
+
+def test_migrate_says_what_it_did(directory: Path) -> None:
+    first = document("migrate")
+    assert first["from"] == 0 < first["to"]
+    assert document("migrate") == {"from": first["to"], "to": first["to"]}
+    assert "had already" in succeed("migrate")
+
+
+@pytest.mark.usefixtures("database")
+def test_start_is_idempotent_by_id() -> None:
+    assert document("start", "brew", "--id", "t") == {"instance_id": "t", "created": True}
+    assert document("start", "brew", "--id", "t") == {"instance_id": "t", "created": False}
+    again = run("start", "brew", "--id", "t")
+    assert (again.exit_code, again.stdout) == (0, "t\n")
+    assert "already" in again.stderr
+    assert "'brew'" in refused(FAILED, "start", "rest", "--id", "t")
+
+
+@pytest.mark.usefixtures("database")
+def test_inputs_from_text_file_and_stdin(directory: Path) -> None:
+    (directory / "tea.json").write_text('{"kind": "grün"}')
+    succeed("start", "brew", "--id", "a", "--input", '{"kind": "green"}', "--version", "2.0.0")
+    succeed("start", "brew", "--id", "b", "--input", "@tea.json")
+    succeed("start", "brew", "--id", "c", "--input", "-", stdin="[1, 2]")
+    assert document("show", "a")["version"] == "2.0.0"
+    assert {i["instance_id"] for i in document("list")["instances"]} == {"a", "b", "c"}
+
+
+@pytest.mark.usefixtures("database")
+@pytest.mark.parametrize("bad", ["", "x" * (MAX_ID_BYTES + 1), "a\nb", "\x07"])
+def test_bad_ids(bad: str) -> None:
+    assert "instance id" in refused(MISUSED, "start", "brew", "--id", bad)
+    assert "orchestration name" in refused(MISUSED, "start", bad)
+    assert "event name" in refused(MISUSED, "raise", "t", bad)
+    for command in (
+        ["raise", bad, "pour"],
+        ["wait", bad],
+        ["show", bad],
+        ["history", bad],
+        ["cancel", bad],
+        ["delete", bad],
+    ):
+        assert "instance id" in refused(MISUSED, *command)
+
+
+@pytest.mark.usefixtures("database")
+def test_a_payload_over_the_limit(directory: Path) -> None:
+    (directory / "large.json").write_text('"' + "x" * MAX_PAYLOAD_BYTES + '"')
+    assert "limit" in refused(MISUSED, "start", "brew", "--input", "@large.json")
+    succeed("start", "brew", "--id", "t")
+    assert "limit" in refused(MISUSED, "raise", "t", "pour", "--data", "@large.json")
+
+
+@pytest.mark.usefixtures("database")
+def test_an_unknown_instance() -> None:
+    for command in (
+        ["raise", "t", "pour"],
+        ["wait", "t"],
+        ["show", "t"],
+        ["history", "t"],
+        ["cancel", "t"],
+        ["delete", "t"],
+    ):
+        assert "no instance has the id 't'" in refused(FAILED, *command)
+
+
+def test_a_finished_instance_takes_no_event(play: Play) -> None:
+    succeed("start", "brew", "--id", "t")
+    assert document("raise", "t", "pour", "--data", "1")["delivered"]
+    play(lambda puppet: puppet.end("t"))
+    assert "has ended" in refused(FAILED, "raise", "t", "pour")
+    assert "has ended" in refused(FAILED, "cancel", "t")
+
+
+# --- wait -------------------------------------------------------------------------------------------------------------
+
+
+def test_wait_prints_the_result(play: Play) -> None:
+    succeed("start", "brew", "--id", "t")
+    play(lambda puppet: puppet.end("t", output='{"cups":2}'))
+    assert succeed("wait", "t") == '{"cups":2}\n'
+    assert document("wait", "t") == {"instance_id": "t", "status": "completed", "output": {"cups": 2}}
+    assert succeed("start", "brew", "--id", "t", "--wait") == '{"cups":2}\n'
+    assert document("start", "brew", "--id", "t", "--wait")["created"] is False
+
+
+def test_wait_says_how_it_failed(play: Play) -> None:
+    succeed("start", "brew", "--id", "f")
+    play(lambda puppet: puppet.end_badly("f", "failed", '{"type":"ValueError","message":"no water"}'))
+    assert "ValueError: no water" in refused(FAILED, "wait", "f")
+    error = {"type": "ValueError", "message": "no water"}
+    assert document("wait", "f", code=FAILED) == {"instance_id": "f", "status": "failed", "error": error}
+
+
+def test_wait_says_that_it_was_cancelled(play: Play) -> None:
+    succeed("start", "brew", "--id", "c")
+    assert document("cancel", "c", "--reason", "closing time")["cancel_requested"]
+    error = '{"type":"OrchestrationCancelled","message":"closing time"}'
+    play(lambda puppet: puppet.end_badly("c", "cancelled", error))
+    assert "closing time" in refused(FAILED, "wait", "c")
+    assert document("wait", "c", code=FAILED)["status"] == "cancelled"
+
+
+@pytest.mark.usefixtures("database")
+def test_wait_times_out() -> None:
+    succeed("start", "brew", "--id", "t")
+    assert "has not ended" in refused(TIMED_OUT, "wait", "t", "--timeout", "0.01")
+    assert "has not ended" in refused(TIMED_OUT, "start", "brew", "--wait", "--timeout", "0")
+    assert "timeout" in refused(MISUSED, "wait", "t", "--timeout", "-1")
+
+
+# --- looking ----------------------------------------------------------------------------------------------------------
+
+
+def test_show_and_history(play: Play) -> None:
+    succeed("start", "brew", "--id", "t", "--input", '"\x1b[31mred"'.replace("\x1b", "\\u001b"))
+    play(lambda puppet: puppet.end("t", output="[1,null]"))
+    text = succeed("show", "t")
+    for shown in ("brew", "1.0.0", "completed", "[1,null]", "puppet"):
+        assert shown in text
+    instance = document("show", "t")
+    assert (instance["status"], instance["output"], instance["event_count"]) == ("completed", [1, None], 2)
+    text = succeed("history", "t")
+    assert "orchestration_started" in text
+    assert "orchestration_completed" in text
+    assert "\x1b" not in text
+    events = document("history", "t")["events"]
+    assert [event["type"] for event in events] == ["orchestration_started", "orchestration_completed"]
+    assert document("history", "t", "--execution", "9")["events"] == []
+
+
+def test_list_filters_and_pages(play: Play) -> None:
+    for name in ("tea-1", "tea-2", "tea-3"):
+        succeed("start", "brew", "--id", name)
+    succeed("start", "rest", "--id", "nap")
+    play(lambda puppet: puppet.end("tea-2"))
+
+    def listed(*options: str) -> set[str]:
+        return {instance["instance_id"] for instance in document("list", *options)["instances"]}
+
+    assert listed("--status", "completed") == {"tea-2"}
+    assert listed("--status", "completed", "--status", "pending", "--name", "brew") == {"tea-1", "tea-2", "tea-3"}
+    assert listed("--prefix", "tea-", "--all") == {"tea-1", "tea-2", "tea-3"}
+    assert listed("--parent", "tea-1") == set()
+    first = document("list", "--limit", "3")
+    assert listed("--limit", "3", "--after", first["next"]) == {"tea-1"}
+    assert "cursor" in refused(MISUSED, "list", "--after", "yesterday")
+
+    table = run("list", "--limit", "3")
+    assert table.exit_code == 0
+    assert table.stdout.splitlines()[0].split()[:3] == ["INSTANCE", "ORCHESTRATION", "STATUS"]
+    assert first["next"] in table.stderr
+    nothing = run("list", "--prefix", "coffee")
+    assert (nothing.exit_code, nothing.stdout) == (0, "")
+    assert "no instances" in nothing.stderr
+
+
+def test_sessions_and_workers(play: Play) -> None:
+    assert document("sessions") == []
+    assert document("workers") == []
+    succeed("start", "brew", "--id", "t")
+    play(lambda puppet: puppet.hold("t", "kettle [red]"))
+    (session,) = document("sessions")
+    assert (session["session_id"], session["worker_id"], session["held"]) == ("kettle [red]", "puppet", True)
+    assert document("sessions", "--held", "--worker", "puppet") == [session] or session["epoch"] == 1
+    assert document("sessions", "--worker", "other") == []
+    (worker,) = document("workers")
+    assert (worker["worker_id"], worker["alive"], worker["sessions"]) == ("puppet", True, 1)
+    assert "kettle [red]" in succeed("sessions")
+    assert "host=here" in succeed("workers")
+
+
+def test_delete(play: Play) -> None:
+    succeed("start", "brew", "--id", "t")
+    assert "force" in refused(FAILED, "delete", "t")
+    assert document("delete", "t", "--force") == {"instance_id": "t", "deleted": True}
+    succeed("start", "brew", "--id", "t")
+    play(lambda puppet: puppet.end("t"))
+    assert succeed("delete", "t") == ""
+    refused(FAILED, "show", "t")

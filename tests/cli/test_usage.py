@@ -1,0 +1,194 @@
+"""What is refused before a database is touched, and what the help tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from affinity import RuntimeOptions
+from affinity.cli import main
+from affinity.cli.loading import load_app
+from affinity.cli.shell import MISUSED, NO_DATABASE, cell, printable, seconds
+from affinity.cli.worker import FLAGS
+from affinity.errors import InvalidApp
+from tests.cli.conftest import refused, run, succeed
+
+NOBODY = "postgresql://someone:secret@127.0.0.1:1/db?connect_timeout=2"
+"""Nothing listens on port 1."""
+
+ON_AN_INSTANCE = [["show"], ["history"], ["wait"], ["cancel"], ["delete"], ["raise", "ID", "event"]]
+
+
+# --- help -------------------------------------------------------------------------------------------------------------
+
+
+def test_help_teaches_by_example_and_documents_exit_codes() -> None:
+    text = succeed("--help")
+    assert '  affinity start conversation --id chat-17 --input \'{"topic": "tea"}\'\n' in text
+    for code in ("0", "1", "2", "3", "4", "130"):
+        assert f"\n    {code:<3}  " in text
+
+
+@pytest.mark.parametrize("name", sorted(main.commands))
+def test_every_command_has_help_and_the_common_options(name: str) -> None:
+    text = succeed(name, "--help")
+    assert "--json" in text
+    assert "--url" in text
+    assert main.commands[name].short_help
+
+
+def test_every_runtime_option_has_a_flag() -> None:
+    assert {flag.option for flag in FLAGS} == set(RuntimeOptions.model_fields)
+    assert len({flag.name for flag in FLAGS}) == len(FLAGS)
+
+
+def test_no_command_and_unknown_ones() -> None:
+    assert run().exit_code == MISUSED
+    assert "No such command" in refused(MISUSED, "restart")
+    assert "Missing argument" in refused(MISUSED, "start")
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["{", "{'a': 1}", "tea", "NaN", "", "[1,]"])
+def test_malformed_json_is_refused(text: str) -> None:
+    assert "not JSON" in refused(MISUSED, "start", "brew", "--input", text)
+    assert "not JSON" in refused(MISUSED, "raise", "t", "pour", "--data", text)
+
+
+def test_json_from_a_file_that_is_not_there_or_not_text(directory: Path) -> None:
+    assert "absent.json" in refused(MISUSED, "start", "brew", "--input", "@absent.json")
+    (directory / "image.json").write_bytes(b"\xff\xd8")
+    assert "--input" in refused(MISUSED, "start", "brew", "--input", "@image.json")
+
+
+@pytest.mark.parametrize("url", ["mysql://host/db", "sqlite://affinity.db", "affinity.db", "postgresql//host"])
+@pytest.mark.parametrize("command", [["list"], ["start", "brew"], ["migrate"], ["workers"]])
+def test_a_wrong_url_is_refused(command: list[str], url: str) -> None:
+    assert "sqlite:///" in refused(MISUSED, *command, "--url", url)
+    assert "sqlite:///" in refused(MISUSED, "--url", url, *command)
+
+
+def test_the_url_of_the_command_wins_over_the_group_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AFFINITY_URL", "environment://x")
+    assert "environment://x" in refused(MISUSED, "list")
+    assert "group://x" in refused(MISUSED, "--url", "group://x", "list")
+    assert "command://x" in refused(MISUSED, "--url", "group://x", "list", "--url", "command://x")
+
+
+@pytest.mark.parametrize("command", [["list"], ["start", "brew"], ["migrate"], ["sessions"], ["show", "t"]])
+def test_an_unreachable_database_is_told_from_bad_input(command: list[str]) -> None:
+    assert "secret" not in refused(NO_DATABASE, *command, "--url", NOBODY)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--all", "--limit", "5"],
+        ["--all", "--after", "2020-01-01T00:00:00+00:00/t"],
+        ["--limit", "0"],
+        ["--limit", "-1"],
+        ["--limit", "1001"],
+        ["--status", "happy"],
+    ],
+)
+def test_contradictory_or_impossible_list_options(options: list[str]) -> None:
+    refused(MISUSED, "list", *options)
+
+
+def test_a_timeout_without_a_wait_is_refused() -> None:
+    assert "--wait" in refused(MISUSED, "start", "brew", "--timeout", "5")
+
+
+# --- worker -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def module(directory: Path) -> Path:
+    source = "import affinity\n\napp = affinity.App('kitchen')\nnested = type('Nested', (), {'app': app})\nnumber = 5\n"
+    (directory / "kitchen_app.py").write_text(source)
+    return directory
+
+
+def test_an_app_is_found_in_the_working_directory(module: Path) -> None:
+    assert load_app("kitchen_app:app").name == "kitchen"
+    assert load_app("kitchen_app:nested.app").name == "kitchen"
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("kitchen_app", "use MODULE:APP"),
+        (":app", "use MODULE:APP"),
+        ("kitchen_app:", "use MODULE:APP"),
+        ("kitchen_app.py:app", "is a path"),
+        ("./kitchen_app:app", "is a path"),
+        ("no_such_module:app", "there is no module 'no_such_module'"),
+        ("no_such_package.module:app", "there is no module 'no_such_package'"),
+        ("kitchen_app:application", "has no 'application'; it has app"),
+        ("kitchen_app:number", "not an affinity.App, but of type int"),
+        ("kitchen_app:number.app", "has no 'number.app'"),
+    ],
+)
+def test_a_target_that_names_no_app(module: Path, target: str, message: str) -> None:
+    assert message in refused(MISUSED, "worker", target)
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "message"),
+    [
+        ("raises_app", "value = 1\nvalue / 0\n", "ZeroDivisionError: division by zero"),
+        ("syntax_app", "def broken(:\n", "SyntaxError"),
+        ("exits_app", "import sys\nsys.exit(0)\n", "SystemExit"),
+        ("needs_app", "import no_such_dependency\n", "No module named 'no_such_dependency'"),
+    ],
+)
+def test_a_module_that_does_not_import_says_where(directory: Path, name: str, source: str, message: str) -> None:
+    (directory / f"{name}.py").write_text(source)
+    with pytest.raises(InvalidApp, match=f"{name}.py:") as refusal:
+        load_app(f"{name}:app")
+    assert message in str(refusal.value)
+    assert message in refused(MISUSED, "worker", f"{name}:app")
+
+
+def test_negative_max_sessions_are_refused(module: Path) -> None:
+    text = refused(MISUSED, "worker", "kitchen_app:app", "--max-sessions", "-1")
+    assert "max_sessions_per_runtime" in text
+    assert "-1" in text
+
+
+def test_contradictory_timeouts_are_refused_with_both_values(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = refused(MISUSED, "worker", "kitchen_app:app", "--session-lock-timeout", "5", "--work-item-lock-timeout", "9")
+    assert "5 s" in text
+    assert "9 s" in text
+    monkeypatch.setenv("AFFINITY_WORK_ITEM_LOCK_TIMEOUT", "8")
+    assert "8 s" in refused(MISUSED, "worker", "kitchen_app:app", "--session-lock-timeout", "5")
+
+
+@pytest.mark.parametrize("flags", [["--concurrency", "many"], ["--node-id", ""], ["--metrics-port", "70000"]])
+def test_wrong_worker_flags(module: Path, flags: list[str]) -> None:
+    refused(MISUSED, "worker", "kitchen_app:app", *flags)
+
+
+def test_a_worker_without_a_database(module: Path) -> None:
+    refused(NO_DATABASE, "worker", "kitchen_app:app", "--url", NOBODY, "--startup-timeout", "0.1")
+
+
+# --- output -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_printed_cannot_do_anything_to_a_terminal() -> None:
+    assert printable("a\x1b[31mb\x07 ü 茶\n") == "a\\x1b[31mb\\x07 ü 茶\n"
+    assert cell("a\nb") == "a b"
+    assert len(cell("x" * 1000)) == 100
+    assert printable(None) == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.44, "0.4 s"), (-2.0, "-2.0 s"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (-200, "-3 min 20 s")],
+)
+def test_durations(value: float, text: str) -> None:
+    assert seconds(value) == text

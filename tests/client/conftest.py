@@ -1,0 +1,114 @@
+"""A client on an SQLite file, and whoever plays the worker for it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from affinity.client import Client
+from affinity.orchestration.events import OrchestrationCompleted, OrchestrationStarted
+from affinity.orchestration.wire import decode_message, encode_event
+from affinity.provider import migrate, open_provider
+from affinity.provider.contract import (
+    FetchOptions,
+    Incarnation,
+    InstanceUpdate,
+    NewWorkItem,
+    OrchestrationItem,
+    Provider,
+    Timeouts,
+    Turn,
+    WorkerIdentity,
+    WorkKey,
+)
+
+TIMEOUTS = Timeouts(work_item_lock=30, session_lock=300)
+
+
+@pytest.fixture
+async def url(tmp_path: Path) -> str:
+    url = f"sqlite:///{tmp_path}/client.db"
+    await migrate(url)
+    return url
+
+
+@pytest.fixture
+async def provider(url: str) -> AsyncIterator[Provider]:
+    provider = await open_provider(url)
+    yield provider
+    await provider.aclose()
+
+
+@pytest.fixture
+async def client(provider: Provider) -> AsyncIterator[Client]:
+    async with Client.from_provider(provider) as client:
+        yield client
+
+
+@dataclass
+class Puppet:
+    """A worker without code: it ends instances as the test says."""
+
+    provider: Provider
+    identity: WorkerIdentity
+
+    async def take(self, instance_id: str) -> OrchestrationItem:
+        """The instance, owned, with its messages."""
+        fetch = await self.provider.fetch_orchestration_item(self.identity, limit=1000, names=(), unknown_after=0)
+        return next(item for item in fetch.items if item.instance_id == instance_id)
+
+    async def end(self, instance_id: str, *, output: str = "null") -> None:
+        await self._commit(
+            await self.take(instance_id),
+            InstanceUpdate(status="completed", version="1.0.0", output=output),
+            history=[encode_event(OrchestrationCompleted(result=output))],
+        )
+
+    async def end_badly(self, instance_id: str, status: str, error: str) -> None:
+        assert status in {"failed", "cancelled"}
+        update = InstanceUpdate(status="failed" if status == "failed" else "cancelled", error=error)
+        await self._commit(await self.take(instance_id), update)
+
+    async def hold(self, instance_id: str, session_id: str) -> None:
+        """Schedule work on a session, and claim the session with it."""
+        item = await self.take(instance_id)
+        work = NewWorkItem(
+            key=WorkKey(instance_id, item.execution_id, 2), name="act", payload="{}", session_id=session_id
+        )
+        await self._commit(item, InstanceUpdate(status="running"), work_items=[work])
+        options = FetchOptions(limit=10, max_sessions=10, names=["act"], unknown_after=300, timeouts=TIMEOUTS)
+        fetch = await self.provider.fetch_work_item(self.identity, options)
+        assert [item.session_id for item in fetch.items] == [session_id]
+
+    async def _commit(
+        self,
+        item: OrchestrationItem,
+        update: InstanceUpdate,
+        *,
+        history: list[str] | None = None,
+        work_items: list[NewWorkItem] | None = None,
+    ) -> None:
+        started = [
+            e for _, e in (decode_message(m.payload) for m in item.messages) if isinstance(e, OrchestrationStarted)
+        ]
+        turn = Turn(
+            instance_id=item.instance_id,
+            execution_id=item.execution_id,
+            event_count=item.event_count,
+            history=[encode_event(replace(event, version="1.0.0", time=1.0)) for event in started] + (history or []),
+            consumed=[message.id for message in item.messages],
+            work_items=work_items or [],
+            update=update,
+        )
+        (result,) = await self.provider.commit_turn(self.identity, [turn], TIMEOUTS)
+        assert result.committed
+
+
+@pytest.fixture
+async def puppet(provider: Provider) -> Puppet:
+    identity = WorkerIdentity(worker_id="puppet", incarnation=Incarnation("one"))
+    await provider.register_worker(identity, 60.0, {"host": "test"})
+    return Puppet(provider, identity)
