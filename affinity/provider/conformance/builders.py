@@ -1,0 +1,86 @@
+"""What a test writes down of a fetch, an instance or a turn; the rest is the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Final, TypedDict, Unpack
+
+from affinity.provider.contract import (
+    FetchOptions,
+    NewInstance,
+    NewMessage,
+    NewWorkItem,
+    OrchestrationItem,
+    Timeouts,
+    Turn,
+    WorkKey,
+)
+
+ITEM_LOCK: Final = 30.0
+SESSION_LOCK: Final = 300.0
+TIMEOUTS: Final = Timeouts(work_item_lock=ITEM_LOCK, session_lock=SESSION_LOCK)
+
+LONG_LEASE: Final = 1_000_000.0
+"""Seconds; for tests in which the worker's lease plays no part."""
+
+SHORT_LEASE: Final = 15.0
+"""Seconds; for tests in which it ends."""
+
+UNKNOWN_AFTER: Final = 60.0
+ACTIVITY: Final = "work"
+ORCHESTRATION: Final = "flow"
+
+
+class Choices(TypedDict, total=False):
+    """What a test may choose about a fetch; the rest are defaults that stand in no rule's way."""
+
+    max_sessions: int
+    names: Collection[str]
+    unknown_after: float
+    timeouts: Timeouts
+
+
+def fetch_options(limit: int = 1, **choices: Unpack[Choices]) -> FetchOptions:
+    """Options of a worker that registers the suite's activity and has room for everything, unless chosen otherwise."""
+    return FetchOptions(
+        limit=limit,
+        max_sessions=choices.get("max_sessions", 10_000),
+        names=choices.get("names", (ACTIVITY,)),
+        unknown_after=choices.get("unknown_after", UNKNOWN_AFTER),
+        timeouts=choices.get("timeouts", TIMEOUTS),
+    )
+
+
+def new_instance(instance_id: str, **fields: Any) -> NewInstance:
+    """An instance of the suite's orchestration."""
+    return NewInstance(
+        **{"instance_id": instance_id, "name": ORCHESTRATION, "version": None, "start": "start", **fields}
+    )
+
+
+def turn(at: OrchestrationItem, **step: Any) -> Turn:
+    """A turn at the fence that ``at`` shows; it records one event unless ``history`` says otherwise."""
+    fence = {"instance_id": at.instance_id, "execution_id": at.execution_id, "event_count": at.event_count}
+    return Turn(**{**fence, "history": ["event"], **step})
+
+
+def payloads(item: OrchestrationItem) -> Sequence[str]:
+    """What the messages of an instance say."""
+    return [message.payload for message in item.messages]
+
+
+def message_ids(item: OrchestrationItem) -> Sequence[int]:
+    """The names by which a turn consumes the messages of an instance."""
+    return [message.id for message in item.messages]
+
+
+def work_item(at: OrchestrationItem, activity_id: int, session_id: str | None = None) -> NewWorkItem:
+    """An activity of the execution that ``at`` shows."""
+    key = WorkKey(at.instance_id, at.execution_id, activity_id)
+    return NewWorkItem(key=key, name="work", payload="input", session_id=session_id)
+
+
+def timer(at: OrchestrationItem, event_id: int, delay: float) -> NewMessage:
+    """A timer of the execution that ``at`` shows."""
+    name = (at.execution_id, event_id)
+    return NewMessage(instance_id=at.instance_id, payload=f"timer {event_id}", delay=delay, timer=name)

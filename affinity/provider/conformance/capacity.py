@@ -1,0 +1,93 @@
+"""Capacity: how many sessions a worker holds, and what it still does when it holds that many (design 4.7)."""
+
+from __future__ import annotations
+
+from affinity.provider.conformance.base import Rules
+from affinity.provider.conformance.builders import SESSION_LOCK, SHORT_LEASE
+from affinity.provider.conformance.world import World, at_once
+
+
+class CapacityRules(Rules):
+    """``FetchOptions.max_sessions``."""
+
+    async def test_a_full_worker_claims_no_new_session(self, world: World) -> None:
+        """The next worker does (design 4.7)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        await world.enqueue("s", "t", "u")
+        assert len(await a.take(10, max_sessions=2)) == 2
+        assert await a.take(10, max_sessions=2) == []
+        assert [item.session_id for item in await b.take(10, max_sessions=2)] == ["u"]
+
+    async def test_a_full_worker_serves_the_sessions_that_it_holds(self, world: World) -> None:
+        """And session-free work (design 4.7)."""
+        a = await world.worker("a")
+        await world.enqueue("s")
+        await a.take_one(max_sessions=1)
+        await world.enqueue("new", "s", None, "new", "s")
+        taken = [item.session_id for item in await a.take_all(max_sessions=1)]
+        assert sorted(taken, key=str) == [None, "s", "s"]
+
+    async def test_one_session_counts_once(self, world: World) -> None:
+        """However many of its items come with the claim (design 4.7)."""
+        a = await world.worker("a")
+        await world.enqueue("s", "s", "t", "s", "t")
+        assert len(await a.take(10, max_sessions=2)) == 5
+
+    async def test_a_single_fetch_does_not_exceed_the_capacity(self, world: World) -> None:
+        """The check is in the claim itself (design 4.7)."""
+        a = await world.worker("a")
+        await world.enqueue(*[f"s{number}" for number in range(20)])
+        await a.take_all(max_sessions=7)
+        assert len(await world.holders()) == 7
+
+    async def test_capacity_zero_takes_no_session_work(self, world: World) -> None:
+        """But session-free work (design 4.7)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        await world.enqueue("s", None, "t")
+        assert [item.session_id for item in await a.take_all(max_sessions=0)] == [None]
+        assert await world.sessions() == {}
+        assert len(await b.take_all()) == 2
+
+    async def test_concurrent_fetches_of_one_worker_do_not_exceed_the_capacity(self, world: World) -> None:
+        """Through as many provider objects as it likes (design 4.7)."""
+        a = await world.worker("a")
+        fetchers = [await world.beside(a) for _ in range(4)]
+        await world.enqueue(*[f"s{number}" for number in range(40)])
+        await at_once(*(lambda peer=peer: peer.take_all(max_sessions=5) for peer in fetchers))
+        assert len(await world.holders()) == 5
+
+    async def test_workers_fill_up_independently(self, world: World) -> None:
+        """Racing workers each reach their capacity, and no further (design 4.7)."""
+        peers = [await world.worker(name) for name in "abc"]
+        await world.enqueue(*[f"s{number}" for number in range(40)])
+        await at_once(*(lambda peer=peer: peer.take_all(max_sessions=4) for peer in peers))
+        held = list((await world.holders()).values())
+        assert [held.count(peer.worker_id) for peer in peers] == [4, 4, 4]
+
+    async def test_an_expired_session_makes_room(self, world: World) -> None:
+        """Only sessions held now count (design 4.7)."""
+        a = await world.worker("a")
+        await world.enqueue("s")
+        await a.ack(await a.take_one(max_sessions=1))
+        await world.enqueue("t")
+        assert await a.take(max_sessions=1) == []
+        await world.pass_time(SESSION_LOCK + 1)
+        assert (await a.take_one(max_sessions=1)).session_id == "t"
+
+    async def test_a_session_given_up_makes_room(self, world: World) -> None:
+        """So a worker that knows better work can take it (contract: WorkAbandon.release_session)."""
+        a = await world.worker("a")
+        await world.enqueue("s")
+        item = await a.take_one(max_sessions=1)
+        await world.enqueue("t")
+        await a.give_back(item, delay=100, release_session=True)
+        assert (await a.take_one(max_sessions=1)).session_id == "t"
+
+    async def test_a_dead_worker_s_sessions_fill_nobody_else(self, world: World) -> None:
+        """A survivor with room takes over as much as fits (design 4.2, 4.7)."""
+        a, b = await world.worker("a", SHORT_LEASE), await world.worker("b")
+        await world.enqueue("s", "t", "u")
+        await a.take_all()
+        await world.pass_time(SHORT_LEASE + 1)
+        assert len(await b.take_all(max_sessions=2)) == 2
+        assert len(await world.holders()) == 2

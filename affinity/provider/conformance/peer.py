@@ -1,0 +1,173 @@
+"""A worker process, as the suite drives one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Final, TypedDict, Unpack
+
+from affinity.errors import Contention
+from affinity.provider.conformance.builders import (
+    LONG_LEASE,
+    ORCHESTRATION,
+    SHORT_LEASE,
+    TIMEOUTS,
+    UNKNOWN_AFTER,
+    Choices,
+    fetch_options,
+    new_instance,
+    turn,
+)
+from affinity.provider.contract import (
+    InstanceInfo,
+    OrchestrationFetch,
+    OrchestrationItem,
+    Provider,
+    Timeouts,
+    Turn,
+    TurnResult,
+    WorkAbandon,
+    WorkAck,
+    WorkerIdentity,
+    WorkerLease,
+    WorkFetch,
+    WorkItem,
+    WorkLock,
+)
+
+_MAX_RACES: Final = 1_000
+
+
+class GiveBack(TypedDict, total=False):
+    """The flags of `WorkAbandon`."""
+
+    delay: float
+    failed: bool
+    count_attempt: bool
+    unknown: bool
+    release_session: bool
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One worker process: an identity and a provider object of its own."""
+
+    provider: Provider
+    identity: WorkerIdentity
+
+    @property
+    def worker_id(self) -> str:
+        return self.identity.worker_id
+
+    # -- its lease
+
+    async def register(self, lease: float = LONG_LEASE, *, resume: bool = False) -> WorkerLease:
+        return await self.provider.register_worker(self.identity, lease, {}, resume=resume)
+
+    async def renew_lease(self, lease: float = SHORT_LEASE) -> WorkerLease | None:
+        return await self.provider.renew_worker(self.identity, lease)
+
+    async def drain(self) -> int:
+        return await self.provider.drain_worker(self.identity)
+
+    async def leave(self) -> None:
+        await self.provider.release_worker(self.identity)
+
+    # -- work items
+
+    async def fetch(self, limit: int = 1, **choices: Unpack[Choices]) -> WorkFetch:
+        """One call of `fetch_work_item`."""
+        return await self.provider.fetch_work_item(self.identity, fetch_options(limit, **choices))
+
+    async def take(self, limit: int = 1, **choices: Unpack[Choices]) -> list[WorkItem]:
+        """Fetch, and again at once for as long as the provider says that a race was lost (design 4.8)."""
+        for _ in range(_MAX_RACES):
+            try:
+                fetched = await self.fetch(limit, **choices)
+            except Contention:
+                continue  # nothing was changed: try again at once
+            if fetched.items or not fetched.raced:
+                return list(fetched.items)
+        raise AssertionError(f"fetch_work_item lost {_MAX_RACES} races in a row")
+
+    async def take_one(self, **choices: Unpack[Choices]) -> WorkItem:
+        """The one item that there must be."""
+        (item,) = await self.take(1, **choices)
+        return item
+
+    async def take_all(self, **choices: Unpack[Choices]) -> list[WorkItem]:
+        """Fetch until nothing is left for this worker."""
+        taken: list[WorkItem] = []
+        while found := await self.take(100, **choices):
+            taken += found
+        return taken
+
+    async def renew(self, *items: WorkItem, timeouts: Timeouts = TIMEOUTS) -> list[bool]:
+        locks = [item.lock for item in items]
+        return list(await self.provider.renew_work_item_lock(self.identity, locks, timeouts))
+
+    async def check(self, *items: WorkItem) -> list[bool]:
+        return list(await self.provider.check_work_item([item.lock for item in items]))
+
+    async def ack(self, *items: WorkItem, message: str = "done", timeouts: Timeouts = TIMEOUTS) -> list[bool]:
+        acks = [WorkAck(lock=item.lock, message=message) for item in items]
+        return list(await self.provider.ack_work_item(self.identity, acks, timeouts))
+
+    async def give_back(self, *items: WorkItem, **flags: Unpack[GiveBack]) -> list[bool]:
+        abandons = [WorkAbandon(lock=item.lock, **flags) for item in items]
+        return list(await self.provider.abandon_work_item(self.identity, abandons))
+
+    async def disown(self, *known: WorkLock) -> int:
+        return await self.provider.disown_work_item(self.identity, known)
+
+    # -- orchestrations
+
+    async def fetch_instances(
+        self,
+        limit: int = 10,
+        *,
+        names: Collection[str] = (ORCHESTRATION,),
+        unknown_after: float = UNKNOWN_AFTER,
+        exclude: Collection[int] = (),
+    ) -> OrchestrationFetch:
+        """One call of `fetch_orchestration_item`."""
+        return await self.provider.fetch_orchestration_item(
+            self.identity, limit=limit, names=names, unknown_after=unknown_after, exclude=exclude
+        )
+
+    async def take_instances(
+        self, limit: int = 10, *, names: Collection[str] = (ORCHESTRATION,)
+    ) -> list[OrchestrationItem]:
+        """Fetch instances, and again at once for as long as the provider says that a race was lost."""
+        for _ in range(_MAX_RACES):
+            try:
+                fetched = await self.fetch_instances(limit, names=names)
+            except Contention:
+                continue  # nothing was changed: try again at once
+            if fetched.items or not fetched.raced:
+                return list(fetched.items)
+        raise AssertionError(f"fetch_orchestration_item lost {_MAX_RACES} races in a row")
+
+    async def own(self, instance_id: str) -> OrchestrationItem:
+        """Create the instance and take it."""
+        await self.provider.create_instance([new_instance(instance_id)])
+        return next(item for item in await self.take_instances(100) if item.instance_id == instance_id)
+
+    async def commit(self, *turns: Turn, timeouts: Timeouts = TIMEOUTS) -> list[TurnResult]:
+        return list(await self.provider.commit_turn(self.identity, turns, timeouts))
+
+    async def history(self, at: OrchestrationItem) -> list[str]:
+        """The events of the execution that ``at`` shows."""
+        (events,) = await self.provider.read_history([(at.instance_id, at.execution_id)])
+        return list(events)
+
+    async def info(self, instance_id: str) -> InstanceInfo:
+        """The row of an instance that there must be."""
+        (row,) = await self.provider.get_instance([instance_id])
+        assert row is not None
+        return row
+
+    async def commit_one(self, at: OrchestrationItem, **step: Any) -> TurnResult:
+        """Commit one turn at the fence that ``at`` shows."""
+        (result,) = await self.commit(turn(at, **step))
+        return result

@@ -1,0 +1,43 @@
+"""The whole contract in one class."""
+
+from __future__ import annotations
+
+from affinity.provider.conformance.batches import BatchRules
+from affinity.provider.conformance.capacity import CapacityRules
+from affinity.provider.conformance.client import ClientRules
+from affinity.provider.conformance.give_back import GiveBackRules
+from affinity.provider.conformance.ids import IdRules
+from affinity.provider.conformance.listing import ListingRules
+from affinity.provider.conformance.locks import LockRules
+from affinity.provider.conformance.ownership import OwnershipRules
+from affinity.provider.conformance.placing import PlacingRules
+from affinity.provider.conformance.routing import RoutingRules
+from affinity.provider.conformance.sweeping import SweepRules
+from affinity.provider.conformance.takeover import TakeoverRules
+from affinity.provider.conformance.touching import TouchRules
+from affinity.provider.conformance.troubles import TroubleRules
+from affinity.provider.conformance.turns import TurnRules
+from affinity.provider.conformance.unknown import UnknownRules
+from affinity.provider.conformance.workers import WorkerRules
+
+
+class ProviderConformance(
+    WorkerRules,
+    RoutingRules,
+    TakeoverRules,
+    TouchRules,
+    LockRules,
+    CapacityRules,
+    GiveBackRules,
+    UnknownRules,
+    SweepRules,
+    TurnRules,
+    PlacingRules,
+    OwnershipRules,
+    ClientRules,
+    ListingRules,
+    BatchRules,
+    IdRules,
+    TroubleRules,
+):
+    """Every rule of `affinity.provider.contract`, as tests of a provider. Needs a fixture ``harness``."""

@@ -1,0 +1,121 @@
+"""Trouble with the database, and hints: the errors that a provider raises, and the calls that wake a worker."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from affinity.errors import ConnectionLost, Contention, Duplicate, ProviderError, WorkerFenced
+from affinity.provider.conformance.base import Rules
+from affinity.provider.conformance.harness import Trouble
+from affinity.provider.conformance.peer import Peer
+from affinity.provider.conformance.world import World
+from affinity.provider.contract import Hint, HintSource
+
+PATIENCE = 30.0  # seconds of real time; a wait ends when the hint comes
+
+
+class TroubleRules(Rules):
+    """Both providers agree on which error it is and on whether to try again (contract: rules for every verb)."""
+
+    @pytest.mark.parametrize(
+        ("trouble", "error", "retryable"),
+        [
+            ("contention", Contention, True),
+            ("duplicate", Duplicate, False),
+            ("connection_lost", ConnectionLost, True),
+        ],
+    )
+    async def test_trouble_has_its_error(
+        self, world: World, trouble: Trouble, error: type[ProviderError], retryable: bool
+    ) -> None:
+        """By code, never by message (style: one exception tree)."""
+        with pytest.raises(ProviderError) as caught:
+            await world.harness.provoke(trouble)
+        assert type(caught.value) is error
+        assert caught.value.retryable is retryable
+        assert str(caught.value)
+
+    async def test_losing_the_name_is_not_to_be_retried(self, world: World) -> None:
+        """The process must stop at once (contract: renew_worker)."""
+        first = await world.worker("a")
+        await world.worker("a")
+        with pytest.raises(WorkerFenced) as caught:
+            await first.renew_lease()
+        assert caught.value.retryable is False
+        assert "a" in str(caught.value)
+
+    async def test_a_provider_works_again_after_trouble(self, world: World) -> None:
+        """Trouble of one provider object is not trouble of the database (contract: Provider)."""
+        a = await world.worker("a")
+        await world.enqueue(None)
+        for trouble in ("contention", "duplicate", "connection_lost"):
+            with pytest.raises(ProviderError):
+                await world.harness.provoke(trouble)
+        assert len(await a.take()) == 1
+
+    async def test_closing_is_idempotent(self, world: World) -> None:
+        """And does not disturb other provider objects (contract: aclose)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        await world.enqueue(None)
+        await a.provider.aclose()
+        await a.provider.aclose()
+        assert len(await b.take()) == 1
+
+    async def test_a_provider_names_its_dialect(self, world: World) -> None:
+        """For logs and metrics (contract: dialect)."""
+        assert (await world.open()).dialect
+
+    async def test_a_hint_reaches_the_worker_that_it_names(self, world: World) -> None:
+        """With what it says (contract: wake)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        async with a.provider.hints(a.identity) as source:
+            await b.provider.wake({"a": Hint(work=False, cancel=True)})
+            assert (await self._collect(source, 1)).cancel
+
+    async def test_a_hint_to_all_reaches_all(self, world: World) -> None:
+        """Each of them (contract: wake)."""
+        peers = [await world.worker(name) for name in "abc"]
+        heard = [anyio.Event() for _ in peers]
+        listening = [anyio.Event() for _ in peers]
+
+        async def listen(peer: Peer, ready: anyio.Event, done: anyio.Event) -> None:
+            async with peer.provider.hints(peer.identity) as source:
+                ready.set()
+                assert (await self._collect(source, 1)).work
+                done.set()
+
+        async with anyio.create_task_group() as group:
+            for peer, ready, done in zip(peers, listening, heard, strict=True):
+                group.start_soon(listen, peer, ready, done)
+            for ready in listening:
+                await ready.wait()
+            await (await world.open()).wake({None: Hint()})
+        assert all(done.is_set() for done in heard)
+
+    async def test_hints_that_came_together_are_merged(self, world: World) -> None:
+        """Nothing of them is lost (contract: HintSource.wait)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        async with a.provider.hints(a.identity) as source:
+            await b.provider.wake({"a": Hint(work=True)})
+            await b.provider.wake({"a": Hint(work=False, cancel=True)})
+            merged = await self._collect(source, 2)
+        assert merged == Hint(work=True, cancel=True)
+
+    async def test_waiting_ends_without_a_hint(self, world: World) -> None:
+        """None after the time given (contract: HintSource.wait)."""
+        a = await world.worker("a")
+        async with a.provider.hints(a.identity) as source:
+            while await source.wait(0.05) is not None:
+                pass  # what the registration may have set off
+
+    @staticmethod
+    async def _collect(source: HintSource, kinds: int) -> Hint:
+        """Wait for hints until as many kinds as asked for have come."""
+        work = cancel = False
+        with anyio.fail_after(PATIENCE):
+            while work + cancel < kinds:
+                hint = await source.wait(PATIENCE)
+                if hint is not None:
+                    work, cancel = work or hint.work, cancel or hint.cancel
+        return Hint(work=work, cancel=cancel)

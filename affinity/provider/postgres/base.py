@@ -1,0 +1,51 @@
+"""What the verbs of the provider share."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from itertools import count
+
+from affinity.provider.contract import WorkerIdentity, WorkKey, WorkLock
+from affinity.provider.postgres.arrays import Ints, Texts
+from affinity.provider.postgres.connections import Links, Params
+
+
+class Verbs:
+    """Base of the classes that each implement a chapter of the contract."""
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+        self._nonce = secrets.token_hex(6)
+        self._tokens = count(1)
+
+    def _token(self, identity: WorkerIdentity) -> str:
+        """A new token; the statement that uses it appends a number for each item that it locks."""
+        return f"{identity.incarnation}:{self._nonce}:{next(self._tokens)}"
+
+
+def who(identity: WorkerIdentity) -> Params:
+    """The caller as parameters."""
+    return {"worker": identity.worker_id, "incarnation": identity.incarnation, "route": f"w:{identity.worker_id}"}
+
+
+def key_columns(keys: Sequence[WorkKey]) -> Params:
+    """Names of work items as columns."""
+    return {
+        "instance": Texts(key.instance_id for key in keys),
+        "execution": Ints(key.execution_id for key in keys),
+        "activity": Ints(key.activity_id for key in keys),
+    }
+
+
+def lock_columns(locks: Sequence[WorkLock]) -> Params:
+    """Locks on work items as columns."""
+    return {**key_columns([lock.key for lock in locks]), "token": Texts(lock.token for lock in locks)}
+
+
+def flags(total: int, positions: Iterable[int]) -> list[bool]:
+    """Positions, counted from 1 as PostgreSQL does, as one answer for each element."""
+    found = [False] * total
+    for position in positions:
+        found[position - 1] = True
+    return found

@@ -1,0 +1,147 @@
+"""The client's verbs, and what people look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from psycopg.types.numeric import Int8
+
+from affinity.provider.contract import (
+    Deletion,
+    Delivery,
+    InstanceFilter,
+    InstanceInfo,
+    NewInstance,
+    NewMessage,
+    SessionInfo,
+)
+from affinity.provider.postgres.arrays import Floats, Ints, Texts
+from affinity.provider.postgres.base import Verbs, flags
+from affinity.provider.postgres.connections import Row
+from affinity.provider.statements import load_statements
+
+_SQL: Final = load_statements(__package__, "client.sql")
+
+
+class ClientVerbs(Verbs):
+    """`create_instance` to `count_work`."""
+
+    async def create_instance(self, instances: Sequence[NewInstance]) -> Sequence[bool]:
+        """See `affinity.provider.contract.Provider`."""
+        if not instances:
+            return []
+        params = {
+            "instance": Texts(new.instance_id for new in instances),
+            "name": Texts(new.name for new in instances),
+            "version": Texts(new.version for new in instances),
+            "start": Texts(new.start for new in instances),
+            "parent": Texts(new.parent_id for new in instances),
+            "delay": Floats(new.delay for new in instances),
+            "on_exists": Texts(new.on_exists for new in instances),
+        }
+        rows = await self._links.misc.run(_SQL["create"], params)
+        return flags(len(instances), (n for (n,) in rows))
+
+    async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
+        """See `affinity.provider.contract.Provider`."""
+        if not messages:
+            return []
+        params = {
+            "instance": Texts(message.instance_id for message in messages),
+            "payload": Texts(message.payload for message in messages),
+            "delay": Floats(message.delay for message in messages),
+            "timer_execution": Ints(message.timer and message.timer[0] for message in messages),
+            "timer_id": Ints(message.timer and message.timer[1] for message in messages),
+        }
+        deliveries: list[Delivery] = ["unknown"] * len(messages)
+        for n, unfinished in await self._links.misc.run(_SQL["send"], params):
+            deliveries[n - 1] = "delivered" if unfinished else "finished"
+        return deliveries
+
+    async def get_instance(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
+        """See `affinity.provider.contract.Provider`."""
+        rows = await self._links.misc.run(_SQL["get"], {"instance": Texts(instance_ids)})
+        found = {row[0]: _instance(row) for row in rows}
+        return [found.get(instance_id) for instance_id in instance_ids]
+
+    async def list_instances(self, where: InstanceFilter, limit: int) -> Sequence[InstanceInfo]:
+        """See `affinity.provider.contract.Provider`."""
+        after_time, after_id = where.after or (None, None)
+        params = {
+            "status": Texts(where.status),
+            "name": where.name,
+            "prefix": where.prefix,
+            "parent": where.parent_id,
+            "after_time": after_time,
+            "after_id": after_id,
+            "limit": Int8(limit),
+        }
+        return [_instance(row) for row in await self._links.misc.run(_SQL["list"], params)]
+
+    async def delete_instance(self, instance_ids: Sequence[str], *, force: bool = False) -> Sequence[Deletion]:
+        """See `affinity.provider.contract.Provider`."""
+        params = {"instance": Texts(instance_ids), "force": force}
+        doomed: dict[str, bool] = dict(await self._links.misc.run(_SQL["delete"], params))
+        deletions: list[Deletion] = []
+        for instance_id in instance_ids:
+            found = doomed.get(instance_id)
+            deletions.append("unknown" if found is None else "deleted" if found else "running")
+            if found:
+                del doomed[instance_id]  # named twice, it is unknown the second time
+        return deletions
+
+    async def list_sessions(self, *, after: str | None = None, limit: int = 100) -> Sequence[SessionInfo]:
+        """See `affinity.provider.contract.Provider`."""
+        rows = await self._links.misc.run(_SQL["list_sessions"], {"after": after, "limit": Int8(limit)})
+        return [
+            SessionInfo(
+                session_id=session_id,
+                worker_id=worker_id,
+                incarnation=incarnation,
+                epoch=epoch,
+                held=held,
+                expires_in=expires_in,
+                idle=idle,
+                queued=queued,
+            )
+            for session_id, worker_id, incarnation, epoch, held, expires_in, idle, queued in rows
+        ]
+
+    async def count_work(self) -> Mapping[str, int]:
+        """See `affinity.provider.contract.Provider`."""
+        (counts,) = await self._links.misc.run(_SQL["count"])
+        return dict(zip(("work_items", "messages", "sessions", "workers", "instances"), counts, strict=True))
+
+
+def _instance(row: Row) -> InstanceInfo:
+    (
+        instance_id,
+        name,
+        version,
+        execution_id,
+        status,
+        custom_status,
+        output,
+        error,
+        parent_id,
+        owner,
+        event_count,
+        created_at,
+        updated_at,
+    ) = row
+    return InstanceInfo(
+        instance_id=instance_id,
+        name=name,
+        version=version,
+        execution_id=execution_id,
+        status=status,
+        custom_status=custom_status,
+        output=output,
+        error=error,
+        parent_id=parent_id,
+        owner=owner,
+        event_count=event_count,
+        created_at=created_at,
+        updated_at=updated_at,
+    )

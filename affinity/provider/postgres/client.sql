@@ -1,0 +1,91 @@
+-- create: instances with their start messages; those whose id was there are reported to their parents, where asked
+WITH wanted AS MATERIALIZED (
+    SELECT *, row_number() OVER (PARTITION BY instance_id ORDER BY n) AS copy
+    FROM unnest(%(instance)s, %(name)s, %(version)s, %(start)s, %(parent)s, %(delay)s, %(on_exists)s)
+         WITH ORDINALITY AS c (instance_id, name, version, start, parent_id, delay, on_exists, n)
+), created AS (
+    INSERT INTO instances (instance_id, name, version, parent_id, created_at, updated_at)
+    SELECT instance_id, name, version, parent_id, (SELECT clock()), (SELECT clock())
+    FROM wanted WHERE copy = 1 ORDER BY instance_id
+    ON CONFLICT (instance_id) DO NOTHING
+    RETURNING instance_id
+), outcome AS MATERIALIZED (
+    SELECT *, (copy = 1 AND instance_id IN (SELECT instance_id FROM created)) IS TRUE AS new FROM wanted
+), started AS (
+    INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
+    SELECT instance_id, 'new', (SELECT clock()) + delay * interval '1 s', start FROM outcome WHERE new ORDER BY n
+), reported AS (
+    INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
+    SELECT o.parent_id, coalesce('w:' || w.worker_id, 'new'), (SELECT clock()), o.on_exists
+    FROM outcome o JOIN instances i ON i.instance_id = o.parent_id
+    LEFT JOIN alive_workers w ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation
+    WHERE NOT o.new AND o.on_exists IS NOT NULL AND i.status IN ('pending', 'running')
+    ORDER BY o.n
+)
+SELECT n FROM outcome WHERE new
+
+-- send: messages for instances that have not finished
+WITH message AS MATERIALIZED (
+    SELECT m.*, i.status, i.owner_worker, i.owner_incarnation
+    FROM unnest(%(instance)s, %(payload)s, %(delay)s, %(timer_execution)s, %(timer_id)s)
+         WITH ORDINALITY AS m (instance_id, payload, delay, timer_execution, timer_id, n)
+    JOIN instances i USING (instance_id)
+), sent AS (
+    INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload, timer_execution, timer_id)
+    SELECT m.instance_id, coalesce('w:' || w.worker_id, 'new'), (SELECT clock()) + m.delay * interval '1 s', m.payload,
+        m.timer_execution, m.timer_id
+    FROM message m
+    LEFT JOIN alive_workers w ON w.worker_id = m.owner_worker AND w.incarnation = m.owner_incarnation
+    WHERE m.status IN ('pending', 'running')
+    ORDER BY m.n
+)
+SELECT n, status IN ('pending', 'running') FROM message
+
+-- get: instances by id
+SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_status, i.output, i.error, i.parent_id,
+    i.owner_worker, i.event_count, i.created_at, i.updated_at
+FROM instances i WHERE i.instance_id = ANY (%(instance)s)
+
+-- list: one page of instances, newest first
+SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_status, i.output, i.error, i.parent_id,
+    i.owner_worker, i.event_count, i.created_at, i.updated_at
+FROM instances i
+WHERE (cardinality(%(status)s) = 0 OR i.status = ANY (%(status)s))
+  AND (%(name)s::text IS NULL OR i.name = %(name)s)
+  AND (%(prefix)s::text IS NULL OR starts_with(i.instance_id, %(prefix)s))
+  AND (%(parent)s::text IS NULL OR i.parent_id = %(parent)s)
+  AND (%(after_time)s::timestamptz IS NULL OR (i.created_at, i.instance_id) < (%(after_time)s, %(after_id)s))
+ORDER BY i.created_at DESC, i.instance_id DESC LIMIT %(limit)s
+
+-- delete: finished instances, or any by force, with all their rows
+WITH found AS MATERIALIZED (
+    SELECT i.instance_id, %(force)s OR i.status NOT IN ('pending', 'running') AS doomed
+    FROM instances i WHERE i.instance_id = ANY (%(instance)s)
+    ORDER BY i.instance_id FOR UPDATE
+), items AS MATERIALIZED (
+    SELECT q.instance_id, q.execution_id, q.activity_id
+    FROM worker_queue q WHERE q.instance_id = ANY (ARRAY (SELECT instance_id FROM found WHERE doomed))
+    ORDER BY q.instance_id, q.execution_id, q.activity_id FOR UPDATE
+), items_removed AS (
+    DELETE FROM worker_queue q USING items x
+    WHERE q.instance_id = x.instance_id AND q.execution_id = x.execution_id AND q.activity_id = x.activity_id
+), messages_removed AS (
+    DELETE FROM orchestrator_queue WHERE instance_id = ANY (ARRAY (SELECT instance_id FROM found WHERE doomed))
+), history_removed AS (
+    DELETE FROM history WHERE instance_id = ANY (ARRAY (SELECT instance_id FROM found WHERE doomed))
+), removed AS (
+    DELETE FROM instances WHERE instance_id = ANY (ARRAY (SELECT instance_id FROM found WHERE doomed))
+)
+SELECT instance_id, doomed FROM found
+
+-- list_sessions: one page of sessions by id
+SELECT s.session_id, s.worker_id, s.incarnation, s.epoch,
+    EXISTS (SELECT FROM held_sessions h WHERE h.session_id = s.session_id),
+    extract(epoch FROM s.locked_until - clock())::float8, extract(epoch FROM clock() - s.touched_at)::float8,
+    (SELECT count(*) FROM worker_queue q WHERE q.session_id = s.session_id)
+FROM sessions s WHERE %(after)s::text IS NULL OR s.session_id > %(after)s
+ORDER BY s.session_id LIMIT %(limit)s
+
+-- count: rows by kind
+SELECT (SELECT count(*) FROM worker_queue), (SELECT count(*) FROM orchestrator_queue), (SELECT count(*) FROM sessions),
+    (SELECT count(*) FROM workers), (SELECT count(*) FROM instances)

@@ -1,0 +1,95 @@
+"""Instances as workers see them: ownership with messages, histories, hand-over."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import groupby
+from typing import Final
+
+from psycopg.types.numeric import Int8
+
+from affinity.limits import MAX_BATCH, MAX_REROUTE
+from affinity.provider.contract import (
+    Message,
+    OrchestrationFetch,
+    OrchestrationItem,
+    Release,
+    WorkerIdentity,
+)
+from affinity.provider.postgres.arrays import Bools, Ints, Texts
+from affinity.provider.postgres.base import Verbs, who
+from affinity.provider.postgres.connections import Row
+from affinity.provider.statements import load_statements
+
+_SQL: Final = load_statements(__package__, "orchestrations.sql")
+
+_WINDOW: Final = 16
+"""Messages looked at for each instance asked for; more of the same instance come with it anyhow."""
+
+
+class OrchestrationVerbs(Verbs):
+    """`fetch_orchestration_item`, `read_history` and `release_instance`."""
+
+    async def fetch_orchestration_item(
+        self,
+        identity: WorkerIdentity,
+        *,
+        limit: int,
+        names: Collection[str],
+        unknown_after: float,
+        exclude: Collection[int] = (),
+    ) -> OrchestrationFetch:
+        """See `affinity.provider.contract.Provider`."""
+        params = {
+            **who(identity),
+            "limit": Int8(limit),
+            "scan": Int8(limit * _WINDOW),
+            "names": Texts(names),
+            "unknown_after": float(unknown_after),
+            "exclude": Ints(exclude),
+            "messages": Int8(MAX_BATCH),
+            "reroute": Int8(MAX_REROUTE),
+        }
+        rows = await self._links.fetch.run(_SQL["fetch"], params)
+        items = [_item(list(group)) for id_, group in groupby(rows, key=lambda row: row[2]) if id_ is not None]
+        raced, next_due, *_ = rows[0]
+        if items:
+            return OrchestrationFetch(items=items, raced=False, next_due=None)
+        return OrchestrationFetch(items=[], raced=raced, next_due=None if next_due is None else max(0.0, next_due))
+
+    async def read_history(self, keys: Sequence[tuple[str, int]]) -> Sequence[Sequence[str]]:
+        """See `affinity.provider.contract.Provider`."""
+        if not keys:
+            return []
+        params = {"instance": Texts(key[0] for key in keys), "execution": Ints(key[1] for key in keys)}
+        histories: list[list[str]] = [[] for _ in keys]
+        for n, event in await self._links.keep.run(_SQL["read_history"], params):
+            histories[n - 1].append(event)
+        return histories
+
+    async def release_instance(self, identity: WorkerIdentity, releases: Sequence[Release]) -> None:
+        """See `affinity.provider.contract.Provider`."""
+        if not releases:
+            return
+        params = {
+            **who(identity),
+            "instance": Texts(release.instance_id for release in releases),
+            "receiver": Texts(release.to for release in releases),
+            "unknown": Bools(release.unknown for release in releases),
+            "reroute": Int8(MAX_REROUTE),
+        }
+        await self._links.keep.run(_SQL["release"], params)
+
+
+def _item(rows: Sequence[Row]) -> OrchestrationItem:
+    _, _, instance_id, execution_id, name, version, event_count, claims, unknown_for, *_ = rows[0]
+    return OrchestrationItem(
+        instance_id=instance_id,
+        execution_id=execution_id,
+        name=name,
+        version=version,
+        event_count=event_count,
+        claims=claims,
+        unknown_for=unknown_for,
+        messages=[Message(row[9], row[10]) for row in rows],
+    )

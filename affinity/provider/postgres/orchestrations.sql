@@ -1,0 +1,119 @@
+-- fetch: instances with visible messages that are ours, or that nobody owns and that become ours
+-- Marks that are met and found stale are put right on the way; messages of instances that are gone are removed.
+WITH seen AS MATERIALIZED (
+    (SELECT o.id, o.instance_id, o.route, o.visible_at, 0 AS rank FROM orchestrator_queue o
+     WHERE o.route = %(route)s AND o.visible_at <= (SELECT clock()) AND o.id <> ALL (%(exclude)s) AND EXISTS (
+            SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
+     ORDER BY o.visible_at LIMIT %(scan)s)
+    UNION ALL
+    (SELECT o.id, o.instance_id, o.route, o.visible_at, 1 FROM orchestrator_queue o
+     LEFT JOIN instances i USING (instance_id)
+     WHERE o.route = 'new' AND o.visible_at <= (SELECT clock()) AND o.id <> ALL (%(exclude)s) AND EXISTS (
+            SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining)
+       -- Passed over here, not later: instances that we do not know must not fill the window.
+       AND (i.unknown_since IS NULL
+            OR CASE WHEN i.version IS NULL THEN i.name ELSE i.name || '@' || i.version END = ANY (%(names)s)
+            OR i.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
+     ORDER BY o.visible_at LIMIT %(scan)s)
+), state AS MATERIALIZED (
+    SELECT s.instance_id, s.rank, s.first, i.name, i.version, i.unknown_since, i.owner_incarnation,
+        i.updated_at, i.instance_id IS NULL OR i.status NOT IN ('pending', 'running') AS gone,
+        w.worker_id AS owner,
+        coalesce(w.worker_id = %(worker)s AND w.incarnation = %(incarnation)s, false) AS ours,
+        coalesce(CASE WHEN i.version IS NULL THEN i.name ELSE i.name || '@' || i.version END = ANY (%(names)s), false)
+            AS known
+    FROM (SELECT instance_id, min(rank) AS rank, min(visible_at) AS first FROM seen GROUP BY instance_id) s
+    LEFT JOIN instances i USING (instance_id)
+    LEFT JOIN alive_workers w ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation
+), chosen AS MATERIALIZED (
+    SELECT * FROM state
+    WHERE NOT gone AND (ours OR owner IS NULL
+        AND (known OR unknown_since IS NULL OR unknown_since <= clock() - %(unknown_after)s * interval '1 s')
+        AND EXISTS (
+            SELECT FROM alive_workers
+            WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining))
+    ORDER BY rank, first LIMIT %(limit)s
+), free AS MATERIALIZED (
+    -- As it was when the messages were read: an owner that came back just now may have consumed them.
+    SELECT i.instance_id FROM chosen c JOIN instances i USING (instance_id)
+    WHERE NOT c.ours AND i.updated_at = c.updated_at AND i.owner_incarnation IS NOT DISTINCT FROM c.owner_incarnation
+      AND i.status IN ('pending', 'running') AND NOT EXISTS (
+          SELECT FROM alive_workers w WHERE w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation)
+    ORDER BY i.instance_id FOR NO KEY UPDATE OF i SKIP LOCKED
+), taken AS (
+    UPDATE instances i
+    SET owner_worker = %(worker)s, owner_incarnation = %(incarnation)s, claims = i.claims + 1,
+        unknown_since = CASE WHEN c.known THEN NULL ELSE i.unknown_since END
+    FROM chosen c JOIN free USING (instance_id) WHERE i.instance_id = c.instance_id
+    RETURNING i.instance_id, i.execution_id, i.name, i.version, i.event_count, i.claims,
+        extract(epoch FROM clock() - c.unknown_since)::float8 AS unknown_for, c.rank, c.first
+), got AS MATERIALIZED (
+    SELECT * FROM taken
+    UNION ALL
+    SELECT i.instance_id, i.execution_id, i.name, i.version, i.event_count, i.claims,
+        extract(epoch FROM clock() - i.unknown_since)::float8, c.rank, c.first
+    FROM chosen c JOIN instances i USING (instance_id) WHERE c.ours
+), misplaced AS MATERIALIZED (
+    SELECT o.id, a.route
+    FROM (
+        SELECT instance_id, %(route)s AS route FROM got
+        UNION ALL
+        SELECT instance_id, 'w:' || owner FROM state WHERE NOT gone AND NOT ours AND owner IS NOT NULL
+    ) a JOIN orchestrator_queue o USING (instance_id)
+    WHERE o.route <> a.route
+    LIMIT %(reroute)s FOR NO KEY UPDATE OF o SKIP LOCKED
+), marked AS (
+    UPDATE orchestrator_queue o SET route = m.route FROM misplaced m WHERE o.id = m.id
+), orphans AS MATERIALIZED (
+    SELECT o.id FROM state s JOIN orchestrator_queue o USING (instance_id) WHERE s.gone
+    LIMIT %(reroute)s FOR UPDATE OF o SKIP LOCKED
+), removed AS (
+    DELETE FROM orchestrator_queue o USING orphans x WHERE o.id = x.id
+)
+SELECT i.raced, i.next_due, g.instance_id, g.execution_id, g.name, g.version, g.event_count, g.claims, g.unknown_for,
+    m.id, m.payload
+FROM (SELECT) one
+LEFT JOIN (
+    got g CROSS JOIN LATERAL (
+        SELECT o.id, o.payload, o.visible_at FROM orchestrator_queue o
+        WHERE o.instance_id = g.instance_id AND o.visible_at <= (SELECT clock()) AND o.id <> ALL (%(exclude)s)
+        ORDER BY o.visible_at, o.id LIMIT %(messages)s
+    ) m
+) ON true
+LEFT JOIN LATERAL (
+    SELECT EXISTS (SELECT FROM chosen) AS raced, extract(epoch FROM least(
+        (SELECT o.visible_at FROM orchestrator_queue o WHERE o.route = %(route)s AND o.visible_at > (SELECT clock())
+         ORDER BY o.visible_at LIMIT 1),
+        (SELECT o.visible_at FROM orchestrator_queue o WHERE o.route = 'new' AND o.visible_at > (SELECT clock())
+         ORDER BY o.visible_at LIMIT 1)
+    ) - clock())::float8 AS next_due
+) i ON g.instance_id IS NULL
+ORDER BY g.rank, g.first, g.instance_id, m.visible_at, m.id
+
+-- read_history: events of some executions, in order
+SELECT k.n, h.event
+FROM unnest(%(instance)s, %(execution)s) WITH ORDINALITY AS k (instance_id, execution_id, n)
+JOIN history h USING (instance_id, execution_id)
+ORDER BY k.n, h.event_id
+
+-- release: give instances up, or hand them over, and mark their messages accordingly
+WITH ours AS MATERIALIZED (
+    SELECT r.unknown, i.instance_id, r.receiver
+    FROM unnest(%(instance)s, %(receiver)s, %(unknown)s) AS r (instance_id, receiver, unknown)
+    JOIN instances i USING (instance_id)
+    WHERE i.owner_worker = %(worker)s AND i.owner_incarnation = %(incarnation)s
+      AND EXISTS (SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
+    ORDER BY i.instance_id FOR NO KEY UPDATE OF i
+), given AS MATERIALIZED (
+    SELECT o.instance_id, o.unknown, w.worker_id, w.incarnation, coalesce('w:' || w.worker_id, 'new') AS route
+    FROM ours o LEFT JOIN alive_workers w ON w.worker_id = o.receiver AND NOT w.draining
+), released AS (
+    UPDATE instances i
+    SET owner_worker = coalesce(g.worker_id, i.owner_worker), owner_incarnation = g.incarnation,
+        unknown_since = CASE WHEN g.unknown THEN coalesce(i.unknown_since, clock()) ELSE i.unknown_since END
+    FROM given g WHERE i.instance_id = g.instance_id
+), misplaced AS MATERIALIZED (
+    SELECT o.id, g.route FROM given g JOIN orchestrator_queue o USING (instance_id) WHERE o.route <> g.route
+    LIMIT %(reroute)s FOR NO KEY UPDATE OF o SKIP LOCKED
+)
+UPDATE orchestrator_queue o SET route = m.route FROM misplaced m WHERE o.id = m.id

@@ -1,0 +1,100 @@
+"""The provider: its chapters put together, opened and closed."""
+
+from __future__ import annotations
+
+from typing import Final, LiteralString
+
+from affinity.provider.postgres.client import ClientVerbs
+from affinity.provider.postgres.connections import Links
+from affinity.provider.postgres.hints import HintVerbs
+from affinity.provider.postgres.migration import check_version, migrate_target
+from affinity.provider.postgres.orchestrations import OrchestrationVerbs
+from affinity.provider.postgres.sweep import SweepVerbs
+from affinity.provider.postgres.target import Target
+from affinity.provider.postgres.turns import TurnVerbs
+from affinity.provider.postgres.work_items import WorkItemVerbs
+from affinity.provider.postgres.workers import WorkerVerbs
+
+# The offset stands in the function as a literal, so that it is inlined as the real one is, and plans stay the same.
+_ADVANCE: Final[LiteralString] = """
+DO $do$
+DECLARE total float8;
+BEGIN
+    CREATE TABLE IF NOT EXISTS clock_offset (seconds float8 NOT NULL);
+    LOCK TABLE clock_offset;
+    INSERT INTO clock_offset SELECT 0 WHERE NOT EXISTS (SELECT FROM clock_offset);
+    UPDATE clock_offset SET seconds = seconds + %(seconds)s RETURNING seconds INTO total;
+    EXECUTE format(
+        $f$CREATE OR REPLACE FUNCTION clock() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE
+        AS 'SELECT clock_timestamp() + %%s * interval ''1 s'''$f$, total);
+END $do$"""
+
+
+class PostgresProvider(
+    WorkerVerbs,
+    WorkItemVerbs,
+    OrchestrationVerbs,
+    TurnVerbs,
+    SweepVerbs,
+    HintVerbs,
+    ClientVerbs,
+):
+    """PostgreSQL, 15 to 18: the engine for N worker replicas. Implements `affinity.provider.contract.Provider`.
+
+    How it keeps the contract:
+
+    * A verb is one statement in autocommit: one round trip, and nothing for a paused client to hold. Where a single
+      snapshot cannot be right (claim, registration, drain), it is several statements in one message.
+    * READ COMMITTED, and row locks taken in one order everywhere: the caller's ``workers`` row, then ``instances``,
+      ``worker_queue``, ``sessions``, each by key. Whoever takes rows out of that order skips those that are locked.
+    * A condition that decides stands in the ``WHERE`` of the statement that locks or writes its row: after a lock wait
+      PostgreSQL checks it again, on the row as it is then and with the time as it is then.
+    """
+
+    @classmethod
+    async def open(cls, url: str, *, application_name: str = "affinity") -> PostgresProvider:
+        """Connect to a migrated database.
+
+        Args:
+            url: libpq's syntax, several hosts too; ``schema=name`` chooses another schema than ``affinity``.
+            application_name: shown in ``pg_stat_activity``, with each connection's role after it.
+
+        Raises:
+            InvalidUrl: it is malformed, or the schema is not a plain identifier.
+            ConnectionLost: the server cannot be reached.
+            AccessDenied: it refuses the credentials, or the database is unknown.
+            SchemaMismatch: never migrated, or by newer code.
+        """
+        links = Links(Target.parse(url), application_name)
+        try:
+            await links.misc.use(lambda connection: check_version(connection, links.target))
+        except BaseException:
+            await links.aclose()
+            raise
+        return cls(links)
+
+    @classmethod
+    async def migrate(cls, url: str) -> tuple[int, int]:
+        """Bring the schema up to date; safe when many do it at once.
+
+        Returns:
+            The schema version before and after.
+
+        Raises:
+            InvalidUrl, ConnectionLost, AccessDenied: as for `open`.
+            SchemaMismatch: the database is newer than this code.
+        """
+        return await migrate_target(Target.parse(url), "affinity")
+
+    @property
+    def dialect(self) -> str:
+        """``postgresql``."""
+        return "postgresql"
+
+    async def aclose(self) -> None:
+        """Close every connection. Idempotent."""
+        await self._links.aclose()
+
+    async def advance_clock(self, seconds: float) -> None:
+        """Move the database's clock, for everyone who uses this schema. For tests only."""
+        await self._links.misc.script(_ADVANCE, {"seconds": float(seconds)})

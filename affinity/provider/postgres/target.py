@@ -1,0 +1,101 @@
+"""Where a database is: libpq's URL, and our own parameter for the schema."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import unquote
+
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from affinity.errors import InvalidUrl
+from affinity.provider.urls import redact
+
+DEFAULT_SCHEMA: Final = "affinity"
+
+_SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")  # 63 bytes is PostgreSQL's own limit
+
+_NETWORK: Final = {
+    "connect_timeout": 10,
+    # A network that was cut is noticed within half a minute, though nothing is sent and nothing comes.
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,  # milliseconds
+}
+
+_SAFETY: Final = {
+    # No statement of ours takes that long; one that does holds up others.
+    "statement_timeout": "30s",
+    "lock_timeout": "5s",
+    # No verb leaves a transaction open; should one, it must not hold its locks for long.
+    "idle_in_transaction_session_timeout": "10s",
+}
+
+HOT: Final = {
+    # The queues are empty one moment and full the next, so statistics are always wrong. A plan is therefore made once,
+    # without looking at the values, and only from what is right for queues of any size: index scans and nested loops.
+    # tests/provider/test_postgres.py checks the plans.
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+}
+"""Settings of the connections that carry the hot loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A parsed URL."""
+
+    conninfo: dict[str, str] = field(repr=False)  # may hold a password
+    schema: str
+    name: str  # for messages: the URL without its password
+
+    @classmethod
+    def parse(cls, url: str) -> Target:
+        """Split our parameter from libpq's.
+
+        Raises:
+            InvalidUrl: it is malformed, or its schema is not a plain identifier.
+        """
+        name = redact(url)
+        plain, schema = _take_schema(url)
+        if not _SCHEMA.fullmatch(schema) or schema.startswith("pg_"):
+            raise InvalidUrl(f"schema={schema!r}: use small letters, digits and _, at most 63, not starting with pg_")
+        try:
+            conninfo = conninfo_to_dict(plain)
+        except ProgrammingError as error:
+            raise InvalidUrl(f"{name!r} is not a PostgreSQL URL: {redact(str(error)).strip()}") from None
+        return cls({key: str(value) for key, value in conninfo.items()}, schema, name)
+
+    def connect(self, application_name: str, settings: dict[str, str]) -> str:
+        """What psycopg connects to. Settings travel with the connection request: they cost no round trip.
+
+        What the URL says of the network and, in its ``options``, of timeouts wins over our defaults.
+        """
+        ours = {"search_path": self.schema, "TimeZone": "UTC", **settings}
+        options = f"{_options(_SAFETY)} {self.conninfo.get('options', '')} {_options(ours)}"
+        given = {key: value for key, value in self.conninfo.items() if key != "options"}
+        defaults = {**_NETWORK, "application_name": application_name}
+        return make_conninfo("", **{**defaults, **given, "client_encoding": "UTF8", "options": options})
+
+
+def _options(settings: dict[str, str]) -> str:
+    return " ".join(f"-c {name}={value}" for name, value in settings.items())
+
+
+def _take_schema(url: str) -> tuple[str, str]:
+    """The URL without our parameter, and its value. By hand: in libpq's URLs a ``+`` is a plus."""
+    plain, _, query = url.partition("?")
+    words = [word for word in query.split("&") if word]
+    schemas = [unquote(word.partition("=")[2]) for word in words if _is_schema(word)]
+    rest = "&".join(word for word in words if not _is_schema(word))
+    return plain + ("?" + rest if rest else ""), schemas[-1] if schemas else DEFAULT_SCHEMA
+
+
+def _is_schema(word: str) -> bool:
+    return word.partition("=")[0] == "schema"

@@ -1,0 +1,172 @@
+"""Work items: fetch, claim, renew, finish, give back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from psycopg.types.numeric import Int8
+
+from affinity.errors import Contention
+from affinity.limits import MAX_REROUTE
+from affinity.provider.contract import (
+    TOUCH_SLACK,
+    FetchOptions,
+    Timeouts,
+    Token,
+    WorkAbandon,
+    WorkAck,
+    WorkerIdentity,
+    WorkFetch,
+    WorkItem,
+    WorkKey,
+    WorkLock,
+)
+from affinity.provider.postgres.arrays import Bools, Floats, Texts
+from affinity.provider.postgres.base import Verbs, flags, lock_columns, who
+from affinity.provider.postgres.connections import Params, Row
+from affinity.provider.statements import load_statements
+
+_SQL: Final = load_statements(__package__, "work_items.sql")
+
+
+class WorkItemVerbs(Verbs):
+    """`fetch_work_item` to `disown_work_item`."""
+
+    async def fetch_work_item(self, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
+        """See `affinity.provider.contract.Provider`.
+
+        One statement, unless there is a session to claim: that needs a snapshot taken after a lock.
+        """
+        params = {**who(identity), **_choices(options), "token": self._token(identity)}
+        rows = await self._links.fetch.run(_SQL["fetch"], {**params, "names": Texts(options.names)})
+        claimable, raced, next_due, *_ = rows[0]
+        items = [_work_item(row[4:]) for row in rows if row[3] is not None]
+        if not claimable:
+            return WorkFetch(items=items, raced=bool(raced), next_due=None if items else _positive(next_due))
+        claimed = await self._claim(identity, options, options.limit - len(items))
+        if claimed is None:
+            return WorkFetch(items=items, raced=True, next_due=None)
+        items += claimed.items
+        return WorkFetch(
+            items=items,
+            raced=bool(raced and not items) or claimed.raced,
+            next_due=None if items else _positive(next_due),
+        )
+
+    async def _claim(self, identity: WorkerIdentity, options: FetchOptions, limit: int) -> WorkFetch | None:
+        """Claim sessions for up to ``limit`` items; None when it must be tried again, with nothing changed."""
+        params = {
+            **who(identity),
+            **_choices(options),
+            "names": list(options.names),
+            "limit": limit,
+            "token": self._token(identity),
+            "reroute": MAX_REROUTE,
+        }
+        try:
+            *_, rows = await self._links.fetch.script(_SQL["claim"], params)
+        except Contention:  # what the fetch has found is ours, and must not be lost with the claim
+            return None
+        items = [_work_item(row[2:]) for row in rows if row[1] is not None]
+        return WorkFetch(items=items, raced=bool(rows[0][0]), next_due=None)
+
+    async def renew_work_item_lock(
+        self, identity: WorkerIdentity, locks: Sequence[WorkLock], timeouts: Timeouts
+    ) -> Sequence[bool]:
+        """See `affinity.provider.contract.Provider`."""
+        if not locks:
+            return []
+        params = {**who(identity), **lengths(timeouts), **lock_columns(locks)}
+        rows = await self._links.keep.run(_SQL["renew"], params)
+        return flags(len(locks), (n for (n,) in rows))
+
+    async def check_work_item(self, locks: Sequence[WorkLock]) -> Sequence[bool]:
+        """See `affinity.provider.contract.Provider`."""
+        if not locks:
+            return []
+        rows = await self._links.keep.run(_SQL["check"], lock_columns(locks))
+        return flags(len(locks), (n for (n,) in rows))
+
+    async def ack_work_item(
+        self, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts
+    ) -> Sequence[bool]:
+        """See `affinity.provider.contract.Provider`."""
+        if not acks:
+            return []
+        places = _first({ack.lock: n for n, ack in reversed(list(enumerate(acks)))})
+        first = [acks[place] for place in places]
+        params = {
+            **who(identity),
+            **lengths(timeouts),
+            **lock_columns([ack.lock for ack in first]),
+            "message": Texts(ack.message for ack in first),
+        }
+        rows = await self._links.commit.run(_SQL["ack"], params)
+        return flags(len(acks), (places[n - 1] + 1 for (n,) in rows))
+
+    async def abandon_work_item(self, identity: WorkerIdentity, items: Sequence[WorkAbandon]) -> Sequence[bool]:
+        """See `affinity.provider.contract.Provider`."""
+        if not items:
+            return []
+        places = _first({item.lock: n for n, item in reversed(list(enumerate(items)))})
+        first = [items[place] for place in places]
+        params = {
+            **who(identity),
+            **lock_columns([item.lock for item in first]),
+            "delay": Floats(item.delay for item in first),
+            "failed": Bools(item.failed for item in first),
+            "counted": Bools(item.count_attempt for item in first),
+            "unknown": Bools(item.unknown for item in first),
+            "release": Bools(item.release_session for item in first),
+            "reroute": Int8(MAX_REROUTE),
+        }
+        rows = await self._links.keep.run(_SQL["abandon"], params)
+        return flags(len(items), (places[n - 1] + 1 for (n,) in rows))
+
+    async def disown_work_item(self, identity: WorkerIdentity, known: Sequence[WorkLock]) -> int:
+        """See `affinity.provider.contract.Provider`. Reads the whole queue: it is for accidents."""
+        params = {**who(identity), "token": Texts(lock.token for lock in known)}
+        return len(await self._links.misc.run(_SQL["disown"], params))
+
+
+def lengths(timeouts: Timeouts) -> Params:
+    """Lock lengths as parameters; a session lock that ends later than ``touch_below`` is not worth a write."""
+    return {
+        "item_lock": float(timeouts.work_item_lock),
+        "session_lock": float(timeouts.session_lock),
+        "touch_below": timeouts.session_lock * (1 - TOUCH_SLACK),
+    }
+
+
+def _choices(options: FetchOptions) -> Params:
+    return {
+        **lengths(options.timeouts),
+        "limit": Int8(options.limit),
+        "max_sessions": Int8(options.max_sessions),
+        "unknown_after": float(options.unknown_after),
+    }
+
+
+def _first(places: dict[WorkLock, int]) -> list[int]:
+    """The place of the first of each lock: the second time, a lock is no longer live."""
+    return sorted(places.values())
+
+
+def _work_item(row: Row) -> WorkItem:
+    instance_id, execution_id, activity_id, token, name, payload, session_id, epoch, attempts, failures, unknown = row
+    return WorkItem(
+        lock=WorkLock(WorkKey(instance_id, execution_id, activity_id), Token(token)),
+        name=name,
+        payload=payload,
+        session_id=session_id,
+        session_epoch=epoch,
+        attempts=attempts,
+        failures=failures,
+        unknown_for=unknown,
+    )
+
+
+def _positive(seconds: float | None) -> float | None:
+    """Due between two looks at the clock is due now."""
+    return None if seconds is None else max(0.0, seconds)

@@ -1,0 +1,287 @@
+-- fetch: items of our sessions, then session-free ones; and whether there is a session to claim
+WITH own AS MATERIALIZED (
+    SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.unknown_since, q.visible_at
+    FROM deliverable_items q JOIN sessions s ON s.session_id = q.session_id
+    WHERE q.route = %(route)s AND EXISTS (
+            SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
+      AND s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+    ORDER BY q.visible_at LIMIT %(limit)s FOR NO KEY UPDATE OF q SKIP LOCKED
+), held AS MATERIALIZED (
+    -- The truth about a session, which cannot change any more until we commit.
+    SELECT s.session_id, s.epoch, s.locked_until FROM sessions s
+    WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM own))
+      AND s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+    ORDER BY s.session_id FOR NO KEY UPDATE
+), touched AS (
+    UPDATE sessions s SET locked_until = clock() + %(session_lock)s * interval '1 s', touched_at = clock()
+    FROM held WHERE s.session_id = held.session_id
+      AND held.locked_until < clock() + %(touch_below)s * interval '1 s'
+), free AS MATERIALIZED (
+    SELECT q.instance_id, q.execution_id, q.activity_id, q.unknown_since, q.visible_at
+    FROM deliverable_items q
+    WHERE q.route = 'free' AND EXISTS (
+            SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
+      AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s)
+           OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
+    ORDER BY q.visible_at LIMIT %(limit)s - (SELECT count(*) FROM own) FOR NO KEY UPDATE OF q SKIP LOCKED
+), picked AS MATERIALIZED (
+    SELECT *, row_number() OVER (ORDER BY epoch IS NULL, visible_at) AS n
+    FROM (
+        SELECT own.instance_id, own.execution_id, own.activity_id, own.unknown_since, own.visible_at, held.epoch
+        FROM own JOIN held USING (session_id)
+        UNION ALL
+        SELECT *, NULL FROM free
+    ) both_kinds
+), taken AS (
+    UPDATE worker_queue q
+    SET lock_worker = %(worker)s, lock_incarnation = %(incarnation)s, lock_token = %(token)s || '.' || p.n,
+        locked_until = clock() + %(item_lock)s * interval '1 s', attempts = q.attempts + 1,
+        unknown_since = CASE WHEN q.name = ANY (%(names)s) THEN NULL ELSE q.unknown_since END
+    FROM picked p
+    WHERE q.instance_id = p.instance_id AND q.execution_id = p.execution_id AND q.activity_id = p.activity_id
+    RETURNING p.n, q.instance_id, q.execution_id, q.activity_id, q.lock_token, q.name, q.payload, q.session_id, p.epoch,
+        q.attempts, q.failures, extract(epoch FROM clock() - p.unknown_since)::float8 AS unknown_for
+), claimable AS (
+    SELECT (SELECT count(*) FROM picked) < %(limit)s AND %(max_sessions)s > 0
+        AND EXISTS (
+            SELECT FROM alive_workers
+            WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining)
+        AND EXISTS (
+            SELECT FROM deliverable_items q
+            WHERE q.route = 'new'
+              AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s)
+                   OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
+              AND NOT EXISTS (
+                  SELECT FROM held_sessions h
+                  WHERE h.session_id = q.session_id
+                    AND (h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s)))
+        AND (SELECT count(*) FROM sessions s
+             WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+            ) < %(max_sessions)s AS yes
+), idle AS (
+    -- Only looked at when nothing was found: what is there but locked by another's fetch, and what comes next.
+    SELECT EXISTS (
+        SELECT FROM deliverable_items q JOIN held_sessions h USING (session_id)
+        WHERE q.route = %(route)s AND h.worker_id = %(worker)s AND h.incarnation = %(incarnation)s
+    ) OR EXISTS (
+        SELECT FROM deliverable_items q
+        WHERE q.route = 'free' AND EXISTS (
+                SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
+          AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s)
+               OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
+    ) AS raced, extract(epoch FROM least(
+        (SELECT q.visible_at FROM worker_queue q WHERE q.route = %(route)s AND q.visible_at > (SELECT clock())
+         ORDER BY q.visible_at LIMIT 1),
+        (SELECT q.visible_at FROM worker_queue q WHERE q.route = 'free' AND q.visible_at > (SELECT clock())
+         ORDER BY q.visible_at LIMIT 1),
+        (SELECT q.visible_at FROM worker_queue q WHERE q.route = 'new' AND q.visible_at > (SELECT clock())
+           AND %(max_sessions)s > 0
+         ORDER BY q.visible_at LIMIT 1)
+    ) - clock())::float8 AS next_due
+)
+SELECT c.yes, i.raced, i.next_due, t.*
+FROM claimable c
+LEFT JOIN idle i ON NOT EXISTS (SELECT FROM picked)
+LEFT JOIN taken t ON true
+ORDER BY t.n
+
+-- claim: take sessions that nobody holds, with their waiting items
+-- Capacity must be counted after every other claim of this worker, and drain, has ended: lock, then count anew.
+SELECT FROM workers WHERE worker_id = %(worker)s FOR NO KEY UPDATE;
+
+WITH room AS MATERIALIZED (
+    SELECT %(max_sessions)s - count(*) AS n FROM sessions s
+    WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+), waiting AS MATERIALIZED (
+    SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.unknown_since, q.visible_at,
+        s.worker_id AS last_worker, s.incarnation AS last_incarnation,
+        coalesce(s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock(), false) AS ours
+    FROM deliverable_items q LEFT JOIN sessions s ON s.session_id = q.session_id
+    WHERE q.route = 'new'
+      AND EXISTS (
+          SELECT FROM alive_workers
+          WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining)
+      AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s)
+           OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
+      AND NOT EXISTS (
+          SELECT FROM held_sessions h
+          WHERE h.session_id = q.session_id
+            AND (h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s))
+    ORDER BY q.visible_at LIMIT %(limit)s FOR NO KEY UPDATE OF q SKIP LOCKED
+), wanted AS MATERIALIZED (
+    SELECT session_id, last_worker, last_incarnation
+    FROM (
+        SELECT *, row_number() OVER (PARTITION BY ours ORDER BY first) AS place
+        FROM (
+            SELECT session_id, last_worker, last_incarnation, ours, min(visible_at) AS first
+            FROM waiting GROUP BY session_id, last_worker, last_incarnation, ours
+        ) sessions_waiting
+    ) ranked
+    WHERE ours OR place <= (SELECT n FROM room)
+), ended AS MATERIALIZED (
+    -- Leases that have ended, and cannot come back until we commit. One that is coming back right now is passed over.
+    SELECT w.worker_id, w.incarnation FROM workers w
+    WHERE w.worker_id = ANY (ARRAY (SELECT last_worker FROM wanted)) AND w.locked_until <= clock()
+    FOR SHARE SKIP LOCKED
+), claimed AS (
+    INSERT INTO sessions AS s (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)
+    SELECT session_id, %(worker)s, %(incarnation)s, nextval('epochs'), clock() + %(session_lock)s * interval '1 s',
+        clock(), clock()
+    FROM wanted ORDER BY session_id
+    ON CONFLICT (session_id) DO UPDATE
+    SET worker_id = excluded.worker_id, incarnation = excluded.incarnation,
+        -- Drawn anew: the one above was drawn before we may have waited for another claim, which has a later one.
+        epoch = CASE WHEN s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s THEN s.epoch
+                ELSE nextval('epochs') END,
+        locked_until = clock() + %(session_lock)s * interval '1 s', touched_at = clock(), claimed_at = clock()
+    WHERE s.locked_until <= clock()
+       OR (s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s)
+       OR EXISTS (SELECT FROM ended e WHERE e.worker_id = s.worker_id AND e.incarnation = s.incarnation)
+       -- An incarnation that was replaced, or whose row is gone, does not come back.
+       OR NOT EXISTS (SELECT FROM workers w WHERE w.worker_id = s.worker_id AND w.incarnation = s.incarnation)
+          AND EXISTS (SELECT FROM wanted l WHERE l.last_incarnation = s.incarnation AND l.last_worker = s.worker_id)
+    RETURNING s.session_id, s.epoch
+), picked AS MATERIALIZED (
+    SELECT w.instance_id, w.execution_id, w.activity_id, w.unknown_since, c.epoch,
+        row_number() OVER (ORDER BY w.visible_at) AS n
+    FROM waiting w JOIN claimed c USING (session_id)
+), others AS MATERIALIZED (
+    SELECT q.instance_id, q.execution_id, q.activity_id
+    FROM claimed c JOIN worker_queue q ON q.session_id = c.session_id AND q.route <> %(route)s
+    WHERE (q.instance_id, q.execution_id, q.activity_id) NOT IN (
+        SELECT instance_id, execution_id, activity_id FROM waiting)
+    LIMIT %(reroute)s FOR NO KEY UPDATE OF q SKIP LOCKED
+), marked AS (
+    UPDATE worker_queue q SET route = %(route)s FROM others o
+    WHERE q.instance_id = o.instance_id AND q.execution_id = o.execution_id AND q.activity_id = o.activity_id
+), taken AS (
+    UPDATE worker_queue q
+    SET lock_worker = %(worker)s, lock_incarnation = %(incarnation)s, lock_token = %(token)s || '.' || p.n,
+        locked_until = clock() + %(item_lock)s * interval '1 s', attempts = q.attempts + 1, route = %(route)s,
+        unknown_since = CASE WHEN q.name = ANY (%(names)s) THEN NULL ELSE q.unknown_since END
+    FROM picked p
+    WHERE q.instance_id = p.instance_id AND q.execution_id = p.execution_id AND q.activity_id = p.activity_id
+    RETURNING p.n, q.instance_id, q.execution_id, q.activity_id, q.lock_token, q.name, q.payload, q.session_id, p.epoch,
+        q.attempts, q.failures, extract(epoch FROM clock() - p.unknown_since)::float8 AS unknown_for
+)
+SELECT (SELECT n FROM room) > 0 AND (SELECT count(*) FROM claimed) <= (SELECT count(*) - 1 FROM wanted)
+       OR (SELECT n FROM room) > 0 AND NOT EXISTS (SELECT FROM waiting) AS raced, t.*
+FROM (SELECT) one LEFT JOIN taken t ON true
+ORDER BY t.n
+
+-- renew: extend live tokens of this incarnation, and touch their sessions as far as it holds them
+WITH ours AS MATERIALIZED (
+    SELECT l.n, q.instance_id, q.execution_id, q.activity_id, q.session_id
+    FROM unnest(%(instance)s, %(execution)s, %(activity)s, %(token)s)
+         WITH ORDINALITY AS l (instance_id, execution_id, activity_id, token, n)
+    JOIN worker_queue q USING (instance_id, execution_id, activity_id)
+    WHERE q.lock_token = l.token AND q.lock_incarnation = %(incarnation)s AND q.locked_until > clock()
+    ORDER BY q.instance_id, q.execution_id, q.activity_id FOR NO KEY UPDATE OF q
+), renewed AS (
+    UPDATE worker_queue q SET locked_until = clock() + %(item_lock)s * interval '1 s'
+    FROM (SELECT DISTINCT instance_id, execution_id, activity_id FROM ours) o
+    WHERE q.instance_id = o.instance_id AND q.execution_id = o.execution_id AND q.activity_id = o.activity_id
+), held AS MATERIALIZED (
+    SELECT s.session_id FROM sessions s
+    WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM ours))
+      AND s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+      AND s.locked_until < clock() + %(touch_below)s * interval '1 s'
+      AND EXISTS (SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
+    ORDER BY s.session_id FOR NO KEY UPDATE
+), touched AS (
+    UPDATE sessions s SET locked_until = clock() + %(session_lock)s * interval '1 s', touched_at = clock()
+    FROM held WHERE s.session_id = held.session_id
+)
+SELECT n FROM ours
+
+-- check: which locks still have their token
+SELECT l.n
+FROM unnest(%(instance)s, %(execution)s, %(activity)s, %(token)s)
+     WITH ORDINALITY AS l (instance_id, execution_id, activity_id, token, n)
+JOIN worker_queue q USING (instance_id, execution_id, activity_id)
+WHERE q.lock_token = l.token
+
+-- ack: remove items by live token, send their results, and touch their sessions as far as the caller holds them
+WITH ours AS MATERIALIZED (
+    SELECT l.n, l.message, q.instance_id, q.execution_id, q.activity_id, q.session_id
+    FROM unnest(%(instance)s, %(execution)s, %(activity)s, %(token)s, %(message)s)
+         WITH ORDINALITY AS l (instance_id, execution_id, activity_id, token, message, n)
+    JOIN worker_queue q USING (instance_id, execution_id, activity_id)
+    WHERE q.lock_token = l.token AND q.locked_until > clock()
+    ORDER BY q.instance_id, q.execution_id, q.activity_id FOR UPDATE OF q
+), held AS MATERIALIZED (
+    SELECT s.session_id FROM sessions s
+    WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM ours))
+      AND s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+      AND s.locked_until < clock() + %(touch_below)s * interval '1 s'
+      AND EXISTS (SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
+    ORDER BY s.session_id FOR NO KEY UPDATE
+), touched AS (
+    UPDATE sessions s SET locked_until = clock() + %(session_lock)s * interval '1 s', touched_at = clock()
+    FROM held WHERE s.session_id = held.session_id
+), removed AS (
+    DELETE FROM worker_queue q USING ours o
+    WHERE q.instance_id = o.instance_id AND q.execution_id = o.execution_id AND q.activity_id = o.activity_id
+), sent AS (
+    INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
+    SELECT o.instance_id, coalesce('w:' || w.worker_id, 'new'), (SELECT clock()), o.message
+    FROM ours o JOIN instances i USING (instance_id)
+    LEFT JOIN alive_workers w ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation
+    WHERE i.status IN ('pending', 'running')
+    ORDER BY o.n
+)
+SELECT n FROM ours
+
+-- abandon: give items back by live token, and with them, where asked, their sessions
+WITH ours AS MATERIALIZED (
+    SELECT l.*, q.session_id
+    FROM unnest(%(instance)s, %(execution)s, %(activity)s, %(token)s, %(delay)s, %(failed)s, %(counted)s, %(unknown)s,
+                %(release)s)
+         WITH ORDINALITY AS l (instance_id, execution_id, activity_id, token, delay, failed, counted, unknown, release, n)
+    JOIN worker_queue q USING (instance_id, execution_id, activity_id)
+    WHERE q.lock_token = l.token AND q.locked_until > clock()
+    ORDER BY q.instance_id, q.execution_id, q.activity_id FOR NO KEY UPDATE OF q
+), held AS MATERIALIZED (
+    SELECT s.session_id FROM sessions s
+    WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM ours WHERE release))
+      AND s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+      AND EXISTS (SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
+    ORDER BY s.session_id FOR NO KEY UPDATE
+), freed AS (
+    UPDATE sessions s SET locked_until = clock() FROM held WHERE s.session_id = held.session_id
+), given AS (
+    UPDATE worker_queue q
+    SET lock_worker = NULL, lock_incarnation = NULL, lock_token = NULL, locked_until = NULL,
+        visible_at = CASE WHEN o.delay > 0 THEN clock() + o.delay * interval '1 s' ELSE q.visible_at END,
+        attempts = q.attempts - (NOT o.counted)::int, failures = q.failures + o.failed::int,
+        unknown_since = CASE WHEN o.unknown THEN coalesce(q.unknown_since, clock()) ELSE q.unknown_since END,
+        route = CASE
+            WHEN q.session_id IS NULL THEN 'free'
+            WHEN q.session_id IN (SELECT session_id FROM held) THEN 'new'
+            ELSE coalesce((SELECT 'w:' || h.worker_id FROM held_sessions h WHERE h.session_id = q.session_id), 'new')
+        END
+    FROM ours o
+    WHERE q.instance_id = o.instance_id AND q.execution_id = o.execution_id AND q.activity_id = o.activity_id
+), others AS MATERIALIZED (
+    SELECT q.instance_id, q.execution_id, q.activity_id
+    FROM held h JOIN worker_queue q ON q.session_id = h.session_id AND q.route <> 'new'
+    WHERE (q.instance_id, q.execution_id, q.activity_id) NOT IN (
+        SELECT instance_id, execution_id, activity_id FROM ours)
+    LIMIT %(reroute)s FOR NO KEY UPDATE OF q SKIP LOCKED
+), marked AS (
+    UPDATE worker_queue q SET route = 'new' FROM others o
+    WHERE q.instance_id = o.instance_id AND q.execution_id = o.execution_id AND q.activity_id = o.activity_id
+)
+SELECT n FROM ours
+
+-- disown: free what this incarnation has locked under tokens that it does not know
+WITH unheard AS MATERIALIZED (
+    SELECT instance_id, execution_id, activity_id FROM worker_queue
+    WHERE lock_incarnation = %(incarnation)s AND lock_token <> ALL (%(token)s)
+    ORDER BY instance_id, execution_id, activity_id FOR NO KEY UPDATE
+)
+UPDATE worker_queue q
+SET lock_worker = NULL, lock_incarnation = NULL, lock_token = NULL, locked_until = NULL, attempts = q.attempts - 1
+FROM unheard u
+WHERE q.instance_id = u.instance_id AND q.execution_id = u.execution_id AND q.activity_id = u.activity_id
+RETURNING 1

@@ -1,0 +1,99 @@
+-- register: take the name, whoever had it; its sessions come along, each with a new epoch
+INSERT INTO workers AS w (worker_id, incarnation, locked_until, draining, started_at, labels)
+VALUES (%(worker)s, %(incarnation)s, clock() + %(lease)s * interval '1 s', false, clock(), %(labels)s::jsonb)
+ON CONFLICT (worker_id) DO UPDATE
+SET incarnation = excluded.incarnation, locked_until = clock() + %(lease)s * interval '1 s', draining = false,
+    started_at = clock(), labels = excluded.labels
+RETURNING clock();
+
+UPDATE sessions s SET incarnation = %(incarnation)s, epoch = nextval('epochs')
+FROM (
+    SELECT session_id FROM sessions
+    WHERE worker_id = %(worker)s AND locked_until > clock()
+    ORDER BY session_id FOR NO KEY UPDATE
+) own
+WHERE s.session_id = own.session_id AND s.incarnation <> %(incarnation)s;
+
+-- resume: come back under the same incarnation, unless another has the name
+INSERT INTO workers AS w (worker_id, incarnation, locked_until, draining, started_at, labels)
+VALUES (%(worker)s, %(incarnation)s, clock() + %(lease)s * interval '1 s', false, clock(), %(labels)s::jsonb)
+ON CONFLICT (worker_id) DO UPDATE
+SET locked_until = clock() + %(lease)s * interval '1 s', draining = false, labels = excluded.labels
+WHERE w.incarnation = %(incarnation)s
+RETURNING clock();
+
+-- reclaim_marks: items of our sessions that were marked for anyone while we were away
+UPDATE worker_queue q SET route = %(route)s
+FROM (
+    SELECT q.instance_id, q.execution_id, q.activity_id
+    FROM sessions s JOIN worker_queue q ON q.session_id = s.session_id AND q.route = 'new'
+    WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+    LIMIT %(reroute)s FOR NO KEY UPDATE OF q SKIP LOCKED
+) stray
+WHERE q.instance_id = stray.instance_id AND q.execution_id = stray.execution_id AND q.activity_id = stray.activity_id
+
+-- renew: extend a lease that has not ended; who has the name, if it is not the caller
+WITH renewed AS (
+    UPDATE workers SET locked_until = clock() + %(lease)s * interval '1 s'
+    WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND locked_until > clock()
+    RETURNING clock() AS now, draining
+)
+SELECT r.now, r.draining, (SELECT incarnation FROM workers WHERE worker_id = %(worker)s)
+FROM (SELECT) one LEFT JOIN renewed r ON true
+
+-- drain: stop claiming, then free the sessions that run nothing
+-- The row of the worker is locked first: a claim under way has it too, so each sees what the other did.
+UPDATE workers SET draining = true WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s;
+
+-- A fetch under way has its sessions locked: wait for it before looking at what is running.
+SELECT FROM sessions WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND locked_until > clock()
+ORDER BY session_id FOR NO KEY UPDATE;
+
+WITH freed AS (
+    UPDATE sessions s SET locked_until = clock()
+    WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+      AND NOT EXISTS (
+          SELECT FROM worker_queue q
+          WHERE q.session_id = s.session_id AND q.lock_incarnation = %(incarnation)s AND q.locked_until > clock())
+    RETURNING s.session_id
+), marked AS MATERIALIZED (
+    SELECT q.instance_id, q.execution_id, q.activity_id
+    FROM freed JOIN worker_queue q ON q.session_id = freed.session_id AND q.route <> 'new'
+    LIMIT %(reroute)s FOR NO KEY UPDATE OF q SKIP LOCKED
+)
+UPDATE worker_queue q SET route = 'new' FROM marked m
+WHERE q.instance_id = m.instance_id AND q.execution_id = m.execution_id AND q.activity_id = m.activity_id;
+
+SELECT count(*) FROM held_sessions WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s
+
+-- release: end the lease, then free what was held under it
+UPDATE workers SET locked_until = clock()
+WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND locked_until > clock();
+
+WITH gone AS MATERIALIZED (
+    SELECT FROM workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s
+), own AS MATERIALIZED (
+    SELECT session_id FROM sessions
+    WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND locked_until > clock()
+    ORDER BY session_id FOR NO KEY UPDATE
+), freed AS (
+    UPDATE sessions s SET locked_until = clock() FROM own WHERE s.session_id = own.session_id
+), items AS MATERIALIZED (
+    SELECT q.instance_id, q.execution_id, q.activity_id FROM worker_queue q
+    WHERE q.route = %(route)s AND EXISTS (SELECT FROM gone)
+    LIMIT %(reroute)s FOR NO KEY UPDATE SKIP LOCKED
+), messages AS MATERIALIZED (
+    SELECT o.id FROM orchestrator_queue o
+    WHERE o.route = %(route)s AND EXISTS (SELECT FROM gone)
+    LIMIT %(reroute)s FOR NO KEY UPDATE SKIP LOCKED
+), items_marked AS (
+    UPDATE worker_queue q SET route = 'new' FROM items m
+    WHERE q.instance_id = m.instance_id AND q.execution_id = m.execution_id AND q.activity_id = m.activity_id
+)
+UPDATE orchestrator_queue o SET route = 'new' FROM messages m WHERE o.id = m.id
+
+-- list: all workers
+SELECT w.worker_id, w.incarnation, w.locked_until > clock(), w.draining,
+    extract(epoch FROM w.locked_until - clock())::float8, w.started_at, w.labels,
+    (SELECT count(*) FROM held_sessions h WHERE h.worker_id = w.worker_id AND h.incarnation = w.incarnation)
+FROM workers w ORDER BY w.worker_id

@@ -1,0 +1,175 @@
+"""One connection to the file, and what a transaction on it is.
+
+Every verb of the provider is a plain function of a `Tx` and its arguments, run without interruption between
+``BEGIN`` and ``COMMIT``: the clock is read once the write lock is there, and no lock is ever held across a wait of
+the event loop.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Concatenate, Final, LiteralString, ParamSpec, TypeAlias, TypeVar
+
+from affinity.errors import DatabaseFailure
+from affinity.provider.sqlite.clock import Clock
+from affinity.provider.sqlite.failures import is_busy, translate
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Row: TypeAlias = tuple[Any, ...]
+Arguments: TypeAlias = Mapping[str, Any] | Sequence[Any]
+
+BUSY_DEADLINE: Final = 10.0
+"""Seconds that a transaction waits for the file before it gives up with `Contention`."""
+
+OLDEST_SQLITE: Final = (3, 38, 0)
+"""The first release with JSON always built in; ``RETURNING``, ``UPDATE … FROM`` and ``STRICT`` came before it."""
+
+_PRAGMAS: Final[tuple[LiteralString, ...]] = (
+    "PRAGMA synchronous = FULL",  # in WAL mode, only this makes a commit survive a power cut
+    "PRAGMA temp_store = MEMORY",
+    "PRAGMA cache_size = -16000",  # 16 MB
+    "PRAGMA journal_size_limit = 67108864",  # a burst may grow the WAL file; it need not stay that large
+)
+
+
+class Tx:
+    """A transaction: statements, and the instant at which it runs."""
+
+    __slots__ = ("_connection", "now")
+
+    def __init__(self, connection: sqlite3.Connection, now: float) -> None:
+        self._connection = connection
+        self.now = now
+
+    def rows(self, sql: LiteralString, arguments: Arguments = ()) -> list[Row]:
+        """All rows of a statement."""
+        return self._connection.execute(sql, arguments).fetchall()
+
+    def row(self, sql: LiteralString, arguments: Arguments = ()) -> Row | None:
+        """The only row of a statement, if there is one."""
+        rows = self.rows(sql, arguments)  # to the end, so that no statement stays open behind us
+        return rows[0] if rows else None
+
+    def run(self, sql: LiteralString, arguments: Arguments = ()) -> int:
+        """Run a statement; the number of rows that it changed."""
+        return self._connection.execute(sql, arguments).rowcount
+
+    def many(self, sql: LiteralString, arguments: Iterable[Arguments]) -> None:
+        """Run a statement once for each of ``arguments``."""
+        self._connection.executemany(sql, arguments)
+
+    @contextmanager
+    def scan(self, sql: LiteralString, arguments: Arguments = ()) -> Iterator[Iterator[Row]]:
+        """Rows one by one, for a reader that will stop early."""
+        with closing(self._connection.execute(sql, arguments)) as cursor:
+            yield cursor
+
+
+def connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
+    """A configured connection in autocommit mode, which may pass from one thread to another.
+
+    Raises:
+        ConnectionLost: there is no such file or directory.
+        DatabaseFailure: the file is no database, or this Python's SQLite is too old.
+    """
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        needed = ".".join(map(str, OLDEST_SQLITE))
+        raise DatabaseFailure(f"SQLite {sqlite3.sqlite_version} is too old: {needed} is needed")
+    uri = f"{path.absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
+    connection: sqlite3.Connection | None = None
+    try:
+        # Waiting for locks is ours: SQLite's own backoff sleeps up to 100 ms at a time.
+        connection = sqlite3.connect(
+            uri, uri=True, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=256
+        )
+        for pragma in _PRAGMAS:
+            connection.execute(pragma)
+    except sqlite3.Error as error:
+        if connection is not None:
+            connection.close()
+        raise translate(error) from error
+    return connection
+
+
+def patiently(attempt: Callable[[], T], deadline: float) -> T:
+    """Repeat ``attempt`` while another connection is in the way, for ``deadline`` seconds at most.
+
+    Raises:
+        sqlite3.Error: the last one.
+    """
+    end = time.monotonic() + deadline
+    while True:
+        try:
+            return attempt()
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or time.monotonic() >= end:
+                raise
+        time.sleep(random.uniform(0.0005, 0.003))  # noqa: S311 - spreads rivals, guards nothing
+
+
+class Database:
+    """A connection and its transactions; used by one thread at a time."""
+
+    def __init__(self, connection: sqlite3.Connection, clock: Clock, *, busy_deadline: float = BUSY_DEADLINE) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._busy_deadline = busy_deadline
+        self._version = self._data_version()
+
+    def write(self, verb: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``verb`` in a write transaction; it is undone as a whole when it raises."""
+        connection = self._connection
+        try:
+            patiently(lambda: connection.execute("BEGIN IMMEDIATE"), self._busy_deadline)
+            try:
+                result = verb(Tx(connection, self._clock.now()), *args, **kwargs)
+                connection.execute("COMMIT")
+            except BaseException:
+                self._undo()
+                raise
+        except sqlite3.Error as error:
+            raise translate(error) from error
+        return result
+
+    def read(self, verb: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``verb`` on one snapshot; it takes no lock that a writer would wait for."""
+        try:
+            return patiently(lambda: self._snapshot(verb, *args, **kwargs), self._busy_deadline)
+        except sqlite3.Error as error:
+            raise translate(error) from error
+
+    def changed(self) -> bool:
+        """Whether another connection has committed since the last call."""
+        before, self._version = self._version, self._data_version()
+        return self._version != before
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def _snapshot(self, verb: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        self._connection.execute("BEGIN")
+        try:
+            return verb(Tx(self._connection, self._clock.now()), *args, **kwargs)
+        finally:
+            self._undo()
+
+    def _undo(self) -> None:
+        if self._connection.in_transaction:  # some errors have rolled back already
+            self._connection.execute("ROLLBACK")
+
+    def _data_version(self) -> int:
+        try:
+            version: int = patiently(
+                lambda: self._connection.execute("PRAGMA data_version").fetchone()[0], self._busy_deadline
+            )
+        except sqlite3.Error as error:
+            raise translate(error) from error
+        return version

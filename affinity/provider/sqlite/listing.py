@@ -1,0 +1,107 @@
+"""What clients and people see: instances, sessions, counts; and deleting."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from affinity.limits import MAX_PAGE
+from affinity.provider.contract import FINISHED, Deletion, Incarnation, InstanceFilter, InstanceInfo, SessionInfo
+from affinity.provider.sqlite import messages, sessions, turns
+from affinity.provider.sqlite.database import Row, Tx
+from affinity.provider.sqlite.workers import instant
+from affinity.provider.statements import load_statements
+
+SQL: Final = load_statements(__package__, "listing.sql")
+
+
+def get_instances(tx: Tx, instance_ids: Sequence[str]) -> list[InstanceInfo | None]:
+    """See `Provider.get_instance`."""
+    rows = [tx.row(SQL["instance"], {"instance_id": instance_id}) for instance_id in instance_ids]
+    return [None if row is None else _instance(row) for row in rows]
+
+
+def list_instances(tx: Tx, where: InstanceFilter, limit: int) -> list[InstanceInfo]:
+    """See `Provider.list_instances`."""
+    before, before_id = (math.inf, "") if where.after is None else (where.after[0].timestamp(), where.after[1])
+    arguments = {
+        "before": before,
+        "before_id": before_id,
+        "any_status": not where.status,
+        "status": json.dumps(list(where.status)),
+        "name": where.name,
+        "prefix": where.prefix,
+        "parent_id": where.parent_id,
+        "limit": min(limit, MAX_PAGE),
+    }
+    return [
+        _instance(row) for row in tx.rows(SQL["children" if where.parent_id is not None else "instances"], arguments)
+    ]
+
+
+def delete_instances(tx: Tx, instance_ids: Sequence[str], *, force: bool = False) -> list[Deletion]:
+    """See `Provider.delete_instance`."""
+    return [_delete(tx, instance_id, force) for instance_id in instance_ids]
+
+
+def list_sessions(tx: Tx, after: str | None, limit: int) -> list[SessionInfo]:
+    """See `Provider.list_sessions`."""
+    arguments = {"now": tx.now, "after": after or "", "limit": min(limit, MAX_PAGE)}
+    return [
+        SessionInfo(
+            session_id=session_id,
+            worker_id=worker_id,
+            incarnation=Incarnation(incarnation),
+            epoch=epoch,
+            held=bool(held),
+            expires_in=locked_until - tx.now,
+            idle=tx.now - touched_at,
+            queued=queued,
+        )
+        for session_id, worker_id, incarnation, epoch, held, locked_until, touched_at, queued in tx.rows(
+            sessions.SQL["list"], arguments
+        )
+    ]
+
+
+def count_work(tx: Tx) -> dict[str, int]:
+    """See `Provider.count_work`."""
+    return dict(tx.rows(SQL["counts"]))
+
+
+def _delete(tx: Tx, instance_id: str, force: bool) -> Deletion:
+    row = tx.row(messages.SQL["status"], {"instance_id": instance_id})
+    if row is None:
+        return "unknown"
+    if row[0] not in FINISHED and not force:
+        return "running"
+    for statement in (
+        turns.SQL["clear_items"],
+        turns.SQL["clear_messages"],
+        SQL["delete_history"],
+        SQL["delete_instance"],
+    ):
+        tx.run(statement, (instance_id,))
+    return "deleted"
+
+
+def _instance(row: Row) -> InstanceInfo:
+    (instance_id, name, version, execution_id, status, custom_status, output, error, parent_id, owner) = row[:10]
+    event_count, created_at, updated_at = row[10:]
+    return InstanceInfo(
+        instance_id=instance_id,
+        name=name,
+        version=version,
+        execution_id=execution_id,
+        status=status,
+        custom_status=custom_status,
+        output=output,
+        error=error,
+        parent_id=parent_id,
+        owner=owner,
+        event_count=event_count,
+        created_at=instant(created_at),
+        updated_at=instant(updated_at),
+    )

@@ -1,0 +1,288 @@
+"""The SQLite provider: the contract's verbs, each handed to the thread that it runs on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+
+import anyio.to_thread
+
+from affinity.provider.contract import (
+    Deletion,
+    Delivery,
+    FetchOptions,
+    Hint,
+    HintSource,
+    InstanceFilter,
+    InstanceInfo,
+    NewInstance,
+    NewMessage,
+    OrchestrationFetch,
+    Release,
+    SessionInfo,
+    Sweep,
+    Timeouts,
+    Turn,
+    TurnResult,
+    WorkAbandon,
+    WorkAck,
+    WorkerIdentity,
+    WorkerInfo,
+    WorkerLease,
+    WorkFetch,
+    WorkLock,
+)
+from affinity.provider.sqlite import fetching, listing, subscriptions, work_items, workers
+from affinity.provider.sqlite import instances as ownership
+from affinity.provider.sqlite import sweep as sweeping
+from affinity.provider.sqlite.clock import Clock
+from affinity.provider.sqlite.database import BUSY_DEADLINE, Database, Tx, connect
+from affinity.provider.sqlite.messages import create_all, send_all
+from affinity.provider.sqlite.migrate import check_schema, migrate, unmigrated
+from affinity.provider.sqlite.thread import DatabaseThread
+from affinity.provider.sqlite.tokens import Tokens
+from affinity.provider.sqlite.turns import commit
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class SqliteProvider:
+    """A `Provider` on one SQLite file, for the processes of one machine.
+
+    Two threads serve it, each with a connection of its own: one for what writes or may come to write, and one for
+    what only reads, which so never waits behind an fsync. Made by `open`.
+    """
+
+    def __init__(self, path: Path, writer: Database, reader: Database) -> None:
+        self._path = path.resolve()
+        self._tokens = Tokens()
+        self._waiting = 0
+        self._subscriptions: set[subscriptions.Subscription] = set()
+        self._writer = DatabaseThread(writer, "affinity-sqlite-write", self._on_foreign_commit)
+        self._reader = DatabaseThread(reader, "affinity-sqlite-read")
+
+    @classmethod
+    async def open(
+        cls, path: Path, *, clock: Clock | None = None, busy_deadline: float = BUSY_DEADLINE
+    ) -> SqliteProvider:
+        """Open a file whose schema is up to date.
+
+        Args:
+            path: of the database file.
+            clock: shared by the providers of one test, to move time; the machine's when left out.
+            busy_deadline: seconds that a call waits for other writers before it raises `Contention`.
+
+        Raises:
+            ConnectionLost: its directory is missing.
+            SchemaMismatch: it was never migrated, or by newer code.
+            DatabaseFailure: it is no SQLite database.
+        """
+        opened = partial(_open, path, clock or Clock(), busy_deadline)
+        writer = await anyio.to_thread.run_sync(opened)
+        try:
+            reader = await anyio.to_thread.run_sync(opened)
+        except BaseException:
+            writer.close()
+            raise
+        return cls(path, writer, reader)
+
+    @classmethod
+    async def migrate(cls, path: Path) -> tuple[int, int]:
+        """Create the file if need be and bring its schema up to date; the version before and after.
+
+        Raises:
+            ConnectionLost: its directory is missing.
+            SchemaMismatch: it is newer than this code.
+            DatabaseFailure: it is no SQLite database.
+        """
+        return await anyio.to_thread.run_sync(migrate, path)
+
+    @property
+    def dialect(self) -> str:
+        """``sqlite``."""
+        return "sqlite"
+
+    async def aclose(self) -> None:
+        """Finish the calls that were made and close both connections. Idempotent."""
+        with anyio.CancelScope(shield=True):
+            await self._reader.aclose()
+            await self._writer.aclose()
+
+    # -- workers
+
+    async def register_worker(
+        self, identity: WorkerIdentity, lease: float, labels: Mapping[str, str], *, resume: bool = False
+    ) -> WorkerLease:
+        """See `Provider.register_worker`."""
+        return await self._write(workers.register, identity, lease, labels, resume=resume)
+
+    async def renew_worker(self, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
+        """See `Provider.renew_worker`."""
+        return await self._write(workers.renew, identity, lease)
+
+    async def drain_worker(self, identity: WorkerIdentity) -> int:
+        """See `Provider.drain_worker`."""
+        return await self._write(workers.drain, identity)
+
+    async def release_worker(self, identity: WorkerIdentity) -> None:
+        """See `Provider.release_worker`."""
+        await self._write(workers.release, identity)
+
+    # -- work items
+
+    async def fetch_work_item(self, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
+        """See `Provider.fetch_work_item`."""
+        return await self._writer.call(fetching.fetch, self._tokens, identity, options)
+
+    async def renew_work_item_lock(
+        self, identity: WorkerIdentity, locks: Sequence[WorkLock], timeouts: Timeouts
+    ) -> Sequence[bool]:
+        """See `Provider.renew_work_item_lock`."""
+        return await self._write(work_items.renew, identity, locks, timeouts)
+
+    async def check_work_item(self, locks: Sequence[WorkLock]) -> Sequence[bool]:
+        """See `Provider.check_work_item`."""
+        return await self._read(work_items.check, locks)
+
+    async def ack_work_item(
+        self, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts
+    ) -> Sequence[bool]:
+        """See `Provider.ack_work_item`."""
+        return await self._write(work_items.ack, identity, acks, timeouts)
+
+    async def abandon_work_item(self, identity: WorkerIdentity, items: Sequence[WorkAbandon]) -> Sequence[bool]:
+        """See `Provider.abandon_work_item`."""
+        return await self._write(work_items.abandon, identity, items)
+
+    async def disown_work_item(self, identity: WorkerIdentity, known: Sequence[WorkLock]) -> int:
+        """See `Provider.disown_work_item`."""
+        return await self._write(work_items.disown, identity, known)
+
+    # -- orchestrations
+
+    async def fetch_orchestration_item(
+        self,
+        identity: WorkerIdentity,
+        *,
+        limit: int,
+        names: Collection[str],
+        unknown_after: float,
+        exclude: Collection[int] = (),
+    ) -> OrchestrationFetch:
+        """See `Provider.fetch_orchestration_item`."""
+        wanted = ownership.Wanted(limit=limit, names=names, unknown_after=unknown_after, exclude=exclude)
+        return await self._writer.call(ownership.fetch, identity, wanted)
+
+    async def read_history(self, keys: Sequence[tuple[str, int]]) -> Sequence[Sequence[str]]:
+        """See `Provider.read_history`."""
+        return await self._read(ownership.read_histories, keys)
+
+    async def commit_turn(
+        self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts
+    ) -> Sequence[TurnResult]:
+        """See `Provider.commit_turn`."""
+        return await self._write(commit, self._tokens, identity, turns, timeouts)
+
+    async def release_instance(self, identity: WorkerIdentity, releases: Sequence[Release]) -> None:
+        """See `Provider.release_instance`."""
+        await self._write(ownership.release, identity, releases)
+
+    # -- repair and hints
+
+    async def sweep(self, *, interval: float, session_retention: float, worker_retention: float) -> Sweep:
+        """See `Provider.sweep`."""
+        return await self._write(
+            sweeping.sweep, interval=interval, session_retention=session_retention, worker_retention=worker_retention
+        )
+
+    def hints(self, identity: WorkerIdentity) -> AbstractAsyncContextManager[HintSource]:
+        """See `Provider.hints`."""
+        return self._subscribe(identity)
+
+    async def wake(self, workers: Mapping[str | None, Hint]) -> None:
+        """Hand hints to the workers of this process; those of others see the commit that the hint is about."""
+        subscriptions.send(self._path, workers)
+
+    # -- the client
+
+    async def create_instance(self, instances: Sequence[NewInstance]) -> Sequence[bool]:
+        """See `Provider.create_instance`. Wakes workers that share this provider object, which see no foreign
+        commit.
+        """
+        created = await self._write(create_all, instances)
+        await self.wake({None: Hint()})
+        return created
+
+    async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
+        """See `Provider.send_message`. Wakes workers as `create_instance` does."""
+        delivered = await self._write(send_all, messages)
+        await self.wake({None: Hint()})
+        return delivered
+
+    async def get_instance(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
+        """See `Provider.get_instance`."""
+        return await self._read(listing.get_instances, instance_ids)
+
+    async def list_instances(self, where: InstanceFilter, limit: int) -> Sequence[InstanceInfo]:
+        """See `Provider.list_instances`."""
+        return await self._read(listing.list_instances, where, limit)
+
+    async def delete_instance(self, instance_ids: Sequence[str], *, force: bool = False) -> Sequence[Deletion]:
+        """See `Provider.delete_instance`."""
+        return await self._write(listing.delete_instances, instance_ids, force=force)
+
+    async def list_sessions(self, *, after: str | None = None, limit: int = 100) -> Sequence[SessionInfo]:
+        """See `Provider.list_sessions`."""
+        return await self._read(listing.list_sessions, after, limit)
+
+    async def list_workers(self) -> Sequence[WorkerInfo]:
+        """See `Provider.list_workers`."""
+        return await self._read(workers.list_workers)
+
+    async def count_work(self) -> Mapping[str, int]:
+        """See `Provider.count_work`."""
+        return await self._read(listing.count_work)
+
+    # -- how
+
+    async def _write(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._writer.call(Database.write, verb, *args, **kwargs)
+
+    async def _read(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._reader.call(Database.read, verb, *args, **kwargs)
+
+    @asynccontextmanager
+    async def _subscribe(self, identity: WorkerIdentity) -> AsyncIterator[HintSource]:
+        await self._writer.call(Database.changed)  # only what is committed from now on is news
+        subscription = subscriptions.Subscription(self._path, identity.worker_id, self._watch)
+        subscription.open()
+        self._subscriptions.add(subscription)
+        try:
+            yield subscription
+        finally:
+            self._subscriptions.discard(subscription)
+            subscription.close()
+
+    def _watch(self, change: int) -> None:
+        self._waiting += change
+        self._writer.watch(self._waiting > 0)
+
+    def _on_foreign_commit(self) -> None:
+        for subscription in self._subscriptions:
+            subscription.receive(Hint())
+
+
+def _open(path: Path, clock: Clock, busy_deadline: float) -> Database:
+    if not path.exists() and path.parent.is_dir():
+        raise unmigrated(path)
+    connection = connect(path)
+    try:
+        check_schema(connection, path)
+        return Database(connection, clock, busy_deadline=busy_deadline)
+    except BaseException:
+        connection.close()
+        raise

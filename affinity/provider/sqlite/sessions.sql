@@ -1,0 +1,67 @@
+-- of_worker: sessions that the name holds by an unexpired lock
+SELECT session_id FROM sessions WHERE worker_id = :worker_id AND locked_until > :now;
+
+-- count_held: sessions that an incarnation holds, counted no further than a limit
+SELECT count(*) FROM (
+    SELECT 1 FROM sessions
+    WHERE worker_id = :worker_id AND locked_until > :now AND incarnation = :incarnation LIMIT :limit
+);
+
+-- leases: rows of some sessions, with whether they are held
+SELECT s.session_id, s.worker_id, s.incarnation, s.epoch, s.locked_until > :now AND w.worker_id IS NOT NULL
+FROM json_each(:session_ids) AS j
+CROSS JOIN sessions AS s ON s.session_id = j.value
+LEFT JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND w.locked_until > :now;
+
+-- next_epochs: the last of :count fresh epochs
+UPDATE counters SET value = value + :count WHERE name = 'epoch' RETURNING CAST(value AS INTEGER);
+
+-- inherit: give a session to the new incarnation of its worker
+UPDATE sessions SET incarnation = :incarnation, epoch = :epoch, claimed_at = :now WHERE session_id = :session_id;
+
+-- claim: make a session the caller's; only its epoch tells a new lease from one that went on
+INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)
+VALUES (:session_id, :worker_id, :incarnation, :epoch, :locked_until, :now, :now)
+ON CONFLICT (session_id) DO UPDATE SET
+    claimed_at = CASE epoch WHEN excluded.epoch THEN claimed_at ELSE excluded.claimed_at END,
+    worker_id = excluded.worker_id,
+    incarnation = excluded.incarnation,
+    epoch = excluded.epoch,
+    locked_until = excluded.locked_until,
+    touched_at = excluded.touched_at;
+
+-- touch: extend the sessions among some that an incarnation holds, unless hardly anything would change
+UPDATE sessions SET locked_until = :locked_until, touched_at = :now
+WHERE session_id IN (SELECT value FROM json_each(:session_ids))
+  AND worker_id = :worker_id AND incarnation = :incarnation
+  AND locked_until > :now AND locked_until <= :touch_before;
+
+-- free: end a session lock; the row stays, so that the same incarnation may come back to its epoch
+UPDATE sessions SET locked_until = :now
+WHERE session_id = :session_id AND worker_id = :worker_id AND incarnation = :incarnation AND locked_until > :now;
+
+-- reroute: re-mark queued items of a session, as many as the limit allows
+UPDATE worker_queue SET route = :route WHERE id IN (
+    SELECT id FROM worker_queue WHERE session_id = :session_id AND route < :route
+    UNION ALL
+    SELECT id FROM worker_queue WHERE session_id = :session_id AND route > :route
+    LIMIT :limit
+);
+
+-- idle_of_worker: sessions that an incarnation holds and of which it has no work item in hand
+SELECT s.session_id FROM sessions AS s
+WHERE s.worker_id = :worker_id AND s.locked_until > :now AND s.incarnation = :incarnation
+  AND NOT EXISTS (
+    SELECT 1 FROM worker_queue AS q
+    WHERE q.session_id = s.session_id AND q.lock_incarnation = :incarnation AND q.locked_until > :now
+  );
+
+-- list: one page of sessions by id, with what is queued for each
+SELECT s.session_id, s.worker_id, s.incarnation, s.epoch, s.locked_until > :now AND w.worker_id IS NOT NULL,
+       s.locked_until, s.touched_at,
+       (SELECT count(*) FROM worker_queue AS q WHERE q.session_id = s.session_id)
+FROM sessions AS s
+LEFT JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND w.locked_until > :now
+WHERE s.session_id > :after
+ORDER BY s.session_id
+LIMIT :limit;

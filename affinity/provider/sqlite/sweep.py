@@ -1,0 +1,104 @@
+"""The sweep: finds routing marks that went stale, and removes what is dead.
+
+Every mark is right when it is written. It goes stale when a session changes hands or is freed with more than
+`MAX_REROUTE` queued items, when a session lock expires, and when a worker dies. So the sweep looks there, and
+nowhere else:
+
+* marks of names that are not alive, found by jumping through the index from mark to mark;
+* sessions held by the living: two probes of the index for each, for marks below and above the right one;
+* sessions of the living whose lock ended since the last complete sweep (with a margin). A lock that ended earlier was
+  seen by that sweep, and what was queued since then was marked ``'new'`` from the start.
+
+Marks in the message queue of instances that are no longer owned by a worker that lives are repaired by that
+worker's fetches.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from affinity.limits import MAX_REROUTE
+from affinity.provider.contract import Sweep
+from affinity.provider.sqlite.database import Tx
+from affinity.provider.sqlite.messages import reroute_messages
+from affinity.provider.sqlite.sessions import own_route
+from affinity.provider.statements import load_statements
+
+SQL: Final = load_statements(__package__, "sweep.sql")
+
+MARGIN: Final = 60.0
+"""Seconds by which the look at expired locks reaches back behind the last complete sweep: clocks are set back now
+and then.
+"""
+
+
+def sweep(tx: Tx, *, interval: float, session_retention: float, worker_retention: float) -> Sweep:
+    """See `Provider.sweep`."""
+    if not tx.run(SQL["begin"], {"now": tx.now, "interval": interval}):
+        return Sweep(swept=False)
+    repair = _Repair(tx)
+    repair.run()
+    sessions_removed = tx.run(
+        SQL["remove_sessions"], {"expired_before": tx.now - session_retention, "limit": MAX_REROUTE}
+    )
+    workers_removed = tx.run(SQL["remove_workers"], {"ended_before": tx.now - worker_retention, "now": tx.now})
+    more = repair.exhausted or sessions_removed >= MAX_REROUTE
+    if more:
+        tx.run(SQL["due_at_once"])
+    return Sweep(
+        swept=True,
+        rerouted=repair.rerouted,
+        sessions_removed=sessions_removed,
+        workers_removed=workers_removed,
+        more=more,
+    )
+
+
+class _Repair:
+    """Re-marks up to `MAX_REROUTE` rows of both queues."""
+
+    def __init__(self, tx: Tx) -> None:
+        self._tx = tx
+        self.rerouted = 0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether there may be more to do."""
+        return self.rerouted >= MAX_REROUTE
+
+    def run(self) -> None:
+        """Look everywhere that a mark can have gone stale."""
+        workers = self._tx.rows(SQL["workers"], {"now": self._tx.now})
+        living = {worker_id: incarnation for worker_id, incarnation, alive in workers if alive}
+        self._orphans({own_route(worker_id) for worker_id in living})
+        since = self._last_clean()
+        for worker_id, incarnation in living.items():
+            self._living(worker_id, incarnation, since)
+        if not self.exhausted:
+            self._tx.run(SQL["set_swept_clean"], {"now": self._tx.now})
+
+    def _orphans(self, alive: set[str]) -> None:
+        """What is marked for names that are not alive."""
+        for (route,) in self._tx.rows(SQL["item_routes"]):
+            if route not in alive:
+                self._reroute("reroute_orphans", {"route": route})
+        for (route,) in self._tx.rows(SQL["message_routes"]):
+            if route not in alive and not self.exhausted:
+                self.rerouted += reroute_messages(self._tx, route, MAX_REROUTE - self.rerouted)
+
+    def _living(self, worker_id: str, incarnation: str, since: float) -> None:
+        """What is not marked for the worker that holds it, and what still is though its lock ended."""
+        at = {"worker_id": worker_id, "incarnation": incarnation, "route": own_route(worker_id), "since": since}
+        self._reroute("reroute_held", at)
+        self._reroute("reroute_expired", at)
+
+    def _reroute(self, statement: str, arguments: dict[str, Any]) -> None:
+        if not self.exhausted:
+            limit = MAX_REROUTE - self.rerouted
+            self.rerouted += self._tx.run(SQL[statement], {**arguments, "now": self._tx.now, "limit": limit})
+
+    def _last_clean(self) -> float:
+        row = self._tx.row(SQL["swept_clean"])
+        assert row is not None
+        last: float = row[0]
+        return min(last, self._tx.now) - MARGIN

@@ -1,0 +1,86 @@
+-- begin: claim the sweep, unless somebody has swept lately (a time ahead of ours is a clock that was set back)
+UPDATE counters SET value = :now
+WHERE name = 'swept_at' AND (value <= :now - :interval OR value > :now);
+
+-- due_at_once: let the next sweep come without waiting
+UPDATE counters SET value = 0 WHERE name = 'swept_at';
+
+-- swept_clean: when the last complete sweep ran
+SELECT value FROM counters WHERE name = 'swept_clean';
+
+-- set_swept_clean: this one was complete
+UPDATE counters SET value = :now WHERE name = 'swept_clean';
+
+-- workers: names by whether they are alive
+SELECT worker_id, incarnation, locked_until > :now FROM workers;
+
+-- item_routes: marks that stand in the work queue, found one by one in the index
+WITH RECURSIVE marks (route) AS (
+    SELECT min(route) FROM worker_queue WHERE route > 'w:'
+    UNION ALL
+    SELECT (SELECT min(route) FROM worker_queue WHERE route > marks.route) FROM marks WHERE marks.route IS NOT NULL
+)
+SELECT route FROM marks WHERE route IS NOT NULL;
+
+-- message_routes: the same for messages
+WITH RECURSIVE marks (route) AS (
+    SELECT min(route) FROM orchestrator_queue WHERE route > 'w:'
+    UNION ALL
+    SELECT (SELECT min(route) FROM orchestrator_queue WHERE route > marks.route) FROM marks
+    WHERE marks.route IS NOT NULL
+)
+SELECT route FROM marks WHERE route IS NOT NULL;
+
+-- reroute_orphans: re-mark items that are marked for a worker which is gone
+UPDATE worker_queue SET route = stale.truth
+FROM (
+    SELECT q.id, CASE WHEN s.locked_until > :now AND w.worker_id IS NOT NULL
+                      THEN 'w:' || w.worker_id ELSE 'new' END AS truth
+    FROM worker_queue AS q
+    LEFT JOIN sessions AS s ON s.session_id = q.session_id
+    LEFT JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND w.locked_until > :now
+    WHERE q.route = :route
+    LIMIT :limit
+) AS stale
+WHERE worker_queue.id = stale.id;
+
+-- reroute_expired: re-mark items of sessions of one worker that expired lately, which are still marked for it
+UPDATE worker_queue SET route = 'new' WHERE id IN (
+    SELECT q.id FROM sessions AS s
+    CROSS JOIN worker_queue AS q ON q.session_id = s.session_id AND q.route = :route
+    WHERE s.worker_id = :worker_id AND s.locked_until BETWEEN :since AND :now
+    LIMIT :limit
+);
+
+-- reroute_held: mark items of the sessions that one worker holds for it
+UPDATE worker_queue SET route = :route WHERE id IN (
+    SELECT q.id FROM sessions AS s
+    CROSS JOIN worker_queue AS q ON q.session_id = s.session_id AND q.route < :route
+    WHERE s.worker_id = :worker_id AND s.locked_until > :now AND s.incarnation = :incarnation
+    UNION ALL
+    SELECT q.id FROM sessions AS s
+    CROSS JOIN worker_queue AS q ON q.session_id = s.session_id AND q.route > :route
+    WHERE s.worker_id = :worker_id AND s.locked_until > :now AND s.incarnation = :incarnation
+    LIMIT :limit
+);
+
+-- remove_sessions: sessions that expired long ago and have no work
+DELETE FROM sessions WHERE session_id IN (
+    WITH RECURSIVE names (worker_id) AS (
+        SELECT min(worker_id) FROM sessions
+        UNION ALL
+        SELECT (SELECT min(worker_id) FROM sessions WHERE worker_id > names.worker_id) FROM names
+        WHERE names.worker_id IS NOT NULL
+    )
+    SELECT s.session_id FROM names
+    CROSS JOIN sessions AS s ON s.worker_id = names.worker_id AND s.locked_until < :expired_before
+    WHERE NOT EXISTS (SELECT 1 FROM worker_queue AS q WHERE q.session_id = s.session_id)
+    LIMIT :limit
+);
+
+-- remove_workers: workers whose lease ended long ago, unless the lock of a session still names them
+DELETE FROM workers
+WHERE locked_until < :ended_before
+  AND NOT EXISTS (
+      SELECT 1 FROM sessions AS s WHERE s.worker_id = workers.worker_id AND s.locked_until > :now
+  );

@@ -1,0 +1,22 @@
+"""Names for locks."""
+
+from __future__ import annotations
+
+import secrets
+from itertools import count
+
+from affinity.provider.contract import Token
+
+
+class Tokens:
+    """Tokens that no other provider object gives out: a random prefix, then a counter, as drawing is dearer than
+    counting.
+    """
+
+    def __init__(self) -> None:
+        self._prefix = secrets.token_hex(8)
+        self._numbers = count(1)
+
+    def next(self) -> Token:
+        """A token that was never given out."""
+        return Token(f"{self._prefix}:{next(self._numbers):x}")

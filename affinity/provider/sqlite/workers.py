@@ -1,0 +1,124 @@
+"""Workers: their names, leases, draining and leaving."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+from affinity.errors import WorkerFenced
+from affinity.limits import MAX_REROUTE
+from affinity.provider.contract import Incarnation, WorkerIdentity, WorkerInfo, WorkerLease
+from affinity.provider.sqlite import sessions
+from affinity.provider.sqlite.database import Tx
+from affinity.provider.sqlite.messages import reroute_messages
+from affinity.provider.sqlite.sessions import own_route
+from affinity.provider.statements import load_statements
+
+SQL: Final = load_statements(__package__, "workers.sql")
+
+
+class Caller(NamedTuple):
+    """What the ``workers`` row says of the incarnation that asks."""
+
+    alive: bool
+    draining: bool
+
+
+def read_caller(tx: Tx, identity: WorkerIdentity) -> Caller:
+    """Whether the caller is the current incarnation of its name with a lease that runs."""
+    row = tx.row(SQL["get"], {"worker_id": identity.worker_id})
+    if row is None or row[0] != identity.incarnation:
+        return Caller(alive=False, draining=False)
+    return Caller(alive=row[1] > tx.now, draining=bool(row[2]))
+
+
+def register(
+    tx: Tx, identity: WorkerIdentity, lease: float, labels: Mapping[str, str], *, resume: bool = False
+) -> WorkerLease:
+    """See `Provider.register_worker`."""
+    row = tx.row(SQL["get"], {"worker_id": identity.worker_id})
+    known = row is not None and row[0] == identity.incarnation
+    if resume and row is not None and not known:
+        raise fenced(identity)
+    put = {**_named(identity), "locked_until": tx.now + lease, "now": tx.now, "labels": json.dumps(dict(labels))}
+    tx.run(SQL["put"], put)
+    if not resume and not known:  # an incarnation that registers twice has lost an answer, not its sessions
+        sessions.inherit(tx, identity)
+    return _lease(tx, lease)
+
+
+def renew(tx: Tx, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
+    """See `Provider.renew_worker`."""
+    row = tx.row(SQL["get"], {"worker_id": identity.worker_id})
+    if row is None:
+        return None
+    incarnation, locked_until, draining = row
+    if incarnation != identity.incarnation:
+        raise fenced(identity)
+    if locked_until <= tx.now:
+        return None
+    tx.run(SQL["extend"], {**_named(identity), "locked_until": tx.now + lease})
+    return _lease(tx, lease, draining=bool(draining))
+
+
+def drain(tx: Tx, identity: WorkerIdentity) -> int:
+    """See `Provider.drain_worker`."""
+    if not tx.run(SQL["set_draining"], _named(identity)):
+        return 0
+    at = {**_named(identity), "now": tx.now}
+    sessions.free(tx, identity, [row[0] for row in tx.rows(sessions.SQL["idle_of_worker"], at)])
+    return sessions.count_held(tx, identity, -1)
+
+
+def release(tx: Tx, identity: WorkerIdentity) -> None:
+    """See `Provider.release_worker`.
+
+    The row stays, with its lease ended: that frees the item locks and instances that name this incarnation, and still
+    tells a later start of the same process that somebody else has taken the name since.
+    """
+    row = tx.row(SQL["get"], {"worker_id": identity.worker_id})
+    if row is None or row[0] != identity.incarnation:
+        return
+    at = {"worker_id": identity.worker_id, "now": tx.now}
+    sessions.free(tx, identity, [row[0] for row in tx.rows(sessions.SQL["of_worker"], at)])
+    tx.run(SQL["extend"], {**_named(identity), "locked_until": min(tx.now, row[1])})
+    reroute_messages(tx, own_route(identity.worker_id), MAX_REROUTE)
+
+
+def list_workers(tx: Tx) -> list[WorkerInfo]:
+    """See `Provider.list_workers`."""
+    return [
+        WorkerInfo(
+            worker_id=worker_id,
+            incarnation=Incarnation(incarnation),
+            alive=locked_until > tx.now,
+            draining=bool(draining),
+            expires_in=locked_until - tx.now,
+            started_at=instant(started_at),
+            sessions=held,
+            labels=json.loads(labels),
+        )
+        for worker_id, incarnation, locked_until, draining, started_at, labels, held in tx.rows(
+            SQL["list"], {"now": tx.now}
+        )
+    ]
+
+
+def fenced(identity: WorkerIdentity) -> WorkerFenced:
+    """The error for a process whose name another one has taken."""
+    return WorkerFenced(f"another process has started as worker {identity.worker_id!r}: this one must stop")
+
+
+def instant(seconds: float) -> datetime:
+    """Unix seconds as an aware datetime."""
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def _lease(tx: Tx, lease: float, *, draining: bool = False) -> WorkerLease:
+    return WorkerLease(expires_in=lease, database_time=instant(tx.now), draining=draining)
+
+
+def _named(identity: WorkerIdentity) -> dict[str, Any]:
+    return {"worker_id": identity.worker_id, "incarnation": identity.incarnation}

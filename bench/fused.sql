@@ -1,0 +1,43 @@
+-- turn: what a turn of each of these instances writes, and nothing that it checks
+WITH acked AS (
+    DELETE FROM worker_queue
+    WHERE (instance_id, execution_id, activity_id) IN (
+        SELECT one, 1, %(events)s FROM unnest(%(instances)s::text[]) AS i (one))
+      AND lock_token = %(token)s
+    RETURNING 1
+), recorded AS (
+    INSERT INTO history (instance_id, execution_id, event_id, event)
+    SELECT one, 1, %(events)s + e.n, e.event
+    FROM unnest(%(instances)s::text[]) AS i (one), (VALUES (1, %(completed)s), (2, %(scheduled)s)) AS e (n, event)
+), queued AS (
+    INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
+        lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at)
+    SELECT one, 1, %(events)s + 2, 'step', one, 'w:bench', clock(), %(payload)s,
+        'bench', 'bench', %(token)s, clock() + interval '30 s', 1, clock()
+    FROM unnest(%(instances)s::text[]) AS i (one)
+), advanced AS (
+    UPDATE instances SET event_count = %(events)s + 2, updated_at = clock()
+    WHERE instance_id = ANY (%(instances)s::text[])
+), touched AS (
+    UPDATE sessions SET locked_until = clock() + interval '300 s', touched_at = clock()
+    WHERE session_id = ANY (%(instances)s::text[])
+)
+SELECT count(*) FROM acked
+
+-- begin: instances with one item each, on a session of their own
+WITH started AS (
+    INSERT INTO instances (instance_id, name, status, owner_worker, owner_incarnation, created_at, updated_at)
+    SELECT one, 'walk', 'running', 'bench', 'bench', clock(), clock() FROM unnest(%(instances)s::text[]) AS i (one)
+), held AS (
+    INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)
+    SELECT one, 'bench', 'bench', nextval('epochs'), clock() + interval '300 s', clock(), clock()
+    FROM unnest(%(instances)s::text[]) AS i (one)
+)
+INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
+    lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at)
+SELECT one, 1, 0, 'step', one, 'w:bench', clock(), %(payload)s,
+    'bench', 'bench', %(token)s, clock() + interval '30 s', 1, clock()
+FROM unnest(%(instances)s::text[]) AS i (one)
+
+-- written: turns in the history, and items in the queue
+SELECT (SELECT count(*) / 2 FROM history), (SELECT count(*) FROM worker_queue)

@@ -1,0 +1,39 @@
+"""The scenarios of issue 3, by name. Each takes a `Run` and gives a `Report`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bench.measures import Report
+from bench.run import Run
+from bench.scenarios.backlog import backlog
+from bench.scenarios.failover import failover
+from bench.scenarios.idle import idle
+from bench.scenarios.limit import limit
+from bench.scenarios.memory import memory
+from bench.scenarios.replicas import replicas
+from bench.scenarios.restart import restart
+from bench.scenarios.soak import soak
+from bench.scenarios.sqlite import sqlite
+from bench.scenarios.turns import history, latency, turns
+
+SCENARIOS: dict[str, Callable[[Run], Report]] = {
+    "turns": turns,
+    "latency": latency,
+    "history": history,
+    "backlog": backlog,
+    "replicas": replicas,
+    "limit": limit,
+    "failover": failover,
+    "idle": idle,
+    "memory": memory,
+    "restart": restart,
+    "sqlite": sqlite,
+    "soak": soak,
+}
+
+LONG = ("soak",)
+"""Not part of ``all``."""
+
+ON_SQLITE = ("turns", "latency", "history", "failover", "sqlite")
+"""Those that ``--provider sqlite`` knows; the others count what only a PostgreSQL server tells."""

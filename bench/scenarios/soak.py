@@ -1,0 +1,66 @@
+"""``soak``: a million turns, minute by minute; not part of ``all``."""
+
+from __future__ import annotations
+
+import time
+
+import psycopg
+
+from bench.measures import RATE, Metric, Report
+from bench.run import Bed, Run
+from bench.work import Walk, Walked
+
+TURNS = 1_000_000
+WALKS = 100
+LENGTH = 100
+
+KEEPS_BAR = 0.9
+QUEUES = ("worker_queue", "orchestrator_queue", "sessions", "workers")
+"""Tables that hold no history: they must stay as large as they are."""
+
+CHURNING = Metric(name="MB of queues and sessions", better="less", digits=1)
+FLAT_BAR = 2.0
+"""Times that these tables may grow after the first minute."""
+
+
+def soak(run: Run) -> Report:
+    """Waves of walks until all turns are done; the rate and the sizes of each minute."""
+    report = Report("soak")
+    turns, walks, walk = run.sized(TURNS, 100), run.sized(WALKS, 5), Walk(turns=run.sized(LENGTH, 5))
+    with run.bed(run.ours) as bed:
+        bed.crew(1)
+        bed.warm_up()
+        done = 0
+        while done < turns:
+            done += _minute(run, report, bed, done, min(turns - done, turns), walks, walk)
+    _judge(run, report)
+    return report
+
+
+def _minute(run: Run, report: Report, bed: Bed, done: int, left: int, walks: int, walk: Walk) -> int:
+    """Waves for a minute, or until nothing is left; the number of turns."""
+    ends = time.monotonic() + run.sized(60, 1)
+    waves: list[Walked] = []
+    while time.monotonic() < ends and sum(wave.turns for wave in waves) < left:
+        waves.append(bed.walk(f"wave-{done}-{len(waves)}", walks, walk))
+    turns = sum(wave.turns for wave in waves)
+    rate = turns / sum(wave.seconds for wave in waves)
+    run.note(report, "each minute", run.ours, {RATE: rate, CHURNING: _size(bed) / 1e6})
+    return turns
+
+
+def _judge(run: Run, report: Report) -> None:
+    rates, sizes = (report.find("each minute", run.ours.name, metric) for metric in (RATE, CHURNING))
+    if rates is not None and sizes is not None:
+        report.bar("rate of the last minute / of the first", rates.values[-1] / rates.values[0], KEEPS_BAR)
+        report.bar("size of the queues, last / first", sizes.values[-1] / sizes.values[0], FLAT_BAR, "less")
+
+
+def _size(bed: Bed) -> int:
+    with psycopg.connect(bed.url) as connection:
+        found = connection.execute(
+            "SELECT sum(pg_total_relation_size(relid)) FROM pg_stat_user_tables WHERE relname = ANY (%s)",
+            [list(QUEUES)],
+        ).fetchone()
+    assert found is not None
+    return int(found[0])

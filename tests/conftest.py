@@ -1,0 +1,111 @@
+"""Databases for tests: SQLite files, and databases on an old and a new PostgreSQL, each test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import anyio
+import pytest
+
+from affinity.provider import migrate
+from tests.servers import NoPostgres, Offer, PostgresServer, old_and_new
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """The only event loop that psycopg knows."""
+    return "asyncio"
+
+
+class Servers:
+    """The two servers of a test session, each started when it is first asked for, with a migrated template."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._offers: dict[str, Offer] | None = None
+        self._open: dict[str, PostgresServer] = {}
+        self._templates: dict[str, str] = {}
+
+    def server(self, age: str) -> PostgresServer:
+        """The server of that age, ``old`` or ``new``; the test fails where there is none."""
+        if age not in self._open:
+            self._open[age] = self._stack.enter_context(self._offer(age).open())
+        return self._open[age]
+
+    def template(self, age: str) -> str:
+        """The name of a migrated database on that server, to be copied."""
+        if age not in self._templates:
+            server = self.server(age)
+            name = server.create_database()
+            anyio.run(migrate, server.url(name))
+            self._templates[age] = name
+        return self._templates[age]
+
+    def _offer(self, age: str) -> Offer:
+        if self._offers is None:
+            try:
+                old, new = old_and_new()
+            except NoPostgres as missing:
+                pytest.fail(str(missing), pytrace=False)
+            self._offers = {"old": old, "new": new}
+        return self._offers[age]
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    """Both PostgreSQL servers."""
+    with ExitStack() as stack:
+        yield Servers(stack)
+
+
+@pytest.fixture(params=["old", "new"])
+def postgres_age(request: pytest.FixtureRequest) -> str:
+    """Which of the two servers a test runs on."""
+    age: str = request.param
+    return age
+
+
+@pytest.fixture
+def postgres_server(servers: Servers, postgres_age: str) -> PostgresServer:
+    """A server, once the old one and once the new one; shared by all tests: not to be stopped."""
+    return servers.server(postgres_age)
+
+
+@pytest.fixture
+def postgres_database(postgres_server: PostgresServer) -> Iterator[str]:
+    """The URL of an empty database."""
+    with ExitStack() as stack:
+        yield _database(postgres_server, stack)
+
+
+@pytest.fixture
+def postgres_migrated(servers: Servers, postgres_age: str) -> Iterator[str]:
+    """The URL of a migrated database."""
+    with ExitStack() as stack:
+        yield _database(servers.server(postgres_age), stack, servers.template(postgres_age))
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """The URL of a migrated SQLite file."""
+    url = f"sqlite:///{tmp_path / 'affinity.db'}"
+    anyio.run(migrate, url)
+    return url
+
+
+@pytest.fixture(params=["sqlite", "old", "new"])
+def any_url(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) -> Iterator[str]:
+    """The URL of a migrated database: SQLite, the old PostgreSQL, the new PostgreSQL."""
+    with ExitStack() as stack:
+        if request.param == "sqlite":
+            yield request.getfixturevalue("sqlite_url")
+        else:
+            yield _database(servers.server(request.param), stack, servers.template(request.param))
+
+
+def _database(server: PostgresServer, stack: ExitStack, template: str | None = None) -> str:
+    name = server.create_database(template)
+    stack.callback(server.drop_database, name)
+    return server.url(name)

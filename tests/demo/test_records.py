@@ -1,0 +1,89 @@
+"""What is read from a history, also from one that should not be."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic_core import to_json
+
+from affinity.cli.demo.app import Reply, Summary
+from affinity.cli.demo.conversations import Conversation, Message, digests
+from affinity.cli.demo.records import read_record
+from affinity.cli.demo.verify import Record
+from affinity.orchestration import events as ev
+from affinity.orchestration.wire import encode_event
+from affinity.provider.contract import InstanceInfo
+
+CHAT = Conversation("chat", (Message("ann", ("hello",)), Message("bob", ("hi",))))
+SCHEDULED = ev.ActivityScheduled("turn", "{}", session_id="s")
+
+
+def instance(**changes: Any) -> InstanceInfo:
+    now = datetime.now(UTC)
+    values: dict[str, Any] = {
+        "instance_id": "s",
+        "name": "conversation",
+        "version": "1.0.0",
+        "execution_id": 1,
+        "status": "completed",
+        "custom_status": None,
+        "output": to_json(asdict(Summary(2, digests(CHAT.messages)[-1]))).decode(),
+        "error": None,
+        "parent_id": None,
+        "owner": "a",
+        "event_count": 4,
+        "created_at": now,
+        "updated_at": now,
+    }
+    return InstanceInfo(**values | changes)
+
+
+def completed(schedule_id: int, position: int) -> ev.ActivityCompleted:
+    reply = Reply(
+        position=position,
+        digest=digests(CHAT.messages)[position],
+        worker_id="a",
+        pid=1,
+        epoch=1,
+        attempt=1,
+        answered_at=float(position),
+    )
+    return ev.ActivityCompleted(schedule_id, to_json(asdict(reply)).decode())
+
+
+def read(*events: ev.Event, info: InstanceInfo | None) -> Record:
+    return read_record("s", CHAT, info, [encode_event(event) for event in events], [])
+
+
+def test_a_history_in_order() -> None:
+    record = read(SCHEDULED, completed(1, 0), SCHEDULED, completed(3, 1), info=instance())
+    assert [reply.position for reply in record.replies] == [0, 1]
+    assert record.summary == Summary(2, digests(CHAT.messages)[-1])
+    assert (record.repeated, record.trouble) == (0, [])
+
+
+def test_a_result_that_is_recorded_again() -> None:
+    record = read(SCHEDULED, completed(1, 0), completed(1, 0), SCHEDULED, completed(3, 1), info=instance())
+    assert [reply.position for reply in record.replies] == [0, 1]
+    assert record.repeated == 1
+
+
+def test_a_result_of_nothing() -> None:
+    record = read(SCHEDULED, completed(1, 0), completed(7, 1), info=instance())
+    assert record.trouble == ["the history has a result of event 7, which is no turn"]
+
+
+def test_a_turn_and_an_orchestration_that_failed() -> None:
+    failed = ev.ActivityFailed(1, "failed", "ValueError", "no")
+    record = read(SCHEDULED, failed, info=instance(status="failed", output=None, error='{"type":"ActivityFailed"}'))
+    assert record.summary is None
+    assert record.trouble == [
+        'its orchestration has failed: {"type":"ActivityFailed"}',
+        "the turn of event 1 has failed: ValueError: no",
+    ]
+
+
+def test_an_instance_that_is_gone() -> None:
+    assert read(info=None).trouble == ["its instance is gone"]

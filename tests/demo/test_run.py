@@ -1,0 +1,156 @@
+"""The demo for real: worker processes, a database, signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import psutil
+import pytest
+
+from affinity.cli.demo.plan import LEASE_SECONDS, RECOVERY_SLACK
+from affinity.client import Client
+
+PATIENCE = 90.0
+"""Seconds after which a run that did not end is broken."""
+
+
+class Demo:
+    """A demo in a process of its own; what it says on stderr is read as it comes."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "affinity", "demo", *arguments],
+            env=os.environ | {"TMPDIR": str(folder)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.said: list[str] = []
+
+    def wait_said(self, text: str) -> str:
+        """The first line on stderr, from now on, that holds ``text``."""
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self.said.append(line)
+            if text in line:
+                return line
+        pytest.fail(f"the demo never said {text!r}:\n{''.join(self.said)}")
+
+    def workers(self) -> list[psutil.Process]:
+        """Its worker processes."""
+        return psutil.Process(self._process.pid).children()
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal it."""
+        self._process.send_signal(number)
+
+    def end(self) -> tuple[int, str, str]:
+        """Wait for its end: exit code, stdout, stderr."""
+        stdout, stderr = self._process.communicate(timeout=PATIENCE)
+        return self._process.returncode, stdout, "".join(self.said) + stderr
+
+    def report(self) -> dict[str, Any]:
+        """What a good run printed with ``--json``."""
+        code, stdout, stderr = self.end()
+        assert code == 0, stderr
+        report: dict[str, Any] = json.loads(stdout)
+        return report
+
+    def close(self) -> None:
+        """End it if it runs."""
+        self._process.kill()
+        self._process.communicate()
+
+
+Start = Callable[..., Demo]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts demos with arguments; their temporary files are in ``tmp_path / "tmp"``."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    started: list[Demo] = []
+
+    def start(*arguments: str) -> Demo:
+        started.append(Demo(folder, *arguments))
+        return started[-1]
+
+    yield start
+    for demo in started:
+        demo.close()
+
+
+def assert_right(report: dict[str, Any], *, sessions: int) -> None:
+    assert report["sessions"] == report["transcripts_verified"] == sessions
+    assert report["turns"] >= 2 * sessions
+    for fault in ("lost_turns", "duplicated_results", "turns_off_holder"):
+        assert report[fault] == 0, fault
+    assert report["turns_per_second"] > 0
+
+
+def test_a_run_survives_a_kill_and_leaves_nothing_behind(any_url: str, start: Start, tmp_path: Path) -> None:
+    report = start("--conversations", "12", "--json", "--url", any_url).report()
+    assert_right(report, sessions=12)
+    assert report["provider"] == any_url.partition(":")[0]
+    assert (report["workers"], report["killed_workers"]) == (3, 1)
+    assert report["migrated_sessions"] >= 1
+    assert report["hydrations"] >= report["sessions"] + report["migrated_sessions"]
+    assert 0 < report["recovery_seconds"] <= LEASE_SECONDS + RECOVERY_SLACK
+    assert anyio.run(instances, any_url) == []
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+async def instances(url: str) -> list[str]:
+    async with Client(url) as client:
+        return [instance.instance_id async for instance in client.list_instances()]
+
+
+def test_the_embedded_default_without_a_kill(start: Start, tmp_path: Path) -> None:
+    report = start("--conversations", "6", "--workers", "2", "--no-kill", "--json").report()
+    assert_right(report, sessions=6)
+    assert (report["provider"], report["workers"], report["killed_workers"]) == ("sqlite", 2, 0)
+    assert (report["migrated_sessions"], report["recovery_seconds"]) == (0, None)
+    assert report["hydrations"] == report["sessions"]
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_leaves_nothing(start: Start, tmp_path: Path, number: signal.Signals, code: int) -> None:
+    demo = start("--conversations", "30")
+    demo.wait_said("turns")
+    workers = demo.workers()
+    assert len(workers) == 3
+    demo.send(number)
+    assert demo.end()[0] == code
+    assert not any(worker.is_running() for worker in workers)
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_workers_do_not_outlive_a_demo_that_is_killed(start: Start) -> None:
+    demo = start("--conversations", "30")
+    demo.wait_said("turns")
+    workers = demo.workers()
+    demo.send(signal.SIGKILL)
+    assert psutil.wait_procs(workers, timeout=PATIENCE)[1] == []
+
+
+def test_a_worker_that_ends_by_itself_is_reported(start: Start, tmp_path: Path) -> None:
+    demo = start("--conversations", "30")
+    demo.wait_said("turns")
+    fallen = demo.workers()[0]
+    fallen.kill()
+    code, _, stderr = demo.end()
+    assert code == 1
+    assert f"(pid {fallen.pid}) ended by itself, by SIGKILL" in stderr
+    (kept,) = (tmp_path / "tmp").iterdir()
+    assert str(kept) in stderr
+    assert sorted(path.suffix for path in kept.glob("*.log")) == [".log"] * 3

