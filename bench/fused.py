@@ -17,7 +17,7 @@ from bench.work import WrongResults
 
 STATEMENTS: Final = load_statements("bench", "fused.sql")
 
-TOKEN: Final = "0123456789abcdef.1"
+TOKEN: Final = "0123456789abcdef.1"  # noqa: S105 -- a lock's
 SCHEDULED: Final = (
     '{"type":"activity_scheduled","name":"step","input":"{\\"turn\\":10,\\"pause\\":0.0}","session_id":"walk-10"}'
 )

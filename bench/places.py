@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,10 +26,12 @@ class NoServer(RuntimeError):
 class Place(Protocol):
     """Gives each measurement an empty database with the schema of its system."""
 
-    dialect: Dialect
+    @property
+    def dialect(self) -> Dialect:
+        """The kind of database."""
+        ...
 
-    @contextmanager
-    def database(self, system: System) -> Iterator[str]:
+    def database(self, system: System) -> AbstractContextManager[str]:
         """The URL of a new database, which is gone afterwards."""
         ...
 
@@ -61,7 +63,7 @@ class PostgresPlace:
                 "SELECT name, current_setting(name) FROM pg_settings WHERE name = ANY (%s) ORDER BY name",
                 [list(SHOWN_SETTINGS)],
             )
-            settings = dict(found.fetchall())
+            settings: dict[str, str] = dict(found.fetchall())
             version = connection.execute("SELECT version()").fetchone()
         assert version is not None
         return {"database": version[0], "settings": settings}

@@ -36,7 +36,7 @@ class WorkerProcess:
         self._log: list[str] = []
         self._changed = threading.Condition()
         self._is_ready = self._is_over = False
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # noqa: S603 -- a module of ours
             launch.arguments,
             cwd=ROOT,
             env=child_environment(launch),

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 
@@ -73,4 +74,4 @@ class Walked:
     @property
     def gaps(self) -> list[float]:
         """Seconds of each turn, in order of the turns of the first walk, then of the second…"""
-        return [after.at - before.at for walk in self.walks for before, after in zip(walk, walk[1:], strict=False)]
+        return [after.at - before.at for walk in self.walks for before, after in pairwise(walk)]

@@ -273,8 +273,7 @@ class Execution:
         if self._main is not None:
             return False
         self._scheduler.journal.input(event)
-        for name, data in event.carried:
-            self._scheduler.inbox.arrive(name, data)
+        self._scheduler.inbox.carry(event.carried)
         self.parent = event.parent
         self._main = Task(self._scheduler, _body(self.definition, self._context, event.input))
         if self._cancellation is not None:

@@ -40,6 +40,11 @@ class Inbox:
         self._arrivals += 1
         self._place(name, _Arrival(self._arrivals, data))
 
+    def carry(self, carried: Carried) -> None:
+        """Take over what the former execution left: it came before everything that arrived here, even before the start."""
+        for order, (name, data) in enumerate(carried, 1 - len(carried)):
+            self._place(name, _Arrival(order, data))
+
     def wait(self, future: EventFuture[Any]) -> None:
         """Give the future the oldest event of its name, now or when it comes."""
         buffer = self._buffers.get(future.name)

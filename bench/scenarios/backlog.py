@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from bench.measures import RATE, Metric, Report, over_rounds
 from bench.run import Bed, Run
@@ -27,23 +28,20 @@ class Shape:
     turns: int
 
     @property
-    def holder_options(self) -> dict[str, object]:
+    def holder_options(self) -> dict[str, Any]:
         """The holder has a slot for each session and none to spare."""
-        options: dict[str, object] = {"worker_concurrency": self.sessions}
+        options: dict[str, Any] = {"worker_concurrency": self.sessions}
         return options | ({"app": self.holder} if self.holder else {})
 
 
 def _shape(run: Run, system: System) -> Shape:
+    ours = system.name == run.ours.name
+    holder = "foreign" if ours else ""
     if run.quick:
-        return Shape(holder=_holder(run, system), sessions=2, backlogs=(0, 20), walks=2, turns=4)
-    if system is run.ours:
-        backlogs = (0, 1_000, 100_000)
-        return Shape(holder=_holder(run, system), sessions=100, backlogs=backlogs, walks=100, turns=50)
-    return Shape(holder="", sessions=2, backlogs=(0, 1_000, 20_000), walks=10, turns=20)
-
-
-def _holder(run: Run, system: System) -> str:
-    return "foreign" if system is run.ours else ""
+        return Shape(holder=holder, sessions=2, backlogs=(0, 20), walks=2, turns=4)
+    if ours:
+        return Shape(holder=holder, sessions=100, backlogs=(0, 1_000, 100_000), walks=100, turns=50)
+    return Shape(holder=holder, sessions=2, backlogs=(0, 1_000, 20_000), walks=10, turns=20)
 
 
 def backlog(run: Run) -> Report:
@@ -53,7 +51,9 @@ def backlog(run: Run) -> Report:
         shape = _shape(run, system)
         with ExitStack() as stack:
             beds = {size: stack.enter_context(_flooded(run, system, shape, size)) for size in shape.backlogs}
-            measures = [partial(_walk, run, report, system, shape, size, bed) for size, bed in beds.items()]
+            measures = [
+                partial(_walk, run, report, system, shape=shape, size=size, bed=bed) for size, bed in beds.items()
+            ]
             over_rounds(run.rounds, measures)
         _judge(run, report, system, shape)
     return report
@@ -75,7 +75,7 @@ def _flooded(run: Run, system: System, shape: Shape, size: int) -> Iterator[Bed]
         yield bed
 
 
-def _walk(run: Run, report: Report, system: System, shape: Shape, size: int, bed: Bed) -> None:
+def _walk(run: Run, report: Report, system: System, *, shape: Shape, size: int, bed: Bed) -> None:
     worker = bed.workers.start("walker")
     bed.warm_up()
     walked = bed.walk(f"walk-{len(report.series)}-{worker.pid}", shape.walks, Walk(turns=shape.turns))
@@ -90,5 +90,5 @@ def _judge(run: Run, report: Report, system: System, shape: Shape) -> None:
         if none is None or found is None:
             continue
         report.add(f"{size:,} items", system.name, {SLOWDOWN: none / found})
-        if system is run.ours:
+        if system.name == run.ours.name:
             report.bar(f"{size:,} items: time / time of none", none / found, SLOWDOWN_BAR, "less")

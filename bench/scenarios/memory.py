@@ -19,7 +19,6 @@ IN_DATABASE = Metric(name="bytes in the database", better="less")
 SETTLE = 3
 """Seconds after which the last of them waits."""
 
-UNCACHED = 0
 BOUNDED_SHARE = 10
 """The bounded cache holds one in so many of the waiting instances."""
 
@@ -32,18 +31,16 @@ def memory(run: Run) -> Report:
     report = Report("memory")
     instances = run.sized(5_000, 50)
     bound = instances // BOUNDED_SHARE
-    ours: dict[str, dict[str, Any]] = {
-        "waiting": {},
-        f"waiting, cache of {bound:,}": {"instance_cache_size": bound},
-        "waiting, no cache": {"instance_cache_size": UNCACHED},
-    }
-    measures = [partial(_waiting, run, report, "waiting", one, instances, {}) for one in run.having()]
+    bounded = f"waiting, cache of {bound:,}"
+    caches = {bounded: bound, "waiting, no cache": 0}
+    measures = [partial(_waiting, run, report, "waiting", one, instances=instances) for one in run.having()]
     measures += [
-        partial(_waiting, run, report, case, run.ours, instances, options) for case, options in ours.items() if options
+        partial(_waiting, run, report, case, run.ours, instances=instances, instance_cache_size=size)
+        for case, size in caches.items()
     ]
     over_rounds(run.rounds, [*measures, partial(_queued, run, report, run.sized(5_000, 50))])
     report.notes.append(f"per workflow or item, of {instances:,}")
-    _judge(run, report, f"waiting, cache of {bound:,}")
+    _judge(run, report, bounded)
     return report
 
 
@@ -53,7 +50,7 @@ def _judge(run: Run, report: Report, bounded: str) -> None:
         report.bar("a cache of a tenth: share of the memory of a full one", part / full, BOUNDED_BAR, "less")
 
 
-def _waiting(run: Run, report: Report, case: str, system: System, instances: int, options: dict[str, Any]) -> None:
+def _waiting(run: Run, report: Report, case: str, system: System, *, instances: int, **options: Any) -> None:
     ids = [f"waiting-{number}" for number in range(instances)]
     with run.bed(system) as bed:
         assert isinstance(bed.client, WaitingClient)

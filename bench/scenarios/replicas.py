@@ -38,7 +38,7 @@ def replicas(run: Run) -> Report:
     walks, length = run.sized(100, 4), run.sized(50, 4)
     sizes = SIZES if not run.quick else SIZES[:2]
     measures = [
-        partial(_together, run, report, one, size, walks, length) for one in run.having() for size in sizes
+        partial(_together, run, report, one, size, walks=walks, length=length) for one in run.having() for size in sizes
     ]
     over_rounds(run.rounds, [*measures, partial(_apart, run, report), partial(_between, run, report)])
     ours = run.ours.name
@@ -56,7 +56,7 @@ def _case(size: int) -> str:
     return "1 worker" if size == 1 else f"{size} workers"
 
 
-def _together(run: Run, report: Report, system: System, size: int, walks: int, length: int) -> None:
+def _together(run: Run, report: Report, system: System, size: int, *, walks: int, length: int) -> None:
     walked = walk_fresh(run, system, walks, Walk(turns=length), workers=size).walked
     run.note(report, _case(size), system, {RATE: walked.rate})
 

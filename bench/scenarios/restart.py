@@ -58,9 +58,7 @@ def _restart(run: Run, report: Report, case: str, bed: Bed, instances: int) -> N
     served = time.monotonic() - began
     worker.end()
     time.sleep(SETTLE)
-    run.note(
-        report, case, run.ours, {READY: ready, SERVED: served, SCANNED: float(_scanned(bed, instances) - scanned)}
-    )
+    run.note(report, case, run.ours, {READY: ready, SERVED: served, SCANNED: float(_scanned(bed, instances) - scanned)})
 
 
 def _scanned(bed: Bed, rows: int) -> int:

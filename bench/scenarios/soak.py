@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import psycopg
 
@@ -26,27 +27,27 @@ FLAT_BAR = 2.0
 def soak(run: Run) -> Report:
     """Waves of walks until all turns are done; the rate and the sizes of each minute."""
     report = Report("soak")
-    turns, walks, walk = run.sized(TURNS, 100), run.sized(WALKS, 5), Walk(turns=run.sized(LENGTH, 5))
+    turns, done, minutes = run.sized(TURNS, 100), 0, 0
     with run.bed(run.ours) as bed:
         bed.crew(1)
         bed.warm_up()
-        done = 0
         while done < turns:
-            done += _minute(run, report, bed, done, min(turns - done, turns), walks, walk)
+            minutes += 1
+            waves = list(_minute(run, bed, minutes, turns - done))
+            done += sum(wave.turns for wave in waves)
+            rate = sum(wave.turns for wave in waves) / sum(wave.seconds for wave in waves)
+            run.note(report, "each minute", run.ours, {RATE: rate, CHURNING: _size(bed) / 1e6})
     _judge(run, report)
     return report
 
 
-def _minute(run: Run, report: Report, bed: Bed, done: int, left: int, walks: int, walk: Walk) -> int:
-    """Waves for a minute, or until nothing is left; the number of turns."""
+def _minute(run: Run, bed: Bed, minute: int, turns: int) -> Iterator[Walked]:
+    """Waves for a minute, or until ``turns`` are done."""
     ends = time.monotonic() + run.sized(60, 1)
-    waves: list[Walked] = []
-    while time.monotonic() < ends and sum(wave.turns for wave in waves) < left:
-        waves.append(bed.walk(f"wave-{done}-{len(waves)}", walks, walk))
-    turns = sum(wave.turns for wave in waves)
-    rate = turns / sum(wave.seconds for wave in waves)
-    run.note(report, "each minute", run.ours, {RATE: rate, CHURNING: _size(bed) / 1e6})
-    return turns
+    while time.monotonic() < ends and turns > 0:
+        wave = bed.walk(f"wave-{minute}-{turns}", run.sized(WALKS, 5), Walk(turns=run.sized(LENGTH, 5)))
+        turns -= wave.turns
+        yield wave
 
 
 def _judge(run: Run, report: Report) -> None:

@@ -47,10 +47,25 @@ class Client(Protocol):
 class System(Protocol):
     """A system under measurement."""
 
-    name: str
-    packages: Sequence[str]  # distributions whose versions make up its version
-    dialects: frozenset[Dialect]
-    sessions: bool  # whether an activity can be kept on the worker that holds its session
+    @property
+    def name(self) -> str:
+        """On tables and the command line."""
+        ...
+
+    @property
+    def packages(self) -> Sequence[str]:
+        """Distributions whose versions make up its version."""
+        ...
+
+    @property
+    def dialects(self) -> frozenset[Dialect]:
+        """Databases that it knows."""
+        ...
+
+    @property
+    def sessions(self) -> bool:
+        """Whether an activity can be kept on the worker that holds its session."""
+        ...
 
     def settings(self) -> Mapping[str, Any]:
         """What differs from its defaults, for people to judge."""
@@ -120,4 +135,4 @@ def announce_ready() -> None:
 
 def child_environment(launch: Launch) -> dict[str, str]:
     """The environment of a worker process."""
-    return os.environ | {"PYTHONUNBUFFERED": "1"} | launch.environment
+    return {**os.environ, "PYTHONUNBUFFERED": "1", **launch.environment}

@@ -18,7 +18,7 @@ from affinity.cli.demo.conversations import (
     extend_digest,
     load_conversations,
 )
-from affinity.cli.demo.feed import _schedule
+from affinity.cli.demo.feed import schedule
 from affinity.cli.demo.plan import SHORTEST_SECONDS, THINK_SECONDS, Plan, replay_seconds
 from affinity.cli.demo.run import STALL_SECONDS, _Progress
 from affinity.cli.demo.store import Line, StaleTranscriptError, TranscriptStore
@@ -133,7 +133,7 @@ def chat(messages: int) -> Conversation:
 def test_every_dialogue_has_something_left_to_say_half_way() -> None:
     """So the worker that is killed there has work that others must take over."""
     lengths = (2, 3, 7, 100)
-    due = sorted(_schedule({str(n): chat(n) for n in lengths}, 10.0, seed=3))
+    due = sorted(schedule({str(n): chat(n) for n in lengths}, 10.0, seed=3))
     assert {session_id for at, session_id in due if at >= 5.0} == {str(n) for n in lengths}
     assert all(0.0 <= at <= 10.0 for at, _ in due)
     assert len(due) == sum(lengths)

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from affinity.errors import NotSerializable
-from affinity.orchestration import OrchestrationContext, engine
+from affinity.orchestration import App, OrchestrationContext, engine
 from affinity.orchestration import events as ev
 
 from .harness import Live, new_events, run
@@ -146,3 +146,20 @@ def test_too_many_buffered_events_fail_the_execution(monkeypatch: pytest.MonkeyP
     assert "external events" in step.outcome.message
     assert step.consumed == 2
     assert new_events(step)[:-1] == [*raised(4), ev.TimerCancelled(2)]
+
+
+def test_carried_events_come_before_those_that_arrive_ahead_of_the_start() -> None:
+    """After ``continue_as_new`` the queue may hold younger events before the message that starts the next execution."""
+    app = App("tests")
+
+    @app.orchestration
+    async def collect(ctx: OrchestrationContext) -> list[Any]:
+        return [await ctx.schedule_wait("item", int) for _ in range(4)]
+
+    definition = app.find_orchestration("collect")
+    assert definition is not None
+    carried = (ev.CarriedEvent("item", "1"), ev.CarriedEvent("item", "2"))
+    started = ev.OrchestrationStarted("collect", "1.0.0", "null", carried=carried)
+    inputs = [ev.EventRaised("item", "3"), started, ev.EventRaised("item", "4")]
+    step = engine.Execution(definition, "i", 2).advance(inputs, now=lambda: 0.0, new_guid=str)
+    assert step.outcome == ev.OrchestrationCompleted("[1,2,3,4]")

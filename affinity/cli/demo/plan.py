@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -82,7 +82,7 @@ class WorkerSettings(BaseModel):
     options: RuntimeOptions
 
 
-def replay_seconds(conversations: Sequence[Conversation]) -> float:
+def replay_seconds(conversations: Iterable[Conversation]) -> float:
     """How long the messages of ``conversations`` take to come in: all of them, and the longest conversation's."""
     lengths = [len(conversation.messages) for conversation in conversations]
     return max(SHORTEST_SECONDS, sum(lengths) / TURNS_PER_SECOND, max(lengths) * THINK_SECONDS * 1.5)

@@ -22,13 +22,13 @@ from affinity.cli.demo.conversations import Conversation
 from affinity.cli.demo.display import Display, View
 from affinity.cli.demo.feed import Feed
 from affinity.cli.demo.fleet import Fleet, WorkerProcess, open_fleet
-from affinity.cli.demo.plan import LEASE_SECONDS, Plan
+from affinity.cli.demo.plan import LEASE_SECONDS, Plan, replay_seconds
 from affinity.cli.demo.records import read_records
 from affinity.cli.demo.report import Outcome, Report
 from affinity.cli.demo.store import TranscriptStore
 from affinity.cli.demo.verify import Record, Verdict, recovery_seconds, verify
 from affinity.cli.demo.watch import Sight, Watch
-from affinity.client import Client, Start
+from affinity.client import Client
 from affinity.errors import ProviderError
 from affinity.limits import MAX_BATCH
 from affinity.provider import migrate, open_provider
@@ -146,7 +146,13 @@ class _Run:
 
     def __post_init__(self) -> None:
         self._watch = Watch(self.plan, self.provider, self.store, self.fleet)
-        self._feed = Feed(self.client, self.conversations, self.plan.seed)
+        self._feed = Feed(
+            self.client,
+            orchestration_name(self.plan.run),
+            self.conversations,
+            seconds=replay_seconds(self.conversations.values()),
+            seed=self.plan.seed,
+        )
         self._total = sum(len(conversation.messages) for conversation in self.conversations.values())
         self._progress = _Progress()
         self._casualty: Casualty | None = None
@@ -172,13 +178,11 @@ class _Run:
             await anyio.sleep(TICK_SECONDS)
 
     async def play(self) -> None:
-        """Start all conversations, and go on until they have ended.
+        """Let people write, and go on until all conversations have ended.
 
         Raises:
             DemoFailed: a worker ended by itself, or nothing goes on any more.
         """
-        name = orchestration_name(self.plan.run)
-        await self.client.start_many(Start(name, len(c.messages), i) for i, c in self.conversations.items())
         self._feed.begin()
         look_at = 0.0
         while True:
@@ -250,7 +254,7 @@ class _Run:
         victim.kill()
         orphans = [session for session in await self._watch.sessions() if session.worker_id == victim.name]
         # The people on its sessions all write on: none of them is idle while the others wait for a new holder.
-        await self._feed.hasten(session.session_id for session in orphans)
+        await self._feed.hasten([session.session_id for session in orphans])
         casualty = Casualty(
             worker=victim,
             at=at,

@@ -76,12 +76,12 @@ WITH fenced AS MATERIALIZED (
     WHERE (SELECT flags FROM ok)[n]
 ), placed AS MATERIALIZED (
     SELECT w.*, h.epoch, h.worker_id AS holder,
-        w.here AND w.delay <= 0
+        coalesce(w.here AND w.delay <= 0
         AND EXISTS (
             SELECT FROM alive_workers
             WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining)
-        AND (w.session_id IS NULL OR h.incarnation = %(incarnation)s AND h.session_id IN (SELECT session_id FROM held))
-        AS locked
+        AND (w.session_id IS NULL OR h.incarnation = %(incarnation)s AND h.session_id IN (SELECT session_id FROM held)),
+        false) AS locked
     FROM unnest(%(item_turn)s, %(item_instance)s, %(item_execution)s, %(item_activity)s, %(item_name)s,
                 %(item_session)s, %(item_payload)s, %(item_delay)s, %(item_here)s)
          WITH ORDINALITY AS w (n, instance_id, execution_id, activity_id, name, session_id, payload, delay, here, ord)

@@ -2,67 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import FINISHED, Delivery, NewInstance, NewMessage
-from affinity.provider.sqlite.database import Tx
+from affinity.provider.sqlite.database import Tx, to_json
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "messages.sql")
 
 
-def send(tx: Tx, message: NewMessage) -> bool:
-    """Queue a message on its owner's route; False when the instance is missing or finished."""
-    timer_execution, timer_id = message.timer or (None, None)
-    sent = tx.run(
-        SQL["send"],
-        {
-            "now": tx.now,
-            "instance_id": message.instance_id,
-            "payload": message.payload,
-            "delay": message.delay,
-            "timer_execution": timer_execution,
-            "timer_id": timer_id,
-        },
+def send(tx: Tx, messages: Sequence[NewMessage]) -> None:
+    """Queue messages in order; those to instances that are missing or finished are dropped."""
+    rows = (
+        (message.instance_id, message.delay, *(message.timer or (None, None)), message.payload) for message in messages
     )
-    return bool(sent)
+    tx.many(SQL["send"], rows, {"now": tx.now})
 
 
-def create(tx: Tx, instance: NewInstance) -> bool:
-    """Create an instance with its start message; False when the id is taken, of which the parent is told if it
-    asked.
+def insert_new(tx: Tx, instances: Sequence[NewInstance]) -> tuple[list[bool], list[NewMessage]]:
+    """Insert the instances whose ids are free.
+
+    Returns:
+        Which those are, and what is to be sent now: start messages, and the word to parents whose child's id was taken.
     """
-    row = {
-        "now": tx.now,
-        "instance_id": instance.instance_id,
-        "name": instance.name,
-        "version": instance.version,
-        "parent_id": instance.parent_id,
-    }
-    if tx.run(SQL["create"], row):
-        return send(tx, NewMessage(instance_id=instance.instance_id, payload=instance.start, delay=instance.delay))
-    if instance.on_exists is not None and instance.parent_id is not None:
-        send(tx, NewMessage(instance_id=instance.parent_id, payload=instance.on_exists))
-    return False
+    taken = set(read_statuses(tx, [instance.instance_id for instance in instances]))
+    created: list[bool] = []
+    outbox: list[NewMessage] = []
+    for new in instances:
+        created.append(new.instance_id not in taken)
+        taken.add(new.instance_id)
+        if created[-1]:
+            outbox.append(NewMessage(instance_id=new.instance_id, payload=new.start, delay=new.delay))
+        elif new.on_exists is not None and new.parent_id is not None:
+            outbox.append(NewMessage(instance_id=new.parent_id, payload=new.on_exists))
+    rows = (
+        (new.instance_id, new.name, new.version, new.parent_id)
+        for new, is_new in zip(instances, created, strict=True)
+        if is_new
+    )
+    tx.many(SQL["create"], rows, {"now": tx.now})
+    return created, outbox
 
 
 def create_all(tx: Tx, instances: Sequence[NewInstance]) -> list[bool]:
     """See `Provider.create_instance`."""
-    return [create(tx, instance) for instance in instances]
+    created, outbox = insert_new(tx, instances)
+    send(tx, outbox)
+    return created
 
 
 def send_all(tx: Tx, messages: Sequence[NewMessage]) -> list[Delivery]:
     """See `Provider.send_message`."""
-    return ["delivered" if send(tx, message) else _refusal(tx, message.instance_id) for message in messages]
+    statuses = read_statuses(tx, [message.instance_id for message in messages])
+    send(tx, messages)
+    return [_delivery(statuses.get(message.instance_id)) for message in messages]
 
 
-def reroute_instance(tx: Tx, instance_id: str, route: str) -> None:
-    """Mark the messages of an instance for its owner, up to `MAX_REROUTE` of them; fetches repair the rest as they
-    meet it.
-    """
-    tx.run(SQL["reroute_instance"], {"instance_id": instance_id, "route": route, "limit": MAX_REROUTE})
+def read_statuses(tx: Tx, instance_ids: Collection[str]) -> dict[str, str]:
+    """Statuses of the instances that there are."""
+    if not instance_ids:
+        return {}
+    return dict(tx.gather(SQL["statuses"], {"instance_ids": to_json(list(instance_ids))}))
+
+
+def reroute_instances(tx: Tx, instance_ids: Collection[str], route: str) -> None:
+    """Mark the messages of instances for their owner, up to `MAX_REROUTE` in all; fetches repair the rest as met."""
+    marks = {"instance_ids": to_json(list(instance_ids)), "route": route, "limit": MAX_REROUTE}
+    tx.run(SQL["reroute_instances"], marks)
 
 
 def reroute_messages(tx: Tx, route: str, limit: int) -> int:
@@ -70,7 +78,7 @@ def reroute_messages(tx: Tx, route: str, limit: int) -> int:
     return tx.run(SQL["reroute_messages"], {"route": route, "limit": limit, "now": tx.now})
 
 
-def _refusal(tx: Tx, instance_id: str) -> Delivery:
-    row = tx.row(SQL["status"], {"instance_id": instance_id})
-    assert row is None or row[0] in FINISHED, "a message to a running instance is always queued"
-    return "unknown" if row is None else "finished"
+def _delivery(status: str | None) -> Delivery:
+    if status is None:
+        return "unknown"
+    return "finished" if status in FINISHED else "delivered"

@@ -1,23 +1,27 @@
--- send: queue a message, unless its instance is missing or has finished
-INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload, timer_execution, timer_id)
+-- statuses: how far some instances are
+SELECT json_group_array(json_array(i.instance_id, i.status))
+FROM json_each(:instance_ids) AS j CROSS JOIN instances AS i ON i.instance_id = j.value;
+
+-- send: queue messages on the routes of their owners, unless their instance is missing or has finished
+-- (the array is read in order, so the order of arrival is that of the batch)
+INSERT INTO orchestrator_queue (instance_id, route, visible_at, timer_execution, timer_id, payload)
 SELECT i.instance_id, CASE WHEN w.worker_id IS NULL THEN 'new' ELSE 'w:' || w.worker_id END,
-       :now + :delay, :payload, :timer_execution, :timer_id
-FROM instances AS i
+       :now + (j.value ->> 1), j.value ->> 2, j.value ->> 3, j.value ->> 4
+FROM json_each(:rows) AS j
+CROSS JOIN instances AS i ON i.instance_id = j.value ->> 0
 LEFT JOIN workers AS w
     ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation AND w.locked_until > :now
-WHERE i.instance_id = :instance_id AND i.status NOT IN ('completed', 'failed', 'cancelled');
+WHERE i.status NOT IN ('completed', 'failed', 'cancelled');
 
--- create: an instance, unless its id is taken
+-- create: instances whose ids are not taken
 INSERT INTO instances (instance_id, name, version, parent_id, created_at, updated_at)
-VALUES (:instance_id, :name, :version, :parent_id, :now, :now)
-ON CONFLICT (instance_id) DO NOTHING;
+SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, :now, :now FROM json_each(:rows);
 
--- status: how far an instance is
-SELECT status FROM instances WHERE instance_id = :instance_id;
-
--- reroute_instance: re-mark the messages of an instance
+-- reroute_instances: re-mark messages of instances, as many as the limit allows
 UPDATE orchestrator_queue SET route = :route WHERE id IN (
-    SELECT id FROM orchestrator_queue WHERE instance_id = :instance_id AND route <> :route LIMIT :limit
+    SELECT q.id FROM json_each(:instance_ids) AS j
+    CROSS JOIN orchestrator_queue AS q ON q.instance_id = j.value AND q.route <> :route
+    LIMIT :limit
 );
 
 -- reroute_messages: re-mark messages that are marked for a worker that does not own their instance

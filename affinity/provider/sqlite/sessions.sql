@@ -1,14 +1,13 @@
 -- of_worker: sessions that the name holds by an unexpired lock
-SELECT session_id FROM sessions WHERE worker_id = :worker_id AND locked_until > :now;
+SELECT json_group_array(session_id) FROM sessions WHERE worker_id = :worker_id AND locked_until > :now;
 
--- count_held: sessions that an incarnation holds, counted no further than a limit
-SELECT count(*) FROM (
-    SELECT 1 FROM sessions
-    WHERE worker_id = :worker_id AND locked_until > :now AND incarnation = :incarnation LIMIT :limit
-);
+-- count_held: sessions that an incarnation holds
+SELECT count(*) FROM sessions WHERE worker_id = :worker_id AND locked_until > :now AND incarnation = :incarnation;
 
 -- leases: rows of some sessions, with whether they are held
-SELECT s.session_id, s.worker_id, s.incarnation, s.epoch, s.locked_until > :now AND w.worker_id IS NOT NULL
+SELECT json_group_array(json_array(
+    s.session_id, s.worker_id, s.incarnation, s.epoch, s.locked_until > :now AND w.worker_id IS NOT NULL
+))
 FROM json_each(:session_ids) AS j
 CROSS JOIN sessions AS s ON s.session_id = j.value
 LEFT JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND w.locked_until > :now;
@@ -16,12 +15,14 @@ LEFT JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarn
 -- next_epochs: the last of :count fresh epochs
 UPDATE counters SET value = value + :count WHERE name = 'epoch' RETURNING CAST(value AS INTEGER);
 
--- inherit: give a session to the new incarnation of its worker
-UPDATE sessions SET incarnation = :incarnation, epoch = :epoch, claimed_at = :now WHERE session_id = :session_id;
+-- inherit: give sessions to the new incarnation of their worker
+UPDATE sessions SET incarnation = :incarnation, epoch = j.value ->> 1, claimed_at = :now
+FROM json_each(:rows) AS j
+WHERE sessions.session_id = j.value ->> 0;
 
--- claim: make a session the caller's; only its epoch tells a new lease from one that went on
+-- claim: make sessions the caller's; only its epoch tells a new lease from one that went on
 INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)
-VALUES (:session_id, :worker_id, :incarnation, :epoch, :locked_until, :now, :now)
+SELECT value ->> 0, :worker_id, :incarnation, value ->> 1, :locked_until, :now, :now FROM json_each(:rows) WHERE true
 ON CONFLICT (session_id) DO UPDATE SET
     claimed_at = CASE epoch WHEN excluded.epoch THEN claimed_at ELSE excluded.claimed_at END,
     worker_id = excluded.worker_id,
@@ -36,20 +37,23 @@ WHERE session_id IN (SELECT value FROM json_each(:session_ids))
   AND worker_id = :worker_id AND incarnation = :incarnation
   AND locked_until > :now AND locked_until <= :touch_before;
 
--- free: end a session lock; the row stays, so that the same incarnation may come back to its epoch
+-- free: end session locks; the rows stay, so that the same incarnation may come back to its epochs
 UPDATE sessions SET locked_until = :now
-WHERE session_id = :session_id AND worker_id = :worker_id AND incarnation = :incarnation AND locked_until > :now;
+WHERE session_id IN (SELECT value FROM json_each(:session_ids))
+  AND worker_id = :worker_id AND incarnation = :incarnation AND locked_until > :now;
 
--- reroute: re-mark queued items of a session, as many as the limit allows
+-- reroute: re-mark queued items of sessions, as many as the limit allows
 UPDATE worker_queue SET route = :route WHERE id IN (
-    SELECT id FROM worker_queue WHERE session_id = :session_id AND route < :route
+    SELECT q.id FROM json_each(:session_ids) AS j
+    CROSS JOIN worker_queue AS q ON q.session_id = j.value AND q.route < :route
     UNION ALL
-    SELECT id FROM worker_queue WHERE session_id = :session_id AND route > :route
+    SELECT q.id FROM json_each(:session_ids) AS j
+    CROSS JOIN worker_queue AS q ON q.session_id = j.value AND q.route > :route
     LIMIT :limit
 );
 
 -- idle_of_worker: sessions that an incarnation holds and of which it has no work item in hand
-SELECT s.session_id FROM sessions AS s
+SELECT json_group_array(s.session_id) FROM sessions AS s
 WHERE s.worker_id = :worker_id AND s.locked_until > :now AND s.incarnation = :incarnation
   AND NOT EXISTS (
     SELECT 1 FROM worker_queue AS q

@@ -67,9 +67,8 @@ def drain(tx: Tx, identity: WorkerIdentity) -> int:
     """See `Provider.drain_worker`."""
     if not tx.run(SQL["set_draining"], _named(identity)):
         return 0
-    at = {**_named(identity), "now": tx.now}
-    sessions.free(tx, identity, [row[0] for row in tx.rows(sessions.SQL["idle_of_worker"], at)])
-    return sessions.count_held(tx, identity, -1)
+    sessions.free(tx, identity, sessions.read_idle(tx, identity))
+    return sessions.count_held(tx, identity)
 
 
 def release(tx: Tx, identity: WorkerIdentity) -> None:
@@ -81,8 +80,7 @@ def release(tx: Tx, identity: WorkerIdentity) -> None:
     row = tx.row(SQL["get"], {"worker_id": identity.worker_id})
     if row is None or row[0] != identity.incarnation:
         return
-    at = {"worker_id": identity.worker_id, "now": tx.now}
-    sessions.free(tx, identity, [row[0] for row in tx.rows(sessions.SQL["of_worker"], at)])
+    sessions.free(tx, identity, sessions.read_held_by_name(tx, identity))
     tx.run(SQL["extend"], {**_named(identity), "locked_until": min(tx.now, row[1])})
     reroute_messages(tx, own_route(identity.worker_id), MAX_REROUTE)
 
