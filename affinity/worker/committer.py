@@ -71,7 +71,7 @@ class GroupCommit(Generic[Request, Result]):
                 self._arrived = anyio.Event()
                 self._idle.set()
                 await self._arrived.wait()
-            self._idle = anyio.Event()
+                self._idle = anyio.Event()  # only here: whoever waits for the end of a busy spell waits on one event
             async with self._writing:
                 batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
                 await self._write(batch)

@@ -356,6 +356,11 @@ class InstanceTable:
             live.mailbox = [i for i in live.mailbox if i.lock is None]  # their tokens are dead too
             self._drop(live)
 
+    def drop_idle(self) -> None:
+        """Forget every instance that is between two turns: safe at any time, it only costs replays."""
+        for live in [live for live in self._live.values() if live.idle]:
+            self._drop(live)
+
     def _drop(self, live: LiveInstance) -> None:
         if self._live.get(live.execution.instance_id) is live:
             del self._live[live.execution.instance_id]

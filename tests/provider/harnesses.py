@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
@@ -106,7 +107,7 @@ class PostgresHarness:
             await provider.advance_clock(seconds)
 
     async def fetch_cost(self, identity: WorkerIdentity, options: FetchOptions) -> int:
-        """Rows and index entries read, and blocks looked at; a connection has told of all its work when it has ended."""
+        """Rows and index entries read, and blocks looked at: a connection has told of all of them when it has ended."""
         async with self._monitor() as monitor:
             await self._until(monitor, BACKENDS, 0)
             before = await self._scalar(monitor, WORK)
@@ -131,10 +132,11 @@ class PostgresHarness:
         """With repeatable reads, who waits for a row and finds it changed has failed to serialize."""
         async with self._provider(REPEATABLE_READ) as provider, self._monitor() as monitor, self._monitor() as rival:
             await provider.register_worker(VICTIM, PATIENCE, {})
-            async with anyio.create_task_group() as group, rival.transaction():
+            async with rival.transaction():
                 await rival.execute("UPDATE affinity.workers SET draining = draining")
-                group.start_soon(provider.renew_worker, VICTIM, PATIENCE)
+                loser = asyncio.create_task(provider.renew_worker(VICTIM, PATIENCE))
                 await self._until(monitor, WAITING, 1)
+            await loser
 
     async def _lose_the_connections(self) -> None:
         async with self._provider() as provider, self._monitor() as monitor:
