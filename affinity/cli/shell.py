@@ -27,6 +27,9 @@ DEFAULT_URL: Final = "sqlite:///affinity.db"
 
 FAILED, MISUSED, NO_DATABASE, TIMED_OUT, INTERRUPTED = 1, 2, 3, 4, 130
 
+SIGNALLED: Final = 128
+"""Plus the number of the signal: the exit code of a process that a signal ended, by the shell's custom."""
+
 _PIPE_WIDTH: Final = 250
 """Columns of a table that goes to a file or a pipe, where nothing says how wide it may be."""
 

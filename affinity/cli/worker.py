@@ -11,8 +11,7 @@ import anyio
 import click
 
 from affinity.cli.loading import load_app
-from affinity.cli.shell import INTERRUPTED, Command, Shell, command
-from affinity.orchestration import App
+from affinity.cli.shell import SIGNALLED, Command, Shell, command
 from affinity.worker import RuntimeOptions, Worker
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -66,8 +65,9 @@ def worker(shell: Shell, *, target: str, migrate: bool, log_level: str, **flags:
     """Run the orchestrations and activities of the app that MODULE:APP names.
 
     Start as many as you like, on as many machines as you like; with SQLite, on one machine. The first SIGTERM or Ctrl-C
-    drains: running activities end or are given back, sessions are free at once. The second stops now; then, as after a
-    crash, its work is free when its lease ends. Exit code 0 after SIGTERM, 130 after Ctrl-C.
+    drains: running activities end or are given back, sessions are free at once. The second stops now: what runs is
+    cut off, and its work is free for others. Exit code 0 after SIGTERM, 143 when a second one cut it short, 130 after
+    Ctrl-C.
 
     Durations are seconds. Every flag can be given by the environment instead: AFFINITY_WORKER_NODE_ID,
     AFFINITY_MAX_SESSIONS_PER_RUNTIME, AFFINITY_<OPTION>, as `affinity.RuntimeOptions` names them.
@@ -78,13 +78,14 @@ def worker(shell: Shell, *, target: str, migrate: bool, log_level: str, **flags:
     """
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     options = RuntimeOptions.from_environment(**flags)
-    ended_by = anyio.run(_run, load_app(target), shell.url, options, migrate)
-    report = {"worker_id": options.worker_node_id, "signal": ended_by.name}
+    running = Worker(load_app(target), shell.url, options, migrate=migrate)
+    ended_by = anyio.run(_run, running)
+    report = {"worker_id": options.worker_node_id, "signal": ended_by.name, "drained": running.drained}
     shell.show(report, lambda: None)
-    if ended_by is signal.SIGINT:
-        click.get_current_context().exit(INTERRUPTED)
+    if ended_by is signal.SIGINT or not running.drained:
+        click.get_current_context().exit(SIGNALLED + ended_by)
 
 
-async def _run(app: App, url: str, options: RuntimeOptions, migrate: bool) -> signal.Signals:
-    async with Worker(app, url, options, migrate=migrate) as running:
+async def _run(running: Worker) -> signal.Signals:
+    async with running:
         return await running.run_until_signalled()

@@ -62,6 +62,19 @@ class _Running:
     context: ActivityContext
     task: asyncio.Task[Event] | None = None
     cancelled: str | None = None  # why, once it is cancelled: its outcome is then nobody's business
+    timed_out: bool = False
+
+    def cancel(self, reason: str) -> None:
+        """Tell the code, both ways: the flag for sync code, the exception at the next await for async code."""
+        self.context._cancel(reason)
+        if self.task is not None:
+            self.task.cancel()
+
+    def time_out(self) -> None:
+        """Its time is over: unlike a cancelled one, it has an outcome."""
+        if self.cancelled is None:
+            self.timed_out = True
+            self.cancel("timeout")
 
 
 class ActivityRunner:
@@ -137,15 +150,20 @@ class ActivityRunner:
     async def _result(
         self, activity_id: int, running: _Running, definition: ActivityDefinition, task: ActivityTask
     ) -> Event:
+        alarm = None
+        if task.timeout is not None:
+            alarm = asyncio.get_running_loop().call_later(task.timeout, running.time_out)
         try:
-            if task.timeout is None:
-                return ActivityCompleted(activity_id, await self._call(running.context, definition, task))
-            with anyio.move_on_after(task.timeout):
-                return ActivityCompleted(activity_id, await self._call(running.context, definition, task))
+            return ActivityCompleted(activity_id, await self._call(running.context, definition, task))
+        except asyncio.CancelledError:
+            if not running.timed_out:
+                raise
+            raise _TimedOut(f"ran longer than its timeout of {task.timeout:g} s") from None
         except (SystemExit, KeyboardInterrupt) as error:  # would end the event loop, and with it the worker
             raise RuntimeError(f"the activity raised {error!r}") from error
-        running.context._cancel("timeout")
-        raise _TimedOut(f"ran longer than its timeout of {task.timeout:g} s")
+        finally:
+            if alarm is not None:
+                alarm.cancel()
 
     def _ended(self, running: _Running, task: ActivityTask, done: asyncio.Task[Event]) -> None:
         """The task is over, even if it was cancelled before its first step."""
@@ -247,9 +265,7 @@ class ActivityRunner:
         """Cancel an activity if it runs here; its outcome is dropped."""
         if (running := self._running.get(key)) is not None and running.cancelled is None:
             running.cancelled = reason
-            running.context._cancel(reason)
-            if running.task is not None:
-                running.task.cancel()
+            running.cancel(reason)
 
     def cancel_locks(self, locks: Sequence[WorkLock], reason: str) -> None:
         """Cancel the activities that run under these locks."""

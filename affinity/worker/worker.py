@@ -86,7 +86,9 @@ class Worker:
         self._migrate = migrate
         self._labels = _describe_process(app)
         self._availability = Availability(self.identity.worker_id)
-        self._drained = False
+        self._drain_begun = False
+        self.drained = False
+        """Whether a drain came to its end: False after a second signal."""
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -147,9 +149,10 @@ class Worker:
         """Take nothing new, let running activities end or give them back, free all sessions. Leaving the block does it
         too.
         """
-        if not self._drained and self._runtime.error is None:
-            self._drained = True
+        if not self._drain_begun and self._runtime.error is None:
+            self._drain_begun = True
             await self._runtime.drain()
+            self.drained = True
 
     async def run_until_signalled(self) -> signal.Signals:
         """Run until SIGTERM or SIGINT, drain, and return the signal. A second signal ends the drain: stop now.

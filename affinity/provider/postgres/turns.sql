@@ -16,12 +16,14 @@ WITH fenced AS MATERIALIZED (
     FROM (
         SELECT * FROM unnest(%(ack_turn)s, %(ack_instance)s, %(ack_execution)s, %(ack_activity)s, %(ack_token)s)
             WITH ORDINALITY AS a (n, instance_id, execution_id, activity_id, token, ord)
+        -- [rest
         UNION ALL
         SELECT *, NULL, NULL
         FROM unnest(%(cancel_turn)s, %(cancel_instance)s, %(cancel_execution)s, %(cancel_activity)s)
         UNION ALL
         SELECT f.n, q.instance_id, q.execution_id, q.activity_id, NULL, NULL
         FROM unnest(%(finish_turn)s, %(finish_instance)s) AS f (n, instance_id) JOIN worker_queue q USING (instance_id)
+        -- rest]
     ) d JOIN worker_queue q USING (instance_id, execution_id, activity_id)
     WHERE (d.ord IS NULL OR q.lock_token = d.token AND q.locked_until > clock())
       AND (SELECT count(*) FROM fenced) >= 0 -- always true: it makes the instances come first
@@ -43,7 +45,7 @@ WITH fenced AS MATERIALIZED (
             UNION
             SELECT session_id FROM unnest(%(item_turn)s, %(item_session)s, %(item_here)s) AS w (n, session_id, here)
             WHERE here AND (SELECT flags FROM ok)[n]))
-      AND s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+      AND (s.worker_id = %(worker)s) IS TRUE AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
     ORDER BY s.session_id FOR NO KEY UPDATE
 ), touched AS (
     UPDATE sessions s SET locked_until = clock() + %(session_lock)s * interval '1 s', touched_at = clock()
@@ -53,6 +55,7 @@ WITH fenced AS MATERIALIZED (
     DELETE FROM worker_queue q
     USING (SELECT DISTINCT instance_id, execution_id, activity_id FROM locked WHERE (SELECT flags FROM ok)[n]) d
     WHERE q.instance_id = d.instance_id AND q.execution_id = d.execution_id AND q.activity_id = d.activity_id
+-- [rest
 ), messages_removed AS (
     DELETE FROM orchestrator_queue o
     WHERE o.id = ANY (ARRAY (
@@ -68,6 +71,7 @@ WITH fenced AS MATERIALIZED (
         FROM unnest(%(finish_turn)s, %(finish_instance)s) AS f (n, instance_id)
         JOIN orchestrator_queue o USING (instance_id)
         WHERE (SELECT flags FROM ok)[n]))
+-- rest]
 ), events AS (
     INSERT INTO history (instance_id, execution_id, event_id, event)
     SELECT instance_id, execution_id, event_id, event
@@ -98,6 +102,7 @@ WITH fenced AS MATERIALIZED (
         CASE WHEN locked THEN %(token)s || '.' || ord END,
         CASE WHEN locked THEN clock() + %(item_lock)s * interval '1 s' END, locked::int, clock()
     FROM placed
+-- [rest
 ), child AS MATERIALIZED (
     SELECT *, row_number() OVER (PARTITION BY instance_id ORDER BY ord) AS copy
     FROM unnest(%(child_turn)s, %(child_instance)s, %(child_name)s, %(child_version)s, %(child_start)s,
@@ -136,6 +141,7 @@ WITH fenced AS MATERIALIZED (
           SELECT instance_id FROM unnest(%(finish_turn)s, %(finish_instance)s) AS f (n, instance_id)
           WHERE (SELECT flags FROM ok)[n])) IS NOT TRUE
     ORDER BY m.n, m.ord
+-- rest]
 ), advanced AS (
     UPDATE instances i
     SET execution_id = i.execution_id + t.continued::int,

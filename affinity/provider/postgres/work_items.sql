@@ -4,13 +4,13 @@ WITH own AS MATERIALIZED (
     FROM deliverable_items q JOIN sessions s ON s.session_id = q.session_id
     WHERE q.route = %(route)s AND EXISTS (
             SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
-      AND s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+      AND (s.worker_id = %(worker)s) IS TRUE AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
     ORDER BY q.visible_at LIMIT %(limit)s FOR NO KEY UPDATE OF q SKIP LOCKED
 ), held AS MATERIALIZED (
     -- The truth about a session, which cannot change any more until we commit.
     SELECT s.session_id, s.epoch, s.locked_until FROM sessions s
     WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM own))
-      AND s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+      AND (s.worker_id = %(worker)s) IS TRUE AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
     ORDER BY s.session_id FOR NO KEY UPDATE
 ), touched AS (
     UPDATE sessions s SET locked_until = clock() + %(session_lock)s * interval '1 s', touched_at = clock()
@@ -62,7 +62,7 @@ WITH own AS MATERIALIZED (
     -- Only looked at when nothing was found: what is there but locked by another's fetch, and what comes next.
     SELECT EXISTS (
         SELECT FROM deliverable_items q JOIN held_sessions h USING (session_id)
-        WHERE q.route = %(route)s AND h.worker_id = %(worker)s AND h.incarnation = %(incarnation)s
+        WHERE q.route = %(route)s AND (h.worker_id = %(worker)s) IS TRUE AND h.incarnation = %(incarnation)s
     ) OR EXISTS (
         SELECT FROM deliverable_items q
         WHERE q.route = 'free' AND EXISTS (
@@ -184,7 +184,7 @@ WITH ours AS MATERIALIZED (
 ), held AS MATERIALIZED (
     SELECT s.session_id FROM sessions s
     WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM ours))
-      AND s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+      AND (s.worker_id = %(worker)s) IS TRUE AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
       AND s.locked_until < clock() + %(touch_below)s * interval '1 s'
       AND EXISTS (SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
     ORDER BY s.session_id FOR NO KEY UPDATE
@@ -212,7 +212,7 @@ WITH ours AS MATERIALIZED (
 ), held AS MATERIALIZED (
     SELECT s.session_id FROM sessions s
     WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM ours))
-      AND s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+      AND (s.worker_id = %(worker)s) IS TRUE AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
       AND s.locked_until < clock() + %(touch_below)s * interval '1 s'
       AND EXISTS (SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
     ORDER BY s.session_id FOR NO KEY UPDATE
@@ -244,7 +244,7 @@ WITH ours AS MATERIALIZED (
 ), held AS MATERIALIZED (
     SELECT s.session_id FROM sessions s
     WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM ours WHERE release))
-      AND s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+      AND (s.worker_id = %(worker)s) IS TRUE AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
       AND EXISTS (SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
     ORDER BY s.session_id FOR NO KEY UPDATE
 ), freed AS (

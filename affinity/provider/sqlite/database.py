@@ -3,16 +3,20 @@
 Every verb of the provider is a plain function of a `Tx` and its arguments, run without interruption between
 ``BEGIN`` and ``COMMIT``: the clock is read once the write lock is there, and no lock is ever held across a wait of
 the event loop.
+
+Each step of a statement hands the interpreter lock over and takes it again, which is slow while the event loop is busy:
+a hundred small steps cost far more than one large step. So batches go in and come out as JSON, in one step each.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Concatenate, Final, LiteralString, ParamSpec, TypeAlias, TypeVar
 
 from affinity.errors import DatabaseFailure
@@ -28,8 +32,13 @@ Arguments: TypeAlias = Mapping[str, Any] | Sequence[Any]
 BUSY_DEADLINE: Final = 10.0
 """Seconds that a transaction waits for the file before it gives up with `Contention`."""
 
+MAX_PORTION: Final = 64 * 1024 * 1024
+"""Characters of one JSON argument, about: SQLite takes a billion bytes, and a batch of large payloads may have more."""
+
 OLDEST_SQLITE: Final = (3, 38, 0)
 """The first release with JSON always built in; ``RETURNING``, ``UPDATE … FROM`` and ``STRICT`` came before it."""
+
+NO_ARGUMENTS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 _PRAGMAS: Final[tuple[LiteralString, ...]] = (
     "PRAGMA synchronous = FULL",  # in WAL mode, only this makes a commit survive a power cut
@@ -57,19 +66,43 @@ class Tx:
         rows = self.rows(sql, arguments)  # to the end, so that no statement stays open behind us
         return rows[0] if rows else None
 
+    def value(self, sql: LiteralString, arguments: Arguments = ()) -> Any:
+        """The only column of the only row of a statement; None when it has no row."""
+        row = self.row(sql, arguments)
+        return None if row is None else row[0]
+
     def run(self, sql: LiteralString, arguments: Arguments = ()) -> int:
         """Run a statement; the number of rows that it changed."""
         return self._connection.execute(sql, arguments).rowcount
 
-    def many(self, sql: LiteralString, arguments: Iterable[Arguments]) -> None:
-        """Run a statement once for each of ``arguments``."""
-        self._connection.executemany(sql, arguments)
+    def many(self, sql: LiteralString, rows: Iterable[Any], arguments: Mapping[str, Any] = NO_ARGUMENTS) -> None:
+        """Run a statement over all ``rows``, which it reads as JSON from ``:rows``."""
+        for portion in _portions(rows):
+            self.run(sql, {**arguments, "rows": portion})
 
-    @contextmanager
-    def scan(self, sql: LiteralString, arguments: Arguments = ()) -> Iterator[Iterator[Row]]:
-        """Rows one by one, for a reader that will stop early."""
-        with closing(self._connection.execute(sql, arguments)) as cursor:
-            yield cursor
+    def gather(self, sql: LiteralString, arguments: Arguments = ()) -> list[Any]:
+        """The rows of a statement that gathers them into one JSON array."""
+        gathered: list[Any] = json.loads(self.value(sql, arguments))
+        return gathered
+
+
+def to_json(value: object) -> str:
+    """JSON as a statement takes it; ids and payloads stay the text that they are."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _portions(rows: Iterable[Any]) -> Iterator[str]:
+    """Rows as JSON arrays, none of them so large that SQLite refuses it."""
+    portion: list[str] = []
+    size = 0
+    for row in map(to_json, rows):
+        portion.append(row)
+        size += len(row)
+        if size > MAX_PORTION:
+            yield f"[{','.join(portion)}]"
+            portion, size = [], 0
+    if portion:
+        yield f"[{','.join(portion)}]"
 
 
 def connect(path: Path, *, create: bool = False) -> sqlite3.Connection:

@@ -15,12 +15,13 @@ fetch that met too many of them says ``raced``, and there are fewer of them when
 
 from __future__ import annotations
 
-import json
+from collections import defaultdict
 from typing import Any, Final, NamedTuple
 
 from affinity.provider.contract import FetchOptions, WorkerIdentity, WorkFetch, WorkItem, WorkKey, WorkLock
 from affinity.provider.sqlite import sessions
-from affinity.provider.sqlite.database import Database, Row, Tx
+from affinity.provider.sqlite.database import Database, Tx, to_json
+from affinity.provider.sqlite.payloads import read_payloads
 from affinity.provider.sqlite.sessions import FREE, NEW, Lease, own_route
 from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.statements import load_statements
@@ -29,142 +30,166 @@ SQL: Final = load_statements(__package__, "work_items.sql")
 
 NOTHING: Final = WorkFetch(items=(), raced=False, next_due=None)
 
-MAX_STALE: Final = 200
-"""Stale marks that one fetch repairs before it stops to scan."""
+SPARE: Final = 50
+"""Items that a scan reads beyond those that are wanted, as some may turn out to be marked wrongly."""
+
+MAX_ROUNDS: Final = 4
+"""Scans of one range, each after the repair of the stale marks that the one before met."""
 
 
-class _Look(NamedTuple):
-    """What a look at the queue showed."""
+class _Candidate(NamedTuple):
+    """A row of the scan."""
 
-    worthwhile: bool  # there is something to take, or a mark to repair
-    claims: bool  # the caller may claim sessions
-    next_due: float | None = None
+    id: int
+    key: WorkKey
+    name: str
+    session_id: str | None
+    attempts: int
+    failures: int
+    unknown_for: float | None
+    lease: Lease | None
 
 
 def fetch(database: Database, tokens: Tokens, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
     """See `Provider.fetch_work_item`."""
-    look = database.read(_look, identity, options)
-    if look.worthwhile:
-        return database.write(_take, tokens, identity, options)
-    return WorkFetch(items=(), raced=False, next_due=look.next_due)
+    nothing = database.read(_look, identity, options)
+    return database.write(_take, tokens, identity, options) if nothing is None else nothing
 
 
-def _look(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> _Look:
+def _look(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch | None:
+    """The answer when there is nothing to take and no mark to repair; None when there is."""
     arguments = _arguments(tx, identity, options)
     row = tx.row(SQL["peek"], arguments)
     if row is None:
-        return _Look(worthwhile=False, claims=False)
-    draining, room, own_or_free = row
-    claims = bool(room) and not draining
-    if own_or_free or (claims and _one(tx, "peek_new", arguments)):
-        return _Look(worthwhile=True, claims=claims)
-    due = _one(tx, "next_due", {**arguments, "room": claims})
-    return _Look(worthwhile=False, claims=claims, next_due=None if due is None else due - tx.now)
+        return NOTHING
+    draining, held, own_or_free = row
+    claims = held < options.max_sessions and not draining
+    if own_or_free or (claims and tx.value(SQL["peek_new"], arguments)):
+        return None
+    due = tx.value(SQL["next_due"], {**arguments, "claims": claims})
+    return WorkFetch(items=(), raced=False, next_due=None if due is None else due - tx.now)
 
 
 def _take(tx: Tx, tokens: Tokens, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
-    row = tx.row(SQL["peek"], _arguments(tx, identity, options))
+    arguments = _arguments(tx, identity, options)
+    row = tx.row(SQL["peek"], arguments)
     if row is None:  # the lease ended while we waited for the lock
         return NOTHING
-    harvest = _Harvest(tx, tokens, identity, options)
-    harvest.reap(own_route(identity.worker_id))
+    draining, held, _ = row
+    harvest = _Harvest(tx, tokens, identity, options, arguments)
+    harvest.reap(arguments["own"])
     harvest.reap(FREE)
-    if row[1] and not row[0]:
-        harvest.reap(NEW)
+    if held < options.max_sessions and not draining:
+        harvest.reap(NEW, room=options.max_sessions - held)
     return harvest.bring_in()
 
 
 class _Harvest:
     """One fetch: candidates are picked range by range, then locked together."""
 
-    def __init__(self, tx: Tx, tokens: Tokens, identity: WorkerIdentity, options: FetchOptions) -> None:
+    def __init__(
+        self, tx: Tx, tokens: Tokens, identity: WorkerIdentity, options: FetchOptions, arguments: dict[str, Any]
+    ) -> None:
         self._tx = tx
         self._tokens = tokens
         self._identity = identity
         self._options = options
-        self._names = frozenset(options.names)
-        self._arguments = _arguments(tx, identity, options)
-        self._own = own_route(identity.worker_id)
-        self._picked: list[tuple[Row, Lease | None]] = []
+        self._arguments = arguments
+        self._picked: dict[int, _Candidate] = {}
         self._claimed: dict[str, Lease | None] = {}  # with their former lease
-        self._stale: dict[str, str] = {}  # sessions by the mark that their items should have
-        self._raced = False
+        self._stale: defaultdict[str, set[str]] = defaultdict(set)  # sessions by the mark that their items should have
         self._room = 0
+        self._raced = False
 
-    def reap(self, route: str) -> None:
-        """Pick from one range, and repair the marks in it that turn out to be stale."""
-        if route == NEW:
-            held = sessions.count_held(self._tx, self._identity, self._options.max_sessions)
-            self._room = self._options.max_sessions - held
-        self._stale.clear()
-        met = 0
-        with self._tx.scan(SQL["scan"], {**self._arguments, "route": route, "any_name": route == self._own}) as rows:
-            while len(self._picked) < self._options.limit and (row := next(rows, None)) is not None:
-                met += not self._pick(row, route)
-                if met >= MAX_STALE:
-                    self._raced = bool(self._stale)
-                    break
-        reroute = sessions.Reroute(self._tx)
-        for session_id, truth in self._stale.items():
-            reroute(session_id, truth)
-
-    def _pick(self, row: Row, route: str) -> bool:
-        """Take the item if it is ours to take; False when the scan met it in vain."""
-        session_id = row[6]
-        lease = None if row[10] is None else Lease(row[10], row[11], row[12], bool(row[13]))
-        if session_id is None or (lease is not None and lease.held_by(self._identity)):
-            self._picked.append((row, lease))
-            return True
-        truth = NEW if lease is None else lease.route
-        if truth != route:
-            self._stale[session_id] = truth
-            return False
-        if session_id not in self._claimed:
-            if not self._room:
-                return False
-            self._room -= 1
-            self._claimed[session_id] = lease
-        self._picked.append((row, None))
-        return True
+    def reap(self, route: str, room: int = 0) -> None:
+        """Pick from one range, and repair the marks in it that turn out to be stale; ``room`` is for new sessions."""
+        self._room = room
+        for _ in range(MAX_ROUNDS):
+            for candidate in self._scan(route):
+                if len(self._picked) < self._options.limit:
+                    self._pick(candidate, route)
+            if not self._repair():
+                return
+        self._raced = True
 
     def bring_in(self) -> WorkFetch:
         """Claim the sessions, lock the items."""
-        timeouts = self._options.timeouts
-        claimed = sessions.claim(self._tx, self._identity, self._claimed, timeouts.session_lock)
-        sessions.touch(
-            self._tx,
-            self._identity,
-            {row[6] for row, lease in self._picked if lease is not None},
-            timeouts.session_lock,
-        )
-        items = [self._item(row, lease.epoch if lease else claimed.get(row[6])) for row, lease in self._picked]
-        self._tx.many(SQL["lock"], [self._lock(row, item) for (row, _), item in zip(self._picked, items, strict=True)])
-        return WorkFetch(items=items, raced=self._raced and not items, next_due=None)
+        picked = self._picked.values()
+        if not picked:
+            return WorkFetch(items=(), raced=self._raced, next_due=None)
+        session_lock = self._options.timeouts.session_lock
+        claimed = sessions.claim(self._tx, self._identity, self._claimed, session_lock)
+        held = {one.session_id for one in picked if one.session_id is not None and one.session_id not in claimed}
+        sessions.touch(self._tx, self._identity, held, session_lock)
+        tokens = {one.id: self._tokens.next() for one in picked}
+        until = {"locked_until": self._tx.now + self._options.timeouts.work_item_lock}
+        self._tx.many(SQL["lock"], tokens.items(), {**self._arguments, **until})
+        payloads = read_payloads(self._tx, SQL["payloads"], list(tokens))
+        items = [
+            WorkItem(
+                lock=WorkLock(one.key, tokens[one.id]),
+                name=one.name,
+                payload=payloads[one.id],
+                session_id=one.session_id,
+                session_epoch=_epoch(one, claimed),
+                attempts=one.attempts + 1,
+                failures=one.failures,
+                unknown_for=one.unknown_for,
+            )
+            for one in picked
+        ]
+        return WorkFetch(items=items, raced=False, next_due=None)
 
-    def _item(self, row: Row, epoch: int | None) -> WorkItem:
-        _, instance_id, execution_id, activity_id, name, payload, session_id, attempts, failures, unknown_since, *_ = (
-            row
-        )
-        return WorkItem(
-            lock=WorkLock(WorkKey(instance_id, execution_id, activity_id), self._tokens.next()),
-            name=name,
-            payload=payload,
-            session_id=session_id,
-            session_epoch=epoch,
-            attempts=attempts + 1,
-            failures=failures,
-            unknown_for=None if unknown_since is None else self._tx.now - unknown_since,
-        )
+    def _scan(self, route: str) -> list[_Candidate]:
+        wanted = self._options.limit - len(self._picked)
+        if not wanted:
+            return []
+        own = route == self._arguments["own"]
+        limits = {"route": route, "any_name": own, "limit": len(self._picked) + wanted + SPARE}
+        rows = self._tx.gather(SQL["scan"], {**self._arguments, **limits})
+        return [_candidate(row) for row in rows if row[0] not in self._picked]
 
-    def _lock(self, row: Row, item: WorkItem) -> dict[str, Any]:
-        return {
-            "id": row[0],
-            "worker_id": self._identity.worker_id,
-            "incarnation": self._identity.incarnation,
-            "token": item.lock.token,
-            "locked_until": self._tx.now + self._options.timeouts.work_item_lock,
-            "known": item.name in self._names,
-        }
+    def _pick(self, one: _Candidate, route: str) -> None:
+        """Take the item if it is ours to take."""
+        session_id, lease = one.session_id, one.lease
+        if session_id is None or (lease is not None and lease.held_by(self._identity)):
+            self._picked[one.id] = one
+            return
+        truth = NEW if lease is None else lease.route
+        if truth != route:
+            self._stale[truth].add(session_id)
+        elif session_id in self._claimed or self._room:
+            self._room -= session_id not in self._claimed
+            self._claimed[session_id] = lease
+            self._picked[one.id] = one
+
+    def _repair(self) -> bool:
+        """Re-mark what the scan found to be stale; whether there was anything."""
+        found = bool(self._stale)
+        for truth, session_ids in self._stale.items():
+            sessions.reroute(self._tx, session_ids, truth)
+        self._stale.clear()
+        return found
+
+
+def _candidate(row: list[Any]) -> _Candidate:
+    row_id, instance_id, execution_id, activity_id, name, session_id, attempts, failures, unknown_for, *lease = row
+    return _Candidate(
+        id=row_id,
+        key=WorkKey(instance_id, execution_id, activity_id),
+        name=name,
+        session_id=session_id,
+        attempts=attempts,
+        failures=failures,
+        unknown_for=unknown_for,
+        lease=None if lease[0] is None else Lease(*lease),
+    )
+
+
+def _epoch(one: _Candidate, claimed: dict[str, int]) -> int | None:
+    if one.session_id in claimed:
+        return claimed[one.session_id]
+    return None if one.lease is None else one.lease.epoch
 
 
 def _arguments(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> dict[str, Any]:
@@ -173,12 +198,6 @@ def _arguments(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> dict[
         "worker_id": identity.worker_id,
         "incarnation": identity.incarnation,
         "own": own_route(identity.worker_id),
-        "max_sessions": options.max_sessions,
-        "names": json.dumps(list(options.names)),
+        "names": to_json(list(options.names)),
         "unknown_before": tx.now - options.unknown_after,
     }
-
-
-def _one(tx: Tx, name: str, arguments: dict[str, Any]) -> Any:
-    row = tx.row(SQL[name], arguments)
-    return None if row is None else row[0]

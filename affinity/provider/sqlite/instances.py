@@ -6,15 +6,16 @@ consumed them commits. Only to take an instance, or to repair a stale mark, does
 
 from __future__ import annotations
 
-import json
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from affinity.limits import MAX_BATCH
 from affinity.provider.contract import Message, OrchestrationFetch, OrchestrationItem, Release, WorkerIdentity
-from affinity.provider.sqlite.database import Database, Row, Tx
-from affinity.provider.sqlite.messages import reroute_instance
+from affinity.provider.sqlite.database import Database, Tx, to_json
+from affinity.provider.sqlite.messages import reroute_instances
+from affinity.provider.sqlite.payloads import PORTION, read_payloads
 from affinity.provider.sqlite.sessions import NEW, own_route
 from affinity.provider.sqlite.workers import read_caller
 from affinity.provider.statements import load_statements
@@ -22,9 +23,6 @@ from affinity.provider.statements import load_statements
 SQL: Final = load_statements(__package__, "instances.sql")
 
 NOTHING: Final = OrchestrationFetch(items=(), raced=False, next_due=None)
-
-MAX_STALE: Final = 200
-"""Instances with stale marks that one fetch repairs before it stops to scan."""
 
 MAX_SCAN: Final = 2 * MAX_BATCH
 """Further messages of instances already found that a scan passes over: one busy instance must not make every fetch
@@ -50,10 +48,7 @@ def fetch(database: Database, identity: WorkerIdentity, wanted: Wanted) -> Orche
 
 def read_histories(tx: Tx, keys: Sequence[tuple[str, int]]) -> list[list[str]]:
     """See `Provider.read_history`."""
-    return [
-        [row[0] for row in tx.rows(SQL["history"], {"instance_id": instance_id, "execution_id": execution_id})]
-        for instance_id, execution_id in keys
-    ]
+    return [_read_history(tx, instance_id, execution_id) for instance_id, execution_id in keys]
 
 
 def release(tx: Tx, identity: WorkerIdentity, releases: Sequence[Release]) -> None:
@@ -63,13 +58,21 @@ def release(tx: Tx, identity: WorkerIdentity, releases: Sequence[Release]) -> No
             _release(tx, identity, one)
 
 
+def _read_history(tx: Tx, instance_id: str, execution_id: int) -> list[str]:
+    events: list[str] = []
+    at = {"instance_id": instance_id, "execution_id": execution_id, "page": PORTION}
+    while page := tx.gather(SQL["history"], {**at, "after": len(events)}):
+        events += page
+    return events
+
+
 def _release(tx: Tx, identity: WorkerIdentity, one: Release) -> None:
     caller = {"worker_id": identity.worker_id, "incarnation": identity.incarnation}
     place = {"instance_id": one.instance_id, "now": tx.now}
     if not tx.run(SQL["release"], {**place, **caller, "unknown": one.unknown}):
         return
     handed = one.to is not None and tx.run(SQL["hand_over"], {**place, "heir": one.to})
-    reroute_instance(tx, one.instance_id, own_route(one.to) if handed and one.to is not None else NEW)
+    reroute_instances(tx, [one.instance_id], own_route(one.to) if handed and one.to is not None else NEW)
 
 
 def _look(tx: Tx, identity: WorkerIdentity, wanted: Wanted) -> OrchestrationFetch | None:
@@ -84,9 +87,8 @@ def _look(tx: Tx, identity: WorkerIdentity, wanted: Wanted) -> OrchestrationFetc
         return None
     if search.found:
         return search.answer()
-    due = tx.row(SQL["next_due"], {**search.arguments, "draining": draining})
-    assert due is not None
-    return OrchestrationFetch(items=(), raced=False, next_due=None if due[0] is None else due[0] - tx.now)
+    due = tx.value(SQL["next_due"], {**search.arguments, "draining": draining})
+    return OrchestrationFetch(items=(), raced=False, next_due=None if due is None else due - tx.now)
 
 
 def _take(tx: Tx, identity: WorkerIdentity, wanted: Wanted) -> OrchestrationFetch:
@@ -116,11 +118,11 @@ class _Search:
             "worker_id": identity.worker_id,
             "incarnation": identity.incarnation,
             "own": self.own,
-            "names": json.dumps(list(wanted.names)),
+            "names": to_json(list(wanted.names)),
             "unknown_before": tx.now - wanted.unknown_after,
-            "exclude": json.dumps(list(wanted.exclude)),
+            "exclude": to_json(list(wanted.exclude)),
         }
-        self.found: dict[str, Row] = {}
+        self.found: dict[str, list[Any]] = {}
         self.stale: dict[str, str] = {}  # instances by the mark that their messages should have
         self._unowned: set[str] = set()
         self._raced = False
@@ -132,46 +134,50 @@ class _Search:
 
     def scan(self, route: str) -> None:
         """Find instances in one range, and the marks in it that are stale."""
-        passed = 0
-        with self._tx.scan(SQL["scan"], {**self.arguments, "route": route, "any_name": route == self.own}) as rows:
-            while not self.full and passed < MAX_SCAN and (row := next(rows, None)) is not None:
-                passed += row[0] in self.found or row[0] in self.stale
+        page = 4 * self._limit
+        at = {**self.arguments, "route": route, "any_name": route == self.own, "page": page}
+        for offset in range(0, max(MAX_SCAN, page), page):
+            rows = self._tx.gather(SQL["scan"], {**at, "offset": offset})
+            for row in rows:
                 self._see(row, route)
-                if len(self.stale) >= MAX_STALE:
-                    self._raced = True
-                    break
+            if self.full or len(rows) < page:
+                return
+        self._raced = bool(self.stale)
 
     def repair(self) -> None:
         """Re-mark what the scan found to be stale."""
+        by_truth: defaultdict[str, list[str]] = defaultdict(list)
         for instance_id, truth in self.stale.items():
-            reroute_instance(self._tx, instance_id, truth)
+            by_truth[truth].append(instance_id)
+        for truth, instance_ids in by_truth.items():
+            reroute_instances(self._tx, instance_ids, truth)
         self.stale.clear()
 
     def take(self) -> None:
         """Make those of the instances that nobody owns the caller's."""
-        caller = {"worker_id": self._identity.worker_id, "incarnation": self._identity.incarnation}
-        for instance_id in self._unowned:
-            self._tx.run(SQL["take"], {**caller, "instance_id": instance_id})
-            reroute_instance(self._tx, instance_id, self.own)
+        if self._unowned:
+            self._tx.many(SQL["take"], self._unowned, self.arguments)
+            reroute_instances(self._tx, self._unowned, self.own)
 
     def answer(self) -> OrchestrationFetch:
         """What was found, with its messages."""
-        items = [self._item(row) for row in self.found.values()]
+        messages = self._messages()
+        items = [self._item(row, messages[row[0]]) for row in self.found.values()]
         return OrchestrationFetch(items=items, raced=self._raced and not items, next_due=None)
 
-    def _see(self, row: Row, route: str) -> None:
+    def _see(self, row: list[Any], route: str) -> None:
         instance_id, owner, incarnation = row[0], row[7], row[8]
         truth = NEW if owner is None else own_route(owner)
+        ours = owner == self._identity.worker_id and incarnation == self._identity.incarnation
         if truth != route:
             self.stale[instance_id] = truth
-        if owner == self._identity.worker_id and incarnation == self._identity.incarnation:
+        if (ours or truth == route) and not self.full:
             self.found[instance_id] = row
-        elif truth == route:
-            self.found[instance_id] = row
-            self._unowned.add(instance_id)
+            if not ours:
+                self._unowned.add(instance_id)
 
-    def _item(self, row: Row) -> OrchestrationItem:
-        instance_id, execution_id, name, version, event_count, claims, unknown_since, *_ = row
+    def _item(self, row: list[Any], messages: list[Message]) -> OrchestrationItem:
+        instance_id, execution_id, name, version, event_count, claims, unknown_for, *_ = row
         return OrchestrationItem(
             instance_id=instance_id,
             execution_id=execution_id,
@@ -179,10 +185,18 @@ class _Search:
             version=version,
             event_count=event_count,
             claims=claims + (instance_id in self._unowned),
-            unknown_for=None if unknown_since is None else self._tx.now - unknown_since,
-            messages=self._messages(instance_id),
+            unknown_for=unknown_for,
+            messages=messages,
         )
 
-    def _messages(self, instance_id: str) -> list[Message]:
-        rows = self._tx.rows(SQL["messages"], {**self.arguments, "instance_id": instance_id, "limit": MAX_BATCH})
-        return [Message(*row) for row in rows]
+    def _messages(self) -> dict[str, list[Message]]:
+        """The messages of what was found, by instance."""
+        found: dict[str, list[Message]] = {instance_id: [] for instance_id in self.found}
+        if not found:
+            return found
+        wanted = {"instance_ids": to_json(list(found)), "most": MAX_BATCH}
+        ids = self._tx.gather(SQL["messages"], {**self.arguments, **wanted})
+        payloads = read_payloads(self._tx, SQL["payloads"], [row_id for _, row_id in ids])
+        for instance_id, row_id in ids:
+            found[instance_id].append(Message(row_id, payloads[row_id]))
+        return found

@@ -2,11 +2,10 @@
 SELECT w.draining,
        NOT w.draining AND EXISTS (
            SELECT 1 FROM orchestrator_queue AS q
-           JOIN instances AS i ON i.instance_id = q.instance_id
+           CROSS JOIN instances AS i ON i.instance_id = q.instance_id
            WHERE q.route = 'new' AND q.visible_at <= :now AND q.id NOT IN (SELECT value FROM json_each(:exclude))
              AND (i.unknown_since IS NULL OR i.unknown_since <= :unknown_before
-                  OR CASE WHEN i.version IS NULL THEN i.name ELSE i.name || '@' || i.version END
-                     IN (SELECT value FROM json_each(:names)))
+                  OR iif(i.version IS NULL, i.name, i.name || '@' || i.version) IN (SELECT value FROM json_each(:names)))
        )
 FROM workers AS w
 WHERE w.worker_id = :worker_id AND w.incarnation = :incarnation AND w.locked_until > :now;
@@ -18,27 +17,43 @@ SELECT min(due) FROM (
     SELECT min(visible_at) FROM orchestrator_queue WHERE route = 'new' AND visible_at > :now AND NOT :draining
 );
 
--- scan: visible messages of one route, oldest first, with the truth about their instances
-SELECT i.instance_id, i.execution_id, i.name, i.version, i.event_count, i.claims, i.unknown_since,
-       w.worker_id, w.incarnation
-FROM orchestrator_queue AS q
-JOIN instances AS i ON i.instance_id = q.instance_id
-LEFT JOIN workers AS w ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation AND w.locked_until > :now
-WHERE q.route = :route AND q.visible_at <= :now AND q.id NOT IN (SELECT value FROM json_each(:exclude))
-  AND (:any_name OR w.worker_id = :worker_id OR i.unknown_since IS NULL OR i.unknown_since <= :unknown_before
-       OR CASE WHEN i.version IS NULL THEN i.name ELSE i.name || '@' || i.version END
-          IN (SELECT value FROM json_each(:names)))
-ORDER BY q.visible_at, q.id;
+-- scan: a page of the visible messages of one route, oldest first, with the truth about their instances
+SELECT json_group_array(json_array(
+    instance_id, execution_id, name, version, event_count, claims, unknown_for, worker_id, incarnation
+))
+FROM (
+    SELECT i.instance_id, i.execution_id, i.name, i.version, i.event_count, i.claims,
+           :now - i.unknown_since AS unknown_for, w.worker_id, w.incarnation
+    FROM orchestrator_queue AS q
+    CROSS JOIN instances AS i ON i.instance_id = q.instance_id
+    LEFT JOIN workers AS w
+        ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation AND w.locked_until > :now
+    WHERE q.route = :route AND q.visible_at <= :now AND q.id NOT IN (SELECT value FROM json_each(:exclude))
+      AND (:any_name OR w.worker_id = :worker_id OR i.unknown_since IS NULL OR i.unknown_since <= :unknown_before
+           OR iif(i.version IS NULL, i.name, i.name || '@' || i.version) IN (SELECT value FROM json_each(:names)))
+    ORDER BY q.visible_at, q.id
+    LIMIT :page OFFSET :offset
+);
 
--- messages: what is visible for one instance
-SELECT id, payload FROM orchestrator_queue
-WHERE instance_id = :instance_id AND visible_at <= :now AND id NOT IN (SELECT value FROM json_each(:exclude))
-ORDER BY visible_at, id
-LIMIT :limit;
+-- messages: what is visible for some instances, by visibility, then by arrival
+SELECT json_group_array(json_array(instance_id, id))
+FROM (
+    SELECT q.instance_id, q.id, q.visible_at,
+           row_number() OVER (PARTITION BY q.instance_id ORDER BY q.visible_at, q.id) AS place
+    FROM json_each(:instance_ids) AS j
+    CROSS JOIN orchestrator_queue AS q ON q.instance_id = j.value
+    WHERE q.visible_at <= :now AND q.id NOT IN (SELECT value FROM json_each(:exclude))
+    ORDER BY q.visible_at, q.id
+)
+WHERE place <= :most;
 
--- take: make an instance the caller's
+-- payloads: of some messages
+SELECT json_group_array(json_array(q.id, q.payload))
+FROM json_each(:ids) AS j CROSS JOIN orchestrator_queue AS q ON q.id = j.value;
+
+-- take: make instances the caller's
 UPDATE instances SET owner_worker = :worker_id, owner_incarnation = :incarnation, claims = claims + 1
-WHERE instance_id = :instance_id;
+WHERE instance_id IN (SELECT value FROM json_each(:rows));
 
 -- release: free an instance of the caller's; the name of its last owner stays, for people
 UPDATE instances SET
@@ -52,5 +67,10 @@ FROM workers AS w
 WHERE instances.instance_id = :instance_id
   AND w.worker_id = :heir AND w.locked_until > :now AND NOT w.draining;
 
--- history: events of one execution, oldest first
-SELECT event FROM history WHERE instance_id = :instance_id AND execution_id = :execution_id ORDER BY event_id;
+-- history: a page of the events of one execution, oldest first
+SELECT json_group_array(event) FROM (
+    SELECT event FROM history
+    WHERE instance_id = :instance_id AND execution_id = :execution_id AND event_id > :after
+    ORDER BY event_id
+    LIMIT :page
+);

@@ -72,18 +72,14 @@ def count_work(tx: Tx) -> dict[str, int]:
 
 
 def _delete(tx: Tx, instance_id: str, force: bool) -> Deletion:
-    row = tx.row(messages.SQL["status"], {"instance_id": instance_id})
-    if row is None:
+    status = messages.read_statuses(tx, [instance_id]).get(instance_id)
+    if status is None:
         return "unknown"
-    if row[0] not in FINISHED and not force:
+    if status not in FINISHED and not force:
         return "running"
-    for statement in (
-        turns.SQL["clear_items"],
-        turns.SQL["clear_messages"],
-        SQL["delete_history"],
-        SQL["delete_instance"],
-    ):
-        tx.run(statement, (instance_id,))
+    turns.clear(tx, [instance_id])
+    tx.run(SQL["delete_history"], (instance_id,))
+    tx.run(SQL["delete_instance"], (instance_id,))
     return "deleted"
 
 

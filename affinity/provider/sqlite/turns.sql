@@ -1,37 +1,51 @@
--- fences: where the instances of a batch stand, and whether the caller is their owner
-SELECT i.instance_id, i.execution_id, i.event_count, i.status
+-- fences: where the instances of a batch stand that the caller owns and that have not finished
+SELECT json_group_array(json_array(i.instance_id, i.execution_id, i.event_count))
 FROM json_each(:instance_ids) AS j
 CROSS JOIN instances AS i ON i.instance_id = j.value
-WHERE i.owner_worker = :worker_id AND i.owner_incarnation = :incarnation;
+WHERE i.owner_worker = :worker_id AND i.owner_incarnation = :incarnation
+  AND i.status NOT IN ('completed', 'failed', 'cancelled');
 
--- append: an event of a history
-INSERT INTO history (instance_id, execution_id, event_id, event) VALUES (?, ?, ?, ?);
+-- append: events of histories
+INSERT INTO history (instance_id, execution_id, event_id, event)
+SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3 FROM json_each(:rows);
 
--- advance: move an instance behind a turn
+-- advance: move instances behind their turns
 UPDATE instances SET
-    execution_id = execution_id + :continued,
-    event_count = CASE WHEN :continued THEN 0 ELSE event_count + :events END,
-    status = :status,
-    version = coalesce(:version, version),
-    custom_status = coalesce(:custom_status, custom_status),
-    output = :output,
-    error = :error,
+    execution_id = execution_id + (j.value ->> 2),
+    event_count = iif(j.value ->> 2, 0, event_count + (j.value ->> 1)),
+    status = j.value ->> 3,
+    version = coalesce(j.value ->> 4, version),
+    custom_status = coalesce(j.value ->> 5, custom_status),
+    output = j.value ->> 6,
+    error = j.value ->> 7,
     claims = 0,
     unknown_since = NULL,
     updated_at = :now
-WHERE instance_id = :instance_id;
+FROM json_each(:rows) AS j
+WHERE instances.instance_id = j.value ->> 0;
 
--- consume: a message that is in the history now
-DELETE FROM orchestrator_queue WHERE id = ? AND instance_id = ?;
+-- consume: messages that are in the history now
+DELETE FROM orchestrator_queue WHERE id IN (
+    SELECT q.id FROM json_each(:rows) AS j
+    CROSS JOIN orchestrator_queue AS q ON q.id = j.value ->> 1 AND q.instance_id = j.value ->> 0
+);
 
--- cancel_activity: a work item, whoever has it in hand
-DELETE FROM worker_queue WHERE instance_id = ? AND execution_id = ? AND activity_id = ?;
+-- cancel_activities: work items, whoever has them in hand
+DELETE FROM worker_queue WHERE id IN (
+    SELECT q.id FROM json_each(:rows) AS j
+    CROSS JOIN worker_queue AS q
+        ON q.instance_id = j.value ->> 0 AND q.execution_id = j.value ->> 1 AND q.activity_id = j.value ->> 2
+);
 
--- cancel_timer: a timer's message
-DELETE FROM orchestrator_queue WHERE instance_id = ? AND timer_execution = ? AND timer_id = ?;
+-- cancel_timers: the messages of timers
+DELETE FROM orchestrator_queue WHERE id IN (
+    SELECT q.id FROM json_each(:rows) AS j
+    CROSS JOIN orchestrator_queue AS q
+        ON q.instance_id = j.value ->> 0 AND q.timer_execution = j.value ->> 1 AND q.timer_id = j.value ->> 2
+);
 
--- clear_items: all work items of an instance
-DELETE FROM worker_queue WHERE instance_id = ?;
+-- clear_items: all work items of instances
+DELETE FROM worker_queue WHERE instance_id IN (SELECT value FROM json_each(:rows));
 
--- clear_messages: all messages of an instance
-DELETE FROM orchestrator_queue WHERE instance_id = ?;
+-- clear_messages: all messages of instances
+DELETE FROM orchestrator_queue WHERE instance_id IN (SELECT value FROM json_each(:rows));

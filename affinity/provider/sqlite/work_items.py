@@ -2,51 +2,65 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from affinity.provider.contract import NewMessage, Timeouts, WorkAbandon, WorkAck, WorkerIdentity, WorkLock
 from affinity.provider.sqlite import sessions
-from affinity.provider.sqlite.database import Row, Tx
+from affinity.provider.sqlite.database import Tx, to_json
 from affinity.provider.sqlite.messages import send
-from affinity.provider.sqlite.sessions import FREE, NEW, Reroute
+from affinity.provider.sqlite.sessions import FREE, NEW
 from affinity.provider.sqlite.workers import read_caller
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "work_items.sql")
 
 
-def find(tx: Tx, lock: WorkLock) -> Row | None:
-    """Row id, session and locker of the item, if the token is live."""
-    return tx.row(SQL["find"], {**_named(lock), "now": tx.now})
+class Held(NamedTuple):
+    """A work item found by its live token."""
+
+    id: int
+    session_id: str | None
+    incarnation: str  # that took the token
+
+
+def find(tx: Tx, locks: Sequence[WorkLock]) -> list[Held | None]:
+    """The items whose tokens are live, each at the place of its lock."""
+    if not locks:
+        return []
+    rows = tx.gather(SQL["find"], {"locks": to_json(locks), "now": tx.now})
+    found = {place: Held(*held) for place, *held in rows}
+    return [found.get(place) for place in range(len(locks))]
+
+
+def remove(tx: Tx, items: Sequence[Held]) -> None:
+    """Remove finished items."""
+    tx.many(SQL["remove"], [item.id for item in items])
 
 
 def renew(tx: Tx, identity: WorkerIdentity, locks: Sequence[WorkLock], timeouts: Timeouts) -> list[bool]:
     """See `Provider.renew_work_item_lock`."""
-    found = [find(tx, lock) for lock in locks]
-    ours = [row for row in found if row is not None and row[2] == identity.incarnation]
-    locked_until = tx.now + timeouts.work_item_lock
-    tx.many(SQL["extend"], [{"id": row[0], "locked_until": locked_until} for row in ours])
+    found = find(tx, locks)
+    ours = [item for item in found if item is not None and item.incarnation == identity.incarnation]
+    tx.many(SQL["extend"], [item.id for item in ours], {"locked_until": tx.now + timeouts.work_item_lock})
     _touch(tx, identity, ours, timeouts)
-    return [row is not None and row[2] == identity.incarnation for row in found]
+    return [item in ours for item in found]
 
 
 def check(tx: Tx, locks: Sequence[WorkLock]) -> list[bool]:
     """See `Provider.check_work_item`."""
-    return [bool(row and row[0]) for row in (tx.row(SQL["has_token"], _named(lock)) for lock in locks)]
+    carried = set(tx.gather(SQL["carries"], {"locks": to_json(locks)}))
+    return [place in carried for place in range(len(locks))]
 
 
 def ack(tx: Tx, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts) -> list[bool]:
     """See `Provider.ack_work_item`."""
-    removed: list[Row] = []
-    outcome: list[bool] = []
-    for done in acks:
-        if row := find(tx, done.lock):
-            tx.run(SQL["remove"], {"id": row[0]})
-            send(tx, NewMessage(instance_id=done.lock.key.instance_id, payload=done.message))
-            removed.append(row)
-        outcome.append(row is not None)
+    done: dict[int, WorkAck] = {}
+    found = find(tx, [one.lock for one in acks])
+    outcome = [held is not None and done.setdefault(held.id, one) is one for one, held in zip(acks, found, strict=True)]
+    removed = [held for held in found if held is not None]
+    remove(tx, removed)
+    send(tx, [NewMessage(instance_id=one.lock.key.instance_id, payload=one.message) for one in done.values()])
     _touch(tx, identity, removed, timeouts)
     return outcome
 
@@ -54,34 +68,31 @@ def ack(tx: Tx, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Tim
 def abandon(tx: Tx, identity: WorkerIdentity, items: Sequence[WorkAbandon]) -> list[bool]:
     """See `Provider.abandon_work_item`."""
     alive = read_caller(tx, identity).alive
-    reroute = Reroute(tx)
-    return [_abandon(tx, identity, item, reroute if alive else None) for item in items]
+    return [_abandon(tx, identity, item, may_free=alive) for item in items]
 
 
 def disown(tx: Tx, identity: WorkerIdentity, known: Sequence[WorkLock]) -> int:
     """See `Provider.disown_work_item`."""
-    tokens = json.dumps([lock.token for lock in known])
+    tokens = to_json([lock.token for lock in known])
     return tx.run(SQL["disown"], {"incarnation": identity.incarnation, "known": tokens})
 
 
-def _abandon(tx: Tx, identity: WorkerIdentity, item: WorkAbandon, reroute: Reroute | None) -> bool:
-    """Give one item back; ``reroute`` is for its session, None when the caller can hold none."""
-    row = find(tx, item.lock)
-    if row is None:
+def _abandon(tx: Tx, identity: WorkerIdentity, item: WorkAbandon, *, may_free: bool) -> bool:
+    (held,) = find(tx, [item.lock])
+    if held is None:
         return False
-    row_id, session_id, _ = row
-    if item.release_session and session_id is not None and reroute is not None:
-        sessions.free(tx, identity, [session_id], reroute)
-    state = {
-        "id": row_id,
-        "route": _route(tx, session_id),
+    if item.release_session and may_free and held.session_id is not None:
+        sessions.free(tx, identity, [held.session_id])
+    outcome = {
+        "id": held.id,
+        "route": _route(tx, held.session_id),
         "now": tx.now,
         "delay": item.delay,
         "uncounted": not item.count_attempt,
         "failed": item.failed,
         "unknown": item.unknown,
     }
-    tx.run(SQL["give_back"], state)
+    tx.run(SQL["give_back"], outcome)
     return True
 
 
@@ -92,12 +103,7 @@ def _route(tx: Tx, session_id: str | None) -> str:
     return NEW if lease is None else lease.route
 
 
-def _touch(tx: Tx, identity: WorkerIdentity, rows: Sequence[Row], timeouts: Timeouts) -> None:
-    session_ids = {row[1] for row in rows if row[1] is not None}
+def _touch(tx: Tx, identity: WorkerIdentity, items: Sequence[Held], timeouts: Timeouts) -> None:
+    session_ids = {item.session_id for item in items if item.session_id is not None}
     if session_ids and read_caller(tx, identity).alive:
         sessions.touch(tx, identity, session_ids, timeouts.session_lock)
-
-
-def _named(lock: WorkLock) -> dict[str, Any]:
-    (instance_id, execution_id, activity_id), token = lock
-    return {"instance_id": instance_id, "execution_id": execution_id, "activity_id": activity_id, "token": token}

@@ -1,9 +1,7 @@
--- peek: whether the caller is alive, has room for a session, and has something to fetch without claiming one
+-- peek: whether the caller is draining, has room for a session, and has something to fetch without claiming one
 SELECT w.draining,
-       (SELECT count(*) FROM (
-           SELECT 1 FROM sessions
-           WHERE worker_id = :worker_id AND locked_until > :now AND incarnation = :incarnation LIMIT :max_sessions
-       )) < :max_sessions,
+       (SELECT count(*) FROM sessions
+        WHERE worker_id = :worker_id AND locked_until > :now AND incarnation = :incarnation),
        EXISTS (
            SELECT 1 FROM worker_queue AS q
            WHERE q.route = :own AND q.visible_at <= :now
@@ -30,53 +28,69 @@ SELECT EXISTS (
            OR q.name IN (SELECT value FROM json_each(:names)))
 );
 
--- next_due: when the next item on the caller's own route, or a free one, or (with room for its session) a new one is visible
+-- next_due: when the next item on the caller's own route is visible, or a free one, or one that claims a session
 SELECT min(due) FROM (
     SELECT min(visible_at) AS due FROM worker_queue WHERE route = :own AND visible_at > :now
     UNION ALL
     SELECT min(visible_at) FROM worker_queue WHERE route = 'free' AND visible_at > :now
     UNION ALL
-    SELECT min(visible_at) FROM worker_queue WHERE route = 'new' AND visible_at > :now AND :room
+    SELECT min(visible_at) FROM worker_queue WHERE route = 'new' AND visible_at > :now AND :claims
 );
 
 -- scan: visible items of one route that nobody has in hand, oldest first, with the truth about their sessions
-SELECT q.id, q.instance_id, q.execution_id, q.activity_id, q.name, q.payload, q.session_id,
-       q.attempts, q.failures, q.unknown_since,
-       s.worker_id, s.incarnation, s.epoch, s.locked_until > :now AND w.worker_id IS NOT NULL
-FROM worker_queue AS q
-LEFT JOIN sessions AS s ON s.session_id = q.session_id
-LEFT JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND w.locked_until > :now
-WHERE q.route = :route AND q.visible_at <= :now
-  AND (q.lock_token IS NULL OR q.locked_until <= :now
-       OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
-  AND (:any_name OR q.unknown_since IS NULL OR q.unknown_since <= :unknown_before
-       OR q.name IN (SELECT value FROM json_each(:names)))
-ORDER BY q.visible_at, q.id;
-
--- lock: deliver an item to the caller
-UPDATE worker_queue SET
-    lock_worker = :worker_id, lock_incarnation = :incarnation, lock_token = :token, locked_until = :locked_until,
-    attempts = attempts + 1,
-    unknown_since = CASE WHEN :known THEN NULL ELSE unknown_since END
-WHERE id = :id;
-
--- find: an item by its live token
-SELECT id, session_id, lock_incarnation FROM worker_queue
-WHERE instance_id = :instance_id AND execution_id = :execution_id AND activity_id = :activity_id
-  AND lock_token = :token AND locked_until > :now;
-
--- has_token: whether an item still carries a token
-SELECT EXISTS (
-    SELECT 1 FROM worker_queue
-    WHERE instance_id = :instance_id AND execution_id = :execution_id AND activity_id = :activity_id
-      AND lock_token = :token
+SELECT json_group_array(json_array(
+    id, instance_id, execution_id, activity_id, name, session_id, attempts, failures, unknown_for,
+    worker_id, incarnation, epoch, held
+))
+FROM (
+    SELECT q.id, q.instance_id, q.execution_id, q.activity_id, q.name, q.session_id, q.attempts, q.failures,
+           :now - q.unknown_since AS unknown_for,
+           s.worker_id, s.incarnation, s.epoch, s.locked_until > :now AND w.worker_id IS NOT NULL AS held
+    FROM worker_queue AS q
+    LEFT JOIN sessions AS s ON s.session_id = q.session_id
+    LEFT JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND w.locked_until > :now
+    WHERE q.route = :route AND q.visible_at <= :now
+      AND (q.lock_token IS NULL OR q.locked_until <= :now
+           OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
+      AND (:any_name OR q.unknown_since IS NULL OR q.unknown_since <= :unknown_before
+           OR q.name IN (SELECT value FROM json_each(:names)))
+    ORDER BY q.visible_at, q.id
+    LIMIT :limit
 );
 
--- extend: move the end of an item's lock
-UPDATE worker_queue SET locked_until = :locked_until WHERE id = :id;
+-- lock: deliver items to the caller; one whose name it knows is unknown no more
+UPDATE worker_queue SET
+    lock_worker = :worker_id, lock_incarnation = :incarnation, lock_token = j.value ->> 1, locked_until = :locked_until,
+    attempts = attempts + 1,
+    unknown_since = CASE WHEN name IN (SELECT value FROM json_each(:names)) THEN NULL ELSE unknown_since END
+FROM json_each(:rows) AS j
+WHERE worker_queue.id = j.value ->> 0;
 
--- remove: an item that is finished
-DELETE FROM worker_queue WHERE id = :id;
+-- payloads: of some items
+SELECT json_group_array(json_array(q.id, q.payload))
+FROM json_each(:ids) AS j CROSS JOIN worker_queue AS q ON q.id = j.value;
+
+-- find: items by their live tokens, each with its place in the list of locks
+SELECT json_group_array(json_array(j.key, q.id, q.session_id, q.lock_incarnation))
+FROM json_each(:locks) AS j
+CROSS JOIN worker_queue AS q
+    ON q.instance_id = j.value ->> '$[0][0]' AND q.execution_id = j.value ->> '$[0][1]'
+    AND q.activity_id = j.value ->> '$[0][2]'
+WHERE q.lock_token = j.value ->> 1 AND q.locked_until > :now;
+
+-- carries: which of some items still carry the tokens of a list of locks, by their place in it
+SELECT json_group_array(j.key)
+FROM json_each(:locks) AS j
+CROSS JOIN worker_queue AS q
+    ON q.instance_id = j.value ->> '$[0][0]' AND q.execution_id = j.value ->> '$[0][1]'
+    AND q.activity_id = j.value ->> '$[0][2]'
+WHERE q.lock_token = j.value ->> 1;
+
+-- extend: move the end of locks
+UPDATE worker_queue SET locked_until = :locked_until WHERE id IN (SELECT value FROM json_each(:rows));
+
+-- remove: items that are finished
+DELETE FROM worker_queue WHERE id IN (SELECT value FROM json_each(:rows));
 
 -- give_back: unlock an item and count what came of it
 UPDATE worker_queue SET
@@ -93,8 +107,13 @@ UPDATE worker_queue SET
     lock_worker = NULL, lock_incarnation = NULL, lock_token = NULL, locked_until = NULL, attempts = attempts - 1
 WHERE lock_incarnation = :incarnation AND lock_token NOT IN (SELECT value FROM json_each(:known));
 
--- insert: queue an item, or lock it to the committer at once
+-- insert: queue items, or lock those that come with a token to the committer at once
 INSERT INTO worker_queue (
-    instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
-    lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+    instance_id, execution_id, activity_id, name, session_id, route, visible_at,
+    lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at, payload
+)
+SELECT value ->> '$[0][0]', value ->> '$[0][1]', value ->> '$[0][2]', value ->> 1, value ->> 2, value ->> 3,
+       :now + max(value ->> 4, 0.0),
+       iif(value ->> 5 IS NULL, NULL, :worker_id), iif(value ->> 5 IS NULL, NULL, :incarnation), value ->> 5,
+       iif(value ->> 5 IS NULL, NULL, :locked_until), value ->> 5 IS NOT NULL, :now, value ->> 6
+FROM json_each(:rows);

@@ -2,7 +2,7 @@
 --
 -- Times are unix seconds. Queue tables have an integer key: it is the order of arrival, and it ends every index, so that
 -- "by visibility, then by arrival" needs no sort. The lease columns of work items are in no index: renewing a lock rewrites
--- one row and nothing else.
+-- one row and nothing else. Payloads stand last, so that no other column is read past them.
 
 CREATE TABLE counters (
     name  TEXT PRIMARY KEY,
@@ -70,9 +70,9 @@ CREATE TABLE orchestrator_queue (
     instance_id     TEXT NOT NULL,
     route           TEXT NOT NULL,
     visible_at      REAL NOT NULL,
-    payload         TEXT NOT NULL,
     timer_execution INTEGER,
-    timer_id        INTEGER
+    timer_id        INTEGER,
+    payload         TEXT NOT NULL
 ) STRICT;
 
 CREATE INDEX orchestrator_queue_by_route ON orchestrator_queue (route, visible_at);
@@ -89,7 +89,6 @@ CREATE TABLE worker_queue (
     session_id       TEXT,
     route            TEXT NOT NULL,
     visible_at       REAL NOT NULL,
-    payload          TEXT NOT NULL,
     lock_worker      TEXT,
     lock_incarnation TEXT,
     lock_token       TEXT,
@@ -98,6 +97,7 @@ CREATE TABLE worker_queue (
     failures         INTEGER NOT NULL DEFAULT 0,
     unknown_since    REAL,
     enqueued_at      REAL NOT NULL,
+    payload          TEXT NOT NULL,
     UNIQUE (instance_id, execution_id, activity_id)
 ) STRICT;
 

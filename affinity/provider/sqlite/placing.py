@@ -1,0 +1,85 @@
+"""Placing new work items: each where its session is, or locked to the worker that commits them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Final
+
+from affinity.provider.contract import NewWorkItem, Placed, Token, WorkerIdentity, WorkItem, WorkLock
+from affinity.provider.sqlite import sessions
+from affinity.provider.sqlite.database import Tx
+from affinity.provider.sqlite.sessions import FREE, NEW, Lease
+from affinity.provider.sqlite.tokens import Tokens
+from affinity.provider.sqlite.work_items import SQL
+
+NOWHERE: Final = Placed(item=None, holder=None)
+"""The place of an item that was given up before it began."""
+
+
+class Placing:
+    """Places the work items of one commit, then queues them together.
+
+    Args:
+        tx: of the commit.
+        tokens: for items locked here.
+        identity: of the committer, which is alive.
+        session_ids: that the items name.
+        may_lock: whether the committer takes items at all.
+    """
+
+    def __init__(
+        self, tx: Tx, tokens: Tokens, identity: WorkerIdentity, session_ids: Collection[str], *, may_lock: bool
+    ) -> None:
+        self._tx = tx
+        self._tokens = tokens
+        self._identity = identity
+        self._may_lock = may_lock
+        self._leases = sessions.read_leases(tx, session_ids)
+        self._rows: list[Any] = []
+        self.sessions_here: set[str] = set()
+        """Sessions of the items that are locked here."""
+
+    def place(self, item: NewWorkItem) -> Placed:
+        """Where an item goes."""
+        lease = None if item.session_id is None else self._leases.get(item.session_id)
+        token = self._tokens.next() if self._locks_here(item, lease) else None
+        self._rows.append((item.key, item.name, item.session_id, _route(item, lease), item.delay, token, item.payload))
+        if token is None:
+            return Placed(item=None, holder=lease.worker_id if lease is not None and lease.held else None)
+        if item.session_id is not None:
+            self.sessions_here.add(item.session_id)
+        return Placed(item=_delivered(item, token, lease), holder=None)
+
+    def queue(self, lock: float) -> None:
+        """Queue what was placed; items that are locked here are so for ``lock`` seconds."""
+        common = {
+            "worker_id": self._identity.worker_id,
+            "incarnation": self._identity.incarnation,
+            "now": self._tx.now,
+            "locked_until": self._tx.now + lock,
+        }
+        self._tx.many(SQL["insert"], self._rows, common)
+
+    def _locks_here(self, item: NewWorkItem, lease: Lease | None) -> bool:
+        if not item.lock_here or not self._may_lock or item.delay > 0:
+            return False
+        return item.session_id is None or (lease is not None and lease.held_by(self._identity))
+
+
+def _route(item: NewWorkItem, lease: Lease | None) -> str:
+    if item.session_id is None:
+        return FREE
+    return NEW if lease is None else lease.route
+
+
+def _delivered(item: NewWorkItem, token: Token, lease: Lease | None) -> WorkItem:
+    return WorkItem(
+        lock=WorkLock(item.key, token),
+        name=item.name,
+        payload=item.payload,
+        session_id=item.session_id,
+        session_epoch=None if lease is None else lease.epoch,
+        attempts=1,
+        failures=0,
+        unknown_for=None,
+    )
