@@ -126,7 +126,7 @@ def sqlite_place() -> Iterator[SqlitePlace]:
 
 def _given(url: str) -> PostgresServer:
     with psycopg.connect(url) as connection:
-        return ExternalServer(url, connection.info.server_version // 10_000)
+        return ExternalServer(url, connection.info.server_version // 10_000, fsync=True)
 
 
 def _started(major: int | None) -> PostgresServer:

@@ -150,6 +150,13 @@ async def held_walk(context: OrchestrationContext, turns: int) -> list[Seen]:
 
 
 @app.orchestration
+async def marked_walk(context: OrchestrationContext, turns: int) -> list[Seen]:
+    """Turns on a session; the middle one waits for the board."""
+    chosen = (held if n == turns // 2 else step for n in range(turns))
+    return [await context.schedule_activity(f, n).on_session(context.instance_id) for n, f in enumerate(chosen)]
+
+
+@app.orchestration
 async def held_once(context: OrchestrationContext, activity: str) -> Any:
     return await context.schedule_activity(activity, 0).on_session(context.instance_id)
 

@@ -1,7 +1,8 @@
-"""How tests watch and steer activities in other processes, without a sleep: each call of `ask` waits for the test's answer.
+"""How tests watch and steer activities in other processes, without a sleep: each call of `ask` waits for the test's
+answer.
 
-The test opens a `Board`; activities connect to its socket (path in the environment), say who and where they are, and wait.
-A process that dies drops its connection, which the board sees as a gone call.
+The test opens a `Board`; activities connect to its socket (path in the environment), say who and where they are, and
+wait. A process that dies drops its connection, which the board sees as a gone call.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import socket
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,11 @@ class Call:
         return self.said[key]
 
     async def answer(self, value: Any = None) -> None:
-        """Let the activity go on; `ask` returns ``value`` there."""
-        await self._stream.send(json.dumps(value).encode() + b"\n")
+        """Let the activity go on; `ask` returns ``value`` there. One that was killed or cancelled meanwhile hears
+        nothing.
+        """
+        with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
+            await self._stream.send(json.dumps(value).encode() + b"\n")
 
 
 class Board:

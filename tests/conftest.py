@@ -27,6 +27,7 @@ class Servers:
         self._offers: dict[str, Offer] | None = None
         self._open: dict[str, PostgresServer] = {}
         self._templates: dict[str, str] = {}
+        self._shared: dict[str, str] = {}
 
     def server(self, age: str) -> PostgresServer:
         """The server of that age, ``old`` or ``new``; the test fails where there is none."""
@@ -42,6 +43,12 @@ class Servers:
             anyio.run(migrate, server.url(name))
             self._templates[age] = name
         return self._templates[age]
+
+    def shared(self, age: str) -> str:
+        """The URL of a database on that server which is nobody's."""
+        if age not in self._shared:
+            self._shared[age] = self.server(age).url(self.server(age).create_database())
+        return self._shared[age]
 
     def _offer(self, age: str) -> Offer:
         if self._offers is None:
@@ -78,6 +85,12 @@ def postgres_database(postgres_server: PostgresServer) -> Iterator[str]:
     """The URL of an empty database."""
     with ExitStack() as stack:
         yield _database(postgres_server, stack)
+
+
+@pytest.fixture
+def postgres_shared(servers: Servers, postgres_age: str) -> str:
+    """The URL of a database for tests that make a schema of their own in it, and drop it."""
+    return servers.shared(postgres_age)
 
 
 @pytest.fixture

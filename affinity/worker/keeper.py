@@ -124,6 +124,7 @@ class Keeper:
         labels: dict[str, str],
         locks: HeldLocks,
         listener: LeaseListener,
+        availability: Availability,
     ) -> None:
         self._locks = locks
         self._connect = connect
@@ -131,7 +132,7 @@ class Keeper:
         self._options = options
         self._labels = labels
         self._listener = listener
-        self._availability = Availability(identity.worker_id)
+        self._availability = availability
         self._timeouts = Timeouts(
             work_item_lock=options.work_item_lock_timeout, session_lock=options.session_lock_timeout
         )

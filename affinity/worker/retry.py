@@ -27,7 +27,9 @@ def is_retryable(error: BaseException) -> bool:
 
 
 class Availability:
-    """Whether the database answers, as seen by one worker; logs each change once, however many tasks notice it."""
+    """Whether the database answers, as seen by one worker; logs each change once, however many tasks (and the keeper's
+    thread) notice it.
+    """
 
     def __init__(self, worker_id: str) -> None:
         self._worker_id = worker_id

@@ -72,6 +72,7 @@ class Runtime:
         options: RuntimeOptions,
         locks: HeldLocks,
         listeners: Sequence[SessionListener],
+        availability: Availability,
         metrics: Metrics,
     ) -> None:
         self._provider = provider
@@ -84,7 +85,7 @@ class Runtime:
         )
         self._activity_names = frozenset(app.activities)
         self._orchestration_names = frozenset({d.name for d in app.orchestrations.values()} | set(app.orchestrations))
-        self._availability = Availability(identity.worker_id)
+        self._availability = availability
         self.sessions = HeldSessions(listeners, options.session_lock_timeout)
         self.activities = ActivityRunner(
             app=app,

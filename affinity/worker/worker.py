@@ -103,6 +103,7 @@ class Worker:
                 options=self.options,
                 locks=locks,
                 listeners=self._listeners,
+                availability=self._availability,
                 metrics=self.metrics,
             )
             self._keeper = Keeper(
@@ -112,6 +113,7 @@ class Worker:
                 labels=self._labels,
                 locks=locks,
                 listener=self._runtime,
+                availability=self._availability,
             )
             registered_at = await stack.enter_async_context(self._registered(provider))
             self._serve_metrics(stack)

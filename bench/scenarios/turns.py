@@ -31,17 +31,20 @@ def turns(run: Run) -> Report:
     report = Report("turns")
     for walks, length in [(run.sized(50, 4), run.sized(20, 4)), (run.sized(100, 6), run.sized(50, 4))]:
         case = f"{walks} x {length}"
-        over_rounds(
-            run.rounds, [partial(_many, run, report, case, one, walks=walks, length=length) for one in run.having()]
-        )
+        _compare(run, report, case, walks, length)
         for peer, bound in (TURNS_BARS if run.place.dialect == "postgresql" else SQLITE_BARS).items():
             report.ratio_bar(case, RATE, run.ours.name, peer, bound)
     return report
 
 
-def _many(run: Run, report: Report, case: str, system: System, *, walks: int, length: int) -> None:
-    cost = walk_fresh(run, system, walks, Walk(turns=length))
-    run.note(report, case, system, {RATE: cost.walked.rate, CPU: cost.cpu / cost.walked.turns * 1e6})
+def _compare(run: Run, report: Report, case: str, walks: int, length: int) -> None:
+    """As many walks of that length on every system."""
+
+    def measure(system: System) -> None:
+        cost = walk_fresh(run, system, walks, Walk(turns=length))
+        run.note(report, case, system, {RATE: cost.walked.rate, CPU: cost.cpu / cost.walked.turns * 1e6})
+
+    over_rounds(run.rounds, [partial(measure, one) for one in run.having()])
 
 
 def latency(run: Run) -> Report:
@@ -78,9 +81,7 @@ def history(run: Run) -> Report:
     report = Report("history")
     walks, length, longest = 2, run.sized(600, 20), run.sized(5_000, 2 * SLICE)
     case = f"{walks} x {length}"
-    over_rounds(
-        run.rounds, [partial(_many, run, report, case, one, walks=walks, length=length) for one in run.having()]
-    )
+    _compare(run, report, case, walks, length)
     report.ratio_bar(case, RATE, run.ours.name, "duroxide", HISTORY_BAR)
     case = f"1 x {longest}"
     over_rounds(run.rounds, [partial(_longest, run, report, case, longest)])

@@ -19,6 +19,9 @@ ROOT = Path(__file__).parent.parent.parent
 
 Dialect = Literal["postgresql", "sqlite"]
 
+SESSIONS = 200
+"""Sessions that a worker may hold: those of the largest scenario, and of the warm-up, which it holds still."""
+
 PATIENCE = 600.0
 """Seconds after which a workflow that has not ended counts as lost."""
 

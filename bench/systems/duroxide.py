@@ -14,17 +14,17 @@ from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from typing import Any
 
-from bench.systems.base import PATIENCE, Dialect, Launch, announce_ready, module_launch
+from bench.systems.base import PATIENCE, SESSIONS, Dialect, Launch, announce_ready, module_launch
 from bench.work import Walk, stamp
 
 SETTINGS = {
     "worker_concurrency": 2,
     "orchestration_concurrency": 2,
     "dispatcher_poll_interval_ms": 10,
-    "max_sessions_per_runtime": 100,
+    "max_sessions_per_runtime": SESSIONS,
 }
 """As many dispatchers as cores: more, its defaults of 8 and 4 among them, are no faster here. A poll interval of 10 ms
-instead of 100: its turns wait for a poll. As many sessions as the scenarios have.
+instead of 100: its turns wait for a poll.
 """
 
 START_SECONDS = 1.0

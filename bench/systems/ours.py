@@ -12,14 +12,15 @@ from typing import Any, TypeVar
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-import affinity
 from affinity.client import Client, ExternalEvent, Start
 from affinity.provider import migrate
-from bench.systems.base import PATIENCE, Dialect, Launch
+from bench.systems.base import PATIENCE, SESSIONS, Dialect, Launch
 from bench.systems.ours_app import Flood, Route
 from bench.work import Walk
 
 T = TypeVar("T")
+
+SETTINGS = {"max_sessions_per_runtime": SESSIONS}
 
 
 class OurClient:
@@ -84,7 +85,7 @@ class OurClient:
 
 
 class OurSystem:
-    """Default options."""
+    """Default options but one."""
 
     name = "affinity"
     packages = ("affinity",)
@@ -92,16 +93,14 @@ class OurSystem:
     sessions = True
 
     def settings(self) -> Mapping[str, Any]:
-        defaults = affinity.RuntimeOptions()
-        shown = ("worker_concurrency", "max_sessions_per_runtime", "poll_interval", "instance_cache_size")
-        return {name: getattr(defaults, name) for name in shown} | {"options": "all defaults"}
+        return SETTINGS
 
     def prepare(self, url: str) -> None:
         anyio.run(migrate, url)
 
     def launch(self, url: str, worker: str, *, app: str = "app", **options: Any) -> Launch:
         """``affinity worker``; options are those of `affinity.RuntimeOptions`."""
-        values = {"worker_node_id": worker} | options
+        values = {"worker_node_id": worker} | SETTINGS | options
         return Launch(
             arguments=[sys.executable, "-m", "affinity", "--url", url, "worker", f"bench.systems.ours_app:{app}"],
             ready=re.compile(r"running app"),

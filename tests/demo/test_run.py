@@ -123,15 +123,23 @@ def test_the_embedded_default_without_a_kill(start: Start, tmp_path: Path) -> No
     assert not list((tmp_path / "tmp").iterdir())
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_run_leaves_nothing(start: Start, tmp_path: Path, number: signal.Signals, code: int) -> None:
-    demo = start("--conversations", "30")
+def test_an_interrupted_run_leaves_nothing(any_url: str, start: Start, tmp_path: Path) -> None:
+    demo = start("--conversations", "30", "--url", any_url)
     demo.wait_said("turns")
     workers = demo.workers()
     assert len(workers) == 3
-    demo.send(number)
-    assert demo.end()[0] == code
+    demo.send(signal.SIGINT)
+    assert demo.end()[0] == 128 + signal.SIGINT
     assert not any(worker.is_running() for worker in workers)
+    assert anyio.run(instances, any_url) == []
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_a_run_that_is_told_to_end_while_it_starts(start: Start, tmp_path: Path) -> None:
+    demo = start()
+    demo.wait_said("Starting 3 workers")
+    demo.send(signal.SIGTERM)
+    assert demo.end()[0] == 128 + signal.SIGTERM
     assert not list((tmp_path / "tmp").iterdir())
 
 

@@ -20,6 +20,9 @@ SHOWS = {
 }
 """What each prints, among other things."""
 
+HYDRATIONS = {"chat": ("hydrated", 2), "unknown_session": ("loads the basket", 2)}
+"""Once for each holder: state that is still in memory is not loaded again."""
+
 
 def test_every_example_is_known_here() -> None:
     assert {path.stem for path in EXAMPLES} == set(SHOWS)
@@ -32,6 +35,8 @@ def test_an_example_runs(path: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     missing = [text for text in SHOWS[path.stem] if text not in done.stdout]
     assert not missing, done.stdout
+    word, times = HYDRATIONS.get(path.stem, ("", len(done.stdout) + 1))
+    assert done.stdout.count(word) == times, done.stdout
     assert not list(tmp_path.iterdir()), "an example leaves nothing in the working directory"
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from affinity.provider.conformance import Harness, ProviderConformance
-from affinity.provider.sqlite import SqliteProvider
 from tests.provider.harnesses import PostgresHarness, SqliteHarness
 
 
@@ -16,15 +15,15 @@ class TestSqlite(ProviderConformance):
     """The embedded default."""
 
     @pytest.fixture
-    async def harness(self, tmp_path: Path) -> AsyncIterator[Harness]:
-        path = tmp_path / "affinity.db"
-        await SqliteProvider.migrate(path)
-        yield SqliteHarness(path)
+    async def harness(self, tmp_path: Path) -> Harness:
+        return await SqliteHarness.create(tmp_path)
 
 
 class TestPostgres(ProviderConformance):
-    """The engine for many replicas; `postgres_migrated` makes each test run on both versions."""
+    """The engine for many replicas; `postgres_shared` makes each test run on both versions."""
 
     @pytest.fixture
-    async def harness(self, postgres_migrated: str) -> AsyncIterator[Harness]:
-        yield PostgresHarness(postgres_migrated)
+    async def harness(self, postgres_shared: str) -> AsyncIterator[Harness]:
+        harness = await PostgresHarness.create(postgres_shared)
+        yield harness
+        await harness.aclose()

@@ -1,12 +1,375 @@
+"""The SQLite provider: the conformance suite on it, and what is its own: files, migrations, locks, plans, processes."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, LiteralString
+
+import anyio
 import pytest
 
-from affinity.provider.conformance import ProviderConformance
-from tests.provider.sqlite_harness import SqliteHarness
+from affinity.errors import AccessDenied, ConnectionLost, Contention, DatabaseFailure, ProviderError, SchemaMismatch
+from affinity.provider import sqlite as package
+from affinity.provider.conformance import ProviderConformance, Trouble
+from affinity.provider.contract import (
+    FetchOptions,
+    Hint,
+    Incarnation,
+    NewInstance,
+    NewWorkItem,
+    Provider,
+    Timeouts,
+    Turn,
+    WorkerIdentity,
+    WorkKey,
+)
+from affinity.provider.sqlite import Clock, SqliteProvider
+from affinity.provider.sqlite.database import MAX_WAIT, PORTION, Database
+from affinity.provider.sqlite.migrate import MIGRATIONS, migrate
+from affinity.provider.statements import load_statements
+
+pytestmark = pytest.mark.anyio
+
+TIMEOUTS = Timeouts(work_item_lock=30.0, session_lock=300.0)
+PATIENCE = 30.0  # seconds of real time for what comes at once
 
 
-class TestSqlite(ProviderConformance):
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+# --- the conformance suite ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class SqliteHarness:
+    """A migrated file, and the clock that all providers on it share."""
+
+    path: Path
+    clock: Clock = field(default_factory=Clock)
+
+    @classmethod
+    async def create(cls, directory: Path) -> SqliteHarness:
+        path = directory / "affinity.db"
+        await SqliteProvider.migrate(path)
+        return cls(path)
+
+    async def open(self) -> SqliteProvider:
+        return await SqliteProvider.open(self.path, clock=self.clock)
+
+    async def advance(self, seconds: float) -> None:
+        self.clock.offset += seconds
+
+    async def fetch_cost(self, identity: WorkerIdentity, options: FetchOptions) -> int:
+        """Instructions of SQLite's virtual machine."""
+        async with aclosing(await self.open()) as provider:
+            counter = Counter()
+            await provider._writer.call(counter.attach)
+            await provider.fetch_work_item(identity, options)
+            return counter.instructions
+
+    async def provoke(self, trouble: Trouble) -> None:
+        match trouble:
+            case "contention":
+                await contend(self.path)
+            case "duplicate":
+                await duplicate(await self.open())
+            case "connection_lost":
+                await SqliteProvider.open(self.path.parent / "missing" / "affinity.db")
+
+    async def aclose(self) -> None:
+        """Nothing is left open; pytest removes the directory."""
+
+
+class Counter:
+    """Counts the instructions of a connection's virtual machine."""
+
+    def __init__(self) -> None:
+        self.instructions = 0
+
+    def attach(self, database: Database) -> None:
+        database._connection.set_progress_handler(self._count, 1)
+
+    def _count(self) -> int:
+        self.instructions += 1
+        return 0  # go on
+
+
+async def contend(path: Path) -> None:
+    """Write while somebody else holds the write lock, with little patience."""
+    with write_locked(path):
+        async with aclosing(await SqliteProvider.open(path, max_wait=0.02)) as provider:
+            await provider.create_instance([new_instance("late")])
+
+
+async def duplicate(provider: SqliteProvider) -> None:
+    """Queue the same activity twice."""
+    async with aclosing(provider):
+        identity = await owner(provider, "twice")
+        item = new_item("twice", 1)
+        await provider.commit_turn(identity, [new_turn("twice", work_items=[item, item])], TIMEOUTS)
+
+
+class TestSqliteConformance(ProviderConformance):
     @pytest.fixture
-    async def harness(self, tmp_path):
-        h = await SqliteHarness.create(tmp_path)
-        yield h
-        await h.aclose()
+    async def harness(self, tmp_path: Path) -> AsyncIterator[SqliteHarness]:
+        harness = await SqliteHarness.create(tmp_path)
+        yield harness
+        await harness.aclose()
+
+
+# --- files and migrations -------------------------------------------------------------------------------------------
+
+MIGRATE = """
+import sys
+from pathlib import Path
+import anyio
+from affinity.provider.sqlite import SqliteProvider
+print(anyio.run(SqliteProvider.migrate, Path(sys.argv[1])))
+"""
+
+
+async def test_zero_to_now_equals_step_by_step(tmp_path: Path) -> None:
+    at_once, in_steps = tmp_path / "at_once.db", tmp_path / "in_steps.db"
+    assert await SqliteProvider.migrate(at_once) == (0, len(MIGRATIONS))
+    for version in range(1, len(MIGRATIONS) + 1):
+        assert migrate(in_steps, version) == (version - 1, version)
+    assert schema(at_once) == schema(in_steps)
+    assert await SqliteProvider.migrate(at_once) == (len(MIGRATIONS), len(MIGRATIONS))
+
+
+async def test_ten_processes_migrate_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "affinity.db"
+    reports = run_processes(MIGRATE, [[str(path)]] * 10)
+    done, found = f"(0, {len(MIGRATIONS)})", f"({len(MIGRATIONS)}, {len(MIGRATIONS)})"
+    assert sorted(reports) == sorted([done] + [found] * 9)
+    await (await SqliteProvider.open(path)).aclose()
+
+
+async def test_a_newer_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "affinity.db"
+    await SqliteProvider.migrate(path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 999")
+    for refused in (SqliteProvider.open, SqliteProvider.migrate):
+        with pytest.raises(SchemaMismatch, match="999, newer than"):
+            await refused(path)
+
+
+async def test_a_database_that_was_never_migrated_is_refused(tmp_path: Path) -> None:
+    missing, empty = tmp_path / "missing.db", tmp_path / "empty.db"
+    empty.touch()
+    for path in (missing, empty):
+        with pytest.raises(SchemaMismatch, match="affinity migrate"):
+            await SqliteProvider.open(path)
+    assert not missing.exists()
+
+
+@pytest.mark.parametrize("name", ["plain.db", "with space.db", "per%cent?#&.db", "ünï.db"])
+async def test_any_file_name_will_do(tmp_path: Path, name: str) -> None:
+    await SqliteProvider.migrate(tmp_path / name)
+    async with aclosing(await SqliteProvider.open(tmp_path / name)) as provider:
+        assert await provider.create_instance([new_instance("i")]) == [True]
+    assert (tmp_path / name).exists()
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_missing_directory_is_a_lost_connection(tmp_path: Path) -> None:
+    for failing in (SqliteProvider.open, SqliteProvider.migrate):
+        with pytest.raises(ConnectionLost):
+            await failing(tmp_path / "missing" / "affinity.db")
+
+
+async def test_a_file_that_is_no_database_is_a_failure(tmp_path: Path) -> None:
+    path = tmp_path / "affinity.db"
+    path.write_text("not a database " * 1_000)
+    for failing in (SqliteProvider.open, SqliteProvider.migrate):
+        with pytest.raises(DatabaseFailure):
+            await failing(path)
+
+
+async def test_a_read_only_connection_is_denied(provider: SqliteProvider) -> None:
+    await provider._writer.call(lambda database: database._connection.execute("PRAGMA query_only = ON").fetchall())
+    with pytest.raises(AccessDenied):
+        await provider.create_instance([new_instance("i")])
+
+
+async def test_readers_do_not_wait_for_a_writer(path: Path, provider: SqliteProvider) -> None:
+    identity = await owner(provider, "i")
+    with write_locked(path), anyio.fail_after(PATIENCE):
+        assert (await provider.get_instance(["i"]))[0] is not None
+        assert (await provider.fetch_work_item(identity, fetch_options())).items == ()
+
+
+async def test_a_closed_provider_says_so(path: Path) -> None:
+    provider = await SqliteProvider.open(path)
+    await provider.aclose()
+    with pytest.raises(DatabaseFailure, match="closed"):
+        await provider.count_work()
+
+
+async def test_a_call_whose_caller_is_gone_is_finished(path: Path, provider: SqliteProvider) -> None:
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await provider.create_instance([new_instance("i")])
+    assert scope.cancelled_caught
+    async with aclosing(await SqliteProvider.open(path)) as other:
+        await provider._writer.call(Database.changed)  # behind the abandoned call
+        assert (await other.count_work())["instances"] == 1
+
+
+# --- batches and time -----------------------------------------------------------------------------------------------
+
+
+async def test_a_batch_beyond_one_portion_keeps_its_order(provider: SqliteProvider) -> None:
+    identity = await owner(provider, "i")
+    events = [f'{{"n": {number}, "text": "é\\u0000\\"🙂"}}' for number in range(3 * PORTION + 1)]
+    await provider.commit_turn(identity, [new_turn("i", history=events)], TIMEOUTS)
+    assert await provider.read_history([("i", 1)]) == [events]
+
+
+async def test_an_instant_survives_the_way_out_and_back() -> None:
+    clock = Clock()
+    for clock.offset in (0.0, 0.1234567, 1e9 / 3):
+        now = clock.now()
+        assert package.workers.instant(now).timestamp() == now
+
+
+# --- hints ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_commit_of_another_connection_is_a_hint(path: Path, provider: SqliteProvider) -> None:
+    """As one of another process is: no registry is involved."""
+    identity = await owner(provider, "i")
+    async with provider.hints(identity) as source:
+        assert await source.wait(0) is None
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("UPDATE counters SET value = value + 1")
+            with anyio.fail_after(PATIENCE):
+                assert await source.wait(PATIENCE) == Hint()
+
+
+async def test_a_worker_is_not_woken_by_its_own_commits(provider: SqliteProvider) -> None:
+    identity = await owner(provider, "i")
+    async with provider.hints(identity) as source:
+        await provider.renew_worker(identity, 1_000.0)
+        assert await source.wait(0.1) is None
+
+
+async def test_a_client_wakes_the_worker_that_shares_its_provider(provider: SqliteProvider) -> None:
+    identity = await owner(provider, "i")
+    async with provider.hints(identity) as source:
+        await provider.create_instance([new_instance("j")])
+        with anyio.fail_after(PATIENCE):
+            assert await source.wait(PATIENCE) == Hint()
+
+
+# --- plans ----------------------------------------------------------------------------------------------------------
+
+RARE = {"disown", "counts"}
+"""Statements that may read a whole queue: after a lost reply, and for status pages."""
+
+HARMLESS = re.compile(r"SCAN (json_each|j|CONSTANT ROW|workers|w|\(subquery-\d+\)|stale|marks|names)\b")
+"""Scans of arguments, of what a statement has made itself, and of the few workers."""
+
+
+def statements() -> list[Any]:
+    files = sorted(Path(package.__file__).parent.glob("*.sql"))
+    loaded = [(file.stem, name, sql) for file in files for name, sql in load_statements(package.__name__, file.name).items()]
+    return [pytest.param(sql, id=f"{file}:{name}") for file, name, sql in loaded if name not in RARE]
+
+
+@pytest.mark.parametrize("sql", statements())
+async def test_no_statement_scans_a_table(path: Path, sql: LiteralString) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        arguments: Any = Anything() if ":" in sql else [None] * sql.count("?")
+        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", arguments)]
+    assert [step for step in plan if step.startswith("SCAN") and not HARMLESS.match(step)] == []
+
+
+@pytest.mark.parametrize("name", ["scan", "peek"])
+async def test_a_fetch_sorts_nothing(path: Path, name: str) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        for file in ("work_items.sql", "instances.sql"):
+            sql = load_statements(package.__name__, file)[name]
+            plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", Anything())]
+            assert not [step for step in plan if "TEMP B-TREE" in step]
+
+
+class Anything(dict[str, None]):
+    """Arguments for any statement."""
+
+    def __missing__(self, name: str) -> None:
+        return None
+
+
+# --- many processes -------------------------------------------------------------------------------------------------
+
+WORK = """
+import sys
+from pathlib import Path
+import anyio
+from affinity.provider.contract import FetchOptions, Incarnation, Timeouts, WorkAck, WorkerIdentity
+from affinity.provider.sqlite import SqliteProvider
+
+async def main(path, name):
+    provider = await SqliteProvider.open(Path(path))
+    identity = WorkerIdentity(worker_id=name, incarnation=Incarnation(name + "!"))
+    await provider.register_worker(identity, 1_000.0, {})
+    options = FetchOptions(limit=3, max_sessions=100, names=["work"], unknown_after=60.0)
+    acked = 0
+    async with provider.hints(identity) as hints:
+        while (await provider.count_work())["work_items"]:
+            items = (await provider.fetch_work_item(identity, options)).items
+            acks = [WorkAck(lock=item.lock, message=item.payload) for item in items]
+            acked += sum(await provider.ack_work_item(identity, acks, options.timeouts))
+            if not items:
+                await hints.wait(0.05)
+    await provider.aclose()
+    print(acked)
+
+anyio.run(main, *sys.argv[1:])
+"""
+
+
+async def test_eight_processes_share_one_file_without_error_or_loss(path: Path, provider: SqliteProvider) -> None:
+    identity = await owner(provider, "i")
+    sessions = [None, "s", "t", "u", "v", "w", "x", "y", "z"]
+    items = [new_item("i", number, sessions[number % len(sessions)]) for number in range(400)]
+    await provider.commit_turn(identity, [new_turn("i", work_items=items)], TIMEOUTS)
+    reports = run_processes(WORK, [[str(path), f"worker {number}"] for number in range(8)])
+    assert sum(json.loads(report) for report in reports) == len(items)
+    assert (await provider.count_work())["work_items"] == 0
+    (found,) = (await provider.fetch_orchestration_item(identity, limit=1, names=[], unknown_after=60.0)).items
+    results = [message.payload for message in found.messages if message.payload != "start"]
+    assert sorted(results) == sorted(item.payload for item in items)
+
+
+# --- helpers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def path(tmp_path: Path) -> Path:
+    """A migrated file."""
+    path = tmp_path / "affinity.db"
+    await SqliteProvider.migrate(path)
+    return path
+
+
+@pytest.fixture
+async def provider(path: Path) -> AsyncIterator[SqliteProvider]:
+    """A provider on it."""
+    async with aclosing(await SqliteProvider.open(path)) as provider:
+        yield provider

@@ -38,7 +38,10 @@ TICK_SECONDS: Final = 0.05
 """Between two rounds of the loop: how exactly messages keep to their time."""
 
 LOOK_SECONDS: Final = 0.25
-"""Between two looks at the database."""
+"""Between two looks at the database, at least."""
+
+REST: Final = 4.0
+"""Between two looks, as a multiple of what the last one took: with many sessions, looking must not become the work."""
 
 START_SECONDS: Final = 60.0
 """How long workers may take to register."""
@@ -91,6 +94,7 @@ async def run_demo(plan: Plan, conversations: Sequence[Conversation], *, folder:
     # Opened in the order in which things must close: the instances go when nobody works on them any more.
     async with _open(url) as provider, _cleared(provider, list(by_session) if plan.url else [], display):
         with closing(TranscriptStore.create(folder / "transcripts.db")) as store, open_fleet() as fleet:
+            display.say(f"Starting {plan.workers} workers on {provider.dialect}, with a lease of {LEASE_SECONDS:g} s.")
             for name in plan.worker_names:
                 fleet.start(plan.settings(name, url=url, store=store.path, sessions=len(by_session)), folder)
             async with Client.from_provider(provider) as client:
@@ -187,11 +191,11 @@ class _Run:
         look_at = 0.0
         while True:
             await self._feed.raise_due()
-            if time.monotonic() >= look_at:
+            if (began := time.monotonic()) >= look_at:
                 await self._act(await self._look())
                 if self._feed.finished and not await self._open_instances(limit=1):
                     return
-                look_at = time.monotonic() + LOOK_SECONDS
+                look_at = time.monotonic() + max(LOOK_SECONDS, REST * (time.monotonic() - began))
             await anyio.sleep(TICK_SECONDS)
 
     async def outcome(self) -> Outcome:
@@ -308,7 +312,7 @@ class _Run:
     def _story(self, records: Sequence[Record], seconds: float) -> Iterable[str]:
         yield (
             f"Replayed {len(records)} conversations of chitchat-dataset as sessions over {self.plan.workers} workers "
-            f"(worker lease {LEASE_SECONDS:g} s) in {seconds:.0f} s."
+            f"in {seconds:.0f} s."
         )
         if self._casualty is not None:
             yield _obituary(self._casualty)

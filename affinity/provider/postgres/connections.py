@@ -3,7 +3,7 @@
 States of one `Link`::
 
     closed ──first call──► open ──call──► busy ──reply, or an error that the database reports──► open
-    busy ──the connection broke──► closed                  ConnectionLost; the next call connects again
+    busy ──the connection broke──► closed                 ConnectionLost; the next call connects again
     busy ──nobody waits any more──► abandoned ──reply within `GRACE`──► open
     abandoned ──no reply──► closed
 
@@ -51,6 +51,7 @@ class Link:
         self._conninfo = target.connect(application_name, settings)
         self._connection: AsyncConnection[Row] | None = None
         self._turn = asyncio.Lock()
+        self._serving: asyncio.Task[Any] | None = None  # the call that has the connection
         self._calls: set[asyncio.Task[Any]] = set()
         self._closed = False
 
@@ -91,12 +92,16 @@ class Link:
             raise
 
     def _abandon(self, task: asyncio.Task[Any]) -> None:
-        """Nobody waits for it: whatever its outcome, it is no news, and it must not take long."""
+        """Nobody waits for it. If it has begun it may end, in a while; its outcome is no news."""
         task.add_done_callback(_ignore)
-        asyncio.get_running_loop().call_later(GRACE, _end, task)
+        if task is self._serving:
+            asyncio.get_running_loop().call_later(GRACE, _end, task)
+        else:
+            task.cancel()
 
     async def _serve(self, work: Callable[[AsyncConnection[Row]], Awaitable[T]]) -> T:
         async with self._turn:
+            self._serving = asyncio.current_task()
             try:
                 async with asyncio.timeout(DEADLINE):
                     with translated(self._target):
@@ -107,6 +112,7 @@ class Link:
                 await self._drop()  # though it may still be open: to a server that is now a standby, for one
                 raise
             finally:
+                self._serving = None
                 await self._check()
 
     async def _open(self) -> AsyncConnection[Row]:

@@ -2,14 +2,16 @@
 -- Marks that are met and found stale are put right on the way; messages of instances that are gone are removed.
 WITH seen AS MATERIALIZED (
     (SELECT o.id, o.instance_id, o.route, o.visible_at, 0 AS rank FROM orchestrator_queue o
-     WHERE o.route = %(route)s AND o.visible_at <= (SELECT clock()) AND o.id <> ALL (%(exclude)s) AND EXISTS (
-            SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
+     WHERE o.route = %(route)s AND o.visible_at <= (SELECT clock()) AND o.id NOT IN (SELECT unnest(%(exclude)s))
+       AND EXISTS (SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
      ORDER BY o.visible_at LIMIT %(scan)s)
     UNION ALL
     (SELECT o.id, o.instance_id, o.route, o.visible_at, 1 FROM orchestrator_queue o
      LEFT JOIN instances i USING (instance_id)
-     WHERE o.route = 'new' AND o.visible_at <= (SELECT clock()) AND o.id <> ALL (%(exclude)s) AND EXISTS (
-            SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining)
+     WHERE o.route = 'new' AND o.visible_at <= (SELECT clock()) AND o.id NOT IN (SELECT unnest(%(exclude)s))
+       AND EXISTS (
+           SELECT FROM alive_workers
+           WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining)
        -- Passed over here, not later: instances that we do not know must not fill the window.
        AND (i.unknown_since IS NULL
             OR CASE WHEN i.version IS NULL THEN i.name ELSE i.name || '@' || i.version END = ANY (%(names)s)
@@ -76,7 +78,8 @@ FROM (SELECT) one
 LEFT JOIN (
     got g CROSS JOIN LATERAL (
         SELECT o.id, o.payload, o.visible_at FROM orchestrator_queue o
-        WHERE o.instance_id = g.instance_id AND o.visible_at <= (SELECT clock()) AND o.id <> ALL (%(exclude)s)
+        WHERE o.instance_id = g.instance_id AND o.visible_at <= (SELECT clock())
+          AND o.id NOT IN (SELECT unnest(%(exclude)s))
         ORDER BY o.visible_at, o.id LIMIT %(messages)s
     ) m
 ) ON true

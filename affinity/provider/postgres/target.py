@@ -27,6 +27,9 @@ _NETWORK: Final = {
 }
 
 _SAFETY: Final = {
+    # Whatever the database's default is: our statements rely on a snapshot each, and on rows that changed meanwhile
+    # being looked at again.
+    "default_transaction_isolation": "read\\ committed",
     # No statement of ours takes that long; one that does holds up others.
     "statement_timeout": "30s",
     "lock_timeout": "5s",

@@ -1,8 +1,8 @@
 -- commit: commits turns, each whole or not at all
--- n is the turn's number in the batch, ord an element's number in its column.
--- Locks are taken in the order that all verbs keep: instances, worker_queue, sessions, each by key. What is written after
--- that is filtered by one flag a turn: `(SELECT flags FROM ok)[n]` is read in constant time, where a join of the batch's
--- columns with the turns would be quadratic.
+-- n is the turn's number in the batch, ord an element's number in its column. IS TRUE: see work_items.sql.
+-- Locks are taken in the order that all verbs keep: instances, worker_queue, sessions, each by key. What is written
+-- after that is filtered by one flag a turn: `(SELECT flags FROM ok)[n]` is read in constant time, where a join of the
+-- batch's columns with the turns would be quadratic.
 WITH fenced AS MATERIALIZED (
     SELECT t.n
     FROM unnest(%(instance)s, %(execution)s, %(events)s) WITH ORDINALITY AS t (instance_id, execution_id, events, n)

@@ -1,10 +1,17 @@
+-- IS TRUE and IS NOT TRUE keep two conditions from choosing the plan. A worker's queue may be empty and its sessions
+-- many, or the other way round, and the plan is made without knowing: so a fetch always goes along the index of the queue
+-- and looks at the session of each item that it finds, and a list of sessions is looked up by id, never by worker.
+
 -- fetch: items of our sessions, then session-free ones; and whether there is a session to claim
 WITH own AS MATERIALIZED (
     SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.unknown_since, q.visible_at
-    FROM deliverable_items q JOIN sessions s ON s.session_id = q.session_id
+    FROM deliverable_items q
     WHERE q.route = %(route)s AND EXISTS (
             SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
-      AND (s.worker_id = %(worker)s) IS TRUE AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+      AND EXISTS (
+            SELECT FROM sessions s
+            WHERE s.session_id = q.session_id
+              AND s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()) IS TRUE
     ORDER BY q.visible_at LIMIT %(limit)s FOR NO KEY UPDATE OF q SKIP LOCKED
 ), held AS MATERIALIZED (
     -- The truth about a session, which cannot change any more until we commit.
@@ -51,18 +58,21 @@ WITH own AS MATERIALIZED (
             WHERE q.route = 'new'
               AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s)
                    OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
-              AND NOT EXISTS (
+              AND EXISTS (
                   SELECT FROM held_sessions h
                   WHERE h.session_id = q.session_id
-                    AND (h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s)))
+                    AND (h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s)) IS NOT TRUE)
         AND (SELECT count(*) FROM sessions s
              WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
             ) < %(max_sessions)s AS yes
 ), idle AS (
     -- Only looked at when nothing was found: what is there but locked by another's fetch, and what comes next.
     SELECT EXISTS (
-        SELECT FROM deliverable_items q JOIN held_sessions h USING (session_id)
-        WHERE q.route = %(route)s AND (h.worker_id = %(worker)s) IS TRUE AND h.incarnation = %(incarnation)s
+        SELECT FROM deliverable_items q
+        WHERE q.route = %(route)s AND EXISTS (
+            SELECT FROM held_sessions h
+            WHERE h.session_id = q.session_id
+              AND h.worker_id = %(worker)s AND h.incarnation = %(incarnation)s) IS TRUE
     ) OR EXISTS (
         SELECT FROM deliverable_items q
         WHERE q.route = 'free' AND EXISTS (
@@ -95,7 +105,8 @@ WITH room AS MATERIALIZED (
 ), waiting AS MATERIALIZED (
     SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.unknown_since, q.visible_at,
         s.worker_id AS last_worker, s.incarnation AS last_incarnation,
-        coalesce(s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock(), false) AS ours
+        coalesce(s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock(), false)
+        AS ours
     FROM deliverable_items q LEFT JOIN sessions s ON s.session_id = q.session_id
     WHERE q.route = 'new'
       AND EXISTS (
@@ -103,10 +114,10 @@ WITH room AS MATERIALIZED (
           WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining)
       AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s)
            OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
-      AND NOT EXISTS (
+      AND EXISTS (
           SELECT FROM held_sessions h
           WHERE h.session_id = q.session_id
-            AND (h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s))
+            AND (h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s)) IS NOT TRUE
     ORDER BY q.visible_at LIMIT %(limit)s FOR NO KEY UPDATE OF q SKIP LOCKED
 ), wanted AS MATERIALIZED (
     SELECT session_id, last_worker, last_incarnation
@@ -237,7 +248,8 @@ WITH ours AS MATERIALIZED (
     SELECT l.*, q.session_id
     FROM unnest(%(instance)s, %(execution)s, %(activity)s, %(token)s, %(delay)s, %(failed)s, %(counted)s, %(unknown)s,
                 %(release)s)
-         WITH ORDINALITY AS l (instance_id, execution_id, activity_id, token, delay, failed, counted, unknown, release, n)
+         WITH ORDINALITY AS l (instance_id, execution_id, activity_id, token, delay, failed, counted, unknown,
+                               release, n)
     JOIN worker_queue q USING (instance_id, execution_id, activity_id)
     WHERE q.lock_token = l.token AND q.locked_until > clock()
     ORDER BY q.instance_id, q.execution_id, q.activity_id FOR NO KEY UPDATE OF q
@@ -277,7 +289,7 @@ SELECT n FROM ours
 -- disown: free what this incarnation has locked under tokens that it does not know
 WITH unheard AS MATERIALIZED (
     SELECT instance_id, execution_id, activity_id FROM worker_queue
-    WHERE lock_incarnation = %(incarnation)s AND lock_token <> ALL (%(token)s)
+    WHERE lock_incarnation = %(incarnation)s AND lock_token NOT IN (SELECT unnest(%(token)s))
     ORDER BY instance_id, execution_id, activity_id FOR NO KEY UPDATE
 )
 UPDATE worker_queue q

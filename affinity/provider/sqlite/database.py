@@ -14,7 +14,7 @@ import json
 import random
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Concatenate, Final, LiteralString, ParamSpec, TypeAlias, TypeVar
@@ -29,11 +29,12 @@ T = TypeVar("T")
 Row: TypeAlias = tuple[Any, ...]
 Arguments: TypeAlias = Mapping[str, Any] | Sequence[Any]
 
-BUSY_DEADLINE: Final = 10.0
+MAX_WAIT: Final = 10.0
 """Seconds that a transaction waits for the file before it gives up with `Contention`."""
 
-MAX_PORTION: Final = 64 * 1024 * 1024
-"""Characters of one JSON argument, about: SQLite takes a billion bytes, and a batch of large payloads may have more."""
+PORTION: Final = 128
+"""Rows that go in or come out as one JSON value: at the payload limit, and with every character of them escaped, they
+stay below the billion bytes that SQLite takes."""
 
 OLDEST_SQLITE: Final = (3, 38, 0)
 """The first release with JSON always built in; ``RETURNING``, ``UPDATE … FROM`` and ``STRICT`` came before it."""
@@ -75,10 +76,10 @@ class Tx:
         """Run a statement; the number of rows that it changed."""
         return self._connection.execute(sql, arguments).rowcount
 
-    def many(self, sql: LiteralString, rows: Iterable[Any], arguments: Mapping[str, Any] = NO_ARGUMENTS) -> None:
+    def many(self, sql: LiteralString, rows: Sequence[Any], arguments: Mapping[str, Any] = NO_ARGUMENTS) -> None:
         """Run a statement over all ``rows``, which it reads as JSON from ``:rows``."""
-        for portion in _portions(rows):
-            self.run(sql, {**arguments, "rows": portion})
+        for start in range(0, len(rows), PORTION):
+            self.run(sql, {**arguments, "rows": to_json(rows[start : start + PORTION])})
 
     def gather(self, sql: LiteralString, arguments: Arguments = ()) -> list[Any]:
         """The rows of a statement that gathers them into one JSON array."""
@@ -86,23 +87,8 @@ class Tx:
         return gathered
 
 
-def to_json(value: object) -> str:
-    """JSON as a statement takes it; ids and payloads stay the text that they are."""
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _portions(rows: Iterable[Any]) -> Iterator[str]:
-    """Rows as JSON arrays, none of them so large that SQLite refuses it."""
-    portion: list[str] = []
-    size = 0
-    for row in map(to_json, rows):
-        portion.append(row)
-        size += len(row)
-        if size > MAX_PORTION:
-            yield f"[{','.join(portion)}]"
-            portion, size = [], 0
-    if portion:
-        yield f"[{','.join(portion)}]"
+to_json: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
+"""JSON as a statement takes it; ids and payloads stay the text that they are."""
 
 
 def connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
@@ -131,13 +117,13 @@ def connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
     return connection
 
 
-def patiently(attempt: Callable[[], T], deadline: float) -> T:
-    """Repeat ``attempt`` while another connection is in the way, for ``deadline`` seconds at most.
+def patiently(attempt: Callable[[], T], max_wait: float) -> T:
+    """Repeat ``attempt`` while another connection is in the way, for ``max_wait`` seconds at most.
 
     Raises:
         sqlite3.Error: the last one.
     """
-    end = time.monotonic() + deadline
+    end = time.monotonic() + max_wait
     while True:
         try:
             return attempt()
@@ -150,17 +136,17 @@ def patiently(attempt: Callable[[], T], deadline: float) -> T:
 class Database:
     """A connection and its transactions; used by one thread at a time."""
 
-    def __init__(self, connection: sqlite3.Connection, clock: Clock, *, busy_deadline: float = BUSY_DEADLINE) -> None:
+    def __init__(self, connection: sqlite3.Connection, clock: Clock, *, max_wait: float = MAX_WAIT) -> None:
         self._connection = connection
         self._clock = clock
-        self._busy_deadline = busy_deadline
+        self._max_wait = max_wait
         self._version = self._data_version()
 
     def write(self, verb: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``verb`` in a write transaction; it is undone as a whole when it raises."""
         connection = self._connection
         try:
-            patiently(lambda: connection.execute("BEGIN IMMEDIATE"), self._busy_deadline)
+            patiently(lambda: connection.execute("BEGIN IMMEDIATE"), self._max_wait)
             try:
                 result = verb(Tx(connection, self._clock.now()), *args, **kwargs)
                 connection.execute("COMMIT")
@@ -174,7 +160,7 @@ class Database:
     def read(self, verb: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``verb`` on one snapshot; it takes no lock that a writer would wait for."""
         try:
-            return patiently(lambda: self._snapshot(verb, *args, **kwargs), self._busy_deadline)
+            return patiently(lambda: self._snapshot(verb, *args, **kwargs), self._max_wait)
         except sqlite3.Error as error:
             raise translate(error) from error
 
@@ -201,7 +187,7 @@ class Database:
     def _data_version(self) -> int:
         try:
             version: int = patiently(
-                lambda: self._connection.execute("PRAGMA data_version").fetchone()[0], self._busy_deadline
+                lambda: self._connection.execute("PRAGMA data_version").fetchone()[0], self._max_wait
             )
         except sqlite3.Error as error:
             raise translate(error) from error

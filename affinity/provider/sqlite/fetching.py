@@ -123,7 +123,7 @@ class _Harvest:
         sessions.touch(self._tx, self._identity, held, session_lock)
         tokens = {one.id: self._tokens.next() for one in picked}
         until = {"locked_until": self._tx.now + self._options.timeouts.work_item_lock}
-        self._tx.many(SQL["lock"], tokens.items(), {**self._arguments, **until})
+        self._tx.many(SQL["lock"], list(tokens.items()), {**self._arguments, **until})
         payloads = read_payloads(self._tx, SQL["payloads"], list(tokens))
         items = [
             WorkItem(

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from affinity.limits import MAX_BATCH
 from affinity.provider.contract import Message, OrchestrationFetch, OrchestrationItem, Release, WorkerIdentity
-from affinity.provider.sqlite.database import Database, Tx, to_json
+from affinity.provider.sqlite.database import PORTION, Database, Tx, to_json
 from affinity.provider.sqlite.messages import reroute_instances
-from affinity.provider.sqlite.payloads import PORTION, read_payloads
+from affinity.provider.sqlite.payloads import read_payloads
 from affinity.provider.sqlite.sessions import NEW, own_route
 from affinity.provider.sqlite.workers import read_caller
 from affinity.provider.statements import load_statements
@@ -156,7 +156,7 @@ class _Search:
     def take(self) -> None:
         """Make those of the instances that nobody owns the caller's."""
         if self._unowned:
-            self._tx.many(SQL["take"], self._unowned, self.arguments)
+            self._tx.many(SQL["take"], list(self._unowned), self.arguments)
             reroute_instances(self._tx, self._unowned, self.own)
 
     def answer(self) -> OrchestrationFetch:

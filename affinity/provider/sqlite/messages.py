@@ -15,9 +15,9 @@ SQL: Final = load_statements(__package__, "messages.sql")
 
 def send(tx: Tx, messages: Sequence[NewMessage]) -> None:
     """Queue messages in order; those to instances that are missing or finished are dropped."""
-    rows = (
+    rows = [
         (message.instance_id, message.delay, *(message.timer or (None, None)), message.payload) for message in messages
-    )
+    ]
     tx.many(SQL["send"], rows, {"now": tx.now})
 
 
@@ -37,11 +37,11 @@ def insert_new(tx: Tx, instances: Sequence[NewInstance]) -> tuple[list[bool], li
             outbox.append(NewMessage(instance_id=new.instance_id, payload=new.start, delay=new.delay))
         elif new.on_exists is not None and new.parent_id is not None:
             outbox.append(NewMessage(instance_id=new.parent_id, payload=new.on_exists))
-    rows = (
+    rows = [
         (new.instance_id, new.name, new.version, new.parent_id)
         for new, is_new in zip(instances, created, strict=True)
         if is_new
-    )
+    ]
     tx.many(SQL["create"], rows, {"now": tx.now})
     return created, outbox
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Final
 
 from affinity.errors import SchemaMismatch
-from affinity.provider.sqlite.database import BUSY_DEADLINE, connect, patiently
+from affinity.provider.sqlite.database import MAX_WAIT, connect, patiently
 from affinity.provider.sqlite.failures import translate
 from affinity.provider.statements import load_migrations
 
 MIGRATIONS: Final = load_migrations(__package__)
 
-MIGRATION_DEADLINE: Final = 6 * BUSY_DEADLINE
+MIGRATION_WAIT: Final = 6 * MAX_WAIT
 """Seconds that a migration waits for the file: longer than a verb, for somebody else may be migrating."""
 
 
@@ -35,8 +35,8 @@ def migrate(path: Path, target: int = len(MIGRATIONS)) -> tuple[int, int]:
     with closing(connect(path, create=True)) as connection:
         try:
             # The switch to WAL wants the file for itself for a moment; it stays with the file, so it is made once.
-            patiently(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchall(), MIGRATION_DEADLINE)
-            patiently(lambda: connection.execute("BEGIN IMMEDIATE"), MIGRATION_DEADLINE)
+            patiently(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchall(), MIGRATION_WAIT)
+            patiently(lambda: connection.execute("BEGIN IMMEDIATE"), MIGRATION_WAIT)
             return _upgrade(connection, path, target)
         except sqlite3.Error as error:
             raise translate(error) from error
@@ -49,7 +49,7 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
         SchemaMismatch: it is newer, older, or no schema of ours.
     """
     try:
-        version = patiently(lambda: _version(connection), BUSY_DEADLINE)
+        version = patiently(lambda: _version(connection), MAX_WAIT)
     except sqlite3.Error as error:
         raise translate(error) from error
     _refuse_newer(version, path)

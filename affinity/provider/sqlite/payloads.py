@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, LiteralString
+from typing import LiteralString
 
-from affinity.provider.sqlite.database import Tx, to_json
-
-PORTION: Final = 256
-"""Rows gathered at once: at the payload limit they stay well below the billion bytes that one value may have."""
+from affinity.provider.sqlite.database import PORTION, Tx, to_json
 
 
 def read_payloads(tx: Tx, sql: LiteralString, ids: Sequence[int]) -> dict[int, str]:

@@ -39,7 +39,7 @@ from affinity.provider.sqlite import fetching, listing, subscriptions, work_item
 from affinity.provider.sqlite import instances as ownership
 from affinity.provider.sqlite import sweep as sweeping
 from affinity.provider.sqlite.clock import Clock
-from affinity.provider.sqlite.database import BUSY_DEADLINE, Database, Tx, connect
+from affinity.provider.sqlite.database import MAX_WAIT, Database, Tx, connect
 from affinity.provider.sqlite.messages import create_all, send_all
 from affinity.provider.sqlite.migrate import check_schema, migrate, unmigrated
 from affinity.provider.sqlite.thread import DatabaseThread
@@ -67,21 +67,21 @@ class SqliteProvider:
 
     @classmethod
     async def open(
-        cls, path: Path, *, clock: Clock | None = None, busy_deadline: float = BUSY_DEADLINE
+        cls, path: Path, *, clock: Clock | None = None, max_wait: float = MAX_WAIT
     ) -> SqliteProvider:
         """Open a file whose schema is up to date.
 
         Args:
             path: of the database file.
             clock: shared by the providers of one test, to move time; the machine's when left out.
-            busy_deadline: seconds that a call waits for other writers before it raises `Contention`.
+            max_wait: seconds that a call waits for other writers before it raises `Contention`.
 
         Raises:
             ConnectionLost: its directory is missing.
             SchemaMismatch: it was never migrated, or by newer code.
             DatabaseFailure: it is no SQLite database.
         """
-        opened = partial(_open, path, clock or Clock(), busy_deadline)
+        opened = partial(_open, path, clock or Clock(), max_wait)
         writer = await anyio.to_thread.run_sync(opened)
         try:
             reader = await anyio.to_thread.run_sync(opened)
@@ -276,13 +276,13 @@ class SqliteProvider:
             subscription.receive(Hint())
 
 
-def _open(path: Path, clock: Clock, busy_deadline: float) -> Database:
+def _open(path: Path, clock: Clock, max_wait: float) -> Database:
     if not path.exists() and path.parent.is_dir():
         raise unmigrated(path)
     connection = connect(path)
     try:
         check_schema(connection, path)
-        return Database(connection, clock, busy_deadline=busy_deadline)
+        return Database(connection, clock, max_wait=max_wait)
     except BaseException:
         connection.close()
         raise

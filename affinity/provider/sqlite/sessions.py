@@ -89,7 +89,7 @@ def claim(tx: Tx, identity: WorkerIdentity, former: Mapping[str, Lease | None], 
     fresh = [session_id for session_id, lease in former.items() if lease is None or not lease.of(identity)]
     epochs = {session_id: lease.epoch for session_id, lease in former.items() if lease is not None}
     epochs |= zip(fresh, _next_epochs(tx, len(fresh)), strict=True)
-    tx.many(SQL["claim"], epochs.items(), {**_of(tx, identity), "locked_until": tx.now + timeout})
+    tx.many(SQL["claim"], list(epochs.items()), {**_of(tx, identity), "locked_until": tx.now + timeout})
     reroute(tx, epochs, own_route(identity.worker_id))
     return epochs
 
@@ -98,7 +98,7 @@ def inherit(tx: Tx, identity: WorkerIdentity) -> None:
     """Give a new incarnation the sessions that its name holds, each with a new epoch."""
     session_ids = read_held_by_name(tx, identity)
     epochs = _next_epochs(tx, len(session_ids))
-    tx.many(SQL["inherit"], zip(session_ids, epochs, strict=True), _of(tx, identity))
+    tx.many(SQL["inherit"], list(zip(session_ids, epochs, strict=True)), _of(tx, identity))
 
 
 def free(tx: Tx, identity: WorkerIdentity, session_ids: Collection[str]) -> None:

@@ -8,7 +8,7 @@ anything is sent to them, and what a turn cancels goes last, as it may have been
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -98,15 +98,17 @@ def _move_on(tx: Tx, passed: Sequence[_Passed]) -> None:
     remove(tx, [held for one in passed for held in one.acked])
     tx.many(SQL["consume"], [(turn.instance_id, message) for turn in turns for message in turn.consumed])
     tx.many(SQL["append"], _events(turns))
-    tx.many(SQL["advance"], map(_advance, turns), {"now": tx.now})
+    tx.many(SQL["advance"], [_advance(turn) for turn in turns], {"now": tx.now})
     _, outbox = insert_new(tx, [instance for turn in turns for instance in turn.instances])
     send(tx, [*outbox, *(message for turn in turns for message in turn.messages)])
 
 
-def _events(turns: Sequence[Turn]) -> Iterator[tuple[str, int, int, str]]:
-    for turn in turns:
-        for number, event in enumerate(turn.history, turn.event_count + 1):
-            yield turn.instance_id, turn.execution_id, number, event
+def _events(turns: Sequence[Turn]) -> list[tuple[str, int, int, str]]:
+    return [
+        (turn.instance_id, turn.execution_id, number, event)
+        for turn in turns
+        for number, event in enumerate(turn.history, turn.event_count + 1)
+    ]
 
 
 def _advance(turn: Turn) -> tuple[Any, ...]:

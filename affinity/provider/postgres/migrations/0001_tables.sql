@@ -1,11 +1,11 @@
 -- Everything lives in the schema that search_path names first, so no statement of this provider names a schema.
 
--- The one clock. PostgreSQL inlines the call, so it costs nothing, and tests replace it (PostgresProvider.advance_clock).
+-- The one clock. PostgreSQL inlines the call, so it costs nothing; tests replace it (PostgresProvider.advance_clock).
 -- VOLATILE on purpose: a condition that is checked again after a lock wait reads the time again.
 CREATE FUNCTION clock() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE AS 'SELECT clock_timestamp()';
 
--- Epochs of all sessions. A sequence knows no snapshot and forgets nothing: a session whose row was removed and made anew
--- can never meet an epoch that it had before.
+-- Epochs of all sessions. A sequence knows no snapshot and forgets nothing: a session whose row was removed and made
+-- anew can never meet an epoch that it had before.
 CREATE SEQUENCE epochs AS bigint;
 
 CREATE TABLE workers (
@@ -110,7 +110,7 @@ SELECT s.session_id, s.worker_id, s.incarnation, s.epoch, s.locked_until
 FROM sessions s JOIN workers w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation
 WHERE s.locked_until > clock() AND w.locked_until > clock();
 
--- Visible, and not in the hands of a live worker. The time in the first condition is read once, so that an index serves it.
+-- Visible, and not in the hands of a live worker. The first condition reads the time once, so that an index serves it.
 CREATE VIEW deliverable_items AS
 SELECT q.* FROM worker_queue q
 WHERE q.visible_at <= (SELECT clock())
