@@ -22,6 +22,9 @@ baskets = SessionCache[list[str]](max_sessions=50)
 app.add_session_listener(baskets)
 saved: dict[str, list[str]] = {}  # stands for a store that every worker reaches
 
+MAX_MOVES = 5
+"""Moves of the session during one turn, after which something else must be wrong."""
+
 
 class Item(BaseModel):
     """What to put into the basket, and how many are in it before: a repeated turn can tell."""
@@ -60,13 +63,13 @@ async def shopping(ctx: affinity.OrchestrationContext, customer: str) -> list[st
     basket: list[str] = []
     while (name := await ctx.schedule_wait("item", str)) != "checkout":
         item = Item(name=name, before=len(basket))
-        while True:
+        for moves_left in reversed(range(MAX_MOVES)):
             try:
                 basket = await ctx.schedule_activity(add, item).on_session(session)
                 await ctx.schedule_activity(save, customer).on_session(session)
                 break
             except ActivityFailed as failure:
-                if failure.error_type != UnknownSession.__name__:
+                if failure.error_type != UnknownSession.__name__ or not moves_left:
                     raise
                 await ctx.schedule_activity(load, customer).on_session(session)
         ctx.set_custom_status(len(basket))
@@ -80,7 +83,7 @@ async def shop(url: str, worker_id: str, items: list[str]) -> None:
         run = await client.start(shopping, "ada", instance_id="ada")
         for item in items:
             before = (await run.status()).custom_status
-            await run.raise_event("item", item)
+            await run.raise_event("item", item)  # InstanceFinished, if the run has failed
             if item == "checkout":
                 print(await run.wait(timeout=30))
             else:
@@ -90,7 +93,8 @@ async def shop(url: str, worker_id: str, items: list[str]) -> None:
 async def status_after(run: Handle[list[str]], before: object) -> None:
     """Wait until the orchestration shows another custom status."""
     while True:
-        if (await run.status()).custom_status != before:
+        now = await run.status()
+        if now.finished or now.custom_status != before:
             return
         await anyio.sleep(0.02)
 

@@ -275,7 +275,9 @@ class TurnResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """Gives an instance's ownership up. Nothing happens when the caller does not own it."""
+    """Gives an instance's ownership up; its taking is not counted in ``claims``. Nothing happens when the caller does
+    not own it.
+    """
 
     instance_id: str
     to: str | None = None  # hand it to this worker, if alive and not draining; else it is free for anyone
@@ -486,9 +488,10 @@ class Provider(Protocol):
 
         ``names`` holds ``name`` and ``name@version`` of what the caller registers. An unowned instance is passed over
         while it is not among them (by name when its version is None, else by ``name@version``) and has been given back
-        as unknown less than ``unknown_after`` seconds ago. Messages in ``exclude`` (being worked on by the caller) are
-        left out; an instance all of whose visible messages are excluded is not returned. At most `MAX_BATCH` messages
-        an instance. A draining worker takes no new instance. Nothing when the caller is not alive or not current.
+        as unknown: for ``unknown_after`` seconds when it has no events yet, for as long as it takes when it has.
+        Messages in ``exclude`` (being worked on by the caller) are left out; an instance all of whose visible messages
+        are excluded is not returned. At most `MAX_BATCH` messages an instance. A draining worker takes no new instance.
+        Nothing when the caller is not alive or not current.
         """
         ...
 

@@ -227,7 +227,8 @@ class ActivityRunner:
         self._locks.discard(item.lock)
         if item.session_id is not None:
             self._sessions.end(item.session_id)
-            if self._sessions.running(item.session_id) <= len(self._leaving.get(item.session_id, ())):
+            leaving = self._leaving.get(item.session_id)
+            if leaving and self._sessions.running(item.session_id) <= len(leaving):
                 self._leave(item.session_id)
 
     # -- giving back

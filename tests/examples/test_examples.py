@@ -41,8 +41,11 @@ def test_an_example_runs(path: Path, tmp_path: Path) -> None:
 
 
 def test_the_first_orchestration_of_the_readme_is_the_first_example() -> None:
-    """What a newcomer copies from the README is what runs here, but for the file in which it keeps its data."""
+    """What a newcomer copies from the README is what runs here, but for blank lines and the file that it keeps."""
     block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert block is not None
-    program = block[1].rsplit("\nanyio.run(main)", 1)[0].strip()
-    assert program in (ROOT / "examples" / "hello.py").read_text()
+    program, example = (
+        "\n".join(filter(str.strip, text.splitlines()))
+        for text in (block[1].rsplit("\nanyio.run(main)", 1)[0], (ROOT / "examples" / "hello.py").read_text())
+    )
+    assert program in example

@@ -72,7 +72,7 @@ class SqliteHarness:
 
     async def provoke(self, trouble: Trouble) -> None:
         path = self._path if trouble != "connection_lost" else self._path.parent / "missing" / self._path.name
-        provider = await SqliteProvider.open(path, clock=self._clock, busy_deadline=0.01)
+        provider = await SqliteProvider.open(path, clock=self._clock, max_wait=0.01)
         try:
             if trouble == "duplicate":
                 await queue_an_activity_twice(provider)
@@ -109,7 +109,7 @@ class PostgresHarness:
     def __init__(self, database: str) -> None:
         self._database = database
         self._schema = f"test_{secrets.token_hex(8)}"
-        self._url = f"{database}?schema={self._schema}"
+        self._url = f"{database}{'&' if '?' in database else '?'}schema={self._schema}"
 
     @classmethod
     async def create(cls, database: str) -> PostgresHarness:

@@ -8,16 +8,17 @@ import secrets
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager, closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any, LiteralString
 
 import anyio
 import pytest
 
-from affinity.errors import AccessDenied, ConnectionLost, Contention, DatabaseFailure, ProviderError, SchemaMismatch
+from affinity.errors import AccessDenied, ConnectionLost, DatabaseFailure, SchemaMismatch
 from affinity.provider import sqlite as package
 from affinity.provider.conformance import ProviderConformance, Trouble
 from affinity.provider.contract import (
@@ -33,19 +34,13 @@ from affinity.provider.contract import (
     WorkKey,
 )
 from affinity.provider.sqlite import Clock, SqliteProvider
-from affinity.provider.sqlite.database import MAX_WAIT, PORTION, Database
+from affinity.provider.sqlite.database import PORTION, Database
 from affinity.provider.sqlite.migrate import MIGRATIONS, migrate
+from affinity.provider.sqlite.workers import instant
 from affinity.provider.statements import load_statements
-
-pytestmark = pytest.mark.anyio
 
 TIMEOUTS = Timeouts(work_item_lock=30.0, session_lock=300.0)
 PATIENCE = 30.0  # seconds of real time for what comes at once
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 # --- the conformance suite ------------------------------------------------------------------------------------------
@@ -73,10 +68,11 @@ class SqliteHarness:
     async def fetch_cost(self, identity: WorkerIdentity, options: FetchOptions) -> int:
         """Instructions of SQLite's virtual machine."""
         async with aclosing(await self.open()) as provider:
-            counter = Counter()
-            await provider._writer.call(counter.attach)
+            steps = count()
+            tick = lambda: next(steps) < 0  # noqa: E731 - false: go on
+            await provider._writer.call(lambda database: database._connection.set_progress_handler(tick, 1))
             await provider.fetch_work_item(identity, options)
-            return counter.instructions
+            return next(steps)
 
     async def provoke(self, trouble: Trouble) -> None:
         match trouble:
@@ -87,22 +83,7 @@ class SqliteHarness:
             case "connection_lost":
                 await SqliteProvider.open(self.path.parent / "missing" / "affinity.db")
 
-    async def aclose(self) -> None:
-        """Nothing is left open; pytest removes the directory."""
-
-
-class Counter:
-    """Counts the instructions of a connection's virtual machine."""
-
-    def __init__(self) -> None:
-        self.instructions = 0
-
-    def attach(self, database: Database) -> None:
-        database._connection.set_progress_handler(self._count, 1)
-
-    def _count(self) -> int:
-        self.instructions += 1
-        return 0  # go on
+    async def aclose(self) -> None: ...
 
 
 async def contend(path: Path) -> None:
@@ -210,7 +191,8 @@ async def test_readers_do_not_wait_for_a_writer(path: Path, provider: SqliteProv
     identity = await owner(provider, "i")
     with write_locked(path), anyio.fail_after(PATIENCE):
         assert (await provider.get_instance(["i"]))[0] is not None
-        assert (await provider.fetch_work_item(identity, fetch_options())).items == ()
+        options = FetchOptions(limit=10, max_sessions=10, names=["work"], unknown_after=60.0)
+        assert (await provider.fetch_work_item(identity, options)).items == ()
 
 
 async def test_a_closed_provider_says_so(path: Path) -> None:
@@ -241,17 +223,15 @@ async def test_a_batch_beyond_one_portion_keeps_its_order(provider: SqliteProvid
 
 
 async def test_an_instant_survives_the_way_out_and_back() -> None:
-    clock = Clock()
-    for clock.offset in (0.0, 0.1234567, 1e9 / 3):
-        now = clock.now()
-        assert package.workers.instant(now).timestamp() == now
+    for offset in (0.0, 0.1234567, 1e9 / 3):
+        now = Clock(offset).now()
+        assert instant(now).timestamp() == now
 
 
 # --- hints ----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_commit_of_another_connection_is_a_hint(path: Path, provider: SqliteProvider) -> None:
-    """As one of another process is: no registry is involved."""
     identity = await owner(provider, "i")
     async with provider.hints(identity) as source:
         assert await source.wait(0) is None
@@ -281,13 +261,15 @@ async def test_a_client_wakes_the_worker_that_shares_its_provider(provider: Sqli
 RARE = {"disown", "counts"}
 """Statements that may read a whole queue: after a lost reply, and for status pages."""
 
-HARMLESS = re.compile(r"SCAN (json_each|j|CONSTANT ROW|workers|w|\(subquery-\d+\)|stale|marks|names)\b")
+HARMLESS = re.compile(r"SCAN (json_each|j|CONSTANT ROW|workers|w|\(subquery-\d+\)|stale|marks|names)( |$)")
 """Scans of arguments, of what a statement has made itself, and of the few workers."""
 
 
 def statements() -> list[Any]:
     files = sorted(Path(package.__file__).parent.glob("*.sql"))
-    loaded = [(file.stem, name, sql) for file in files for name, sql in load_statements(package.__name__, file.name).items()]
+    loaded = [
+        (file.stem, name, sql) for file in files for name, sql in load_statements(package.__name__, file.name).items()
+    ]
     return [pytest.param(sql, id=f"{file}:{name}") for file, name, sql in loaded if name not in RARE]
 
 
@@ -311,8 +293,7 @@ async def test_a_fetch_sorts_nothing(path: Path, name: str) -> None:
 class Anything(dict[str, None]):
     """Arguments for any statement."""
 
-    def __missing__(self, name: str) -> None:
-        return None
+    def __missing__(self, name: str) -> None: ...
 
 
 # --- many processes -------------------------------------------------------------------------------------------------
@@ -373,3 +354,51 @@ async def provider(path: Path) -> AsyncIterator[SqliteProvider]:
     """A provider on it."""
     async with aclosing(await SqliteProvider.open(path)) as provider:
         yield provider
+
+
+async def owner(provider: Provider, instance_id: str) -> WorkerIdentity:
+    """A registered worker that owns a new instance."""
+    identity = WorkerIdentity(worker_id="owner", incarnation=Incarnation(secrets.token_hex(4)))
+    await provider.register_worker(identity, 1_000.0, {})
+    await provider.create_instance([new_instance(instance_id)])
+    await provider.fetch_orchestration_item(identity, limit=10, names=["flow"], unknown_after=60.0)
+    return identity
+
+
+def new_instance(instance_id: str) -> NewInstance:
+    return NewInstance(instance_id=instance_id, name="flow", version=None, start="start")
+
+
+def new_item(instance_id: str, number: int, session_id: str | None = None) -> NewWorkItem:
+    key = WorkKey(instance_id, 1, number)
+    return NewWorkItem(key=key, name="work", payload=f"input {number}", session_id=session_id)
+
+
+def new_turn(instance_id: str, **step: Any) -> Turn:
+    return Turn(**{"instance_id": instance_id, "execution_id": 1, "event_count": 0, "history": ["event"], **step})
+
+
+@contextmanager
+def write_locked(path: Path) -> Iterator[None]:
+    """Hold the write lock, as a paused process could."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as rival:
+        rival.execute("BEGIN IMMEDIATE")
+        yield
+
+
+def schema(path: Path) -> list[Any]:
+    """Everything that a file defines."""
+    with closing(sqlite3.connect(path)) as connection:
+        version = connection.execute("PRAGMA user_version").fetchall()
+        return version + connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY name").fetchall()
+
+
+def run_processes(script: str, arguments: list[list[str]]) -> list[str]:
+    """Run a script in several processes at once; what each printed."""
+    processes = [
+        subprocess.Popen([sys.executable, "-W", "error", "-c", script, *args], stdout=subprocess.PIPE, text=True)
+        for args in arguments
+    ]
+    printed = [process.communicate(timeout=100)[0].strip() for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes)
+    return printed

@@ -30,7 +30,11 @@ class ContainerServer(PostgresServer):
             .with_command(" ".join(["postgres", *arguments]))
         )
         self._container.start()
-        wait_until_ready(self.url(), self._alive)
+        try:
+            wait_until_ready(self.url(), self._alive)
+        except BaseException:
+            self.close()
+            raise
 
     def url(self, database: str = "postgres") -> str:
         return f"postgresql://postgres@{self._container.get_container_host_ip()}:{self._port}/{database}"

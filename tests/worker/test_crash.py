@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from affinity.client import Client
+from affinity.errors import ActivityPoisoned, OrchestrationFailed
 from tests.board import Board, open_board
 from tests.processes import FAST, Workers, open_workers
 
@@ -230,3 +231,14 @@ async def test_cancellation_reaches_a_running_activity(
     await ended.answer()
     ended_as = await client.wait_finished("cancel", timeout=30)
     assert ended_as.status == {"instance": "cancelled", "select": "completed", "timeout": "failed"}[how]
+
+
+async def test_work_that_kills_its_worker_fails_as_poison(workers: Workers, client: Client) -> None:
+    """Deliveries are counted where a kill cannot lose them; past ``max_attempts`` without an end the activity fails."""
+    await client.start("held_once", "kill_worker", instance_id="poison")
+    for _ in range(2):
+        assert workers.launch("victim", max_attempts=2).wait() == -signal.SIGKILL
+    workers.start("victim", max_attempts=2)
+    with pytest.raises(OrchestrationFailed, match="started 2 times") as raised:
+        await client.wait("poison", timeout=30)
+    assert raised.value.error_type == ActivityPoisoned.__name__

@@ -6,11 +6,12 @@ import random
 from collections.abc import AsyncIterator
 
 import anyio
+import anyio.lowlevel
 import pytest
 
-from affinity import RuntimeOptions, Worker
+from affinity import App, RuntimeOptions, Worker
 from affinity.client import Client
-from affinity.errors import ActivityFailed, OrchestrationFailed
+from affinity.errors import ActivityFailed, OrchestrationFailed, UnknownActivity, UnknownOrchestration
 from tests.apps import app
 
 pytestmark = pytest.mark.anyio
@@ -118,3 +119,66 @@ async def test_two_sessions_on_two_workers_do_not_bounce(any_url: str, client: C
         result = await client.wait(run.instance_id, timeout=60)
         assert len({r["worker"] for r in result[::2]}) == 1
         assert one.runtime.instances.replays + two.runtime.instances.replays <= 2
+
+
+class Listener:
+    """Writes down which sessions the worker says it lost."""
+
+    def __init__(self) -> None:
+        self.lost_sessions: list[str] = []
+
+    async def lost(self, session_id: str, epoch: int | None = None) -> None:
+        self.lost_sessions.append(session_id)
+
+    async def sweep(self) -> None:
+        return None
+
+
+async def test_listeners_hear_of_a_loss_only_when_there_is_one(any_url: str, client: Client) -> None:
+    """State stays from turn to turn; it goes when the worker leaves."""
+    listener = Listener()
+    async with Worker(app, any_url, RuntimeOptions.make(**OPTIONS), listeners=[listener]):
+        await client.wait((await client.start("walk", 20, instance_id="walk")).instance_id, timeout=30)
+        assert listener.lost_sessions == []
+    assert listener.lost_sessions == ["walk"]
+
+
+@pytest.mark.parametrize("bound", [True, False])
+async def test_an_activity_that_nobody_registers_fails_by_name(any_url: str, client: Client, bound: bool) -> None:
+    """With a session or without: after ``unregistered_timeout`` of workers that do not know it."""
+    options = RuntimeOptions.make(**OPTIONS, unregistered_timeout=0.6)
+    async with Worker(app, any_url, options):
+        run = await client.start("held_once" if bound else "held_with_timeout", "only_newer")
+        with pytest.raises(OrchestrationFailed, match="only_newer") as raised:
+            await client.wait(run.instance_id, timeout=30)
+        assert raised.value.error_type == UnknownActivity.__name__
+
+
+async def test_an_orchestration_that_nobody_registers_fails_by_name(any_url: str, client: Client) -> None:
+    async with Worker(app, any_url, RuntimeOptions.make(**OPTIONS, unregistered_timeout=0.6)):
+        run = await client.start("no_such_thing", 1)
+        with pytest.raises(OrchestrationFailed, match="no_such_thing") as raised:
+            await client.wait(run.instance_id, timeout=30)
+        assert raised.value.error_type == UnknownOrchestration.__name__
+
+
+async def test_an_instance_with_history_waits_for_its_code(any_url: str, client: Client) -> None:
+    """A deploy that lags must not destroy what runs: only instances that never started fail as unknown."""
+    lacking = App("lacking")
+    async with Worker(app, any_url, RuntimeOptions.make(**OPTIONS)):
+        await client.start("collect", 1, instance_id="collect")
+        await _started(client, "collect")
+    async with Worker(lacking, any_url, RuntimeOptions.make(**OPTIONS, unregistered_timeout=0.3)) as worker:
+        await client.raise_event("collect", "item", 7)
+        other = await client.start("no_such_thing", 1)
+        assert (await client.wait_finished(other.instance_id, timeout=30)).status == "failed"
+        assert (await client.status("collect")).status == "running"
+        assert worker.runtime.error is None
+    async with Worker(app, any_url, RuntimeOptions.make(**OPTIONS)):
+        assert await client.wait("collect", timeout=30) == [7]
+
+
+async def _started(client: Client, instance_id: str) -> None:
+    with anyio.fail_after(30):
+        while (await client.status(instance_id)).event_count == 0:
+            await anyio.lowlevel.checkpoint()

@@ -29,7 +29,11 @@ from affinity.provider.contract import (
 
 _Result = TypeVar("_Result")
 
+_MAX_SWEEPS: Final = 100
+
 FOREVER: Final = 1_000_000_000.0
+"""Seconds, some thirty years."""
+
 CLERK: Final = "~clerk"
 """The worker whose one instance queues the suite's work. It fetches no work items."""
 
@@ -95,10 +99,10 @@ class World:
 
     async def sweep_all(self) -> int:
         """Sweep until nothing is left to do; returns the number of sweeps."""
-        for sweeps in count(1):
+        for sweeps in range(1, _MAX_SWEEPS + 1):
             if not (await self.sweep()).more:
                 return sweeps
-        raise AssertionError("unreachable: count() does not end")
+        raise AssertionError(f"sweep says `more` {_MAX_SWEEPS} times in a row")
 
     # -- work
 

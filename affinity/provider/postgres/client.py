@@ -40,7 +40,7 @@ class ClientVerbs(Verbs):
             "delay": Floats(new.delay for new in instances),
             "on_exists": Texts(new.on_exists for new in instances),
         }
-        rows = await self._links.misc.run(_SQL["create"], params)
+        rows = await self._links.quick.run(_SQL["create"], params)
         return flags(len(instances), (n for (n,) in rows))
 
     async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
@@ -55,13 +55,13 @@ class ClientVerbs(Verbs):
             "timer_id": Ints(message.timer and message.timer[1] for message in messages),
         }
         deliveries: list[Delivery] = ["unknown"] * len(messages)
-        for n, unfinished in await self._links.misc.run(_SQL["send"], params):
+        for n, unfinished in await self._links.quick.run(_SQL["send"], params):
             deliveries[n - 1] = "delivered" if unfinished else "finished"
         return deliveries
 
     async def get_instance(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
         """See `affinity.provider.contract.Provider`."""
-        rows = await self._links.misc.run(_SQL["get"], {"instance": Texts(instance_ids)})
+        rows = await self._links.quick.run(_SQL["get"], {"instance": Texts(instance_ids)})
         found = {row[0]: _instance(row) for row in rows}
         return [found.get(instance_id) for instance_id in instance_ids]
 
@@ -82,7 +82,7 @@ class ClientVerbs(Verbs):
     async def delete_instance(self, instance_ids: Sequence[str], *, force: bool = False) -> Sequence[Deletion]:
         """See `affinity.provider.contract.Provider`."""
         params = {"instance": Texts(instance_ids), "force": force}
-        doomed: dict[str, bool] = dict(await self._links.misc.run(_SQL["delete"], params))
+        doomed: dict[str, bool] = dict(await self._links.quick.run(_SQL["delete"], params))
         deletions: list[Deletion] = []
         for instance_id in instance_ids:
             found = doomed.get(instance_id)

@@ -146,12 +146,12 @@ class Links:
         self.application_name = application_name
         self.commit = link("commit", HOT)  # turns and acks
         self.fetch = link("fetch", HOT)
-        self.keep = link("keep", HOT)  # leases, renewals, give-backs, histories
-        self.misc = link("misc", {})  # clients, listings, the sweep, hints
+        self.quick = link("quick", HOT)  # leases, renewals, give-backs, histories, what clients ask of an instance
+        self.misc = link("misc", {})  # listings, the sweep, hints
 
     async def aclose(self) -> None:
         """Close all. Idempotent."""
-        for link in (self.commit, self.fetch, self.keep, self.misc):
+        for link in (self.commit, self.fetch, self.quick, self.misc):
             await link.aclose()
 
 

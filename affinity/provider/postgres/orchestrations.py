@@ -63,7 +63,7 @@ class OrchestrationVerbs(Verbs):
             return []
         params = {"instance": Texts(key[0] for key in keys), "execution": Ints(key[1] for key in keys)}
         histories: list[list[str]] = [[] for _ in keys]
-        for n, event in await self._links.keep.run(_SQL["read_history"], params):
+        for n, event in await self._links.quick.run(_SQL["read_history"], params):
             histories[n - 1].append(event)
         return histories
 
@@ -78,7 +78,7 @@ class OrchestrationVerbs(Verbs):
             "unknown": Bools(release.unknown for release in releases),
             "reroute": Int8(MAX_REROUTE),
         }
-        await self._links.keep.run(_SQL["release"], params)
+        await self._links.quick.run(_SQL["release"], params)
 
 
 def _item(rows: Sequence[Row]) -> OrchestrationItem:

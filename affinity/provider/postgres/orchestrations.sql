@@ -15,11 +15,11 @@ WITH seen AS MATERIALIZED (
        -- Passed over here, not later: instances that we do not know must not fill the window.
        AND (i.unknown_since IS NULL
             OR CASE WHEN i.version IS NULL THEN i.name ELSE i.name || '@' || i.version END = ANY (%(names)s)
-            OR i.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
+            OR i.event_count = 0 AND i.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
      ORDER BY o.visible_at LIMIT %(scan)s)
 ), state AS MATERIALIZED (
     SELECT s.instance_id, s.rank, s.first, i.name, i.version, i.unknown_since, i.owner_incarnation,
-        i.updated_at, i.instance_id IS NULL OR i.status NOT IN ('pending', 'running') AS gone,
+        i.event_count, i.updated_at, i.instance_id IS NULL OR i.status NOT IN ('pending', 'running') AS gone,
         w.worker_id AS owner,
         coalesce(w.worker_id = %(worker)s AND w.incarnation = %(incarnation)s, false) AS ours,
         coalesce(CASE WHEN i.version IS NULL THEN i.name ELSE i.name || '@' || i.version END = ANY (%(names)s), false)
@@ -30,7 +30,8 @@ WITH seen AS MATERIALIZED (
 ), chosen AS MATERIALIZED (
     SELECT * FROM state
     WHERE NOT gone AND (ours OR owner IS NULL
-        AND (known OR unknown_since IS NULL OR unknown_since <= clock() - %(unknown_after)s * interval '1 s')
+        AND (known OR unknown_since IS NULL
+             OR event_count = 0 AND unknown_since <= clock() - %(unknown_after)s * interval '1 s')
         AND EXISTS (
             SELECT FROM alive_workers
             WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining))
@@ -113,6 +114,7 @@ WITH ours AS MATERIALIZED (
 ), released AS (
     UPDATE instances i
     SET owner_worker = coalesce(g.worker_id, i.owner_worker), owner_incarnation = g.incarnation,
+        claims = greatest(0, i.claims - 1), -- what is given back killed nobody
         unknown_since = CASE WHEN g.unknown THEN coalesce(i.unknown_since, clock()) ELSE i.unknown_since END
     FROM given g WHERE i.instance_id = g.instance_id
 ), misplaced AS MATERIALIZED (

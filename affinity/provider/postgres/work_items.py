@@ -78,14 +78,14 @@ class WorkItemVerbs(Verbs):
         if not locks:
             return []
         params = {**who(identity), **lengths(timeouts), **lock_columns(locks)}
-        rows = await self._links.keep.run(_SQL["renew"], params)
+        rows = await self._links.quick.run(_SQL["renew"], params)
         return flags(len(locks), (n for (n,) in rows))
 
     async def check_work_item(self, locks: Sequence[WorkLock]) -> Sequence[bool]:
         """See `affinity.provider.contract.Provider`."""
         if not locks:
             return []
-        rows = await self._links.keep.run(_SQL["check"], lock_columns(locks))
+        rows = await self._links.quick.run(_SQL["check"], lock_columns(locks))
         return flags(len(locks), (n for (n,) in rows))
 
     async def ack_work_item(
@@ -121,7 +121,7 @@ class WorkItemVerbs(Verbs):
             "release": Bools(item.release_session for item in first),
             "reroute": Int8(MAX_REROUTE),
         }
-        rows = await self._links.keep.run(_SQL["abandon"], params)
+        rows = await self._links.quick.run(_SQL["abandon"], params)
         return flags(len(items), (places[n - 1] + 1 for (n,) in rows))
 
     async def disown_work_item(self, identity: WorkerIdentity, known: Sequence[WorkLock]) -> int:

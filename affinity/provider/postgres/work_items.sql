@@ -1,6 +1,7 @@
--- IS TRUE and IS NOT TRUE keep two conditions from choosing the plan. A worker's queue may be empty and its sessions
--- many, or the other way round, and the plan is made without knowing: so a fetch always goes along the index of the queue
--- and looks at the session of each item that it finds, and a list of sessions is looked up by id, never by worker.
+-- Two habits keep the planner from going astray. A worker's queue may be empty and its sessions many, or the other way
+-- round, and the plan is made without knowing. So a fetch goes along the index of the queue and asks for the session of
+-- each item that it finds by a subquery with one value, which is never turned into a join or a hash table; and a list of
+-- sessions is looked up by id, never by worker: `(…) IS TRUE` fits no index.
 
 -- fetch: items of our sessions, then session-free ones; and whether there is a session to claim
 WITH own AS MATERIALIZED (
@@ -8,10 +9,8 @@ WITH own AS MATERIALIZED (
     FROM deliverable_items q
     WHERE q.route = %(route)s AND EXISTS (
             SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
-      AND EXISTS (
-            SELECT FROM sessions s
-            WHERE s.session_id = q.session_id
-              AND s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()) IS TRUE
+      AND (SELECT s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+           FROM sessions s WHERE s.session_id = q.session_id)
     ORDER BY q.visible_at LIMIT %(limit)s FOR NO KEY UPDATE OF q SKIP LOCKED
 ), held AS MATERIALIZED (
     -- The truth about a session, which cannot change any more until we commit.
@@ -58,10 +57,8 @@ WITH own AS MATERIALIZED (
             WHERE q.route = 'new'
               AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s)
                    OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
-              AND EXISTS (
-                  SELECT FROM held_sessions h
-                  WHERE h.session_id = q.session_id
-                    AND (h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s)) IS NOT TRUE)
+              AND (SELECT h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s
+                   FROM held_sessions h WHERE h.session_id = q.session_id) IS NOT TRUE)
         AND (SELECT count(*) FROM sessions s
              WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
             ) < %(max_sessions)s AS yes
@@ -69,10 +66,9 @@ WITH own AS MATERIALIZED (
     -- Only looked at when nothing was found: what is there but locked by another's fetch, and what comes next.
     SELECT EXISTS (
         SELECT FROM deliverable_items q
-        WHERE q.route = %(route)s AND EXISTS (
-            SELECT FROM held_sessions h
-            WHERE h.session_id = q.session_id
-              AND h.worker_id = %(worker)s AND h.incarnation = %(incarnation)s) IS TRUE
+        WHERE q.route = %(route)s
+          AND (SELECT h.worker_id = %(worker)s AND h.incarnation = %(incarnation)s
+               FROM held_sessions h WHERE h.session_id = q.session_id)
     ) OR EXISTS (
         SELECT FROM deliverable_items q
         WHERE q.route = 'free' AND EXISTS (
@@ -114,10 +110,8 @@ WITH room AS MATERIALIZED (
           WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining)
       AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s)
            OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
-      AND EXISTS (
-          SELECT FROM held_sessions h
-          WHERE h.session_id = q.session_id
-            AND (h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s)) IS NOT TRUE
+      AND (SELECT h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s
+           FROM held_sessions h WHERE h.session_id = q.session_id) IS NOT TRUE
     ORDER BY q.visible_at LIMIT %(limit)s FOR NO KEY UPDATE OF q SKIP LOCKED
 ), wanted AS MATERIALIZED (
     SELECT session_id, last_worker, last_incarnation

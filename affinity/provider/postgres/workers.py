@@ -24,14 +24,14 @@ class WorkerVerbs(Verbs):
         """See `affinity.provider.contract.Provider`."""
         params = {**who(identity), "lease": lease, "labels": json.dumps(dict(labels)), "reroute": MAX_REROUTE}
         statements = _SQL["resume" if resume else "register"] + ";" + _SQL["reclaim_marks"]
-        rows, *_ = await self._links.keep.script(statements, params)
+        rows, *_ = await self._links.quick.script(statements, params)
         if not rows:
             raise _fenced(identity)
         return WorkerLease(expires_in=lease, database_time=rows[0][0])
 
     async def renew_worker(self, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
         """See `affinity.provider.contract.Provider`."""
-        ((now, draining, holder),) = await self._links.keep.run(_SQL["renew"], {**who(identity), "lease": lease})
+        ((now, draining, holder),) = await self._links.quick.run(_SQL["renew"], {**who(identity), "lease": lease})
         if now is not None:
             return WorkerLease(expires_in=lease, database_time=now, draining=draining)
         if holder not in (None, identity.incarnation):
@@ -40,12 +40,12 @@ class WorkerVerbs(Verbs):
 
     async def drain_worker(self, identity: WorkerIdentity) -> int:
         """See `affinity.provider.contract.Provider`."""
-        *_, [(held,)] = await self._links.keep.script(_SQL["drain"], {**who(identity), "reroute": MAX_REROUTE})
+        *_, [(held,)] = await self._links.quick.script(_SQL["drain"], {**who(identity), "reroute": MAX_REROUTE})
         return int(held)
 
     async def release_worker(self, identity: WorkerIdentity) -> None:
         """See `affinity.provider.contract.Provider`."""
-        await self._links.keep.script(_SQL["release"], {**who(identity), "reroute": MAX_REROUTE})
+        await self._links.quick.script(_SQL["release"], {**who(identity), "reroute": MAX_REROUTE})
 
     async def list_workers(self) -> Sequence[WorkerInfo]:
         """See `affinity.provider.contract.Provider`."""

@@ -15,6 +15,7 @@ import random
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Concatenate, Final, LiteralString, ParamSpec, TypeAlias, TypeVar
@@ -108,13 +109,18 @@ def connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
         connection = sqlite3.connect(
             uri, uri=True, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=256
         )
-        for pragma in _PRAGMAS:
-            connection.execute(pragma)
+        # Even these read the file, which one who migrates it, or is the last to close it, has to itself for a moment.
+        patiently(partial(_configure, connection), MAX_WAIT)
     except sqlite3.Error as error:
         if connection is not None:
             connection.close()
         raise translate(error) from error
     return connection
+
+
+def _configure(connection: sqlite3.Connection) -> None:
+    for pragma in _PRAGMAS:
+        connection.execute(pragma)
 
 
 def patiently(attempt: Callable[[], T], max_wait: float) -> T:

@@ -4,7 +4,7 @@ SELECT w.draining,
            SELECT 1 FROM orchestrator_queue AS q
            CROSS JOIN instances AS i ON i.instance_id = q.instance_id
            WHERE q.route = 'new' AND q.visible_at <= :now AND q.id NOT IN (SELECT value FROM json_each(:exclude))
-             AND (i.unknown_since IS NULL OR i.unknown_since <= :unknown_before
+             AND (i.unknown_since IS NULL OR (i.event_count = 0 AND i.unknown_since <= :unknown_before)
                   OR iif(i.version IS NULL, i.name, i.name || '@' || i.version) IN (SELECT value FROM json_each(:names)))
        )
 FROM workers AS w
@@ -29,7 +29,8 @@ FROM (
     LEFT JOIN workers AS w
         ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation AND w.locked_until > :now
     WHERE q.route = :route AND q.visible_at <= :now AND q.id NOT IN (SELECT value FROM json_each(:exclude))
-      AND (:any_name OR w.worker_id = :worker_id OR i.unknown_since IS NULL OR i.unknown_since <= :unknown_before
+      AND (:any_name OR w.worker_id = :worker_id OR i.unknown_since IS NULL
+           OR (i.event_count = 0 AND i.unknown_since <= :unknown_before)
            OR iif(i.version IS NULL, i.name, i.name || '@' || i.version) IN (SELECT value FROM json_each(:names)))
     ORDER BY q.visible_at, q.id
     LIMIT :page OFFSET :offset
@@ -55,9 +56,10 @@ FROM json_each(:ids) AS j CROSS JOIN orchestrator_queue AS q ON q.id = j.value;
 UPDATE instances SET owner_worker = :worker_id, owner_incarnation = :incarnation, claims = claims + 1
 WHERE instance_id IN (SELECT value FROM json_each(:rows));
 
--- release: free an instance of the caller's; the name of its last owner stays, for people
+-- release: free an instance of the caller's; the name of its last owner stays, for people; what is given back killed nobody
 UPDATE instances SET
     owner_incarnation = NULL,
+    claims = max(0, claims - 1),
     unknown_since = CASE WHEN :unknown THEN coalesce(unknown_since, :now) ELSE unknown_since END
 WHERE instance_id = :instance_id AND owner_worker = :worker_id AND owner_incarnation = :incarnation;
 

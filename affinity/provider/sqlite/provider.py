@@ -66,9 +66,7 @@ class SqliteProvider:
         self._reader = DatabaseThread(reader, "affinity-sqlite-read")
 
     @classmethod
-    async def open(
-        cls, path: Path, *, clock: Clock | None = None, max_wait: float = MAX_WAIT
-    ) -> SqliteProvider:
+    async def open(cls, path: Path, *, clock: Clock | None = None, max_wait: float = MAX_WAIT) -> SqliteProvider:
         """Open a file whose schema is up to date.
 
         Args:
