@@ -122,6 +122,8 @@ def _about(run: Run) -> dict[str, Any]:
 def _measure(console: Console, run: Run, name: str) -> Report:
     before = load()
     report = SCENARIOS[name](run)
+    if run.quick:
+        report.notes.append("quick: these figures mean nothing")
     report.notes.append(f"{run.rounds} rounds; load of the machine {before:.1f} before, {load():.1f} after")
     show(console, report)
     return report

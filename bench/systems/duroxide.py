@@ -61,14 +61,14 @@ class DuroxideClient:
         return [one.error or one.output for one in ended]
 
     def flood(self, session: str, items: int) -> None:
-        queued = self._queued()
         name = f"flood-{session}-{time.monotonic_ns()}"
         self._client.start_orchestration(name, "flood", {"session": session, "items": items})
-        while self._queued() < queued + items:
+        while self._events(name) <= items:
             time.sleep(0.05)
 
-    def _queued(self) -> int:
-        return int(self._client.get_queue_depths().worker_queue)
+    def _events(self, name: str) -> int:
+        stats = self._client.get_orchestration_stats(name)
+        return 0 if stats is None else int(stats.history_event_count)
 
 
 class DuroxideSystem:

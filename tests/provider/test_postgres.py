@@ -1,23 +1,17 @@
-"""PostgreSQL: what only this provider has. The contract itself is tested in ``test_conformance.py``."""
+"""PostgreSQL: what only this provider has: its URLs, its migrations, its errors."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import random
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
-from functools import partial
-from typing import Any, Final, LiteralString
-from urllib.parse import quote
+from collections.abc import Iterator
+from contextlib import aclosing
+from typing import Any, Final
 
 import anyio
 import psycopg
 import pytest
-from psycopg import AsyncConnection
 
 from affinity.errors import (
     AccessDenied,
@@ -28,56 +22,20 @@ from affinity.errors import (
     InvalidUrl,
     SchemaMismatch,
 )
-from affinity.provider.conformance.builders import message_ids, timer, turn, work_item
-from affinity.provider.conformance.peer import Peer
-from affinity.provider.contract import Hint, Incarnation, InstanceUpdate, NewMessage, OrchestrationItem, WorkerIdentity
-from affinity.provider.postgres import PostgresProvider, connections, migration
+from affinity.provider.conformance.builders import turn, work_item
+from affinity.provider.postgres import PostgresProvider, migration
 from affinity.provider.postgres.target import Target
+from tests.provider.postgres_stage import SOMEBODY_WAITS, administrator, opened, registered, terminate, until
 from tests.servers import PostgresServer
 
 pytestmark = pytest.mark.anyio
-
-PATIENCE: Final = 30.0
-"""Seconds of real time after which a wait has failed; it ends as soon as there is what it waits for."""
-
-
-# --- the stage --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
     """A plain connection to the test's database."""
-    with psycopg.connect(postgres_migrated, autocommit=True, options="-c search_path=affinity") as connection:
+    with administrator(postgres_migrated) as connection:
         yield connection
-
-
-@asynccontextmanager
-async def opened(url: str, **settings: str) -> AsyncIterator[PostgresProvider]:
-    """A provider object, with settings of the server for its connections."""
-    options = " ".join(f"-c {name}={value}" for name, value in settings.items())
-    async with aclosing(await PostgresProvider.open(f"{url}?options={quote(options)}")) as provider:
-        yield provider
-
-
-async def registered(provider: PostgresProvider, worker_id: str = "a") -> Peer:
-    """A worker on that provider object; always the same process of that name."""
-    peer = Peer(provider, WorkerIdentity(worker_id=worker_id, incarnation=Incarnation(f"{worker_id}-1")))
-    await peer.register()
-    return peer
-
-
-async def until(admin: psycopg.Connection[Any], question: LiteralString) -> None:
-    """Return when the database says yes; it has no way to call us."""
-    with anyio.fail_after(PATIENCE):
-        while not (admin.execute(question).fetchone() or [False])[0]:
-            await anyio.sleep(0.005)
-
-
-SOMEBODY_WAITS: Final = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-ALL_IDLE: Final = (
-    "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'affinity%'"
-    " AND (state <> 'idle' OR backend_xid IS NOT NULL OR backend_xmin IS NOT NULL)"
-)
 
 
 # --- URLs -------------------------------------------------------------------------------------------------------------
@@ -278,266 +236,11 @@ async def test_a_terminated_backend_is_a_lost_connection(
             renewal = asyncio.create_task(peer.renew_lease())
             with psycopg.connect(postgres_migrated, autocommit=True) as watcher:
                 await until(watcher, SOMEBODY_WAITS)
-                _terminate(watcher)
+                terminate(watcher)
             with pytest.raises(ConnectionLost):
                 await renewal
         assert await peer.renew_lease() is not None
-        _terminate(admin)
+        terminate(admin)
         with pytest.raises(ConnectionLost):
             await peer.renew_lease()
         assert await peer.renew_lease() is not None
-
-
-def _terminate(connection: psycopg.Connection[Any]) -> None:
-    connection.execute(
-        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
-        " WHERE datname = current_database() AND application_name LIKE 'affinity%'"
-    )
-
-
-# --- calls that nobody waits for any more -----------------------------------------------------------------------------
-
-
-async def test_whoever_is_cancelled_goes_at_once_and_the_provider_stays_usable(
-    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Though the database does not answer; a call that had not begun never does."""
-    monkeypatch.setattr(connections, "GRACE", 0.05)
-    async with opened(postgres_migrated) as provider:
-        peer = await registered(provider)
-        with admin.transaction():
-            admin.execute("LOCK TABLE workers")
-            stuck, queued = (asyncio.create_task(peer.renew_lease()) for _ in range(2))
-            with psycopg.connect(postgres_migrated, autocommit=True) as watcher:
-                await until(watcher, SOMEBODY_WAITS)
-                for task in (stuck, queued):
-                    task.cancel()
-                    with pytest.raises(asyncio.CancelledError):
-                        await task
-        assert await peer.renew_lease() is not None
-
-
-async def test_an_abandoned_call_comes_to_its_end(postgres_migrated: str, admin: psycopg.Connection[Any]) -> None:
-    """Within the grace; on the same connection the next one follows."""
-    async with opened(postgres_migrated) as provider:
-        peer = await registered(provider)
-        with admin.transaction():
-            admin.execute("LOCK TABLE instances")
-            with anyio.move_on_after(0.05):
-                await provider.delete_instance(["i"])
-        assert await peer.renew_lease() is not None
-
-
-async def test_closing_ends_calls_under_way(postgres_migrated: str, admin: psycopg.Connection[Any]) -> None:
-    """With an error that says so."""
-    async with opened(postgres_migrated) as provider:
-        peer = await registered(provider)
-        with admin.transaction():
-            admin.execute("LOCK TABLE workers")
-            stuck = asyncio.create_task(peer.renew_lease())
-            with psycopg.connect(postgres_migrated, autocommit=True) as watcher:
-                await until(watcher, SOMEBODY_WAITS)
-            await provider.aclose()
-            with pytest.raises(ConnectionLost, match="closed"):
-                await stuck
-        with pytest.raises(ConnectionLost, match="closed"):
-            await peer.renew_lease()
-
-
-async def test_no_verb_leaves_a_transaction_open(postgres_migrated: str, admin: psycopg.Connection[Any]) -> None:
-    """So a worker that is paused between two calls holds no lock and holds up no vacuum."""
-    async with opened(postgres_migrated) as provider:
-        peer = await registered(provider)
-        for verb in _hot_verbs(peer, await _stage(peer)):
-            await verb()
-            await until(admin, ALL_IDLE)
-
-
-# --- hints ------------------------------------------------------------------------------------------------------------
-
-
-async def test_a_broken_subscription_says_so(postgres_migrated: str, admin: psycopg.Connection[Any]) -> None:
-    """And a new one works."""
-    async with opened(postgres_migrated) as provider:
-        peer = await registered(provider)
-        async with provider.hints(peer.identity) as source:
-            _terminate(admin)
-            with pytest.raises(ConnectionLost):
-                await source.wait(PATIENCE)
-        async with provider.hints(peer.identity) as source:
-            with pytest.raises(ConnectionLost):  # the connection that sends was ended too
-                await provider.wake({"a": Hint()})
-            await provider.wake({"other": Hint(), "a": Hint(work=False, cancel=True)})
-            assert await source.wait(PATIENCE) == Hint(work=False, cancel=True)
-
-
-# --- marks ------------------------------------------------------------------------------------------------------------
-
-
-async def test_a_fetch_puts_marks_of_messages_right(postgres_migrated: str, admin: psycopg.Connection[Any]) -> None:
-    """Marked for anyone, though owned; marked for one who does not own it; and of an instance that is gone."""
-    async with opened(postgres_migrated) as provider:
-        a, b = await registered(provider, "a"), await registered(provider, "b")
-        for name in ("1", "2", "3"):
-            await a.own(name)
-        admin.execute("UPDATE orchestrator_queue SET route = CASE instance_id WHEN '1' THEN 'new' ELSE 'w:b' END")
-        admin.execute("DELETE FROM instances WHERE instance_id = '3'")
-        assert await b.take_instances() == []
-        found = admin.execute("SELECT instance_id, route FROM orchestrator_queue ORDER BY 1").fetchall()
-        assert found == [("1", "w:a"), ("2", "w:a")]
-        assert len(await a.take_instances()) == 2
-
-
-# --- deadlocks --------------------------------------------------------------------------------------------------------
-
-
-async def test_overlapping_batches_in_opposite_order_do_not_deadlock(postgres_migrated: str) -> None:
-    """Two provider objects, the same instances, items and sessions, renewals in between; no deadlock, no lost turn."""
-    async with opened(postgres_migrated) as one, opened(postgres_migrated) as other:
-        left, right = await registered(one), Peer(other, WorkerIdentity(worker_id="a", incarnation=Incarnation("a-1")))
-        owned = [await left.own(f"i{number}") for number in range(12)]
-        for at in owned:
-            await left.commit_one(at, work_items=[work_item(at, 1, f"s{at.instance_id}")])
-        items = await left.take(len(owned))
-        locks = [item.lock for item in items]
-        shuffle = random.Random(7).shuffle
-        for round_ in range(1, 30):
-            steps = [turn(replace(at, event_count=round_), acks=()) for at in owned]
-            again = list(reversed(steps))
-            shuffle(items)
-            renewals = [asyncio.create_task(peer.renew(*items)) for peer in (right, left)]
-            mine, theirs = await asyncio.gather(left.commit(*steps), right.commit(*again))
-            won = [(a.committed, b.committed) for a, b in zip(mine, reversed(theirs), strict=True)]
-            assert all(a != b for a, b in won)
-            assert await asyncio.gather(*renewals) == [[True] * len(items)] * 2
-        assert await left.provider.check_work_item(locks) == [True] * len(locks)
-
-
-# --- plans ------------------------------------------------------------------------------------------------------------
-
-MANY: Final = 20_000
-AUTO_EXPLAIN: Final = {
-    "session_preload_libraries": "auto_explain",
-    "auto_explain.log_min_duration": "0",
-    "auto_explain.log_analyze": "on",
-    "auto_explain.log_format": "json",
-    "client_min_messages": "log",
-}
-MOST: Final = 200
-"""Rows that a step of a plan may read: the verbs below handle a handful each."""
-
-
-@pytest.mark.parametrize("analyzed", [False, True])
-async def test_hot_statements_read_what_they_need(
-    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, analyzed: bool
-) -> None:
-    """Among 20,000 foreign rows in each table, with statistics and without, no step of any plan reads many of them."""
-    async with opened(postgres_migrated) as provider:
-        peer = await registered(provider)
-        await registered(provider, "other")
-        stage = await _stage(peer)
-        _crowd(admin)
-        if analyzed:
-            admin.execute("VACUUM ANALYZE")
-        plans: list[dict[str, Any]] = []
-        monkeypatch.setattr(connections, "connect", partial(_listening, plans, connections.connect))
-        async with opened(postgres_migrated, **AUTO_EXPLAIN) as watched:
-            for verb in _hot_verbs(replace(peer, provider=watched), stage):
-                plans.clear()
-                await verb()
-                assert plans
-                for plan in plans:
-                    _check_plan(plan["Plan"], plan["Query Text"])
-
-
-async def _listening(
-    plans: list[dict[str, Any]], connect: Callable[[str], Awaitable[AsyncConnection[Any]]], conninfo: str
-) -> AsyncConnection[Any]:
-    connection = await connect(conninfo)
-
-    def notice(said: psycopg.errors.Diagnostic) -> None:
-        text = said.message_primary or ""
-        if "plan:" in text:
-            plans.append(json.loads(text.partition("plan:")[2]))
-
-    connection.add_notice_handler(notice)
-    return connection
-
-
-def _check_plan(node: dict[str, Any], query: str) -> None:
-    if node["Node Type"] == "Aggregate" and '"sessions_worker"' in json.dumps(node):
-        return  # capacity: a count of our own sessions, made only when there is something to claim
-    read = (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
-    where = f"{node['Node Type']} on {node.get('Relation Name')} by {node.get('Index Name')} in\n{query}"
-    assert read <= MOST, f"{read} rows read by {where}"
-    if node.get("Relation Name") not in (None, "workers"):
-        assert node["Node Type"] != "Seq Scan", where
-    for child in node.get("Plans", ()):
-        _check_plan(child, query)
-
-
-def _crowd(admin: psycopg.Connection[Any]) -> None:
-    """What another worker has; and many sessions of ours, with nothing to do."""
-    for statement in (
-        "INSERT INTO sessions SELECT w || i, w, w || '-1', nextval('epochs'), clock() + '1 h', clock(), clock()"
-        " FROM generate_series(1, %s / 4) i, unnest(ARRAY['a', 'other']) w",
-        "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at,"
-        " payload, enqueued_at) SELECT 'x', 1, i, 'work', 'other' || i %% 100 + 1, 'w:other', clock(), '', clock()"
-        " FROM generate_series(1, %s) i",
-        "INSERT INTO instances (instance_id, name, owner_worker, owner_incarnation, created_at, updated_at)"
-        " SELECT 'x' || i, 'flow', 'other', 'other-1', clock(), clock() FROM generate_series(1, %s) i",
-        "INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)"
-        " SELECT 'x' || i, 'w:other', clock(), '' FROM generate_series(1, %s) i",
-        "INSERT INTO history SELECT 'x' || i, 1, 1, '' FROM generate_series(1, %s) i",
-    ):
-        admin.execute(statement, [MANY])
-
-
-async def _stage(peer: Peer) -> list[OrchestrationItem]:
-    """Two instances, one item of each kind in the queue, and three in hand."""
-    first, second = await peer.own("i"), await peer.own("j")
-    await peer.commit_one(first, work_items=[work_item(first, n, s) for n, s in enumerate(("s", "t", None), 1)])
-    await peer.take(3)
-    await peer.commit_one(second, work_items=[work_item(second, n, s) for n, s in enumerate(("s", None, "new"), 1)])
-    return [replace(first, event_count=1), replace(second, event_count=1)]
-
-
-def _hot_verbs(peer: Peer, stage: list[OrchestrationItem]) -> list[Callable[[], Awaitable[object]]]:
-    """Each verb of the hot loop once, with something to do."""
-    first, second = stage
-    hand: dict[int, Any] = {}
-
-    async def fetch() -> None:
-        hand.update({item.lock.key.activity_id: item for item in await peer.take(10)})
-        assert len(hand) == 3
-
-    async def fused() -> None:
-        here = replace(work_item(second, 9, "s"), lock_here=True)
-        assert (await peer.commit_one(second, acks=[hand[1].lock], work_items=[here])).placed[0].item is not None
-
-    async def everything() -> None:
-        messages = [timer(first, 7, 60), NewMessage(instance_id="j", payload="x")]
-        step = {"consumed": message_ids(first), "messages": messages, "cancel_activities": [2], "cancel_timers": [8]}
-        assert (await peer.commit_one(first, **step)).committed
-
-    async def finish() -> None:
-        at = replace(first, event_count=2)
-        assert (await peer.commit_one(at, update=InstanceUpdate(status="completed"))).committed
-
-    return [
-        fetch,
-        fused,
-        peer.fetch,
-        peer.fetch_instances,
-        lambda: peer.renew(hand[2], hand[3]),
-        lambda: peer.check(hand[2], hand[3]),
-        lambda: peer.give_back(hand[3], release_session=True),
-        lambda: peer.ack(hand[2]),
-        peer.take,
-        everything,
-        finish,
-        lambda: peer.provider.send_message([NewMessage(instance_id="j", payload="x")]),
-        lambda: peer.provider.read_history([("j", 1)]),
-        lambda: peer.provider.get_instance(["j"]),
-        peer.renew_lease,
-    ]

@@ -1,4 +1,4 @@
-"""The SQLite provider: the conformance suite on it, and what is its own: files, migrations, locks, plans, processes."""
+"""What is SQLite's own beyond the conformance suite: files, migrations, errors, hints, plans, processes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, closing, contextmanager
-from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from typing import Any, LiteralString
 
 import anyio
 import pytest
 
-from affinity.errors import AccessDenied, ConnectionLost, DatabaseFailure, SchemaMismatch
+from affinity.errors import AccessDenied, ConnectionLost, Contention, DatabaseFailure, Duplicate, SchemaMismatch
 from affinity.provider import sqlite as package
-from affinity.provider.conformance import ProviderConformance, Trouble
 from affinity.provider.contract import (
     FetchOptions,
     Hint,
@@ -41,72 +38,6 @@ from affinity.provider.statements import load_statements
 
 TIMEOUTS = Timeouts(work_item_lock=30.0, session_lock=300.0)
 PATIENCE = 30.0  # seconds of real time for what comes at once
-
-
-# --- the conformance suite ------------------------------------------------------------------------------------------
-
-
-@dataclass
-class SqliteHarness:
-    """A migrated file, and the clock that all providers on it share."""
-
-    path: Path
-    clock: Clock = field(default_factory=Clock)
-
-    @classmethod
-    async def create(cls, directory: Path) -> SqliteHarness:
-        path = directory / "affinity.db"
-        await SqliteProvider.migrate(path)
-        return cls(path)
-
-    async def open(self) -> SqliteProvider:
-        return await SqliteProvider.open(self.path, clock=self.clock)
-
-    async def advance(self, seconds: float) -> None:
-        self.clock.offset += seconds
-
-    async def fetch_cost(self, identity: WorkerIdentity, options: FetchOptions) -> int:
-        """Instructions of SQLite's virtual machine."""
-        async with aclosing(await self.open()) as provider:
-            steps = count()
-            tick = lambda: next(steps) < 0  # noqa: E731 - false: go on
-            await provider._writer.call(lambda database: database._connection.set_progress_handler(tick, 1))
-            await provider.fetch_work_item(identity, options)
-            return next(steps)
-
-    async def provoke(self, trouble: Trouble) -> None:
-        match trouble:
-            case "contention":
-                await contend(self.path)
-            case "duplicate":
-                await duplicate(await self.open())
-            case "connection_lost":
-                await SqliteProvider.open(self.path.parent / "missing" / "affinity.db")
-
-    async def aclose(self) -> None: ...
-
-
-async def contend(path: Path) -> None:
-    """Write while somebody else holds the write lock, with little patience."""
-    with write_locked(path):
-        async with aclosing(await SqliteProvider.open(path, max_wait=0.02)) as provider:
-            await provider.create_instance([new_instance("late")])
-
-
-async def duplicate(provider: SqliteProvider) -> None:
-    """Queue the same activity twice."""
-    async with aclosing(provider):
-        identity = await owner(provider, "twice")
-        item = new_item("twice", 1)
-        await provider.commit_turn(identity, [new_turn("twice", work_items=[item, item])], TIMEOUTS)
-
-
-class TestSqliteConformance(ProviderConformance):
-    @pytest.fixture
-    async def harness(self, tmp_path: Path) -> AsyncIterator[SqliteHarness]:
-        harness = await SqliteHarness.create(tmp_path)
-        yield harness
-        await harness.aclose()
 
 
 # --- files and migrations -------------------------------------------------------------------------------------------
@@ -179,6 +110,21 @@ async def test_a_file_that_is_no_database_is_a_failure(tmp_path: Path) -> None:
     for failing in (SqliteProvider.open, SqliteProvider.migrate):
         with pytest.raises(DatabaseFailure):
             await failing(path)
+
+
+async def test_a_held_write_lock_is_contention(path: Path) -> None:
+    async with aclosing(await SqliteProvider.open(path, max_wait=0.02)) as provider:
+        with write_locked(path), pytest.raises(Contention):
+            await provider.create_instance([new_instance("i")])
+        assert await provider.create_instance([new_instance("i")]) == [True]
+
+
+async def test_an_activity_queued_twice_is_a_duplicate(provider: SqliteProvider) -> None:
+    identity = await owner(provider, "i")
+    item = new_item("i", 1)
+    with pytest.raises(Duplicate):
+        await provider.commit_turn(identity, [new_turn("i", work_items=[item, item])], TIMEOUTS)
+    assert await provider.read_history([("i", 1)]) == [[]]
 
 
 async def test_a_read_only_connection_is_denied(provider: SqliteProvider) -> None:

@@ -19,7 +19,7 @@ LINE_SECONDS: Final = 3.0
 
 BAR_WIDTH: Final = 40
 
-_STYLES: Final = {"alive": "green", "killed": "bold red", "starting": "yellow", "gone": "red"}
+_STYLES: Final = {"alive": "green", "killed": "bold red", "no lease": "yellow", "gone": "red"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ class WorkerProcess:
 
     def __init__(self, settings: WorkerSettings, folder: Path) -> None:
         self.name = settings.options.worker_node_id
+        self.title = self.name.removeprefix(f"{settings.run}-")  # for people: all names of a run begin alike
         self.log = folder / f"{self.name}.log"
         self.killed = False
         with self.log.open("wb") as log:

@@ -61,7 +61,7 @@ class Plan:
 
     def settings(self, worker: str, *, url: str, store: Path, sessions: int) -> WorkerSettings:
         """What a worker is told. Its share of the sessions leaves none without, and the survivors can hold all."""
-        survivors = max(1, self.workers - self.kill)
+        survivors = max(1, self.workers - 1)
         options = RuntimeOptions.make(
             worker_node_id=worker,
             max_sessions_per_runtime=math.ceil(sessions / survivors),

@@ -242,7 +242,7 @@ class _Run:
 
     def _check_fleet(self) -> None:
         for worker in self.fleet.fallen:
-            raise DemoFailed(f"{worker.name} (pid {worker.pid}) ended by itself, {worker.exit_text}{_log_of(worker)}")
+            raise DemoFailed(f"{worker.title} (pid {worker.pid}) ended by itself, {worker.exit_text}{_log_of(worker)}")
 
     async def _open_instances(self, *, limit: int) -> Sequence[str]:
         page = await self.client.list_page(prefix=self.plan.session_prefix, status=OPEN, limit=limit)
@@ -265,7 +265,7 @@ class _Run:
             orphans=frozenset(session.session_id for session in orphans),
             running=sum(session.queued > 0 for session in orphans),
         )
-        self.display.say(_obituary(casualty))
+        self.display.say(f"Killed {victim.title} (pid {victim.pid}), which held {len(orphans)} sessions.")
         return casualty
 
     async def _busy_worker(self) -> WorkerProcess | None:
@@ -314,10 +314,13 @@ class _Run:
             f"Replayed {len(records)} conversations of chitchat-dataset as sessions over {self.plan.workers} workers "
             f"in {seconds:.0f} s."
         )
-        if self._casualty is not None:
-            yield _obituary(self._casualty)
+        if (casualty := self._casualty) is not None:
+            yield (
+                f"Half-way, {casualty.worker.title} (pid {casualty.worker.pid}) was killed with SIGKILL; it held "
+                f"{len(casualty.orphans)} sessions, {casualty.running} of them with a turn under way."
+            )
             again = sum(reply.attempt > 1 for record in records for reply in record.replies)
-            yield f"{again} turns were started there and run again by the survivors."
+            yield f"Turns that had been started there and were run again by the survivors: {again}."
 
     async def _describe_stall(self, sight: Sight) -> str:
         stuck = await self._open_instances(limit=STUCK_SHOWN)
@@ -339,13 +342,6 @@ class _Progress:
         if turns != self._turns:
             self._turns, self._since = turns, time.monotonic()
         return time.monotonic() - self._since > STALL_SECONDS
-
-
-def _obituary(casualty: Casualty) -> str:
-    return (
-        f"Half-way, {casualty.worker.name} (pid {casualty.worker.pid}) was killed with SIGKILL. "
-        f"It held {len(casualty.orphans)} sessions, {casualty.running} of them with a turn under way."
-    )
 
 
 def _describe_stuck(instance_id: str, session: SessionInfo | None) -> str:

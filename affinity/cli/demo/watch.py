@@ -76,7 +76,7 @@ class Watch:
         """The workers, for people."""
         return [
             WorkerView(
-                name=worker.name.removeprefix(f"{self._plan.run}-"),
+                name=worker.title,
                 pid=worker.pid,
                 state=_state(worker, sight),
                 sessions=len(sight.held_by(worker.name)),
@@ -91,4 +91,4 @@ def _state(worker: WorkerProcess, sight: Sight) -> str:
         return "killed"
     if not worker.alive:
         return "gone"
-    return "alive" if worker.name in sight.registered else "starting"
+    return "alive" if worker.name in sight.registered else "no lease"

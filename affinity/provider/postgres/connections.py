@@ -27,7 +27,7 @@ from psycopg import AsyncClientCursor, AsyncConnection
 from affinity.errors import ConnectionLost
 from affinity.provider.postgres.arrays import register_arrays
 from affinity.provider.postgres.errors import translated
-from affinity.provider.postgres.target import HOT, Target
+from affinity.provider.postgres.target import COLD, HOT, Target
 
 Row: TypeAlias = tuple[Any, ...]
 Params: TypeAlias = Mapping[str, Any]
@@ -147,7 +147,7 @@ class Links:
         self.commit = link("commit", HOT)  # turns and acks
         self.fetch = link("fetch", HOT)
         self.quick = link("quick", HOT)  # leases, renewals, give-backs, histories, what clients ask of an instance
-        self.misc = link("misc", {})  # listings, the sweep, hints
+        self.misc = link("misc", COLD)  # listings, the sweep, hints
 
     async def aclose(self) -> None:
         """Close all. Idempotent."""

@@ -10,16 +10,24 @@ RETURNING 1
 UPDATE sweeps SET last_sweep = '-infinity'
 
 -- reroute_items: marks that say something else than the session's row
-WITH truth AS (
-    SELECT s.session_id, CASE WHEN h.session_id IS NULL THEN 'new' ELSE 'w:' || s.worker_id END COLLATE "C" AS route
-    FROM sessions s LEFT JOIN held_sessions h ON h.session_id = s.session_id
-), stale AS MATERIALIZED (
-    -- Two ranges of the index, so that the rows that are marked rightly are not read.
-    SELECT q.instance_id, q.execution_id, q.activity_id, t.route
-    FROM truth t JOIN worker_queue q ON q.session_id = t.session_id AND q.route < t.route
+WITH RECURSIVE mark (session_id, route) AS (
+    -- Each pair once, by jumping from one to the next in the index: idle sessions cost nothing, nor do long queues.
+    (SELECT session_id, route FROM worker_queue
+     WHERE session_id IS NOT NULL ORDER BY session_id, route LIMIT 1)
     UNION ALL
-    SELECT q.instance_id, q.execution_id, q.activity_id, t.route
-    FROM truth t JOIN worker_queue q ON q.session_id = t.session_id AND q.route > t.route
+    SELECT next.session_id, next.route
+    FROM mark m CROSS JOIN LATERAL (
+        SELECT q.session_id, q.route FROM worker_queue q
+        WHERE q.session_id IS NOT NULL AND (q.session_id, q.route) > (m.session_id, m.route)
+        ORDER BY q.session_id, q.route LIMIT 1
+    ) next
+), wrong AS MATERIALIZED (
+    SELECT m.session_id, m.route, coalesce('w:' || h.worker_id, 'new') AS truth
+    FROM mark m LEFT JOIN held_sessions h ON h.session_id = m.session_id
+    WHERE m.route <> coalesce('w:' || h.worker_id, 'new')
+), stale AS MATERIALIZED (
+    SELECT q.instance_id, q.execution_id, q.activity_id, w.truth AS route
+    FROM wrong w JOIN worker_queue q ON q.session_id = w.session_id AND q.route = w.route
     LIMIT %(reroute)s
 ), locked AS MATERIALIZED (
     SELECT s.* FROM stale s JOIN worker_queue q USING (instance_id, execution_id, activity_id)

@@ -49,6 +49,16 @@ HOT: Final = {
 }
 """Settings of the connections that carry the hot loop."""
 
+COLD: Final = {
+    # Filters of a listing that are not used must not cost the index that serves those that are.
+    "plan_cache_mode": "force_custom_plan",
+    # The sweep goes from few rows to few rows, in tables of which statistics know nothing.
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+}
+"""Settings of the connection for listings and the sweep."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:

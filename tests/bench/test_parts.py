@@ -1,0 +1,130 @@
+"""The parts of the benchmark that decide what its figures mean."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from click.testing import CliRunner
+
+from bench.cli import main
+from bench.fused import FusedLoop
+from bench.measures import MEDIAN_TURN, RATE, Bar, Report, over_rounds
+from bench.processes import WorkerFailed, WorkerProcess
+from bench.systems import SYSTEMS
+from bench.systems.base import Client, FloodingClient, System, WaitingClient, module_launch
+from bench.systems.ours import OurClient
+from bench.wire import Messages, wire
+from bench.work import Stamp, Walk, Walked, WrongResults
+
+
+def stamps(*turns: int) -> list[list[float]]:
+    return [[turn, 1, 10.0 + turn] for turn in turns]
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_walk_accepts_its_turns_in_order() -> None:
+    assert Walk(turns=2).check(stamps(0, 1, 2))[2] == Stamp(2, 1, 12.0)
+
+
+@pytest.mark.parametrize("output", [stamps(0, 1), stamps(0, 2, 1), stamps(0, 1, 1, 2), None, "failed", [[1]]])
+def test_a_walk_refuses_anything_else(output: object) -> None:
+    with pytest.raises(WrongResults):
+        Walk(turns=2).check(output)
+
+
+def test_a_turn_counts_once_the_next_has_begun() -> None:
+    walked = Walked(began=9.0, walks=[Walk(turns=2).check(stamps(0, 1, 2))] * 3)
+    assert (walked.turns, walked.seconds, walked.rate) == (6, 3.0, 2.0)
+    assert walked.gaps == [1.0] * 6
+
+
+# --- reports ----------------------------------------------------------------------------------------------------------
+
+
+def test_ratios_follow_the_direction_of_the_metric() -> None:
+    report = Report("test")
+    for system, factor in {"affinity": 1.0, "peer": 4.0}.items():
+        for value in (1.0, 5.0, 2.0):
+            report.add("case", system, {RATE: 100 / factor * value, MEDIAN_TURN: factor * value})
+    report.ratio_bar("case", RATE, "affinity", "peer", 4.0)
+    report.ratio_bar("case", MEDIAN_TURN, "affinity", "peer", 4.1)
+    report.ratio_bar("case", MEDIAN_TURN, "affinity", "not installed", 2.0)
+    assert [(bar.value, bar.met) for bar in report.bars] == [(4.0, True), (4.0, False)]
+
+
+def test_bars_have_two_directions() -> None:
+    assert Bar("a", 2.0, 2.0).met
+    assert not Bar("a", 1.9, 2.0).met
+    assert Bar("a", 2.0, 2.0, "less").met
+    assert not Bar("a", 2.1, 2.0, "less").met
+
+
+def test_every_measure_comes_first_in_its_turn() -> None:
+    seen: list[str] = []
+    over_rounds(3, [lambda: seen.append("a"), lambda: seen.append("b"), lambda: seen.append("c")])
+    assert "".join(seen) == "abcbcacab"
+
+
+# --- the wire ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_statements_are_counted_whatever_the_chunks(size: int) -> None:
+    def message(kind: bytes, body: bytes) -> bytes:
+        return kind + struct.pack("!I", len(body) + 4) + body
+
+    said = message(b"D", b"C" * 20) + message(b"C", b"SELECT 1\0") + message(b"Z", b"I") + message(b"C", b"INSERT\0")
+    counter = Messages()
+    assert sum(counter.feed(said[start : start + size]) for start in range(0, len(said), size)) == 2
+
+
+def test_the_loop_writes_what_it_says_and_the_wire_counts_it(postgres_migrated: str) -> None:
+    with wire(postgres_migrated) as counted:
+        loop = FusedLoop(counted.url, 3)
+        before = counted.statements
+        assert len(loop.run(4)) == 4
+        assert counted.statements - before == 4
+        loop.close()
+
+
+# --- systems and processes --------------------------------------------------------------------------------------------
+
+
+def test_our_client_has_every_capability() -> None:
+    def takes(client: OurClient) -> tuple[Client, WaitingClient, FloodingClient]:
+        return client, client, client
+
+    assert takes.__annotations__
+
+
+@pytest.mark.parametrize("system", SYSTEMS.values(), ids=lambda system: system.name)
+def test_settings_are_stated(system: System) -> None:
+    assert system.settings()
+    assert system.packages
+
+
+def test_a_worker_that_dies_is_explained() -> None:
+    worker = WorkerProcess(module_launch("bench.no_such_module"))
+    try:
+        with pytest.raises(WorkerFailed, match="no_such_module"):
+            worker.ready()
+    finally:
+        worker.end()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["limit", "--provider", "sqlite"],
+        ["turns", "--provider", "sqlite", "--postgres", "15"],
+        ["turns", "--postgres", "3"],
+        ["no-such-scenario"],
+    ],
+)
+def test_misuse_is_refused(arguments: list[str]) -> None:
+    refused = CliRunner().invoke(main, arguments)
+    assert refused.exit_code in {1, 2}
+    assert "Error" in refused.output
