@@ -29,6 +29,7 @@
     │   ├── OrchestrationCancelled
     │   ├── OrchestrationMisuse        a foreign await, a forgotten await, a misplaced call
     │   ├── UnknownOrchestration       nobody registers it
+    │   ├── OrchestrationPoisoned      its steps seem to kill the workers that take them
     │   └── Nondeterminism             code and history disagree: expected and actual
     ├── ActivityError                  raised where an orchestration awaits an activity
     │   ├── ActivityFailed             the activity raised; carries its type and message
@@ -36,6 +37,7 @@
     │   ├── ActivityPoisoned           it was started too often without an end
     │   ├── UnknownActivity            no worker registers it
     │   └── ActivityCancelled          cancelled while it was awaited
+    ├── WorkerStalled                  the worker's event loop stood still, so it gave up its lease
     └── SessionError
         └── UnknownSession             this process has no state for the session (option A of the document)
 
@@ -183,6 +185,10 @@ class UnknownOrchestration(OrchestrationError):
     """No worker registers an orchestration of this name (and version)."""
 
 
+class OrchestrationPoisoned(OrchestrationError):
+    """Worker after worker took the instance and none committed a turn of it: its steps seem to kill them."""
+
+
 class Nondeterminism(OrchestrationError):
     """The code asked for something else than its history records.
 
@@ -234,6 +240,13 @@ class UnknownActivity(ActivityError):
 
 class ActivityCancelled(ActivityError):
     """The activity was cancelled while it was awaited."""
+
+
+# --- workers --------------------------------------------------------------------------------------------------------
+
+
+class WorkerStalled(AffinityError):
+    """The worker's event loop made no progress for longer than ``stall_timeout``, so it gave up its lease."""
 
 
 # --- sessions -------------------------------------------------------------------------------------------------------

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import threading
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -119,6 +122,22 @@ async def held(context: ActivityContext, n: int) -> Seen:
 def held_thread(context: ActivityContext, n: int) -> Seen:
     ask_blocking(context, n=n)
     return seen(context, n)
+
+
+@app.activity
+async def stubborn(context: ActivityContext, n: int) -> None:
+    """Wrong on purpose: swallows every cancellation."""
+    await ask(context, n=n)
+    while True:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+
+
+@app.activity
+def stubborn_thread(context: ActivityContext, n: int) -> None:
+    """Wrong on purpose: never looks whether it is cancelled."""
+    ask_blocking(context, n=n)
+    threading.Event().wait()
 
 
 @app.activity

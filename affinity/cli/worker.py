@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -11,10 +13,15 @@ import anyio
 import click
 
 from affinity.cli.loading import load_app
-from affinity.cli.shell import SIGNALLED, Command, Shell, command
+from affinity.cli.shell import FAILED, SIGNALLED, Command, Shell, command
 from affinity.worker import RuntimeOptions, Worker
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+logger = logging.getLogger("affinity.worker")
+
+STUCK_SECONDS: Final = 1.0
+"""How long activities that ignore their cancellation may still keep a worker that has otherwise ended."""
 
 
 class _Flag(NamedTuple):
@@ -67,7 +74,7 @@ def worker(shell: Shell, *, target: str, migrate: bool, log_level: str, **flags:
     Start as many as you like, on as many machines as you like; with SQLite, on one machine. The first SIGTERM or Ctrl-C
     drains: running activities end or are given back, sessions are free at once. The second stops now: what runs is
     cut off, and its work is free for others. Exit code 0 after SIGTERM, 143 when a second one cut it short, 130 after
-    Ctrl-C.
+    Ctrl-C, 1 when an activity did not end though it was cancelled.
 
     Durations are seconds. Every flag can be given by the environment instead: AFFINITY_WORKER_NODE_ID,
     AFFINITY_MAX_SESSIONS_PER_RUNTIME, AFFINITY_<OPTION>, as `affinity.RuntimeOptions` names them.
@@ -87,5 +94,19 @@ def worker(shell: Shell, *, target: str, migrate: bool, log_level: str, **flags:
 
 
 async def _run(running: Worker) -> signal.Signals:
-    async with running:
-        return await running.run_until_signalled()
+    try:
+        async with running:
+            return await running.run_until_signalled()
+    finally:
+        if stuck := running.stuck:
+            logger.error(
+                "activities that do not end when they are cancelled: %s; ending without them", ", ".join(stuck)
+            )
+            _end_soon()
+
+
+def _end_soon() -> None:
+    """End the process even if a thread, or a coroutine that swallows its cancellation, would keep it for ever."""
+    timer = threading.Timer(STUCK_SECONDS, os._exit, [FAILED])
+    timer.daemon = True
+    timer.start()

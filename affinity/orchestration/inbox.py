@@ -41,7 +41,7 @@ class Inbox:
         self._place(name, _Arrival(self._arrivals, data))
 
     def carry(self, carried: Carried) -> None:
-        """Take over what the former execution left: it came before everything that arrived here, even before the start."""
+        """Take over what the former execution left: it came before all that arrived here, even ahead of the start."""
         for order, (name, data) in enumerate(carried, 1 - len(carried)):
             self._place(name, _Arrival(order, data))
 

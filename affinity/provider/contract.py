@@ -488,7 +488,7 @@ class Provider(Protocol):
 
         ``names`` holds ``name`` and ``name@version`` of what the caller registers. An unowned instance is passed over
         while it is not among them (by name when its version is None, else by ``name@version``) and has been given back
-        as unknown: for ``unknown_after`` seconds when it has no events yet, for as long as it takes when it has.
+        as unknown: for ``unknown_after`` seconds when it never ran, for as long as it takes when it did.
         Messages in ``exclude`` (being worked on by the caller) are left out; an instance all of whose visible messages
         are excluded is not returned. At most `MAX_BATCH` messages an instance. A draining worker takes no new instance.
         Nothing when the caller is not alive or not current.

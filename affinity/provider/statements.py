@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
-from typing import LiteralString, cast
+from typing import LiteralString
 
 _HEAD = re.compile(r"^-- (?P<name>[a-z_0-9]+): .+$", re.MULTILINE)
 _MIGRATION = re.compile(r"^(?P<number>\d{4})_\w+\.sql$")
@@ -24,11 +24,11 @@ def load_statements(package: str, filename: str) -> dict[str, LiteralString]:
     ends = [head.start() for head in heads[1:]] + [len(text)]
     found = {head["name"]: text[head.end() : end].strip().rstrip(";") for head, end in zip(heads, ends, strict=True)}
     assert len(found) == len(heads), f"a statement name stands twice in {package}/{filename}"
-    return cast("dict[str, LiteralString]", found)
+    return found
 
 
 def load_migrations(package: str) -> list[LiteralString]:
     """Migrations of a provider in order; the schema version is their number."""
     names = sorted(f.name for f in (files(package) / "migrations").iterdir() if _MIGRATION.match(f.name))
     assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1)), f"gap in the migrations of {package}"
-    return [cast("LiteralString", (files(package) / "migrations" / name).read_text()) for name in names]
+    return [(files(package) / "migrations" / name).read_text() for name in names]

@@ -70,7 +70,8 @@ class SessionCache(Generic[S]):
                 return await chat.answer(message)
 
     Callbacks may be async (awaited) or sync; a sync one runs on the event loop and must not block it. One cache serves
-    one event loop. It is a `SessionListener`: a worker that is given it tells it which leases end.
+    one event loop. It is a `SessionListener` (of `affinity.orchestration.registry`): a worker that is given it tells it
+    which leases end.
     """
 
     def __init__(

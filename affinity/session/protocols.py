@@ -1,4 +1,4 @@
-"""What the session layer and a worker ask of each other; neither imports the other."""
+"""What the session layer asks of whoever uses it."""
 
 from __future__ import annotations
 
@@ -16,24 +16,4 @@ class SessionContext(Protocol):
     @property
     def session_epoch(self) -> int | None:
         """The epoch of the lease under which the work was fetched; every change of holder has a greater one."""
-        ...
-
-
-class SessionListener(Protocol):
-    """What a worker tells about its leases. Every call may be repeated, and may name sessions that are not known."""
-
-    async def lost(self, session_id: str, epoch: int | None = None) -> None:
-        """The lease of a session, up to ``epoch`` (None: whichever), has been lost or given back."""
-        ...
-
-    async def lost_all(self) -> None:
-        """All leases are gone: the worker was fenced, or leaves."""
-        ...
-
-    async def sweep(self) -> None:
-        """Give up what has been idle for too long. A worker calls it about once a second."""
-        ...
-
-    async def aclose(self) -> None:
-        """The worker has ended."""
         ...

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 import anyio
 import anyio.to_thread
 
-from affinity.errors import NotSerializable, PayloadTooLarge
+from affinity.errors import ActivityTimeout, NotSerializable, PayloadTooLarge
 from affinity.orchestration import ActivityContext, App
 from affinity.orchestration.events import ActivityCompleted, ActivityFailed, Event, describe_error
 from affinity.orchestration.registry import ActivityDefinition
@@ -100,7 +101,8 @@ class ActivityRunner:
         self._leaving: dict[
             str, list[WorkItem]
         ] = {}  # items that go back with their session once its other work has ended
-        self._threads = anyio.CapacityLimiter(options.worker_concurrency)
+        self._limiter = anyio.CapacityLimiter(options.worker_concurrency)
+        self._threads = _Threads()
         self._empty = anyio.Event()
 
     def __len__(self) -> int:
@@ -109,7 +111,7 @@ class ActivityRunner:
     @property
     def free_slots(self) -> int:
         """How many more may start."""
-        return max(0, self._options.worker_concurrency - len(self._running))
+        return max(0, self._options.worker_concurrency - len(self._running) - self._threads.left_behind)
 
     # -- starting
 
@@ -154,11 +156,12 @@ class ActivityRunner:
         if task.timeout is not None:
             alarm = asyncio.get_running_loop().call_later(task.timeout, running.time_out)
         try:
-            return ActivityCompleted(activity_id, await self._call(running.context, definition, task))
+            return ActivityCompleted(activity_id, await self._call(running, definition, task))
         except asyncio.CancelledError:
             if not running.timed_out:
                 raise
-            raise _TimedOut(f"ran longer than its timeout of {task.timeout:g} s") from None
+            told = f"ran longer than its timeout of {task.timeout:g} s"
+            raise ActivityTimeout(running.item.name, ActivityTimeout.__name__, told) from None
         except (SystemExit, KeyboardInterrupt) as error:  # would end the event loop, and with it the worker
             raise RuntimeError(f"the activity raised {error!r}") from error
         finally:
@@ -168,6 +171,7 @@ class ActivityRunner:
     def _ended(self, running: _Running, task: ActivityTask, done: asyncio.Task[Event]) -> None:
         """The task is over, even if it was cancelled before its first step."""
         del self._running[running.item.lock.key]
+        self._threads.over(running)
         error = asyncio.CancelledError("cancelled") if done.cancelled() else done.exception()
         try:
             self._finish(running, task, None if error else done.result(), error)
@@ -176,16 +180,15 @@ class ActivityRunner:
         if not self._running:
             self._empty.set()
 
-    async def _call(self, context: ActivityContext, definition: ActivityDefinition, task: ActivityTask) -> str:
+    async def _call(self, running: _Running, definition: ActivityDefinition, task: ActivityTask) -> str:
         """Decode the input, run the code, encode the result. Sync code runs in a thread, which cannot be killed: once
-        cancelled it is left behind, and keeps its place among the threads until it returns.
+        cancelled it is left behind, and keeps its slot until it returns.
         """
         arguments = definition.arguments(task.input)
         if definition.is_async:
-            return definition.encode_result(await definition.function(context, *arguments))
-        value = await anyio.to_thread.run_sync(
-            definition.function, context, *arguments, abandon_on_cancel=True, limiter=self._threads
-        )
+            return definition.encode_result(await definition.function(running.context, *arguments))
+        call = partial(self._threads.call, running, definition.function, *arguments)
+        value = await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)
         return definition.encode_result(value)
 
     # -- ending
@@ -213,9 +216,10 @@ class ActivityRunner:
             self._end(item)
             self._outcomes.submit_abandon(WorkAbandon(lock=item.lock, delay=task.retry.delay(failures), failed=True))
             return
-        kind = "timeout" if isinstance(error, _TimedOut) else "failed"
-        name, message = describe_error(error)
-        self._fail(item, kind, "ActivityTimeout" if kind == "timeout" else name, message)
+        if isinstance(error, ActivityTimeout):
+            self._fail(item, "timeout", error.error_type, error.message)
+        else:
+            self._fail(item, "failed", *describe_error(error))
 
     def _fail(self, item: WorkItem, kind: Any, error_type: str, message: str) -> None:
         logger.warning("activity %s of %s: %s: %s", item.name, item.lock.key.instance_id, error_type, message)
@@ -240,6 +244,7 @@ class ActivityRunner:
         if item.unknown_for is not None and item.unknown_for >= self._options.unregistered_timeout:
             self._fail(item, "unknown", "UnknownActivity", f"no worker registers the activity {item.name!r}")
         elif item.session_id is None:
+            logger.info("activity %s is not registered here; leaving it to workers that know it", item.name)
             self._end(item)
             self._outcomes.submit_abandon(WorkAbandon(lock=item.lock, count_attempt=False, unknown=True))
         else:
@@ -295,11 +300,49 @@ class ActivityRunner:
             self._empty = anyio.Event()
             await self._empty.wait()
 
-    async def aclose(self) -> None:
-        """Cancel what runs and wait until it has ended; sync code is left to its thread."""
+    async def aclose(self, patience: float) -> None:
+        """Cancel what runs, and wait up to ``patience`` seconds for it to end."""
         self.cancel_all("the worker ends")
-        await self.drained()
+        with anyio.move_on_after(patience):
+            await self.drained()
+
+    @property
+    def stuck(self) -> list[str]:
+        """Names of activities that do not end although they were cancelled: code in threads, or that swallows it."""
+        return sorted({running.item.name for running in self._running.values()} | self._threads.names())
 
 
-class _TimedOut(Exception):
-    """An attempt ran longer than its timeout."""
+class _Threads:
+    """Sync code that is in a thread now, and how much of it is left behind: nobody waits for it any more."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._inside: set[_Running] = set()
+        self._left: set[_Running] = set()
+
+    @property
+    def left_behind(self) -> int:
+        """Threads that are busy with code that was given up."""
+        return len(self._left)
+
+    def names(self) -> set[str]:
+        """The activities whose code is in a thread now."""
+        with self._guard:
+            return {running.item.name for running in self._inside}
+
+    def over(self, running: _Running) -> None:
+        """Nobody waits for it any more, whether its thread has returned or not."""
+        with self._guard:
+            if running in self._inside:
+                self._left.add(running)
+
+    def call(self, running: _Running, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call the function, in the thread."""
+        with self._guard:
+            self._inside.add(running)
+        try:
+            return function(running.context, *arguments)
+        finally:
+            with self._guard:
+                self._inside.discard(running)
+                self._left.discard(running)

@@ -25,7 +25,13 @@ from typing import Protocol
 
 from cachetools import LRUCache
 
-from affinity.errors import AffinityError, OrchestrationError, OrchestrationFailed, ProviderError, UnknownOrchestration
+from affinity.errors import (
+    AffinityError,
+    OrchestrationError,
+    OrchestrationPoisoned,
+    ProviderError,
+    UnknownOrchestration,
+)
 from affinity.orchestration import App
 from affinity.orchestration.engine import Execution, Step
 from affinity.orchestration.events import Event, OrchestrationStarted, TimerFired
@@ -216,9 +222,8 @@ class InstanceTable:
         if (refusal := self._refused.pop(item.instance_id, None)) is not None:
             raise refusal
         if item.claims > self._options.max_attempts:
-            raise OrchestrationFailed(
-                "OrchestrationPoisoned",
-                f"{item.claims} workers took it and none committed a turn: it seems to kill them",
+            raise OrchestrationPoisoned(
+                f"{item.claims} workers took it and none committed a turn: it seems to kill them"
             )
 
     def _end_badly(self, live: LiveInstance, item: OrchestrationItem, error: AffinityError) -> None:
@@ -236,7 +241,7 @@ class InstanceTable:
         """
         waited = item.unknown_for is not None and item.unknown_for >= self._options.unregistered_timeout
         label = item.name if item.version is None else f"{item.name}@{item.version}"
-        if waited and item.event_count == 0:
+        if waited and item.event_count == 0 and item.execution_id == 1:
             error = UnknownOrchestration(f"no worker registers the orchestration {label!r}")
             turn = fail_unstarted(item, error)
             self._around.submit_turn(turn, lambda _: self._around.poke())

@@ -36,7 +36,7 @@ from typing import Protocol, TypeVar
 
 import anyio
 
-from affinity.errors import ConnectionLost, ProviderError, WorkerFenced
+from affinity.errors import ConnectionLost, ProviderError, WorkerFenced, WorkerStalled
 from affinity.limits import MAX_BATCH
 from affinity.provider.contract import Provider, Timeouts, WorkerIdentity, WorkerLease, WorkLock
 from affinity.worker.options import RuntimeOptions
@@ -108,10 +108,6 @@ class LeaseListener(Protocol):
         ...
 
 
-class Stalled(Exception):
-    """The worker's event loop stood still for too long."""
-
-
 class Keeper:
     """Runs the keeper thread. `start` after the worker has registered; `stop` before it releases."""
 
@@ -176,7 +172,7 @@ class Keeper:
     def _run(self) -> None:
         try:
             asyncio.run(self._keep())
-        except WorkerFenced as error:
+        except (WorkerFenced, WorkerStalled) as error:
             self._tell(self._listener.lease_ended, error)
         except Exception as error:
             logger.exception("worker %s: the keeper failed", self._identity.worker_id)
@@ -284,7 +280,7 @@ class Keeper:
             where,
         )
         await self._in_time(partial(provider.release_worker, self._identity))
-        raise Stalled(f"the event loop stood still for more than {self._options.stall_timeout:g} s")
+        raise WorkerStalled(f"the event loop stood still for more than {self._options.stall_timeout:g} s")
 
     def _tell(self, event: Callable[..., None], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the main loop has closed: nobody is left to be told

@@ -33,7 +33,7 @@ class Metrics:
         self._errors = counter("provider_errors", "Provider verbs that raised", "verb", "error")
         self._activities = counter("activities", "Activities that ended", "activity", "outcome")
         self._batches = histogram("commit_batch_size", "Requests in one group commit", BATCH_SIZES, "kind")
-        self._lapses = counter("lease_lapses", "Times that the worker's lease ran out")
+        self._lapses = counter("lease_lapses", "Times that the worker's lease ran out").labels(**self._labels)
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Publish what ``value`` returns at each scrape."""
@@ -50,7 +50,7 @@ class Metrics:
 
     def lapsed(self) -> None:
         """The lease ran out."""
-        self._lapses.labels(**self._labels).inc()
+        self._lapses.inc()
 
     def observed(self, provider: Provider) -> Provider:
         """The provider with every verb timed and its errors counted."""

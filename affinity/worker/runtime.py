@@ -135,9 +135,14 @@ class Runtime:
             self.lease_ended(error)
 
     @property
+    def _alive(self) -> bool:
+        """Whether there is a lease under which anything may be done."""
+        return not self._lapsed and self.error is None
+
+    @property
     def _serving(self) -> bool:
-        """Whether new work may be taken: not while draining, without a lease, or at the end."""
-        return not (self._draining or self._lapsed or self.error is not None)
+        """Whether new work may be taken."""
+        return self._alive and not self._draining
 
     # -- what the parts ask for (`Surroundings`, `Outcomes`)
 
@@ -258,7 +263,7 @@ class Runtime:
         while True:
             pause = self._options.poll_interval * random.uniform(0.7, 1.0)  # noqa: S311 -- jitter, not a secret
             try:
-                if self._serving:
+                if self._alive:
                     pause = min(pause, await self._availability.call(self._fetch_once))
             except ProviderError as error:
                 if not is_retryable(error):
@@ -279,7 +284,7 @@ class Runtime:
         return max(0.0, min(due))
 
     async def _fetch_work(self, tenure: int) -> float:
-        limit = min(self.activities.free_slots - self._promised, FETCH_LIMIT)
+        limit = min(self.activities.free_slots - self._promised, FETCH_LIMIT) if self._serving else 0
         self._backlog = limit <= 0
         if limit <= 0:
             return self._options.poll_interval
@@ -304,6 +309,7 @@ class Runtime:
         )
 
     async def _fetch_messages(self, tenure: int) -> float:
+        """Also while draining: the provider gives a draining worker messages of instances that it owns, no others."""
         fetched = await self._provider.fetch_orchestration_item(
             self._identity,
             limit=FETCH_LIMIT,
@@ -396,7 +402,9 @@ class Runtime:
         self._metrics.lapsed()
         self._lapsed = True
         self._tenure += 1
-        self._stop_everything(f"the worker's lease was lost: {reason}")
+        # Session state stays in memory: a session that nobody took keeps its epoch, so nobody need hydrate it again. If
+        # somebody did take it, its copy here is of an old epoch, never used, and goes when the session's time is over.
+        self._stop_work(f"the worker's lease was lost: {reason}")
 
     def lease_resumed(self) -> None:
         """The lease is back, and so are the sessions that nobody took."""
@@ -411,7 +419,8 @@ class Runtime:
             logger.error("worker %s: stopping: %s", self.worker_id, error)
             self.error = error
         self._tenure += 1
-        self._stop_everything(f"the worker is over: {error}")
+        self._stop_work(f"the worker is over: {error}")
+        self._spawn(self.sessions.lost_all)
         self.ended.set()
 
     def locks_lost(self, locks: Sequence[WorkLock]) -> None:
@@ -419,10 +428,9 @@ class Runtime:
         if locks:
             self.activities.cancel_locks(locks, "the work item was cancelled or taken over")
 
-    def _stop_everything(self, reason: str) -> None:
+    def _stop_work(self, reason: str) -> None:
         self.activities.cancel_all(reason)
         self.instances.drop_all()
-        self._spawn(self.sessions.lost_all)
 
     # -- leaving
 

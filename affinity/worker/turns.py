@@ -212,25 +212,23 @@ def _error_json(error_type: str, message: str) -> str:
 
 
 def fail_unstarted(item: OrchestrationItem, error: AffinityError) -> Turn:
-    """The only turn of an instance that nobody has code for: it records its start and its failure, and tells its
-    parent.
+    """The only turn of an execution that cannot even begin: it records its start and its failure, and tells its parent.
+    (Behind `MAX_BATCH` older messages, the start is not there to be read; then the failure alone is recorded.)
     """
-    started = next(
-        event
-        for _, event in map(decode_message, (m.payload for m in item.messages))
-        if isinstance(event, OrchestrationStarted)
-    )
+    received = [decode_message(message.payload)[1] for message in item.messages]
+    started = [event for event in received if isinstance(event, OrchestrationStarted)]
     failed = OrchestrationFailed(error_type=type(error).__name__, message=str(error))
-    answers = []
-    if (parent := started.parent) is not None:
-        answer = encode_message(parent.execution_id, _answer(parent.schedule_id, failed))
-        answers.append(NewMessage(instance_id=parent.instance_id, payload=answer))
+    parents = [start.parent for start in started if start.parent is not None]
+    answers = [(parent, _answer(parent.schedule_id, failed)) for parent in parents]
     return Turn(
         instance_id=item.instance_id,
         execution_id=item.execution_id,
         event_count=item.event_count,
-        history=[encode_event(started), encode_event(failed)],
+        history=[*map(encode_event, started), encode_event(failed)],
         consumed=[message.id for message in item.messages],
-        messages=answers,
+        messages=[
+            NewMessage(instance_id=parent.instance_id, payload=encode_message(parent.execution_id, answer))
+            for parent, answer in answers
+        ],
         update=InstanceUpdate(status="failed", error=_error_json(failed.error_type, failed.message)),
     )

@@ -136,6 +136,11 @@ class Worker:
         """The moving parts, for status and tests."""
         return self._runtime
 
+    @property
+    def stuck(self) -> list[str]:
+        """Activities that go on although the worker has ended: they keep the process from ending by itself."""
+        return self._runtime.activities.stuck
+
     async def wait_ended(self) -> None:
         """Wait until the worker cannot go on.
 
@@ -196,7 +201,8 @@ class Worker:
         return provider
 
     async def _connect(self) -> Provider:
-        return await open_provider(self._url, application_name=f"affinity keeper {self.identity.worker_id}")
+        name = f"affinity keeper {self.identity.worker_id}"
+        return self.metrics.observed(await open_provider(self._url, application_name=name))
 
     @asynccontextmanager
     async def _registered(self, provider: Provider) -> AsyncIterator[float]:
@@ -232,7 +238,7 @@ class Worker:
                 failure = error
             finally:
                 with anyio.CancelScope(shield=True):
-                    await self._runtime.activities.aclose()
+                    await self._runtime.activities.aclose(LEAVE_SECONDS)
                     await self._keeper.stop()
                     await self._runtime.sessions.lost_all()
                 tasks.cancel_scope.cancel()

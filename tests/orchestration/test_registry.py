@@ -139,7 +139,7 @@ def test_include() -> None:
     @three.activity(name="work")
     def other(ctx: ActivityContext) -> None: ...
 
-    listener = object()
+    listener: Any = object()
     one.add_session_listener(listener)
     two.include(one)
     two.include(one)

@@ -54,7 +54,7 @@ def advance(execution: Execution, *inputs: ev.Event) -> Step:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_any_order_of_inputs_replays_from_any_step(seed: int) -> None:
-    chance = random.Random(seed)  # noqa: S311 - wanted: the same every time
+    chance = random.Random(seed)
     live = Live(chaos)
     history: list[ev.Event] = []
     boundaries: list[int] = []

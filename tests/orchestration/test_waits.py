@@ -160,6 +160,6 @@ def test_carried_events_come_before_those_that_arrive_ahead_of_the_start() -> No
     assert definition is not None
     carried = (ev.CarriedEvent("item", "1"), ev.CarriedEvent("item", "2"))
     started = ev.OrchestrationStarted("collect", "1.0.0", "null", carried=carried)
-    inputs = [ev.EventRaised("item", "3"), started, ev.EventRaised("item", "4")]
+    inputs: list[ev.Event] = [ev.EventRaised("item", "3"), started, ev.EventRaised("item", "4")]
     step = engine.Execution(definition, "i", 2).advance(inputs, now=lambda: 0.0, new_guid=str)
     assert step.outcome == ev.OrchestrationCompleted("[1,2,3,4]")

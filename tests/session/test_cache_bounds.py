@@ -13,7 +13,8 @@ import anyio.to_thread
 import pytest
 
 from affinity.errors import SessionError, UnknownSession
-from affinity.session import SessionCache, SessionListener
+from affinity.orchestration.registry import SessionListener
+from affinity.session import SessionCache
 from tests.session.application import Application, Lease, State, noisy_cache, used, visit
 
 pytestmark = pytest.mark.anyio
@@ -209,7 +210,7 @@ class Chaos:
     """Random uses, cancellations, losses, moves and sweeps over few sessions, with every callback giving way."""
 
     def __init__(self, seed: int) -> None:
-        self.chance = random.Random(seed)  # noqa: S311
+        self.chance = random.Random(seed)
         self.app = Application()
         self.alive = Counter[str]()
         self.in_use = Counter[int]()

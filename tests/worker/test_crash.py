@@ -14,6 +14,7 @@ from affinity.client import Client
 from affinity.errors import ActivityPoisoned, OrchestrationFailed
 from tests.board import Board, open_board
 from tests.processes import FAST, Workers, open_workers
+from tests.waiting import started
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
@@ -242,3 +243,33 @@ async def test_work_that_kills_its_worker_fails_as_poison(workers: Workers, clie
     with pytest.raises(OrchestrationFailed, match="started 2 times") as raised:
         await client.wait("poison", timeout=30)
     assert raised.value.error_type == ActivityPoisoned.__name__
+
+
+@pytest.mark.parametrize("activity", ["stubborn", "stubborn_thread"])
+async def test_code_that_ignores_its_cancellation_does_not_keep_the_process(
+    workers: Workers, client: Client, board: Board, activity: str
+) -> None:
+    """The drain gives the work back, the exit says which activity is stuck, and the process ends."""
+    first = workers.start("first", drain_timeout=0.2)
+    await client.start("held_once", activity, instance_id="stuck")
+    await (await board.next()).answer()
+    first.send(signal.SIGTERM)
+    assert first.wait() == 1
+    assert activity in first.wait_log("do not end")
+
+
+async def test_an_event_reaches_an_instance_of_a_draining_worker(
+    workers: Workers, client: Client, board: Board
+) -> None:
+    """What a draining worker owns is not out of reach until it has left."""
+    first = workers.start("first")
+    await client.start("held_walk", 1, instance_id="walk")
+    running = await board.next()
+    await client.start("collect", 1, instance_id="collect")
+    await started(client, "collect")
+    first.send(signal.SIGTERM)
+    first.wait_log("draining")
+    await client.raise_event("collect", "item", 7)
+    assert await client.wait("collect", timeout=30) == [7]
+    await running.answer()
+    assert first.wait() == 0

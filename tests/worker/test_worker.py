@@ -6,13 +6,13 @@ import random
 from collections.abc import AsyncIterator
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from affinity import App, RuntimeOptions, Worker
 from affinity.client import Client
 from affinity.errors import ActivityFailed, OrchestrationFailed, UnknownActivity, UnknownOrchestration
 from tests.apps import app
+from tests.waiting import started
 
 pytestmark = pytest.mark.anyio
 
@@ -167,7 +167,7 @@ async def test_an_instance_with_history_waits_for_its_code(any_url: str, client:
     lacking = App("lacking")
     async with Worker(app, any_url, RuntimeOptions.make(**OPTIONS)):
         await client.start("collect", 1, instance_id="collect")
-        await _started(client, "collect")
+        await started(client, "collect")
     async with Worker(lacking, any_url, RuntimeOptions.make(**OPTIONS, unregistered_timeout=0.3)) as worker:
         await client.raise_event("collect", "item", 7)
         other = await client.start("no_such_thing", 1)
@@ -176,9 +176,3 @@ async def test_an_instance_with_history_waits_for_its_code(any_url: str, client:
         assert worker.runtime.error is None
     async with Worker(app, any_url, RuntimeOptions.make(**OPTIONS)):
         assert await client.wait("collect", timeout=30) == [7]
-
-
-async def _started(client: Client, instance_id: str) -> None:
-    with anyio.fail_after(30):
-        while (await client.status(instance_id)).event_count == 0:
-            await anyio.lowlevel.checkpoint()

@@ -15,11 +15,12 @@ WITH seen AS MATERIALIZED (
        -- Passed over here, not later: instances that we do not know must not fill the window.
        AND (i.unknown_since IS NULL
             OR CASE WHEN i.version IS NULL THEN i.name ELSE i.name || '@' || i.version END = ANY (%(names)s)
-            OR i.event_count = 0 AND i.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
+            OR i.event_count = 0 AND i.execution_id = 1
+               AND i.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
      ORDER BY o.visible_at LIMIT %(scan)s)
 ), state AS MATERIALIZED (
     SELECT s.instance_id, s.rank, s.first, i.name, i.version, i.unknown_since, i.owner_incarnation,
-        i.event_count, i.updated_at, i.instance_id IS NULL OR i.status NOT IN ('pending', 'running') AS gone,
+        i.event_count = 0 AND i.execution_id = 1 AS unstarted, i.updated_at, i.instance_id IS NULL OR i.status NOT IN ('pending', 'running') AS gone,
         w.worker_id AS owner,
         coalesce(w.worker_id = %(worker)s AND w.incarnation = %(incarnation)s, false) AS ours,
         coalesce(CASE WHEN i.version IS NULL THEN i.name ELSE i.name || '@' || i.version END = ANY (%(names)s), false)
@@ -31,7 +32,7 @@ WITH seen AS MATERIALIZED (
     SELECT * FROM state
     WHERE NOT gone AND (ours OR owner IS NULL
         AND (known OR unknown_since IS NULL
-             OR event_count = 0 AND unknown_since <= clock() - %(unknown_after)s * interval '1 s')
+             OR unstarted AND unknown_since <= clock() - %(unknown_after)s * interval '1 s')
         AND EXISTS (
             SELECT FROM alive_workers
             WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining))

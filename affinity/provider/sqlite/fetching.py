@@ -30,11 +30,10 @@ SQL: Final = load_statements(__package__, "work_items.sql")
 
 NOTHING: Final = WorkFetch(items=(), raced=False, next_due=None)
 
-SPARE: Final = 50
-"""Items that a scan reads beyond those that are wanted, as some may turn out to be marked wrongly."""
-
-MAX_ROUNDS: Final = 4
-"""Scans of one range, each after the repair of the stale marks that the one before met."""
+SPARES: Final = (0, 50, 50, 50)
+"""Scans of one range, each but the first after the repair of stale marks that the one before met: how many items they
+read beyond those that are wanted, since where one mark was stale there may be more.
+"""
 
 
 class _Candidate(NamedTuple):
@@ -104,8 +103,8 @@ class _Harvest:
     def reap(self, route: str, room: int = 0) -> None:
         """Pick from one range, and repair the marks in it that turn out to be stale; ``room`` is for new sessions."""
         self._room = room
-        for _ in range(MAX_ROUNDS):
-            for candidate in self._scan(route):
+        for spare in SPARES:
+            for candidate in self._scan(route, spare):
                 if len(self._picked) < self._options.limit:
                     self._pick(candidate, route)
             if not self._repair():
@@ -140,12 +139,11 @@ class _Harvest:
         ]
         return WorkFetch(items=items, raced=False, next_due=None)
 
-    def _scan(self, route: str) -> list[_Candidate]:
-        wanted = self._options.limit - len(self._picked)
-        if not wanted:
+    def _scan(self, route: str, spare: int) -> list[_Candidate]:
+        if len(self._picked) >= self._options.limit:
             return []
         own = route == self._arguments["own"]
-        limits = {"route": route, "any_name": own, "limit": len(self._picked) + wanted + SPARE}
+        limits = {"route": route, "any_name": own, "limit": self._options.limit + spare}
         rows = self._tx.gather(SQL["scan"], {**self._arguments, **limits})
         return [_candidate(row) for row in rows if row[0] not in self._picked]
 

@@ -4,8 +4,10 @@ SELECT w.draining,
            SELECT 1 FROM orchestrator_queue AS q
            CROSS JOIN instances AS i ON i.instance_id = q.instance_id
            WHERE q.route = 'new' AND q.visible_at <= :now AND q.id NOT IN (SELECT value FROM json_each(:exclude))
-             AND (i.unknown_since IS NULL OR (i.event_count = 0 AND i.unknown_since <= :unknown_before)
-                  OR iif(i.version IS NULL, i.name, i.name || '@' || i.version) IN (SELECT value FROM json_each(:names)))
+             AND (i.unknown_since IS NULL
+                  OR (i.event_count = 0 AND i.execution_id = 1 AND i.unknown_since <= :unknown_before)
+                  OR iif(i.version IS NULL, i.name, i.name || '@' || i.version)
+                     IN (SELECT value FROM json_each(:names)))
        )
 FROM workers AS w
 WHERE w.worker_id = :worker_id AND w.incarnation = :incarnation AND w.locked_until > :now;
@@ -30,7 +32,7 @@ FROM (
         ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation AND w.locked_until > :now
     WHERE q.route = :route AND q.visible_at <= :now AND q.id NOT IN (SELECT value FROM json_each(:exclude))
       AND (:any_name OR w.worker_id = :worker_id OR i.unknown_since IS NULL
-           OR (i.event_count = 0 AND i.unknown_since <= :unknown_before)
+           OR (i.event_count = 0 AND i.execution_id = 1 AND i.unknown_since <= :unknown_before)
            OR iif(i.version IS NULL, i.name, i.name || '@' || i.version) IN (SELECT value FROM json_each(:names)))
     ORDER BY q.visible_at, q.id
     LIMIT :page OFFSET :offset

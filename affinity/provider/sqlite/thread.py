@@ -65,9 +65,9 @@ class DatabaseThread:
 
     def watch(self, wanted: bool) -> None:
         """Start or stop to look for commits of other connections."""
-        if wanted and not self._watched and self._closed is None:
+        before, self._watched = self._watched, wanted
+        if wanted and not before and self._closed is None:
             self._calls.put(_Call(lambda: None, self._loop.create_future()))  # out of its untimed wait
-        self._watched = wanted
 
     async def aclose(self) -> None:
         """Finish the calls that were made, close the connection and end the thread. Idempotent."""
@@ -91,8 +91,10 @@ class DatabaseThread:
             if self._watched and time.monotonic() >= due:
                 pause = self._look(pause)
                 due = time.monotonic() + pause
-        self._database.close()
-        self._tell(self._close_answered)
+        try:
+            self._database.close()
+        finally:
+            self._tell(self._close_answered)
 
     def _answer(self, call: _Call) -> None:
         try:

@@ -1,8 +1,8 @@
 -- The six tables of the contract, and one of counters.
 --
--- Times are unix seconds. Queue tables have an integer key: it is the order of arrival, and it ends every index, so that
--- "by visibility, then by arrival" needs no sort. The lease columns of work items are in no index: renewing a lock rewrites
--- one row and nothing else. Payloads stand last, so that no other column is read past them.
+-- Times are unix seconds. Queue tables have an integer key: it is the order of arrival, and it ends every index, so
+-- that "by visibility, then by arrival" needs no sort. The lease columns of work items are in no index: renewing a lock
+-- rewrites one row and nothing else. Payloads stand last, so that no other column is read past them.
 
 CREATE TABLE counters (
     name  TEXT PRIMARY KEY,
@@ -31,7 +31,7 @@ CREATE TABLE sessions (
     claimed_at   REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- Counting what a worker holds must not read the sessions that it once held; TOUCH_SLACK keeps writes of this index rare.
+-- Counting what a worker holds must not read the sessions that it once held. TOUCH_SLACK keeps writes of it rare.
 CREATE INDEX sessions_by_worker ON sessions (worker_id, locked_until);
 
 CREATE TABLE instances (
