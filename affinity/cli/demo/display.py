@@ -99,13 +99,18 @@ def open_display(console: Console) -> Iterator[Display]:
         yield LiveTable(live)
 
 
+def counted(number: int, noun: str) -> str:
+    """Words like "1 session", "2 sessions"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _line(view: View) -> str:
     held = ", ".join(f"{worker.name} {_state(worker)}" for worker in view.workers)
-    return f"{view.elapsed:5.1f} s  {view.turns}/{view.total} turns, {view.migrated} sessions moved; {held}"
+    return f"{view.elapsed:5.1f} s  {view.turns}/{view.total} turns, {counted(view.migrated, 'session')} moved; {held}"
 
 
 def _state(worker: WorkerView) -> str:
-    return f"{worker.sessions} sessions" if worker.state == "alive" else worker.state
+    return counted(worker.sessions, "session") if worker.state == "alive" else worker.state
 
 
 def _table(view: View) -> RenderableType:
@@ -123,6 +128,6 @@ def _table(view: View) -> RenderableType:
 
 def _progress(view: View) -> RenderableType:
     row = Table.grid(padding=(0, 1))
-    text = f"{view.turns}/{view.total} turns, {view.migrated} sessions moved, {view.elapsed:.0f} s"
+    text = f"{view.turns}/{view.total} turns, {counted(view.migrated, 'session')} moved, {view.elapsed:.0f} s"
     row.add_row(ProgressBar(total=view.total, completed=view.turns, width=BAR_WIDTH), text)
     return row

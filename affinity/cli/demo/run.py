@@ -19,7 +19,7 @@ import click
 
 from affinity.cli.demo.app import orchestration_name
 from affinity.cli.demo.conversations import Conversation
-from affinity.cli.demo.display import Display, View
+from affinity.cli.demo.display import Display, View, counted
 from affinity.cli.demo.feed import Feed
 from affinity.cli.demo.fleet import Fleet, WorkerProcess, open_fleet
 from affinity.cli.demo.plan import LEASE_SECONDS, Plan, replay_seconds
@@ -94,7 +94,9 @@ async def run_demo(plan: Plan, conversations: Sequence[Conversation], *, folder:
     # Opened in the order in which things must close: the instances go when nobody works on them any more.
     async with _open(url) as provider, _cleared(provider, list(by_session) if plan.url else [], display):
         with closing(TranscriptStore.create(folder / "transcripts.db")) as store, open_fleet() as fleet:
-            display.say(f"Starting {plan.workers} workers on {provider.dialect}, with a lease of {LEASE_SECONDS:g} s.")
+            display.say(
+                f"Starting {counted(plan.workers, 'worker')} on {provider.dialect}; worker lease {LEASE_SECONDS:g} s."
+            )
             for name in plan.worker_names:
                 fleet.start(plan.settings(name, url=url, store=store.path, sessions=len(by_session)), folder)
             async with Client.from_provider(provider) as client:
@@ -178,7 +180,7 @@ class _Run:
             if time.monotonic() > deadline:
                 missing = [worker for worker in self.fleet.workers if worker.name not in sight.registered]
                 logs = "".join(map(_log_of, missing))
-                raise DemoFailed(f"{len(missing)} workers did not register within {START_SECONDS:g} s{logs}")
+                raise DemoFailed(f"{counted(len(missing), 'worker')} did not register within {START_SECONDS:g} s{logs}")
             await anyio.sleep(TICK_SECONDS)
 
     async def play(self) -> None:
@@ -265,7 +267,7 @@ class _Run:
             orphans=frozenset(session.session_id for session in orphans),
             running=sum(session.queued > 0 for session in orphans),
         )
-        self.display.say(f"Killed {victim.title} (pid {victim.pid}), which held {len(orphans)} sessions.")
+        self.display.say(f"Killed {victim.title} (pid {victim.pid}), which held {counted(len(orphans), 'session')}.")
         return casualty
 
     async def _busy_worker(self) -> WorkerProcess | None:
@@ -311,13 +313,13 @@ class _Run:
 
     def _story(self, records: Sequence[Record], seconds: float) -> Iterable[str]:
         yield (
-            f"Replayed {len(records)} conversations of chitchat-dataset as sessions over {self.plan.workers} workers "
-            f"in {seconds:.0f} s."
+            f"Replayed {counted(len(records), 'conversation')} of chitchat-dataset as sessions over "
+            f"{counted(self.plan.workers, 'worker')} in {seconds:.0f} s."
         )
         if (casualty := self._casualty) is not None:
             yield (
                 f"Half-way, {casualty.worker.title} (pid {casualty.worker.pid}) was killed with SIGKILL; it held "
-                f"{len(casualty.orphans)} sessions, {casualty.running} of them with a turn under way."
+                f"{counted(len(casualty.orphans), 'session')}, {casualty.running} of them with a turn under way."
             )
             again = sum(reply.attempt > 1 for record in records for reply in record.replies)
             yield f"Turns that had been started there and were run again by the survivors: {again}."

@@ -50,8 +50,9 @@ class Watch:
 
     @property
     def migrated(self) -> int:
-        """Sessions that were seen on more than one worker."""
-        return sum(len(set(epochs.values())) > 1 for epochs in self._holders.values())
+        """Sessions that were seen on more than one worker of this run."""
+        ours = set(self._plan.worker_names)
+        return sum(len(ours.intersection(epochs.values())) > 1 for epochs in self._holders.values())
 
     async def look(self) -> Sight:
         """See how it is now."""
