@@ -46,7 +46,7 @@ def test_a_worker_tells_a_script_how_it_ended(directory: Path) -> None:
         process.send_signal(signal.SIGTERM)
         stdout, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
-    assert json.loads(stdout) == {"worker_id": "cook", "signal": "SIGTERM"}
+    assert json.loads(stdout) == {"worker_id": "cook", "signal": "SIGTERM", "drained": True}
 
 
 @pytest.mark.usefixtures("database")
