@@ -95,8 +95,7 @@ def worker(shell: Shell, *, target: str, migrate: bool, log_level: str, **flags:
 
 async def _run(running: Worker) -> signal.Signals:
     try:
-        async with running:
-            return await running.run_until_signalled()
+        return await running.serve()
     finally:
         if stuck := running.stuck:
             logger.error(

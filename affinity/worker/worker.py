@@ -89,6 +89,8 @@ class Worker:
         self._drain_begun = False
         self.drained = False
         """Whether a drain came to its end: False after a second signal."""
+        self._entered = False
+        self._runtime: Runtime | None = None
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -96,7 +98,7 @@ class Worker:
             self._app.check()
             provider = self.metrics.observed(await self._open(stack))
             locks = HeldLocks()
-            self._runtime = Runtime(
+            runtime = self._runtime = Runtime(
                 app=self._app,
                 provider=provider,
                 identity=self.identity,
@@ -112,7 +114,7 @@ class Worker:
                 options=self.options,
                 labels=self._labels,
                 locks=locks,
-                listener=self._runtime,
+                listener=runtime,
                 availability=self._availability,
             )
             registered_at = await stack.enter_async_context(self._registered(provider))
@@ -120,26 +122,28 @@ class Worker:
             await stack.enter_async_context(self._running(registered_at))
             logger.info("worker %s: running app %r at %s", self.identity.worker_id, self._app.name, redact(self._url))
             self._stack = stack.pop_all()
+        self._entered = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stack.__aexit__(kind, error, trace)
-        if error is None and self._runtime.error is not None:
-            raise self._runtime.error
+        if error is None and self.runtime.error is not None:
+            raise self.runtime.error
 
     # -- while it runs
 
     @property
     def runtime(self) -> Runtime:
-        """The moving parts, for status and tests."""
+        """The moving parts, for status and tests; there are some once the worker was entered."""
+        assert self._runtime is not None, "the worker was never entered"
         return self._runtime
 
     @property
     def stuck(self) -> list[str]:
         """Activities that go on although the worker has ended: they keep the process from ending by itself."""
-        return self._runtime.activities.stuck
+        return self._runtime.activities.stuck if self._runtime else []
 
     async def wait_ended(self) -> None:
         """Wait until the worker cannot go on.
@@ -148,44 +152,63 @@ class Worker:
             WorkerFenced: another process has its name.
             ProviderError: the database refuses it for good.
         """
-        await self._runtime.ended.wait()
-        assert self._runtime.error is not None
-        raise self._runtime.error
+        await self.runtime.ended.wait()
+        assert self.runtime.error is not None
+        raise self.runtime.error
 
     async def drain(self) -> None:
         """Take nothing new, let running activities end or give them back, free all sessions. Leaving the block does it
         too.
         """
-        if not self._drain_begun and self._runtime.error is None:
+        if not self._drain_begun and self.runtime.error is None:
             self._drain_begun = True
-            await self._runtime.drain()
+            await self.runtime.drain()
             self.drained = True
 
-    async def run_until_signalled(self) -> signal.Signals:
-        """Run until SIGTERM or SIGINT, drain, and return the signal. A second signal ends the drain: stop now.
+    async def serve(self) -> signal.Signals:
+        """Be the whole life of a process: enter, run until SIGTERM or SIGINT, drain, leave; returns the signal.
+
+        A second signal ends the drain, and one that comes while the worker is still starting ends the start: stop now.
+        Call it instead of the ``async with``, so that no signal can come before its handler.
 
         Raises:
-            WorkerFenced, ProviderError: as for `wait_ended`.
+            WorkerFenced, ProviderError: as for `wait_ended`, and what entering raises.
         """
         received: list[signal.Signals] = []
+        failure: BaseException | None = None
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._cancel_when_ended, tasks.cancel_scope)
-                received.append(await anext(aiter(signals)))
-                tasks.start_soon(self._cancel_at_next, signals, tasks.cancel_scope)
-                await self.drain()
+                first = anyio.Event()
+                tasks.start_soon(self._watch, signals, received, first, tasks.cancel_scope)
+                try:
+                    async with self:
+                        tasks.start_soon(self._cancel_when_ended, tasks.cancel_scope)
+                        await first.wait()
+                        await self.drain()
+                except Exception as error:
+                    failure = error  # leaves as itself, not as a group
                 tasks.cancel_scope.cancel()
-        if self._runtime.error is not None:
-            raise self._runtime.error
+        failure = failure or (self._runtime.error if self._runtime else None)
+        if failure is not None:
+            raise failure
         return received[0]
 
-    async def _cancel_when_ended(self, scope: anyio.CancelScope) -> None:
-        await self._runtime.ended.wait()
-        scope.cancel()
+    async def _watch(
+        self,
+        signals: AsyncIterator[signal.Signals],
+        received: list[signal.Signals],
+        first: anyio.Event,
+        scope: anyio.CancelScope,
+    ) -> None:
+        async for number in signals:
+            received.append(number)
+            if not self._entered or len(received) > 1:
+                logger.warning("worker %s: %s, stopping now", self.identity.worker_id, number.name)
+                scope.cancel()
+            first.set()
 
-    async def _cancel_at_next(self, signals: AsyncIterator[signal.Signals], scope: anyio.CancelScope) -> None:
-        number = await anext(aiter(signals))
-        logger.warning("worker %s: %s again, stopping now", self.identity.worker_id, number.name)
+    async def _cancel_when_ended(self, scope: anyio.CancelScope) -> None:
+        await self.runtime.ended.wait()
         scope.cancel()
 
     # -- coming and going
@@ -197,7 +220,7 @@ class Worker:
             await self._availability.insist(partial(migrate, self._url), patience)
         name = f"affinity {self.identity.worker_id}"
         provider = await self._availability.insist(partial(open_provider, self._url, application_name=name), patience)
-        stack.push_async_callback(provider.aclose)
+        stack.push_async_callback(_close, provider)
         return provider
 
     async def _connect(self) -> Provider:
@@ -213,7 +236,7 @@ class Worker:
             nonlocal asked
             asked = time.monotonic()
             lease = self.options.worker_lease_timeout
-            self._runtime.lease_renewed(await provider.register_worker(self.identity, lease, self._labels))
+            self.runtime.lease_renewed(await provider.register_worker(self.identity, lease, self._labels))
 
         await self._availability.insist(register, self.options.startup_timeout)
         try:
@@ -228,7 +251,7 @@ class Worker:
         """The loops and the keeper. An error of the block drains too, and leaves as itself, not as a group."""
         failure: Exception | None = None
         async with anyio.create_task_group() as tasks:
-            self._runtime.start(tasks)
+            self.runtime.start(tasks)
             tasks.start_soon(self._beat)
             self._keeper.start(registered_at)
             try:
@@ -238,9 +261,9 @@ class Worker:
                 failure = error
             finally:
                 with anyio.CancelScope(shield=True):
-                    await self._runtime.activities.aclose(LEAVE_SECONDS)
+                    await self.runtime.activities.aclose(LEAVE_SECONDS)
                     await self._keeper.stop()
-                    await self._runtime.sessions.lost_all()
+                    await self.runtime.sessions.lost_all()
                 tasks.cancel_scope.cancel()
         if failure is not None:
             raise failure
@@ -251,7 +274,7 @@ class Worker:
             await anyio.sleep(BEAT_SECONDS)
 
     def _serve_metrics(self, stack: AsyncExitStack) -> None:
-        runtime = self._runtime
+        runtime = self.runtime
         self.metrics.gauge("running_activities", "Activities that run now", lambda: len(runtime.activities))
         self.metrics.gauge(
             "live_instances", "Orchestrations whose coroutine is in memory", lambda: len(runtime.instances)
@@ -265,6 +288,12 @@ class Worker:
             self.metrics_port, stop = self.metrics.serve(self.options.metrics_port)
             stack.callback(stop)
             logger.info("worker %s: metrics on port %d", self.identity.worker_id, self.metrics_port)
+
+
+async def _close(provider: Provider) -> None:
+    """Also when we are being cancelled: a connection that is just dropped is noticed late by the database."""
+    with anyio.move_on_after(LEAVE_SECONDS, shield=True):
+        await provider.aclose()
 
 
 def _describe_process(app: App) -> dict[str, str]:

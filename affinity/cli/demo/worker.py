@@ -46,8 +46,7 @@ async def _serve(settings: WorkerSettings) -> None:
         app = build_app(
             settings.run, store, think=settings.think, max_sessions=max(1, options.max_sessions_per_runtime)
         )
-        async with Worker(app, settings.url, options, migrate=False) as worker:
-            await worker.run_until_signalled()
+        await Worker(app, settings.url, options, migrate=False).serve()
     finally:
         store.close()
 
