@@ -6,7 +6,7 @@ from affinity.provider.conformance.base import Rules
 from affinity.provider.conformance.builders import UNKNOWN_AFTER, new_instance, turn
 from affinity.provider.conformance.peer import Peer
 from affinity.provider.conformance.world import World
-from affinity.provider.contract import InstanceUpdate, OrchestrationItem, Release
+from affinity.provider.contract import InstanceUpdate, NewMessage, OrchestrationItem, Release
 
 OTHERS = ("something else",)
 
@@ -105,6 +105,31 @@ class UnknownRules(Rules):
         assert await b.take_instances(names=("flow", "flow@1")) == []
         (item,) = await b.take_instances(names=("flow@2",))
         assert item.version == "2"
+
+    async def test_an_instance_that_ran_waits_for_one_who_knows_it(self, world: World) -> None:
+        """However long: a deploy that lags must not destroy it (contract: fetch_orchestration_item)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        first = await a.own("i")
+        update = InstanceUpdate(status="running", version="2", continued=True)
+        start = NewMessage(instance_id="i", payload="start")
+        (result,) = await a.commit(turn(first, history=("continued",), messages=(start,), update=update))
+        assert result.committed
+        await a.take_instances(names=OTHERS)
+        await a.provider.release_instance(a.identity, [Release(instance_id="i", unknown=True)])
+        await world.pass_time(UNKNOWN_AFTER * 3)
+        assert await b.take_instances(names=OTHERS) == []
+        (item,) = await b.take_instances(names=("flow@2",))
+        assert (item.execution_id, item.event_count) == (2, 0)
+
+    async def test_giving_an_instance_back_is_no_claim(self, world: World) -> None:
+        """Claims count workers that may have died of it; one that gave it back did not (contract: Release)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        await a.provider.create_instance([new_instance("i")])
+        for _ in range(3):
+            await a.take_instances(names=OTHERS)
+            await a.provider.release_instance(a.identity, [Release(instance_id="i")])
+        (item,) = await b.take_instances()
+        assert item.claims == 1
 
     async def test_an_instance_may_be_created_with_its_version(self, world: World) -> None:
         """Then it is known by it from the start (contract: NewInstance.version)."""
