@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -20,6 +21,12 @@ T = TypeVar("T")
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
 
+LOST_AFTER = 2
+"""Failures in a row after which the database counts as lost."""
+
+SETTLED = 1.0
+"""Seconds without a failure after which it counts as back."""
+
 
 def is_retryable(error: BaseException) -> bool:
     """Whether the provider says that trying again makes sense."""
@@ -29,22 +36,34 @@ def is_retryable(error: BaseException) -> bool:
 class Availability:
     """Whether the database answers, as seen by one worker; logs each change once, however many tasks (and the keeper's
     thread) notice it.
+
+    A worker has several connections, which break and come back one by one. So the database counts as lost when two calls
+    in a row failed, and as back when none has failed for `SETTLED` seconds.
     """
 
     def __init__(self, worker_id: str) -> None:
         self._worker_id = worker_id
         self._up = True
+        self._failures = 0
+        self._failed_at = 0.0
 
     def failed(self, error: BaseException) -> None:
         """A call failed. Contention is an answer too: it says nothing about the connection."""
-        if self._up and is_retryable(error) and not isinstance(error, Contention):
+        if not is_retryable(error) or isinstance(error, Contention):
+            return
+        self._failures += 1
+        self._failed_at = time.monotonic()
+        if self._up and self._failures >= LOST_AFTER:
             self._up = False
             logger.warning("worker %s: database lost (%s); retrying with backoff", self._worker_id, error)
 
     def answered(self) -> None:
         """A call succeeded."""
-        if not self._up:
+        if self._up:
+            self._failures = 0
+        elif time.monotonic() - self._failed_at >= SETTLED:
             self._up = True
+            self._failures = 0
             logger.warning("worker %s: database is back", self._worker_id)
 
     async def call(self, verb: Callable[[], Awaitable[T]]) -> T:

@@ -45,9 +45,17 @@ def _minute(run: Run, bed: Bed, minute: int, turns: int) -> Iterator[Walked]:
     """Waves for a minute, or until ``turns`` are done."""
     ends = time.monotonic() + run.sized(60, 1)
     while time.monotonic() < ends and turns > 0:
-        wave = bed.walk(f"wave-{minute}-{turns}", run.sized(WALKS, 5), Walk(turns=run.sized(LENGTH, 5)))
+        wave = _wave(bed, f"wave-{minute}-{turns}", run.sized(WALKS, 5), Walk(turns=run.sized(LENGTH, 5)))
         turns -= wave.turns
         yield wave
+
+
+def _wave(bed: Bed, prefix: str, walks: int, walk: Walk) -> Walked:
+    """Walks on the same sessions in every wave: a worker holds a session for minutes after its last work."""
+    routes = {f"{prefix}-{number}": [f"session-{number}"] for number in range(walks)}
+    began = time.monotonic()
+    bed.ours.start_on(routes, walk)
+    return Walked(began=began, walks=[walk.check(output) for output in bed.client.outputs(list(routes))])
 
 
 def _judge(run: Run, report: Report) -> None:

@@ -21,6 +21,9 @@ from affinity.client import Client
 PATIENCE = 90.0
 """Seconds after which a run that did not end is broken."""
 
+SHORT = ("--seed", "46")
+"""Chooses conversations of at most a few dozen messages, which take the shortest time that a replay takes."""
+
 
 class Demo:
     """A demo in a process of its own; what it says on stderr is read as it comes."""
@@ -98,7 +101,7 @@ def assert_right(report: dict[str, Any], *, sessions: int) -> None:
 
 
 def test_a_run_survives_a_kill_and_leaves_nothing_behind(any_url: str, start: Start, tmp_path: Path) -> None:
-    report = start("--conversations", "12", "--json", "--url", any_url).report()
+    report = start("--conversations", "12", *SHORT, "--json", "--url", any_url).report()
     assert_right(report, sessions=12)
     assert report["provider"] == any_url.partition(":")[0]
     assert (report["workers"], report["killed_workers"]) == (3, 1)
@@ -115,7 +118,7 @@ async def instances(url: str) -> list[str]:
 
 
 def test_the_embedded_default_without_a_kill(start: Start, tmp_path: Path) -> None:
-    report = start("--conversations", "6", "--workers", "2", "--no-kill", "--json").report()
+    report = start("--conversations", "6", *SHORT, "--workers", "2", "--no-kill", "--json").report()
     assert_right(report, sessions=6)
     assert (report["provider"], report["workers"], report["killed_workers"]) == ("sqlite", 2, 0)
     assert (report["migrated_sessions"], report["recovery_seconds"]) == (0, None)

@@ -186,6 +186,12 @@ def test_recovery_is_that_of_the_last_orphan_to_be_served() -> None:
     assert recovered == pytest.approx(4.0)
 
 
+def test_turns_elsewhere_before_the_kill_are_no_recovery() -> None:
+    """The session had moved to the worker that was killed then."""
+    moved_twice = record([("b", 1)] * 2 + [("a", 2)] * 2 + [("b", 3)] * 2)
+    assert recovery_seconds([moved_twice], killed="a", killed_at=103.5, orphans=["s"]) == pytest.approx(0.5)
+
+
 def test_sessions_of_others_and_finished_ones_do_not_count() -> None:
     other = replace(record([("b", 1)] * 6), session_id="t")
     assert recovery_seconds([record(), other], killed="a", killed_at=102.5, orphans=["s"]) is None

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
 RUNS, TURNS = 12, 60
 
-CHANGES = 6
+CHANGES = 4
 """Log lines about the database in one outage: lost and back, and little more while its connections come back one by
 one.
 """

@@ -108,13 +108,12 @@ def recovery_seconds(
         None when no orphan had work left.
     """
     orphaned = set(orphans)
-    first = [
-        min((reply.answered_at for reply in record.replies if reply.worker_id != killed), default=None)
+    served = [
+        [r.answered_at for r in record.replies if r.worker_id != killed and r.answered_at > killed_at]
         for record in records
         if record.session_id in orphaned
     ]
-    waits = [answered_at - killed_at for answered_at in first if answered_at is not None]
-    return max(waits, default=None)
+    return max((min(times) - killed_at for times in served if times), default=None)
 
 
 # --- one conversation -------------------------------------------------------------------------------------------------

@@ -70,7 +70,8 @@ class Watch:
             page = await self._provider.list_sessions(after=page[-1].session_id, limit=MAX_PAGE)
         found += [session for session in page if session.session_id.startswith(prefix)]
         for session in found:
-            self._holders.setdefault(session.session_id, {})[session.epoch] = session.worker_id
+            # The first one seen stays: should an epoch ever change hands, the turns of the second are off their holder.
+            self._holders.setdefault(session.session_id, {}).setdefault(session.epoch, session.worker_id)
         return found
 
     def workers(self, sight: Sight) -> Sequence[WorkerView]:
