@@ -26,7 +26,7 @@ from affinity.provider.conformance.builders import turn, work_item
 from affinity.provider.postgres import PostgresProvider, migration
 from affinity.provider.postgres.target import Target
 from tests.provider.postgres_stage import SOMEBODY_WAITS, administrator, opened, registered, terminate, until
-from tests.servers import PostgresServer
+from tests.servers import PostgresServer, old_and_new
 
 pytestmark = pytest.mark.anyio
 
@@ -166,6 +166,28 @@ async def test_an_unknown_user_is_denied(postgres_migrated: str) -> None:
     with pytest.raises(AccessDenied) as caught:
         await PostgresProvider.open(postgres_migrated.replace("postgres@", "nobody_such:secret@"))
     assert "secret" not in str(caught.value)
+
+
+async def test_a_wrong_password_is_denied() -> None:
+    """On a server that asks one role for its password; the one that was given is not in the message."""
+    with old_and_new()[0].open() as server, psycopg.connect(server.url(), autocommit=True) as owner:
+        owner.execute("CREATE ROLE locked LOGIN PASSWORD 'right'")
+        # Through the server, which can reach its own files wherever it runs.
+        owner.execute(
+            "DO $$ BEGIN EXECUTE format('COPY (SELECT %L UNION ALL SELECT line FROM "
+            "regexp_split_to_table(pg_read_file(current_setting(''hba_file'')), E''\\n'') AS line) TO %L', "
+            "'host all locked all scram-sha-256', current_setting('hba_file')); END $$"
+        )
+        owner.execute("SELECT pg_reload_conf()")
+        url = server.url().replace("postgres@", "locked:wrong@")
+        with anyio.fail_after(20):
+            while True:  # until the server has read the file
+                with pytest.raises((AccessDenied, SchemaMismatch)) as caught:
+                    await PostgresProvider.open(url)
+                if caught.type is AccessDenied:
+                    break
+        assert "password authentication failed" in str(caught.value)
+        assert "wrong" not in str(caught.value)
 
 
 async def test_a_missing_right_is_denied(postgres_migrated: str, admin: psycopg.Connection[Any]) -> None:
