@@ -170,16 +170,18 @@ class InstanceTable:
     async def deliver(self, items: Sequence[OrchestrationItem]) -> None:
         """Instances with messages, as fetched; those that are not live are replayed from their history."""
         strangers = [item for item in items if not self._is_current(item)]
-        histories = await self._provider.read_history(
-            [(i.instance_id, i.execution_id) for i in strangers if i.event_count]
-        )
-        read = iter(histories)
+        read = iter(await self._histories([item for item in strangers if item.event_count]))
         for item in strangers:
             self._adopt(item, next(read) if item.event_count else ())
         for item in items:
             if (live := self._live.get(item.instance_id)) is not None:
                 self._feed(live, item)
         self._shrink()
+
+    async def _histories(self, items: Sequence[OrchestrationItem]) -> Sequence[Sequence[str]]:
+        if not items:
+            return ()
+        return await self._provider.read_history([(item.instance_id, item.execution_id) for item in items])
 
     def _is_current(self, item: OrchestrationItem) -> bool:
         """Whether the coroutine in memory is the one that these messages are for; a stale one is dropped."""
