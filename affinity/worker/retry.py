@@ -37,8 +37,8 @@ class Availability:
     """Whether the database answers, as seen by one worker; logs each change once, however many tasks (and the keeper's
     thread) notice it.
 
-    A worker has several connections, which break and come back one by one. So the database counts as lost when two calls
-    in a row failed, and as back when none has failed for `SETTLED` seconds.
+    A worker has several connections, which break and come back one by one. So the database counts as lost when two
+    calls in a row failed, and as back when none has failed for `SETTLED` seconds.
     """
 
     def __init__(self, worker_id: str) -> None:
