@@ -19,6 +19,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, TypeVar
 
 import anyio
@@ -57,7 +58,7 @@ class GroupCommit(Generic[Request, Result]):
     _queue: list[_Pending[Request, Result]] = field(default_factory=list)
     _arrived: anyio.Event = field(default_factory=anyio.Event)
     _idle: anyio.Event = field(default_factory=anyio.Event)
-    _writing: anyio.Lock = field(default_factory=anyio.Lock)
+    _writing: anyio.Lock = field(default_factory=partial(anyio.Lock, fast_acquire=True))
 
     def submit(self, request: Request, done: Callable[[Result | ProviderError], None]) -> None:
         """Queue a request for the next batch."""

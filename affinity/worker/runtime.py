@@ -381,13 +381,17 @@ class Runtime:
     async def _sweep(self) -> None:
         sweep = partial(
             self._provider.sweep,
-            interval=CHORE_SECONDS,
+            interval=CHORE_SECONDS / 2,  # no worker is refused by its own last sweep, nor do N workers sweep N times
             session_retention=self._options.session_retention,
             worker_retention=self._options.session_retention,
         )
         try:
-            while (await self._availability.call(sweep)).more:
-                pass
+            more = True
+            while more:
+                done = await self._availability.call(sweep)
+                more = done.more
+                if done.rerouted:
+                    self._queued()  # whoever may take it now need not wait for its poll
         except ProviderError as error:
             if not is_retryable(error):
                 raise
