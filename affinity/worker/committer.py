@@ -56,9 +56,15 @@ class GroupCommit(Generic[Request, Result]):
     insist: bool = False  # the verb is right when done twice: try until the database answers
     observe: Callable[[int], None] = lambda size: None
     _queue: list[_Pending[Request, Result]] = field(default_factory=list)
+    _in_flight: list[_Pending[Request, Result]] = field(default_factory=list)
     _arrived: anyio.Event = field(default_factory=anyio.Event)
     _idle: anyio.Event = field(default_factory=anyio.Event)
     _writing: anyio.Lock = field(default_factory=partial(anyio.Lock, fast_acquire=True))
+
+    @property
+    def unwritten(self) -> list[Request]:
+        """Requests whose outcome is not known yet."""
+        return [pending.request for pending in (*self._in_flight, *self._queue)]
 
     def submit(self, request: Request, done: Callable[[Result | ProviderError], None]) -> None:
         """Queue a request for the next batch."""
@@ -74,8 +80,9 @@ class GroupCommit(Generic[Request, Result]):
                 await self._arrived.wait()
                 self._idle = anyio.Event()  # only here: whoever waits for the end of a busy spell waits on one event
             async with self._writing:
-                batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
-                await self._write(batch)
+                self._in_flight, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
+                await self._write(self._in_flight)
+                self._in_flight = []
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:

@@ -154,6 +154,10 @@ class InstanceTable:
     def __len__(self) -> int:
         return len(self._live)
 
+    def waiting_locks(self) -> list[WorkLock]:
+        """Of work items whose results wait for the next turn of their instance."""
+        return [i.lock for live in self._live.values() for i in live.mailbox if i.lock is not None]
+
     # -- inputs
 
     def deliver_result(self, item: WorkItem, event: Event) -> None:

@@ -269,7 +269,7 @@ class Runtime:
                 if not is_retryable(error):
                     raise
                 # The reply may be lost while the database has locked items to us.
-                self._uncertain = not isinstance(error, Contention)
+                self._uncertain = self._uncertain or not isinstance(error, Contention)
                 pause = random.uniform(0.0, min(LONGEST_PAUSE, pause))  # noqa: S311
             with anyio.move_on_after(pause):
                 await self._look.wait()
@@ -329,8 +329,15 @@ class Runtime:
         since its reply could bring items that we are about to know of; nor can a fetch, as this is the fetching task.
         """
         async with self._turns.paused():
-            await self._provider.disown_work_item(self._identity, self._locks.snapshot())
+            await self._provider.disown_work_item(self._identity, self._known_locks())
             self._uncertain = False
+
+    def _known_locks(self) -> list[WorkLock]:
+        """Of work that runs here, and of work that has ended and whose outcome is not written yet."""
+        ended = [lock for turn in self._turns.unwritten for lock in turn.acks]
+        ended += [ack.lock for ack in self._acks.unwritten]
+        ended += [abandon.lock for abandon in self._abandons.unwritten]
+        return [*self._locks.snapshot(), *ended, *self.instances.waiting_locks()]
 
     async def _listen(self) -> None:
         """Turn hints into looks and checks."""
