@@ -52,4 +52,5 @@ def _beside(report: Report, series: Series) -> str:
     ours = report.median(series.case, OURS, series.metric)
     if ours is None or series.system == OURS or not series.median or not ours:
         return ""
-    return f"x {advantage(series.metric, ours, series.median):.1f}"
+    times = advantage(series.metric, ours, series.median)
+    return f"x {times:.1f}" if times >= 1 else f"x {times:.2f}"

@@ -18,17 +18,15 @@ class SweepVerbs(Verbs):
     """`sweep`."""
 
     async def sweep(self, *, interval: float, session_retention: float, worker_retention: float) -> Sweep:
-        """See `affinity.provider.contract.Provider`.
-
-        Each step is a short statement of its own, waits for nobody, and may be repeated: an interrupted sweep has done
-        so much less, and the next one does the rest.
-        """
+        """See `affinity.provider.contract.Provider`."""
         if not await self._links.misc.run(_SQL["begin"], {"interval": float(interval)}):
             return Sweep(swept=False)
-        items = await self._step("reroute_items")
-        messages = await self._step("reroute_messages")
-        sessions = await self._step("remove_sessions", session_retention)
-        workers = await self._step("remove_workers", worker_retention)
+        bounds = {
+            "reroute": Int8(MAX_REROUTE),
+            "session_retention": float(session_retention),
+            "worker_retention": float(worker_retention),
+        }
+        ((items, messages, sessions, workers),) = await self._links.misc.run(_SQL["repair"], bounds)
         more = max(items, messages, sessions, workers) >= MAX_REROUTE
         if more:
             await self._links.misc.run(_SQL["again"])
@@ -39,7 +37,3 @@ class SweepVerbs(Verbs):
             workers_removed=workers,
             more=more,
         )
-
-    async def _step(self, name: str, retention: float = 0.0) -> int:
-        params = {"reroute": Int8(MAX_REROUTE), "retention": float(retention)}
-        return len(await self._links.misc.run(_SQL[name], params))

@@ -9,7 +9,8 @@ RETURNING 1
 -- again: there is more to do, so the interval does not count
 UPDATE sweeps SET last_sweep = '-infinity'
 
--- reroute_items: marks that say something else than the session's row
+-- repair: marks that went stale in both queues, and rows that nobody needs; one statement, so that idle workers say little
+-- It waits for nobody, and may be repeated: what it does not get to, the next one does.
 WITH RECURSIVE mark (session_id, route) AS (
     -- Each pair once, by jumping from one to the next in the index: idle sessions cost nothing, nor do long queues.
     (SELECT session_id, route FROM worker_queue
@@ -25,47 +26,44 @@ WITH RECURSIVE mark (session_id, route) AS (
     SELECT m.session_id, m.route, coalesce('w:' || h.worker_id, 'new') AS truth
     FROM mark m LEFT JOIN held_sessions h ON h.session_id = m.session_id
     WHERE m.route <> coalesce('w:' || h.worker_id, 'new')
-), stale AS MATERIALIZED (
+), stale_items AS MATERIALIZED (
     SELECT q.instance_id, q.execution_id, q.activity_id, w.truth AS route
     FROM wrong w JOIN worker_queue q ON q.session_id = w.session_id AND q.route = w.route
     LIMIT %(reroute)s
 ), locked AS MATERIALIZED (
-    SELECT s.* FROM stale s JOIN worker_queue q USING (instance_id, execution_id, activity_id)
+    SELECT s.* FROM stale_items s JOIN worker_queue q USING (instance_id, execution_id, activity_id)
     FOR NO KEY UPDATE OF q SKIP LOCKED
-)
-UPDATE worker_queue q SET route = l.route FROM locked l
-WHERE q.instance_id = l.instance_id AND q.execution_id = l.execution_id AND q.activity_id = l.activity_id
-RETURNING 1
-
--- reroute_messages: marks for workers that are dead
-WITH RECURSIVE route (name) AS (
-    -- Each distinct mark once, by jumping from one to the next in the index.
+), items AS (
+    UPDATE worker_queue q SET route = l.route FROM locked l
+    WHERE q.instance_id = l.instance_id AND q.execution_id = l.execution_id AND q.activity_id = l.activity_id
+    RETURNING 1
+), route (name) AS (
+    -- Each distinct mark once, in the same way.
     (SELECT route FROM orchestrator_queue WHERE route > 'w:' ORDER BY route LIMIT 1)
     UNION ALL
     SELECT (SELECT o.route FROM orchestrator_queue o WHERE o.route > r.name ORDER BY o.route LIMIT 1)
     FROM route r WHERE r.name IS NOT NULL
-), stale AS MATERIALIZED (
+), stale_messages AS MATERIALIZED (
     SELECT o.id FROM route r JOIN orchestrator_queue o ON o.route = r.name
     WHERE NOT EXISTS (SELECT FROM alive_workers w WHERE w.worker_id = substr(r.name, 3))
     LIMIT %(reroute)s FOR NO KEY UPDATE OF o SKIP LOCKED
-)
-UPDATE orchestrator_queue o SET route = 'new' FROM stale s WHERE o.id = s.id
-RETURNING 1
-
--- remove_sessions: those that expired long ago and have no work
-DELETE FROM sessions s USING (
+), messages AS (
+    UPDATE orchestrator_queue o SET route = 'new' FROM stale_messages s WHERE o.id = s.id
+    RETURNING 1
+), old_sessions AS MATERIALIZED (
     SELECT x.session_id FROM sessions x
-    WHERE x.locked_until < clock() - %(retention)s * interval '1 s'
+    WHERE x.locked_until < clock() - %(session_retention)s * interval '1 s'
       AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.session_id = x.session_id)
     LIMIT %(reroute)s FOR UPDATE SKIP LOCKED
-) old
-WHERE s.session_id = old.session_id
-RETURNING 1
-
--- remove_workers: those whose lease ended long ago
-DELETE FROM workers w USING (
-    SELECT x.worker_id FROM workers x WHERE x.locked_until < clock() - %(retention)s * interval '1 s'
+), removed_sessions AS (
+    DELETE FROM sessions s USING old_sessions o WHERE s.session_id = o.session_id
+    RETURNING 1
+), old_workers AS MATERIALIZED (
+    SELECT x.worker_id FROM workers x WHERE x.locked_until < clock() - %(worker_retention)s * interval '1 s'
     LIMIT %(reroute)s FOR UPDATE SKIP LOCKED
-) old
-WHERE w.worker_id = old.worker_id
-RETURNING 1
+), removed_workers AS (
+    DELETE FROM workers w USING old_workers o WHERE w.worker_id = o.worker_id
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM items), (SELECT count(*) FROM messages), (SELECT count(*) FROM removed_sessions),
+    (SELECT count(*) FROM removed_workers)
