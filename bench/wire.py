@@ -82,10 +82,10 @@ class Wire:
     def _answer(self, server: socket.socket, client: socket.socket) -> None:
         counter = Messages()
         while data := server.recv(CHUNK):
-            client.sendall(data)
             completed = counter.feed(data)
             with self._lock:
-                self._count += completed
+                self._count += completed  # before the client hears of it, and may look
+            client.sendall(data)
         client.shutdown(socket.SHUT_WR)
 
 

@@ -63,7 +63,7 @@ def backlog(run: Run) -> Report:
 def _flooded(run: Run, system: System, shape: Shape, size: int) -> Iterator[Bed]:
     """A worker holds sessions, its slots are full, and ``size`` more items of these sessions wait."""
     with run.bed(system) as bed:
-        bed.workers.start("holder", **shape.holder_options)
+        holder = bed.workers.start("holder", **shape.holder_options)
         assert isinstance(bed.client, FloodingClient)
         names = [f"foreign-{number}" for number in range(shape.sessions)]
         for name in names:
@@ -73,6 +73,7 @@ def _flooded(run: Run, system: System, shape: Shape, size: int) -> Iterator[Bed]
             bed.client.flood(names[number % len(names)], share)
         run.say(f"backlog  {system.name}: {size:,} items wait")
         yield bed
+        holder.kill()  # what it runs never ends
 
 
 def _walk(run: Run, report: Report, system: System, *, shape: Shape, size: int, bed: Bed) -> None:

@@ -67,11 +67,12 @@ def _waiting(run: Run, report: Report, case: str, system: System, *, instances: 
 def _queued(run: Run, report: Report, items: int) -> None:
     with run.bed(run.ours) as bed:
         assert isinstance(bed.client, FloodingClient)
-        bed.workers.start("holder", app="foreign", worker_concurrency=1)
+        holder = bed.workers.start("holder", app="foreign", worker_concurrency=1)
         bed.client.flood("busy", 1)
         stored = _stored(bed)
         bed.client.flood("busy", items)
         run.note(report, "queued item", run.ours, {IN_DATABASE: (_stored(bed) - stored) / items})
+        holder.kill()  # what it runs never ends
 
 
 def _stored(bed: Bed) -> int:
