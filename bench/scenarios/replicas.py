@@ -29,7 +29,8 @@ CONVERGED_BAR = 100.0
 MOVES_BAR = 3.0
 """Moves double their price, so a walk of some hundred turns can afford few."""
 
-SETTLE = 1.0
+AWAY = 2
+"""Turns after which an instance moves to where its session is."""
 
 
 def replicas(run: Run) -> Report:
@@ -101,10 +102,10 @@ def _apart(run: Run, report: Report) -> None:
 
 
 def _ends(walks: Sequence[Sequence[Stamp]]) -> tuple[float, float]:
-    """The median turn of the first and of the last tenth, in seconds. The very first waits for the holder."""
-    gaps = [[after.at - before.at for before, after in pairwise(walked)][1:] for walked in walks]
+    """The median turn in seconds, of the first turns, which are away, and of the last tenth."""
+    gaps = [[after.at - before.at for before, after in pairwise(walked)] for walked in walks]
     tenth = max(1, len(gaps[0]) // 10)
-    return median(gap for one in gaps for gap in one[:tenth]), median(gap for one in gaps for gap in one[-tenth:])
+    return median(gap for one in gaps for gap in one[:AWAY]), median(gap for one in gaps for gap in one[-tenth:])
 
 
 def _between(run: Run, report: Report) -> None:
