@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from statistics import median, quantiles
+from statistics import median
 
 from bench.fused import FusedLoop
 from bench.measures import MEDIAN_TURN, RATE, Metric, Report, over_rounds
@@ -93,10 +92,5 @@ def history(run: Run) -> Report:
 
 def _longest(run: Run, report: Report, case: str, length: int) -> None:
     walked = walk_fresh(run, run.ours, 1, Walk(turns=length)).walked
-    growth = _cost(walked.gaps[-SLICE:]) / _cost(walked.gaps[:SLICE])
+    growth = median(walked.gaps[-SLICE:]) / median(walked.gaps[:SLICE])
     run.note(report, case, run.ours, {RATE: walked.rate, GROWTH: growth})
-
-
-def _cost(gaps: Sequence[float]) -> float:
-    """What a turn costs there: the fastest tenth, since a disturbance can last longer than a hundred turns."""
-    return quantiles(gaps, n=10)[0]
