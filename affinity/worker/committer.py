@@ -3,6 +3,10 @@
 Everything that arrives while a commit is in flight goes together in the next one; when nothing is in flight, it goes at
 once. No timer is involved: an idle system has the latency of one statement, a busy one the throughput of a batch.
 
+The outcomes of a large batch are handed out in pieces, with a step of the event loop between two of them: what the
+first ones set going is on its way to the database while the rest is still being handed out, so that the process and the
+database work at the same time instead of by turns.
+
 Why it is safe: `Provider.commit_turn` applies a turn whole or not at all, and only while its fence holds (see `Turn`).
 Whoever submitted it learns the outcome and acts on it:
 
@@ -16,6 +20,7 @@ Whoever submitted it learns the outcome and acts on it:
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,6 +28,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 import anyio
+import anyio.lowlevel
 
 from affinity.errors import Contention, ProviderError
 from affinity.limits import MAX_BATCH
@@ -37,10 +43,18 @@ MAX_CONTENTIONS = 20
 """Deadlocks or busy databases in a row for one batch, before it counts as failed."""
 
 
+MAX_BATCH_BYTES = 16 * 1024 * 1024
+"""Weight of one batch, if it has more than one request: one statement must stay far below what a message may hold."""
+
+HAND_OUT = 16
+"""Outcomes that are handed out in one step of the event loop."""
+
+
 @dataclass(slots=True)
 class _Pending(Generic[Request, Result]):
     request: Request
     done: Callable[[Result | ProviderError], None]
+    weight: int
 
 
 @dataclass(slots=True)
@@ -55,9 +69,12 @@ class GroupCommit(Generic[Request, Result]):
     availability: Availability
     insist: bool = False  # the verb is right when done twice: try until the database answers
     observe: Callable[[int], None] = lambda size: None
-    _queue: list[_Pending[Request, Result]] = field(default_factory=list)
+    _queue: deque[_Pending[Request, Result]] = field(default_factory=deque)
     _in_flight: list[_Pending[Request, Result]] = field(default_factory=list)
+    _outcomes: deque[tuple[_Pending[Request, Result], Result | ProviderError]] = field(default_factory=deque)
     _arrived: anyio.Event = field(default_factory=anyio.Event)
+    _answered: anyio.Event = field(default_factory=anyio.Event)
+    _heard: anyio.Event = field(default_factory=anyio.Event)
     _idle: anyio.Event = field(default_factory=anyio.Event)
     _writing: anyio.Lock = field(default_factory=partial(anyio.Lock, fast_acquire=True))
 
@@ -66,44 +83,64 @@ class GroupCommit(Generic[Request, Result]):
         """Requests whose outcome is not known yet."""
         return [pending.request for pending in (*self._in_flight, *self._queue)]
 
-    def submit(self, request: Request, done: Callable[[Result | ProviderError], None]) -> None:
-        """Queue a request for the next batch."""
-        self._queue.append(_Pending(request, done))
+    def submit(self, request: Request, done: Callable[[Result | ProviderError], None], weight: int = 0) -> None:
+        """Queue a request for the next batch; ``weight`` is its size in bytes, where that may be large."""
+        self._queue.append(_Pending(request, done, weight))
         self._arrived.set()
 
     async def run(self) -> None:
         """Write batches for ever."""
-        while True:
-            if not self._queue:
-                self._arrived = anyio.Event()
-                self._idle.set()
-                await self._arrived.wait()
-                self._idle = anyio.Event()  # only here: whoever waits for the end of a busy spell waits on one event
-            async with self._writing:
-                self._in_flight, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
-                await self._write(self._in_flight)
-                self._in_flight = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._hand_out_rest)
+            while True:
+                if not self._queue:
+                    self._arrived = anyio.Event()
+                    self._idle.set()
+                    await self._arrived.wait()
+                    self._idle = (
+                        anyio.Event()
+                    )  # only here: whoever waits for the end of a busy spell waits on one event
+                async with self._writing:
+                    self._in_flight = self._take()
+                    answers = await self._write(self._in_flight)
+                    self._outcomes.extend(zip(self._in_flight, answers, strict=True))
+                    self._in_flight = []
+                    self._hand_out()
+                    if self._outcomes:
+                        self._answered.set()
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        """Within, nothing is in flight: every reply has been handed out, and the next batch waits."""
+        """Within, nothing is in flight: every outcome has been handed out, and the next batch waits."""
         async with self._writing:
+            while self._outcomes:
+                await self._heard.wait()
             yield
 
     async def flushed(self) -> None:
-        """Wait until nothing is queued or in flight."""
-        while self._queue or not self._idle.is_set():
-            await self._idle.wait()
+        """Wait until nothing is queued or in flight, and every outcome has been handed out."""
+        while self._queue or self._outcomes or not self._idle.is_set():
+            await (self._heard if self._outcomes else self._idle).wait()
 
-    async def _write(self, batch: list[_Pending[Request, Result]]) -> None:
+    def _take(self) -> list[_Pending[Request, Result]]:
+        """The next batch: what is queued, within the bounds."""
+        batch = [self._queue.popleft()]
+        weight = batch[0].weight
+        while self._queue and len(batch) < MAX_BATCH and weight + self._queue[0].weight <= MAX_BATCH_BYTES:
+            weight += self._queue[0].weight
+            batch.append(self._queue.popleft())
+        return batch
+
+    async def _write(self, batch: list[_Pending[Request, Result]]) -> Sequence[Result | ProviderError]:
         self.observe(len(batch))
         try:
-            results = await self._attempt([pending.request for pending in batch])
+            return await self._attempt([pending.request for pending in batch])
         except ProviderError as error:
-            await self._failed(batch, error)
-            return
-        for pending, result in zip(batch, results, strict=True):
-            pending.done(result)
+            if is_retryable(error) or len(batch) == 1:
+                return [error] * len(batch)
+            refusal = error
+        logger.error("a batch of %d was refused (%s); writing them one by one", len(batch), refusal)
+        return [outcome for pending in batch for outcome in await self._write([pending])]  # only the culprit fails
 
     async def _attempt(self, requests: list[Request]) -> Sequence[Result]:
         async def write() -> Sequence[Result]:
@@ -118,12 +155,18 @@ class GroupCommit(Generic[Request, Result]):
                 continue  # nothing was changed: the same batch again
         return await self.availability.call(write)
 
-    async def _failed(self, batch: list[_Pending[Request, Result]], error: ProviderError) -> None:
-        """A batch that the database refuses for good is written one by one, so that only the culprit fails."""
-        if is_retryable(error) or len(batch) == 1:
-            for pending in batch:
-                pending.done(error)
-            return
-        logger.error("a batch of %d was refused (%s); writing them one by one", len(batch), error)
-        for pending in batch:
-            await self._write([pending])
+    def _hand_out(self) -> None:
+        """A piece: the first of a batch is handed out at once, for the sake of latency."""
+        for _ in range(min(HAND_OUT, len(self._outcomes))):
+            pending, outcome = self._outcomes.popleft()
+            pending.done(outcome)
+
+    async def _hand_out_rest(self) -> None:
+        while True:
+            await self._answered.wait()
+            while self._outcomes:
+                self._hand_out()
+                await anyio.lowlevel.checkpoint()
+            self._answered = anyio.Event()
+            heard, self._heard = self._heard, anyio.Event()
+            heard.set()

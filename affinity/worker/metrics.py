@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -29,9 +29,11 @@ class Metrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
             return Histogram(f"affinity_{name}", text, ("worker", *labels), registry=self.registry, buckets=buckets)
 
+        activities = counter("activities", "Activities that ended", "activity", "outcome")
+        # Looking a counter up by its labels costs more than counting.
+        self._ended = cache(lambda name, end: activities.labels(**self._labels, activity=name, outcome=end))
         self._calls = histogram("provider_call_seconds", "Time of a provider verb", CALL_SECONDS, "verb")
         self._errors = counter("provider_errors", "Provider verbs that raised", "verb", "error")
-        self._activities = counter("activities", "Activities that ended", "activity", "outcome")
         self._batches = histogram("commit_batch_size", "Requests in one group commit", BATCH_SIZES, "kind")
         self._lapses = counter("lease_lapses", "Times that the worker's lease ran out").labels(**self._labels)
 
@@ -42,7 +44,7 @@ class Metrics:
 
     def activity_ended(self, activity: str, outcome: str) -> None:
         """An activity came to an end, or was given back."""
-        self._activities.labels(**self._labels, activity=activity, outcome=outcome).inc()
+        self._ended(activity, outcome).inc()
 
     def batch(self, kind: str) -> Callable[[int], None]:
         """An observer for the sizes of one kind of batch."""
