@@ -39,13 +39,22 @@
     │   └── ActivityCancelled          cancelled while it was awaited
     ├── WorkerStalled                  the worker's event loop stood still, so it gave up its lease
     └── SessionError
-        └── UnknownSession             this process has no state for the session (option A of the document)
+        ├── UnknownSession             this process has no state for the session (option A of the document)
+        ├── SessionNotFound            no record has this id, or one that begins so
+        ├── SessionAmbiguous           several ids begin so; carries them
+        ├── SessionLoadFailed          the state could not be read; the record is untouched
+        │   ├── SessionMigrationMissing    no chain of migrations leads to the schema of this code
+        │   ├── SessionMigrationAmbiguous  a step twice, or two shortest chains
+        │   └── SessionMigrationFailed     a migration raised
+        ├── SessionSaveFailed          the state could not be written; carries it
+        └── SessionWriteConflict       somebody else has written, or holds the session now: the store wins
 
 ``retryable`` is a field of the class, never derived from a message, so that both providers agree on it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -258,3 +267,119 @@ class SessionError(AffinityError):
 
 class UnknownSession(SessionError):
     """This process holds no state for the session at this epoch; hydrate it first (option A of the v1 document)."""
+
+
+class SessionNotFound(SessionError):
+    """No record has this session id, and no id begins so."""
+
+
+class SessionAmbiguous(SessionError):
+    """Several session ids begin so.
+
+    Attributes:
+        prefix: what was asked for.
+        candidates: ids that begin so, the first of them when there are many.
+    """
+
+    def __init__(self, prefix: str, candidates: Sequence[str]) -> None:
+        listed = ", ".join(map(repr, candidates))
+        super().__init__(f"{prefix!r} is the beginning of several session ids: {listed}; give more of it")
+        self.prefix = prefix
+        self.candidates = list(candidates)
+
+
+class SessionLoadFailed(SessionError):
+    """The state could not be read from its record; no code of the activity has seen it, and the record is untouched.
+
+    Attributes:
+        session_id: whose state it is.
+    """
+
+    category: ClassVar[str] = "load_failed"
+
+    def __init__(self, session_id: str, message: str) -> None:
+        super().__init__(f"the state of session {session_id!r} could not be loaded: {message}")
+        self.session_id = session_id
+
+
+class SessionMigrationMissing(SessionLoadFailed):
+    """No chain of registered migrations leads from the record's schema version to the one of this code.
+
+    Attributes:
+        from_version: of the record.
+        to_version: of the code.
+        registered: how many migrations are registered.
+        description: they and the gap, in words.
+    """
+
+    category = "migration_missing"
+
+    def __init__(self, session_id: str, from_version: int, to_version: int, registered: int, description: str) -> None:
+        super().__init__(session_id, f"no migration from schema version {from_version} to {to_version}: {description}")
+        self.from_version, self.to_version = from_version, to_version
+        self.registered, self.description = registered, description
+
+
+class SessionMigrationAmbiguous(SessionLoadFailed):
+    """A migration step is registered twice (raised at the registration), or two chains are equally short (at a load).
+
+    Attributes:
+        from_version: where they begin.
+        to_version: where they end.
+    """
+
+    category = "migration_chain_ambiguous"
+
+    def __init__(self, session_id: str, from_version: int, to_version: int, message: str) -> None:
+        super().__init__(session_id, message)
+        self.from_version, self.to_version = from_version, to_version
+
+
+class SessionMigrationFailed(SessionLoadFailed):
+    """A migration raised (the ``__cause__``); those after it were not run.
+
+    Attributes:
+        from_version: of the step that raised.
+        to_version: of the step that raised.
+    """
+
+    category = "migration_failed"
+
+    def __init__(self, session_id: str, from_version: int, to_version: int, message: str) -> None:
+        super().__init__(session_id, f"the migration from {from_version} to {to_version} raised {message}")
+        self.from_version, self.to_version = from_version, to_version
+
+
+class SessionSaveFailed(SessionError):
+    """The state could not be written.
+
+    Attributes:
+        session_id: whose state it is.
+        state: what should have been written, so that the caller may keep it elsewhere.
+    """
+
+    category: ClassVar[str] = "save_failed"
+
+    def __init__(self, session_id: str, state: object, message: str) -> None:
+        super().__init__(f"the state of session {session_id!r} could not be saved: {message}")
+        self.session_id = session_id
+        self.state = state
+
+
+class SessionWriteConflict(SessionError):
+    """The write was refused: the record is not the one that it was made from, or the session has a newer epoch.
+
+    The store wins. Within an activity nobody need do anything: the worker drops its copy and runs the activity again.
+
+    Attributes:
+        session_id: whose state it is.
+        expected_version: of the record that the write was made from; None when the writer did not say.
+        version: of the record; None when there is none, or when the store did not look.
+    """
+
+    category: ClassVar[str] = "write_conflict"
+
+    def __init__(self, session_id: str, expected_version: int | None, version: int | None, message: str) -> None:
+        super().__init__(f"session {session_id!r}: {message}")
+        self.session_id = session_id
+        self.expected_version, self.version = expected_version, version

@@ -34,6 +34,21 @@ MAX_BATCH: Final = 1_000
 MAX_REROUTE: Final = 1_000
 """Queue rows that one statement re-marks when a session moves; the sweep does the rest in steps of this size."""
 
+MAX_STATE_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of one session's state, before it is packed: it travels in one statement, and is in memory more than once."""
+
+COMPRESS_STATE_ABOVE: Final = 32 * 1024
+"""Bytes of a state from which it is compressed: below, the time costs more than the space."""
+
+MAX_LABELS: Final = 32
+"""Labels of one session; keys and values are bounded like ids."""
+
+MAX_PARTICIPANTS: Final = 256
+"""Participants named in one session's metadata."""
+
+MAX_HOLD_SECONDS: Final = 7 * 86_400.0
+"""How long one wait may hold a session on its worker: held sessions take room from others."""
+
 MAX_PAGE: Final = 1_000
 """Rows in one page of a listing."""
 

@@ -1,8 +1,9 @@
 """The provider contract: what a database must do so that durable work with session affinity is safe on it.
 
-A provider stores opaque payloads and knows nothing of orchestrations or replay. It keeps six tables (``workers``,
-``sessions``, ``instances``, ``history``, ``orchestrator_queue``, ``worker_queue``) and promises what the conformance
-suite (`affinity.provider.conformance`) asserts, no more and no less.
+A provider stores opaque payloads and knows nothing of orchestrations or replay. It keeps nine tables (``workers``,
+``sessions``, ``instances``, ``history``, ``orchestrator_queue``, ``worker_queue``, ``session_states``,
+``session_holds``, ``session_watches``) and promises what the conformance suite (`affinity.provider.conformance`)
+asserts, no more and no less.
 
 Terms
     *alive worker*: its ``workers`` row has ``locked_until`` in the future.
@@ -39,6 +40,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal, NamedTuple, NewType, Protocol, TypeAlias
+
+from affinity.records import SessionStore, StateWrite
 
 Incarnation = NewType("Incarnation", str)
 """A random name that one start of a worker process gave itself."""
@@ -148,6 +151,7 @@ class WorkAck:
 
     lock: WorkLock
     message: str  # payload of the completion message to ``lock.key.instance_id``
+    state: StateWrite | None = None  # applied with it; when its fence fails, nothing of the ack is applied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,13 +235,40 @@ class InstanceUpdate:
     continued: bool = False  # the execution ended in continue_as_new: execution id + 1, event count 0
 
 
+class SessionHold(NamedTuple):
+    """Keeps a session with its holder while nothing of it runs, for at most ``seconds`` from the commit.
+
+    As far as a live worker holds the session, the lock is extended to that time; nothing else is promised: a holder
+    that dies, drains or gives it up is not kept by it. A touch never shortens a lock. When the hold ends
+    (``Turn.unholds``, or its execution does), the lock is cut back to the session lock timeout from now, or to the
+    latest other hold of that session.
+    """
+
+    session_id: str
+    hold_id: int  # event id of the wait; with instance and execution it names the hold
+    seconds: float
+
+
+class SessionWatch(NamedTuple):
+    """From now on the instance gets ``payload`` as a message each time the session's holder changes: another worker, or
+    a new start of the same one. Exactly one message per change, in the transaction that makes it.
+
+    The first claim of a session is no change; nor is a claim by the very incarnation that held it last. A second watch
+    of the same session by the same instance replaces the payload. It ends with the instance.
+    """
+
+    session_id: str
+    payload: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One step of one instance, committed whole or not at all.
 
     The fence: the instance is owned by the caller's incarnation, is not finished, runs execution ``execution_id`` and
-    has exactly ``event_count`` events; and every lock in ``acks`` has a live token. Otherwise nothing of the turn is
-    applied.
+    has exactly ``event_count`` events; every lock in ``acks`` has a live token; and every write in ``states`` passes
+    its own fence (`StateWrite`). Otherwise nothing of the turn is applied. Of several writes of one session in a batch
+    the first passes.
     """
 
     instance_id: str
@@ -253,6 +284,10 @@ class Turn:
     cancel_timers: Sequence[int] = ()  # timer event ids of this execution
     update: InstanceUpdate | None = None  # a finished status also removes all queue rows of the instance
     custom_status: str | None = None  # JSON; None leaves it as it is
+    states: Sequence[StateWrite] = ()  # session state of the activities whose results are in ``history``
+    holds: Sequence[SessionHold] = ()
+    unholds: Sequence[int] = ()  # hold ids of this execution that end
+    watches: Sequence[SessionWatch] = ()
 
 
 class Placed(NamedTuple):
@@ -271,6 +306,7 @@ class TurnResult:
         WorkLock
     ] = ()  # when refused: the locks without a live token (maybe none: then the fence failed)
     placed: Sequence[Placed] = ()  # when committed: one for each of ``work_items``
+    conflicts: Sequence[str] = ()  # when refused: sessions whose state write did not pass its fence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -453,9 +489,10 @@ class Provider(Protocol):
     async def ack_work_item(
         self, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts
     ) -> Sequence[bool]:
-        """Remove items by live token, send their results to their instances, touch their sessions as far as the caller
-        holds them. False: dead token, nothing changed. The session may have moved: the work-item lock governs the
-        result.
+        """Remove items by live token, send their results to their instances, write the states that come with them,
+        touch their sessions as far as the caller holds them. False: dead token, or a state that did not pass its fence
+        (the token is then still live); nothing changed. The session may have moved: without a state, the work-item lock
+        governs the result.
         """
         ...
 
@@ -470,6 +507,19 @@ class Provider(Protocol):
         For a worker that lost the reply of a fetch or commit: items may be locked to it that it has never heard of, and
         would otherwise wait for their lock to expire. The caller has no fetch and no commit in flight meanwhile. The
         lost delivery is not counted as an attempt.
+        """
+        ...
+
+    # -- sessions
+
+    @property
+    def states(self) -> SessionStore:
+        """The records of session state in this database."""
+        ...
+
+    async def check_session(self, identity: WorkerIdentity, session_ids: Sequence[str]) -> Sequence[float | None]:
+        """Seconds for which the caller's incarnation, if it is alive, holds each session by its session lock; None for
+        those that it does not hold. Reads only.
         """
         ...
 
@@ -521,8 +571,9 @@ class Provider(Protocol):
         """Repair stale marks in both queues and remove dead rows, at most once per ``interval`` seconds over all
         workers.
 
-        Removes sessions that expired more than ``session_retention`` seconds ago and have no work, and workers whose
-        lease ended more than ``worker_retention`` seconds ago.
+        Removes sessions that expired more than ``session_retention`` seconds ago, have no work and are not watched,
+        holds whose time is over, and workers whose lease ended more than ``worker_retention`` seconds ago. Records of
+        session state stay: they go only when they are deleted.
         """
         ...
 
@@ -553,7 +604,9 @@ class Provider(Protocol):
         ...
 
     async def delete_instance(self, instance_ids: Sequence[str], *, force: bool = False) -> Sequence[Deletion]:
-        """Remove finished instances, or with ``force`` any, with all their rows. Children are not touched."""
+        """Remove finished instances, or with ``force`` any, with all their rows, holds and watches. Children are not
+        touched.
+        """
         ...
 
     async def list_sessions(self, *, after: str | None = None, limit: int = 100) -> Sequence[SessionInfo]:

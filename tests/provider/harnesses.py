@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, LiteralString
+from typing import Any, Final, LiteralString, Self
 
 import anyio
 from psycopg import AsyncConnection, sql
@@ -49,7 +49,7 @@ class SqliteHarness:
         self._clock = Clock()
 
     @classmethod
-    async def create(cls, directory: Path) -> SqliteHarness:
+    async def create(cls, directory: Path) -> Self:
         """A file in that directory."""
         path = directory / "affinity.db"
         await SqliteProvider.migrate(path)
@@ -112,7 +112,7 @@ class PostgresHarness:
         self._url = f"{database}{'&' if '?' in database else '?'}schema={self._schema}"
 
     @classmethod
-    async def create(cls, database: str) -> PostgresHarness:
+    async def create(cls, database: str) -> Self:
         """A migrated schema in the database of that URL."""
         harness = cls(database)
         await PostgresProvider.migrate(harness._url)

@@ -1,20 +1,34 @@
-"""What the tests of the PostgreSQL provider share: provider objects, an administrator, and each hot verb once."""
+"""What the tests of the PostgreSQL provider share: provider objects, an administrator, a stage, each hot verb once."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, LiteralString
 from urllib.parse import quote
 
 import anyio
 import psycopg
 
-from affinity.provider.conformance.builders import message_ids, timer, work_item
+from affinity.provider.conformance.builders import TIMEOUTS, message_ids, timer, work_item
 from affinity.provider.conformance.peer import Peer
-from affinity.provider.contract import Incarnation, InstanceUpdate, NewMessage, OrchestrationItem, WorkerIdentity
+from affinity.provider.contract import (
+    Incarnation,
+    InstanceUpdate,
+    NewMessage,
+    OrchestrationItem,
+    SessionHold,
+    SessionWatch,
+    TurnResult,
+    WorkAck,
+    WorkerIdentity,
+    WorkItem,
+)
 from affinity.provider.postgres import PostgresProvider
+from affinity.records import SessionMetadata, SessionState, StateWrite
 
 PATIENCE: Final = 30.0
 """Seconds of real time after which a wait has failed; it ends as soon as there is what it waits for."""
@@ -111,3 +125,106 @@ def hot_verbs(peer: Peer, at: list[OrchestrationItem]) -> list[Callable[[], Awai
         lambda: peer.provider.get_instance(["j"]),
         peer.renew_lease,
     ]
+
+
+async def some_sessions(peer: Peer) -> OrchestrationItem:
+    """An instance with items of two sessions; the first of them has a record."""
+    at = await peer.own("m")
+    await peer.commit_one(at, work_items=[work_item(at, n, session) for n, session in enumerate(("u", "v"), 1)])
+    await peer.provider.states.save(SessionState(session_id="u", state=b"1"))
+    return replace(at, event_count=1)
+
+
+def session_verbs(peer: Peer, at: OrchestrationItem) -> list[Callable[[], Awaitable[object]]]:
+    """Each verb that has to do with session state, holds or watches once; in the end another worker takes a session."""
+    states = peer.provider.states
+    other = replace(peer, identity=WorkerIdentity(worker_id="c", incarnation=Incarnation("c-1")))
+    hand: dict[str, WorkItem] = {}
+
+    async def fetch() -> None:
+        hand.update({item.session_id or "": item for item in await peer.take(10)})
+        assert set(hand) == {"u", "v"}
+
+    def write(session_id: str, base_version: int) -> StateWrite:
+        new = SessionState(session_id=session_id, state=b"2", metadata=SessionMetadata(kind="chat", parent="u"))
+        return StateWrite(new=new, base_version=base_version, epoch=hand[session_id].session_epoch or 0)
+
+    async def fused() -> None:
+        again = replace(work_item(at, 3, "u"), lock_here=True)
+        writes = [write("u", 1), write("v", 0)]
+        placed = (await peer.commit_one(at, acks=[hand["u"].lock], work_items=[again], states=writes)).placed
+        assert placed[0].item is not None
+        hand["u"] = placed[0].item
+
+    async def ack() -> None:
+        acks = [WorkAck(lock=hand["v"].lock, message="done", state=write("v", 1))]
+        assert await peer.provider.ack_work_item(peer.identity, acks, TIMEOUTS) == [True]
+
+    async def hold(event_count: int, **step: Any) -> None:
+        assert (await peer.commit_one(replace(at, event_count=event_count), **step)).committed
+
+    async def move() -> None:
+        assert (await other.take_one()).session_id == "u"
+
+    async def told() -> None:
+        messages = [message.payload for found in await peer.take_instances() for message in found.messages]
+        assert messages.count("moved") == 1
+
+    return [
+        fetch,
+        fused,
+        ack,
+        lambda: states.load("u"),
+        lambda: states.save(SessionState(session_id="u", state=b"3"), epoch=hand["u"].session_epoch),
+        lambda: peer.provider.check_session(peer.identity, ["u", "v", "w"]),
+        partial(hold, 2, holds=[SessionHold("u", 7, 600.0)], watches=[SessionWatch("u", "moved")]),
+        partial(hold, 3, unholds=[7]),
+        other.register,
+        lambda: peer.give_back(hand["u"], release_session=True),
+        move,
+        told,
+        lambda: states.delete(["u"], cascade=True),
+        lambda: peer.provider.delete_instance(["m"], force=True),
+    ]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A worker that runs one item of session ``s``, and somebody who can hold up its statements."""
+
+    peer: Peer
+    at: OrchestrationItem  # at the fence of the next turn
+    item: WorkItem
+    rival: psycopg.Connection[Any]
+    url: str
+
+    def write(self, state: bytes = b"ours", base_version: int = 0) -> StateWrite:
+        """State under the lease of the item."""
+        assert self.item.session_epoch is not None
+        new = SessionState(session_id="s", state=state)
+        return StateWrite(new=new, base_version=base_version, epoch=self.item.session_epoch)
+
+    async def commit(self, **step: Any) -> TurnResult:
+        return await self.peer.commit_one(self.at, **step)
+
+    async def overtaken(self, statement: LiteralString, verb: Any) -> Any:
+        """What the verb says that had to wait for a statement of somebody else's, which was then committed."""
+        with psycopg.connect(self.url, autocommit=True) as watcher:
+            with self.rival.transaction():
+                self.rival.execute(statement)
+                task = asyncio.ensure_future(verb)
+                await until(watcher, SOMEBODY_WAITS)
+            return await task
+
+    async def state(self) -> tuple[bytes, int] | None:
+        record = await self.peer.provider.states.load("s")
+        return None if record is None else (record.state, record.version)
+
+
+@asynccontextmanager
+async def staged(url: str, admin: psycopg.Connection[Any]) -> AsyncIterator[Stage]:
+    async with opened(url) as provider:
+        peer = await registered(provider)
+        at = await peer.own("i")
+        await peer.commit_one(at, work_items=[work_item(at, 1, "s")])
+        yield Stage(peer, replace(at, event_count=1), await peer.take_one(), admin, url)

@@ -25,6 +25,8 @@ from tests.provider.postgres_stage import (
     hot_verbs,
     opened,
     registered,
+    session_verbs,
+    some_sessions,
     some_work,
     terminate,
     until,
@@ -94,6 +96,9 @@ async def test_no_verb_leaves_a_transaction_open(postgres_migrated: str, admin: 
     async with opened(postgres_migrated) as provider:
         peer = await registered(provider)
         for verb in hot_verbs(peer, await some_work(peer)):
+            await verb()
+            await until(admin, ALL_IDLE)
+        for verb in session_verbs(peer, await some_sessions(peer)):
             await verb()
             await until(admin, ALL_IDLE)
 

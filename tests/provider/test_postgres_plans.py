@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import psycopg
 import pytest
 from psycopg import AsyncConnection
 
-from affinity.provider.postgres import connections
-from tests.provider.postgres_stage import administrator, hot_verbs, opened, registered, some_work
+from affinity.provider.postgres import PostgresProvider, connections
+from affinity.records import SessionFilter
+from tests.provider.postgres_stage import (
+    administrator,
+    hot_verbs,
+    opened,
+    registered,
+    session_verbs,
+    some_sessions,
+    some_work,
+)
+
+T = TypeVar("T")
 
 pytestmark = pytest.mark.anyio
 
@@ -31,6 +44,7 @@ AUTO_EXPLAIN: Final = {
     "auto_explain.log_min_duration": "0",
     "auto_explain.log_analyze": "on",
     "auto_explain.log_format": "json",
+    "auto_explain.log_nested_statements": "on",
     "client_min_messages": "log",
 }
 MOST: Final = 200
@@ -49,15 +63,80 @@ async def test_hot_statements_read_what_they_need(
         _crowd(admin)
         if analyzed:
             admin.execute("VACUUM ANALYZE")
-        plans: list[dict[str, Any]] = []
-        monkeypatch.setattr(connections, "connect", partial(_listening, plans, connections.connect))
-        async with opened(postgres_migrated, **AUTO_EXPLAIN) as watched:
+        async with _watched(postgres_migrated, monkeypatch) as (watched, check):
             for verb in hot_verbs(replace(peer, provider=watched), stage):
-                plans.clear()
-                await verb()
-                assert plans
-                for plan in plans:
-                    _check_plan(plan["Plan"], plan["Query Text"])
+                await check(verb)
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+async def test_statements_of_session_state_read_what_they_need(
+    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, analyzed: bool
+) -> None:
+    """The same for states, holds and watches, and for what a claim does for those who watch."""
+    async with opened(postgres_migrated) as provider:
+        peer = await registered(provider)
+        at = await some_sessions(peer)
+        _crowd(admin)
+        if analyzed:
+            admin.execute("VACUUM ANALYZE")
+        async with _watched(postgres_migrated, monkeypatch) as (watched, check):
+            for verb in session_verbs(replace(peer, provider=watched), at):
+                await check(verb)
+
+
+RARE: Final = datetime(2001, 1, 1, tzinfo=UTC)
+PAGES: Final = [
+    SessionFilter(),
+    SessionFilter(updated_after=datetime.now(UTC) - timedelta(minutes=1)),
+    SessionFilter(created_after=datetime.now(UTC) - timedelta(minutes=1)),
+    SessionFilter(idle_for=10_000_000.0),
+    SessionFilter(idle_for=10.0, kind="common"),
+    SessionFilter(kind="common"),
+    SessionFilter(kind="rare"),
+    SessionFilter(schema_version=1),
+    SessionFilter(schema_version=2),
+    SessionFilter(name="rare"),
+    SessionFilter(parent="rare"),
+    SessionFilter(labels={"tenant": "rare"}),
+    SessionFilter(holder="rare"),
+    SessionFilter(prefix="rare"),
+    SessionFilter(after=(RARE, "rare5"), kind="rare"),
+    SessionFilter(after=(RARE, "x")),
+]
+
+
+async def test_a_page_of_records_costs_the_same_among_many(
+    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it is filtered by, though what it finds was written long before all others."""
+    async with opened(postgres_migrated) as provider:
+        await registered(provider, "rare")
+        _crowd(admin)
+        admin.execute("VACUUM ANALYZE")
+        async with _watched(postgres_migrated, monkeypatch) as (watched, check):
+            for where in PAGES:
+                found = await check(partial(watched.states.list, where, 10))
+                assert found, where
+
+
+@asynccontextmanager
+async def _watched(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[PostgresProvider, Callable[[Callable[[], Awaitable[T]]], Awaitable[T]]]]:
+    """A provider object, and what calls a verb of it and looks at every plan that the server made for it."""
+    plans: list[dict[str, Any]] = []
+    monkeypatch.setattr(connections, "connect", partial(_listening, plans, connections.connect))
+
+    async def check(verb: Callable[[], Awaitable[T]]) -> T:
+        plans.clear()
+        outcome = await verb()
+        assert plans
+        for plan in plans:
+            _check_plan(plan["Plan"], plan["Query Text"])
+        return outcome
+
+    async with opened(url, **AUTO_EXPLAIN) as provider:
+        yield provider, check
 
 
 async def _listening(
@@ -99,5 +178,21 @@ def _crowd(admin: psycopg.Connection[Any]) -> None:
         "INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)"
         " SELECT 'x' || i, 'w:other', clock(), '' FROM generate_series(1, %s) i",
         "INSERT INTO history SELECT 'x' || i, 1, 1, '' FROM generate_series(1, %s) i",
+        "INSERT INTO session_states (session_id, state, encoding, schema_version, kind, name, parent, labels,"
+        " participants, version, created_at, updated_at) SELECT 'other' || i, '', 'plain', 1, 'common', 'other' || i,"
+        " 'other' || i %% 100, '{\"tenant\": \"common\"}', '[]', 1, '2001-01-01', clock() - i * '1 s'::interval"
+        " FROM generate_series(1, %s) i",
+        "INSERT INTO session_holds SELECT 'x' || i, 1, 1, 'other' || i, clock() + '1 h', 300"
+        " FROM generate_series(1, %s) i",
+        "INSERT INTO session_watches SELECT 'other' || i, 'x' || i, '' FROM generate_series(1, %s) i",
     ):
         admin.execute(statement, [MANY])
+    admin.execute(
+        "INSERT INTO session_states (session_id, state, encoding, schema_version, kind, name, parent, labels,"
+        " participants, version, created_at, updated_at) SELECT 'rare' || i, '', 'plain', 2, 'rare', 'rare', 'rare',"
+        " '{\"tenant\": \"rare\"}', '[]', 1, clock(), '2001-01-01' FROM generate_series(1, 20) i"
+    )
+    admin.execute(
+        "INSERT INTO sessions SELECT 'rare' || i, 'rare', 'rare-1', nextval('epochs'), clock() + '1 h', clock(),"
+        " clock() FROM generate_series(1, 20) i"
+    )

@@ -13,8 +13,10 @@ from affinity.provider.contract import (
     OrchestrationItem,
     Timeouts,
     Turn,
+    WorkItem,
     WorkKey,
 )
+from affinity.records import SessionMetadata, SessionState, StateWrite
 
 ITEM_LOCK: Final = 30.0
 SESSION_LOCK: Final = 300.0
@@ -78,6 +80,23 @@ def work_item(at: OrchestrationItem, activity_id: int, session_id: str | None = 
     """An activity of the execution that ``at`` shows."""
     key = WorkKey(at.instance_id, at.execution_id, activity_id)
     return NewWorkItem(key=key, name="work", payload="input", session_id=session_id)
+
+
+def state(session_id: str, content: bytes = b"by hand", **metadata: Any) -> SessionState:
+    """A state of that content; the keywords are fields of its metadata."""
+    return SessionState(session_id=session_id, state=content, metadata=SessionMetadata(**metadata))
+
+
+def state_write(item: WorkItem, content: bytes = b"by work", *, base: int = 0, epoch: int | None = None) -> StateWrite:
+    """What the session's work writes, under the epoch with which it was fetched unless another is told."""
+    assert item.session_id is not None
+    written_under = item.session_epoch if epoch is None else epoch
+    return StateWrite(new=state(item.session_id, content), base_version=base, epoch=written_under or 0)
+
+
+def about(seconds: float, wanted: float) -> bool:
+    """Not more than wanted, and less only by what a touch may fall short of, and by the time that the test takes."""
+    return wanted - 10 < seconds <= wanted
 
 
 def timer(at: OrchestrationItem, event_id: int, delay: float) -> NewMessage:

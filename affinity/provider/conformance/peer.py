@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypedDict, Unpack
 
 from affinity.errors import Contention
@@ -23,6 +23,7 @@ from affinity.provider.contract import (
     OrchestrationFetch,
     OrchestrationItem,
     Provider,
+    SessionHold,
     Timeouts,
     Turn,
     TurnResult,
@@ -34,6 +35,7 @@ from affinity.provider.contract import (
     WorkItem,
     WorkLock,
 )
+from affinity.records import StateWrite
 
 _MAX_RACES: Final = 1_000
 
@@ -113,12 +115,24 @@ class Peer:
         acks = [WorkAck(lock=item.lock, message=message) for item in items]
         return list(await self.provider.ack_work_item(self.identity, acks, timeouts))
 
+    async def ack_with(self, item: WorkItem, write: StateWrite) -> bool:
+        """One ack with session state."""
+        acks = [WorkAck(lock=item.lock, message="done", state=write)]
+        (acked,) = await self.provider.ack_work_item(self.identity, acks, TIMEOUTS)
+        return acked
+
     async def give_back(self, *items: WorkItem, **flags: Unpack[GiveBack]) -> list[bool]:
         abandons = [WorkAbandon(lock=item.lock, **flags) for item in items]
         return list(await self.provider.abandon_work_item(self.identity, abandons))
 
     async def disown(self, *known: WorkLock) -> int:
         return await self.provider.disown_work_item(self.identity, known)
+
+    # -- sessions
+
+    async def holds_for(self, *session_ids: str) -> list[float | None]:
+        """Seconds for which it holds each."""
+        return list(await self.provider.check_session(self.identity, session_ids))
 
     # -- orchestrations
 
@@ -171,3 +185,12 @@ class Peer:
         """Commit one turn at the fence that ``at`` shows."""
         (result,) = await self.commit(turn(at, **step))
         return result
+
+    async def go_on(self, at: OrchestrationItem, **step: Any) -> OrchestrationItem:
+        """Commit a turn of one event, which must pass; the instance at the fence of the next one, without messages."""
+        assert (await self.commit_one(at, **step)).committed
+        return replace(at, event_count=at.event_count + 1, messages=())
+
+    async def hold(self, instance_id: str, session_id: str, seconds: float) -> OrchestrationItem:
+        """Let a new instance hold the session, under hold id 1."""
+        return await self.go_on(await self.own(instance_id), holds=[SessionHold(session_id, 1, seconds)])

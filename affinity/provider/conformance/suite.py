@@ -5,19 +5,25 @@ from __future__ import annotations
 from affinity.provider.conformance.batches import BatchRules
 from affinity.provider.conformance.capacity import CapacityRules
 from affinity.provider.conformance.client import ClientRules
+from affinity.provider.conformance.epochs import EpochRules
 from affinity.provider.conformance.give_back import GiveBackRules
+from affinity.provider.conformance.holders import HolderRules
+from affinity.provider.conformance.holds import HoldRules
 from affinity.provider.conformance.ids import IdRules
 from affinity.provider.conformance.listing import ListingRules
 from affinity.provider.conformance.locks import LockRules
 from affinity.provider.conformance.ownership import OwnershipRules
 from affinity.provider.conformance.placing import PlacingRules
 from affinity.provider.conformance.routing import RoutingRules
+from affinity.provider.conformance.state_batches import StateBatchRules
+from affinity.provider.conformance.states import StateRules
 from affinity.provider.conformance.sweeping import SweepRules
 from affinity.provider.conformance.takeover import TakeoverRules
 from affinity.provider.conformance.touching import TouchRules
 from affinity.provider.conformance.troubles import TroubleRules
 from affinity.provider.conformance.turns import TurnRules
 from affinity.provider.conformance.unknown import UnknownRules
+from affinity.provider.conformance.watches import WatchRules
 from affinity.provider.conformance.workers import WorkerRules
 
 
@@ -38,6 +44,12 @@ class ProviderConformance(
     ListingRules,
     BatchRules,
     IdRules,
+    StateRules,
+    StateBatchRules,
+    EpochRules,
+    HoldRules,
+    HolderRules,
+    WatchRules,
     TroubleRules,
 ):
     """Every rule of `affinity.provider.contract`, as tests of a provider. Needs a fixture ``harness``."""

@@ -24,8 +24,10 @@ from affinity.provider.contract import (
     SessionInfo,
     Sweep,
     WorkerIdentity,
+    WorkItem,
     WorkKey,
 )
+from affinity.records import SessionRecord, SessionStore
 
 _Result = TypeVar("_Result")
 
@@ -139,7 +141,25 @@ class World:
         self._instance = replace(instance, event_count=1, messages=())
         return clerk
 
+    async def use(self, worker: Peer, session_id: str) -> WorkItem:
+        """Let the worker do one work item of the session; afterwards it holds the session, idle."""
+        await self.enqueue(session_id)
+        item = await worker.take_one()
+        assert item.session_id == session_id
+        assert await worker.ack(item) == [True]
+        return item
+
     # -- reading
+
+    async def states(self) -> SessionStore:
+        """The records of session state, as a script sees them."""
+        return (await self.clerk()).provider.states
+
+    async def record(self, session_id: str) -> SessionRecord:
+        """The record that there must be."""
+        record = await (await self.states()).load(session_id)
+        assert record is not None, session_id
+        return record
 
     async def sessions(self) -> dict[str, SessionInfo]:
         """Session rows by id."""

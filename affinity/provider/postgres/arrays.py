@@ -59,6 +59,18 @@ class Texts(Column[str]):
         return _LENGTH(len(raw)) + raw
 
 
+class Blobs(Column[bytes]):
+    """``bytea[]``."""
+
+    __slots__ = ()
+    element, array = 17, 1001
+
+    @staticmethod
+    def pack(value: bytes) -> bytes:
+        """As they are."""
+        return _LENGTH(len(value)) + value
+
+
 class Ints(Column[int]):
     """``bigint[]``."""
 
@@ -109,7 +121,7 @@ def _dumper(column: type[Column[Any]]) -> type[Dumper]:
     return ColumnDumper
 
 
-_DUMPERS = {column: _dumper(column) for column in (Texts, Ints, Floats, Bools)}
+_DUMPERS = {column: _dumper(column) for column in (Texts, Blobs, Ints, Floats, Bools)}
 
 
 def register_arrays(connection: AsyncConnection[Any]) -> None:

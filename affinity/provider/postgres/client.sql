@@ -57,7 +57,7 @@ WHERE (cardinality(%(status)s) = 0 OR i.status = ANY (%(status)s))
   AND (%(after_time)s::timestamptz IS NULL OR (i.created_at, i.instance_id) < (%(after_time)s, %(after_id)s))
 ORDER BY i.created_at DESC, i.instance_id DESC LIMIT %(limit)s
 
--- delete: finished instances, or any by force, with all their rows
+-- delete: finished instances, or any by force, with all their rows; what they hold is cut back as in a commit
 WITH found AS MATERIALIZED (
     SELECT i.instance_id, %(force)s OR i.status NOT IN ('pending', 'running') AS doomed
     FROM instances i WHERE i.instance_id = ANY (%(instance)s)
@@ -66,6 +66,28 @@ WITH found AS MATERIALIZED (
     SELECT q.instance_id, q.execution_id, q.activity_id
     FROM worker_queue q WHERE q.instance_id = ANY (ARRAY (SELECT instance_id FROM found WHERE doomed))
     ORDER BY q.instance_id, q.execution_id, q.activity_id FOR UPDATE
+), holds AS MATERIALIZED (
+    SELECT h.session_id, max(h.session_lock) AS session_lock
+    FROM session_holds h WHERE h.instance_id = ANY (ARRAY (SELECT instance_id FROM found WHERE doomed))
+    GROUP BY h.session_id
+), pinned AS MATERIALIZED (
+    SELECT s.session_id, s.locked_until, h.session_lock FROM holds h JOIN sessions s USING (session_id)
+    WHERE (SELECT count(*) FROM items) >= 0 -- always true: it makes the items come first
+    ORDER BY s.session_id FOR NO KEY UPDATE OF s
+), holds_removed AS (
+    DELETE FROM session_holds h
+    WHERE h.instance_id = ANY (ARRAY (SELECT instance_id FROM found WHERE doomed))
+      AND (SELECT count(*) FROM pinned) >= 0
+    RETURNING h.session_id
+), freed AS MATERIALIZED (
+    SELECT session_id, latest_hold(session_id) AS until FROM (SELECT DISTINCT session_id FROM holds_removed) r
+), cut_back AS (
+    UPDATE sessions s
+    SET locked_until = least(p.locked_until, greatest(clock() + p.session_lock * interval '1 s', f.until))
+    FROM pinned p JOIN freed f ON f.session_id = p.session_id
+    WHERE s.session_id = p.session_id
+), watches_removed AS (
+    DELETE FROM session_watches WHERE instance_id = ANY (ARRAY (SELECT instance_id FROM found WHERE doomed))
 ), items_removed AS (
     DELETE FROM worker_queue q USING items x
     WHERE q.instance_id = x.instance_id AND q.execution_id = x.execution_id AND q.activity_id = x.activity_id

@@ -151,11 +151,12 @@ class Links:
         self.commit = link("commit", HOT)  # turns and acks
         self.fetch = link("fetch", HOT)
         self.quick = link("quick", HOT)  # leases, renewals, give-backs, histories, what clients ask of an instance
+        self.states = link("states", HOT)  # session states on their own: one of them may take seconds
         self.misc = link("misc", COLD)  # listings, the sweep, hints
 
     async def aclose(self) -> None:
         """Close all. Idempotent."""
-        for link in (self.commit, self.fetch, self.quick, self.misc):
+        for link in (self.commit, self.fetch, self.quick, self.states, self.misc):
             await link.aclose()
 
 

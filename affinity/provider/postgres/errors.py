@@ -41,6 +41,10 @@ _BY_STATE: Final[dict[str, type[ProviderError]]] = {
     "42883": SchemaMismatch,  # no such function
     "42703": SchemaMismatch,  # no such column
 }
+# Two first writes of one record: the one that came second must look at what the other wrote. Of all rows that must be
+# new this is the only one that another worker may add in good faith.
+_FIRST_WRITE: Final = "session_states_pkey"
+
 _BY_CLASS: Final[dict[str, type[ProviderError]]] = {"08": ConnectionLost, "28": AccessDenied}
 
 _REMEDY: Final[dict[type[ProviderError], str]] = {
@@ -76,6 +80,8 @@ def translate(error: psycopg.Error, target: Target) -> ProviderError:
 def _classify(error: psycopg.Error) -> type[ProviderError]:
     state = error.sqlstate
     if state is not None and error.diag.sqlstate is not None:  # said by the server, not by psycopg of its own classes
+        if state == "23505" and error.diag.constraint_name == _FIRST_WRITE:
+            return Contention
         return _BY_STATE.get(state) or _BY_CLASS.get(state[:2]) or DatabaseFailure
     if isinstance(error, psycopg.OperationalError):
         return AccessDenied if _REFUSED.search(str(error)) else ConnectionLost

@@ -9,6 +9,7 @@ from affinity.provider.postgres.connections import Links
 from affinity.provider.postgres.hints import HintVerbs
 from affinity.provider.postgres.migration import check_version, migrate_target
 from affinity.provider.postgres.orchestrations import OrchestrationVerbs
+from affinity.provider.postgres.states import StateVerbs
 from affinity.provider.postgres.sweep import SweepVerbs
 from affinity.provider.postgres.target import Target
 from affinity.provider.postgres.turns import TurnVerbs
@@ -35,6 +36,7 @@ class PostgresProvider(
     WorkItemVerbs,
     OrchestrationVerbs,
     TurnVerbs,
+    StateVerbs,
     SweepVerbs,
     HintVerbs,
     ClientVerbs,
@@ -46,7 +48,8 @@ class PostgresProvider(
     * A verb is one statement in autocommit: one round trip, and nothing for a paused client to hold. Where a single
       snapshot cannot be right (claim, registration, drain), it is several statements in one message.
     * READ COMMITTED, and row locks taken in one order everywhere: the caller's ``workers`` row, then ``instances``,
-      ``worker_queue``, ``sessions``, each by key. Whoever takes rows out of that order skips those that are locked.
+      ``worker_queue``, ``sessions``, ``session_states``, each by key. Whoever takes rows out of that order skips those
+      that are locked.
     * A condition that decides stands in the ``WHERE`` of the statement that locks or writes its row: after a lock wait
       PostgreSQL checks it again, on the row as it is then and with the time as it is then.
     """

@@ -26,8 +26,8 @@ class SweepVerbs(Verbs):
             "session_retention": float(session_retention),
             "worker_retention": float(worker_retention),
         }
-        ((items, messages, sessions, workers),) = await self._links.misc.run(_SQL["repair"], bounds)
-        more = max(items, messages, sessions, workers) >= MAX_REROUTE
+        ((items, messages, sessions, workers, holds),) = await self._links.misc.run(_SQL["repair"], bounds)
+        more = max(items, messages, sessions, workers, holds) >= MAX_REROUTE
         if more:
             await self._links.misc.run(_SQL["again"])
         return Sweep(

@@ -43,10 +43,17 @@ WITH RECURSIVE mark (session_id, route) AS (
     UNION ALL
     SELECT (SELECT o.route FROM orchestrator_queue o WHERE o.route > r.name ORDER BY o.route LIMIT 1)
     FROM route r WHERE r.name IS NOT NULL
+), dead AS MATERIALIZED (
+    -- Apart, and first: joined with the queue at once, the planner would rather read all of that.
+    SELECT r.name FROM route r
+    WHERE r.name IS NOT NULL AND NOT EXISTS (SELECT FROM alive_workers w WHERE w.worker_id = substr(r.name, 3))
 ), stale_messages AS MATERIALIZED (
-    SELECT o.id FROM route r JOIN orchestrator_queue o ON o.route = r.name
-    WHERE NOT EXISTS (SELECT FROM alive_workers w WHERE w.worker_id = substr(r.name, 3))
-    LIMIT %(reroute)s FOR NO KEY UPDATE OF o SKIP LOCKED
+    SELECT m.id
+    FROM dead d CROSS JOIN LATERAL (
+        SELECT o.id FROM orchestrator_queue o WHERE o.route = d.name
+        ORDER BY o.visible_at LIMIT %(reroute)s FOR NO KEY UPDATE SKIP LOCKED
+    ) m
+    LIMIT %(reroute)s
 ), messages AS (
     UPDATE orchestrator_queue o SET route = 'new' FROM stale_messages s WHERE o.id = s.id
     RETURNING 1
@@ -54,9 +61,18 @@ WITH RECURSIVE mark (session_id, route) AS (
     SELECT x.session_id FROM sessions x
     WHERE x.locked_until < clock() - %(session_retention)s * interval '1 s'
       AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.session_id = x.session_id)
+      -- Without the row, the next claim would be the first one, of which nobody is told.
+      AND NOT EXISTS (SELECT FROM session_watches w WHERE w.session_id = x.session_id)
     LIMIT %(reroute)s FOR UPDATE SKIP LOCKED
 ), removed_sessions AS (
     DELETE FROM sessions s USING old_sessions o WHERE s.session_id = o.session_id
+    RETURNING 1
+), old_holds AS MATERIALIZED (
+    SELECT h.instance_id, h.execution_id, h.hold_id FROM session_holds h WHERE h.until < (SELECT clock())
+    ORDER BY h.until LIMIT %(reroute)s FOR UPDATE SKIP LOCKED
+), removed_holds AS (
+    DELETE FROM session_holds h USING old_holds o
+    WHERE h.instance_id = o.instance_id AND h.execution_id = o.execution_id AND h.hold_id = o.hold_id
     RETURNING 1
 ), old_workers AS MATERIALIZED (
     SELECT x.worker_id FROM workers x WHERE x.locked_until < clock() - %(worker_retention)s * interval '1 s'
@@ -66,4 +82,4 @@ WITH RECURSIVE mark (session_id, route) AS (
     RETURNING 1
 )
 SELECT (SELECT count(*) FROM items), (SELECT count(*) FROM messages), (SELECT count(*) FROM removed_sessions),
-    (SELECT count(*) FROM removed_workers)
+    (SELECT count(*) FROM removed_workers), (SELECT count(*) FROM removed_holds)

@@ -1,8 +1,9 @@
 -- commit: commits turns, each whole or not at all
 -- n is the turn's number in the batch, ord an element's number in its column. IS TRUE: see work_items.sql.
--- Locks are taken in the order that all verbs keep: instances, worker_queue, sessions, each by key. What is written
--- after that is filtered by one flag a turn: `(SELECT flags FROM ok)[n]` is read in constant time, where a join of the
--- batch's columns with the turns would be quadratic.
+-- Locks are taken in the order that all verbs keep: instances, worker_queue, sessions, session_states, each by key.
+-- What is written after that is filtered by one flag a turn: `(SELECT flags FROM ok)[n]` is read in constant time, where
+-- a join of the batch's columns with the turns would be quadratic.
+-- Parts between marks are left out for batches that have no use for them: turns.py says which stay when.
 WITH fenced AS MATERIALIZED (
     SELECT t.n
     FROM unnest(%(instance)s, %(execution)s, %(events)s) WITH ORDINALITY AS t (instance_id, execution_id, events, n)
@@ -31,26 +32,194 @@ WITH fenced AS MATERIALIZED (
 ), lost AS MATERIALIZED (
     SELECT a.n, a.ord FROM unnest(%(ack_turn)s) WITH ORDINALITY AS a (n, ord)
     WHERE a.ord NOT IN (SELECT ord FROM locked WHERE ord IS NOT NULL)
+-- [hold
+), ending AS MATERIALIZED (
+    -- Holds that end: by name, or with their execution. Nobody else changes them while the instance is locked.
+    SELECT u.n, h.instance_id, h.execution_id, h.hold_id, h.session_id
+    FROM unnest(%(unhold_turn)s, %(unhold_instance)s, %(unhold_execution)s, %(unhold_id)s)
+         AS u (n, instance_id, execution_id, hold_id)
+    JOIN session_holds h USING (instance_id, execution_id, hold_id)
+    UNION
+    SELECT e.n, h.instance_id, h.execution_id, h.hold_id, h.session_id
+    FROM unnest(%(end_turn)s, %(end_instance)s) AS e (n, instance_id) JOIN session_holds h USING (instance_id)
+-- hold]
+-- [pinned
+), pinned AS MATERIALIZED (
+    -- Every row of sessions that is judged or written below, in one go, so that the order of locks holds. As it is once
+    -- it is locked: a condition here would be asked of the snapshot first, and what it hid would look like no session.
+    SELECT s.session_id, s.worker_id, s.incarnation, s.epoch, s.locked_until, x.writes
+    FROM (
+        SELECT session_id, array_agg(ord) FILTER (WHERE ord IS NOT NULL) AS writes
+        FROM (
+            SELECT session_id, NULL::bigint AS ord FROM locked WHERE ord IS NOT NULL
+            UNION ALL
+            SELECT session_id, NULL FROM unnest(%(item_session)s, %(item_here)s) AS w (session_id, here) WHERE here
+            -- [state
+            UNION ALL
+            SELECT * FROM unnest(%(state_session)s) WITH ORDINALITY
+            -- state]
+            -- [hold
+            UNION ALL
+            SELECT session_id, NULL FROM ending
+            UNION ALL
+            SELECT unnest(%(hold_session)s), NULL
+            UNION ALL
+            -- Not written, but whoever moves it meanwhile waits, and then sees the watch.
+            SELECT unnest(%(watch_session)s), NULL
+            -- hold]
+        ) wanted
+        GROUP BY session_id
+    ) x JOIN sessions s USING (session_id)
+    ORDER BY s.session_id FOR NO KEY UPDATE OF s
+-- pinned]
+-- [state
+), record AS MATERIALIZED (
+    SELECT w.ord, w.base, w.epoch AS writer, r.version, r.epoch
+    FROM unnest(%(state_session)s, %(state_base)s, %(state_epoch)s)
+         WITH ORDINALITY AS w (session_id, base, epoch, ord)
+    JOIN session_states r USING (session_id)
+    WHERE (SELECT count(*) FROM pinned) >= 0 -- always true: it makes the sessions come first
+    ORDER BY r.session_id FOR NO KEY UPDATE OF r
+), conflict AS MATERIALIZED (
+    SELECT w.n, w.ord FROM unnest(%(state_turn)s, %(state_base)s) WITH ORDINALITY AS w (n, base, ord)
+    WHERE w.ord NOT IN (SELECT ord FROM record WHERE version = base AND (epoch > writer) IS NOT TRUE)
+          AND (w.base > 0 OR w.ord IN (SELECT ord FROM record))
+       OR w.ord IN (SELECT o.ord FROM pinned p, unnest(p.writes) AS o (ord) WHERE p.epoch > (%(state_epoch)s)[o.ord])
+-- state]
+-- [twice
+), twice AS MATERIALIZED (
+    -- Of several writes of one session the first passes, among those that would pass alone.
+    SELECT n, ord
+    FROM (
+        SELECT n, ord, row_number() OVER (PARTITION BY session_id ORDER BY ord) AS place
+        FROM unnest(%(state_turn)s, %(state_session)s) WITH ORDINALITY AS w (n, session_id, ord)
+        WHERE n IN (SELECT n FROM fenced) AND n NOT IN (SELECT n FROM lost) AND n NOT IN (SELECT n FROM conflict)
+    ) writes
+    WHERE place > 1
+-- twice]
 ), ok AS MATERIALIZED (
     SELECT array_agg(
         t.n IN (SELECT n FROM fenced) AND t.n NOT IN (SELECT n FROM lost)
+        -- [state
+        AND t.n NOT IN (SELECT n FROM conflict)
+        -- state]
+        -- [twice
+        AND t.n NOT IN (SELECT n FROM twice)
+        -- twice]
         AND EXISTS (SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
         ORDER BY t.n) AS flags
     FROM generate_series(1, cardinality(%(instance)s)) AS t (n)
 ), held AS MATERIALIZED (
     -- Sessions that we hold, and hold until we commit: those of results, and those that are asked to run here.
-    SELECT s.session_id, s.locked_until FROM sessions s
+    -- [unpinned
+    SELECT s.session_id, s.epoch, s.locked_until FROM sessions s
     WHERE s.session_id = ANY (ARRAY (
+    -- unpinned]
+    -- [pinned
+    SELECT s.session_id, s.epoch, s.locked_until FROM pinned s
+    WHERE (s.session_id IN (
+    -- pinned]
             SELECT session_id FROM locked WHERE ord IS NOT NULL AND (SELECT flags FROM ok)[n]
             UNION
             SELECT session_id FROM unnest(%(item_turn)s, %(item_session)s, %(item_here)s) AS w (n, session_id, here)
             WHERE here AND (SELECT flags FROM ok)[n]))
+    -- [pinned
+      IS TRUE
+    -- pinned]
       AND (s.worker_id = %(worker)s) IS TRUE AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+    -- [unpinned
     ORDER BY s.session_id FOR NO KEY UPDATE
+    -- unpinned]
+-- [unheld
 ), touched AS (
     UPDATE sessions s SET locked_until = clock() + %(session_lock)s * interval '1 s', touched_at = clock()
     FROM held WHERE s.session_id = held.session_id
       AND held.locked_until < clock() + %(touch_below)s * interval '1 s'
+-- unheld]
+-- [hold
+), holds_removed AS (
+    DELETE FROM session_holds h USING ending e
+    WHERE h.instance_id = e.instance_id AND h.execution_id = e.execution_id AND h.hold_id = e.hold_id
+      AND (SELECT flags FROM ok)[e.n]
+    RETURNING h.session_id
+), freed AS MATERIALIZED (
+    -- All deletions are done before the first row of this comes out, so latest_hold finds what is left.
+    SELECT session_id, latest_hold(session_id) AS until FROM (SELECT DISTINCT session_id FROM holds_removed) u
+), bound AS MATERIALIZED (
+    -- One update for all reasons: a second one of the same row in one statement would be lost.
+    SELECT p.session_id, p.locked_until, c.now, t.touch,
+        greatest(
+            CASE WHEN t.touch THEN c.now + %(session_lock)s * interval '1 s'
+                 WHEN f.session_id IS NULL THEN p.locked_until
+                 ELSE least(p.locked_until, greatest(c.now + %(session_lock)s * interval '1 s', f.until)) END,
+            CASE WHEN p.locked_until > c.now AND w.worker_id IS NOT NULL
+                 THEN c.now + h.seconds * interval '1 s' END) AS until
+    FROM pinned p
+    CROSS JOIN (SELECT clock() AS now) c
+    LEFT JOIN freed f ON f.session_id = p.session_id
+    LEFT JOIN (
+        SELECT session_id, max(seconds) AS seconds
+        FROM unnest(%(hold_turn)s, %(hold_session)s, %(hold_seconds)s) AS h (n, session_id, seconds)
+        WHERE (SELECT flags FROM ok)[n]
+        GROUP BY session_id
+    ) h ON h.session_id = p.session_id
+    LEFT JOIN alive_workers w ON w.worker_id = p.worker_id AND w.incarnation = p.incarnation
+    CROSS JOIN LATERAL (
+        SELECT (p.session_id IN (SELECT session_id FROM held)
+                AND p.locked_until < c.now + %(touch_below)s * interval '1 s') IS TRUE AS touch
+    ) t
+), bounded AS (
+    UPDATE sessions s SET locked_until = b.until, touched_at = CASE WHEN b.touch THEN b.now ELSE s.touched_at END
+    FROM bound b WHERE s.session_id = b.session_id AND b.until <> b.locked_until
+), holds_added AS (
+    INSERT INTO session_holds (instance_id, execution_id, hold_id, session_id, until, session_lock)
+    SELECT instance_id, execution_id, hold_id, session_id, clock() + seconds * interval '1 s', %(session_lock)s
+    FROM unnest(%(hold_turn)s, %(hold_instance)s, %(hold_execution)s, %(hold_id)s, %(hold_session)s, %(hold_seconds)s)
+         AS h (n, instance_id, execution_id, hold_id, session_id, seconds)
+    WHERE (SELECT flags FROM ok)[n]
+    ON CONFLICT (instance_id, execution_id, hold_id) DO UPDATE
+    SET session_id = excluded.session_id, until = excluded.until, session_lock = excluded.session_lock
+), watches_added AS (
+    INSERT INTO session_watches (session_id, instance_id, payload)
+    SELECT session_id, instance_id, payload
+    FROM unnest(%(watch_turn)s, %(watch_session)s, %(watch_instance)s, %(watch)s)
+         AS w (n, session_id, instance_id, payload)
+    WHERE (SELECT flags FROM ok)[n]
+    ON CONFLICT (session_id, instance_id) DO UPDATE SET payload = excluded.payload
+), watches_removed AS (
+    DELETE FROM session_watches
+    WHERE instance_id = ANY (ARRAY (
+        SELECT instance_id FROM unnest(%(finish_turn)s, %(finish_instance)s) AS f (n, instance_id)
+        WHERE (SELECT flags FROM ok)[n]))
+-- hold]
+-- [state
+), states_added AS (
+    -- Plain: should somebody else write the first one too, one of us fails, which `errors.py` calls contention.
+    INSERT INTO session_states (session_id, state, encoding, schema_version, kind, name, parent, labels, message_count,
+        participants, version, epoch, created_at, updated_at)
+    SELECT w.session_id, (%(state)s)[w.ord], w.encoding, w.schema, w.kind, w.name, w.parent, w.labels::jsonb,
+        w.messages, w.participants::jsonb, 1, w.epoch, c.now, c.now
+    FROM unnest(%(state_turn)s, %(state_session)s, %(state_base)s, %(state_epoch)s, %(state_encoding)s,
+                %(state_schema)s, %(state_kind)s, %(state_name)s, %(state_parent)s, %(state_labels)s,
+                %(state_messages)s, %(state_participants)s)
+         WITH ORDINALITY AS w (n, session_id, base, epoch, encoding, schema, kind, name, parent, labels, messages,
+                               participants, ord)
+    CROSS JOIN (SELECT clock() AS now) c
+    WHERE w.base = 0 AND (SELECT flags FROM ok)[w.n]
+    ORDER BY w.session_id
+), states_written AS (
+    -- The state itself is taken from its array where it is written: a join would copy it once more, and to a file.
+    UPDATE session_states r
+    SET state = (%(state)s)[w.ord], encoding = w.encoding, schema_version = w.schema, kind = w.kind, name = w.name,
+        parent = w.parent, labels = w.labels::jsonb, message_count = w.messages, participants = w.participants::jsonb,
+        version = w.base + 1, epoch = w.epoch, turn = NULL, updated_at = clock()
+    FROM unnest(%(state_turn)s, %(state_session)s, %(state_base)s, %(state_epoch)s, %(state_encoding)s,
+                %(state_schema)s, %(state_kind)s, %(state_name)s, %(state_parent)s, %(state_labels)s,
+                %(state_messages)s, %(state_participants)s)
+         WITH ORDINALITY AS w (n, session_id, base, epoch, encoding, schema, kind, name, parent, labels, messages,
+                               participants, ord)
+    WHERE r.session_id = w.session_id AND w.base > 0 AND (SELECT flags FROM ok)[w.n]
+-- state]
 ), items_removed AS (
     DELETE FROM worker_queue q
     USING (SELECT DISTINCT instance_id, execution_id, activity_id FROM locked WHERE (SELECT flags FROM ok)[n]) d
@@ -84,7 +253,9 @@ WITH fenced AS MATERIALIZED (
         AND EXISTS (
             SELECT FROM alive_workers
             WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining)
-        AND (w.session_id IS NULL OR h.incarnation = %(incarnation)s AND h.session_id IN (SELECT session_id FROM held)),
+        -- With the epoch as it is now, or not at all: whoever saves a state by hand gives the session another.
+        AND (w.session_id IS NULL
+             OR h.incarnation = %(incarnation)s AND (h.session_id, h.epoch) IN (SELECT session_id, epoch FROM held)),
         false) AS locked
     FROM unnest(%(item_turn)s, %(item_instance)s, %(item_execution)s, %(item_activity)s, %(item_name)s,
                 %(item_session)s, %(item_payload)s, %(item_delay)s, %(item_here)s)
@@ -160,3 +331,9 @@ FROM generate_series(1, cardinality(%(instance)s)) AS t (n) WHERE (SELECT flags 
 UNION ALL SELECT 'lost', ord, NULL, NULL FROM lost
 UNION ALL SELECT 'here', ord, epoch, NULL FROM placed WHERE locked
 UNION ALL SELECT 'there', ord, NULL, holder FROM placed WHERE holder IS NOT NULL AND NOT locked
+-- [state
+UNION ALL SELECT 'conflict', ord, NULL, NULL FROM conflict
+-- state]
+-- [twice
+UNION ALL SELECT 'conflict', ord, NULL, NULL FROM twice
+-- twice]

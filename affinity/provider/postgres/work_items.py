@@ -23,11 +23,14 @@ from affinity.provider.contract import (
     WorkLock,
 )
 from affinity.provider.postgres.arrays import Bools, Floats, Texts
-from affinity.provider.postgres.base import Verbs, flags, lock_columns, who
+from affinity.provider.postgres.base import Verbs, flags, lock_columns, who, without
 from affinity.provider.postgres.connections import Params, Row
+from affinity.provider.postgres.states import state_columns
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "work_items.sql")
+_ACK: Final = without(_SQL["ack"], "state")
+_ACK_WITH_STATE: Final = without(_SQL["ack"], "plain")
 
 
 class WorkItemVerbs(Verbs):
@@ -102,7 +105,10 @@ class WorkItemVerbs(Verbs):
             **lock_columns([ack.lock for ack in first]),
             "message": Texts(ack.message for ack in first),
         }
-        rows = await self._links.commit.run(_SQL["ack"], params)
+        if writes := [(n, ack.state) for n, ack in enumerate(first, 1) if ack.state is not None]:
+            rows = await self._links.commit.run(_ACK_WITH_STATE, {**params, **state_columns(writes)})
+        else:
+            rows = await self._links.commit.run(_ACK, params)
         return flags(len(acks), (places[n - 1] + 1 for (n,) in rows))
 
     async def abandon_work_item(self, identity: WorkerIdentity, items: Sequence[WorkAbandon]) -> Sequence[bool]:

@@ -91,7 +91,7 @@ LEFT JOIN idle i ON NOT EXISTS (SELECT FROM picked)
 LEFT JOIN taken t ON true
 ORDER BY t.n
 
--- claim: take sessions that nobody holds, with their waiting items
+-- claim: take sessions that nobody holds, with their waiting items; those who watch them are told by a trigger
 -- Capacity must be counted after every other claim of this worker, and drain, has ended: lock, then count anew.
 SELECT FROM workers WHERE worker_id = %(worker)s FOR NO KEY UPDATE;
 
@@ -138,7 +138,11 @@ WITH room AS MATERIALIZED (
         -- Drawn anew: the one above was drawn before we may have waited for another claim, which has a later one.
         epoch = CASE WHEN s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s THEN s.epoch
                 ELSE nextval('epochs') END,
-        locked_until = clock() + %(session_lock)s * interval '1 s', touched_at = clock(), claimed_at = clock()
+        -- What holds a session for its holder does so for nobody else.
+        locked_until = greatest(
+            clock() + %(session_lock)s * interval '1 s',
+            CASE WHEN s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s THEN s.locked_until END),
+        touched_at = clock(), claimed_at = clock()
     WHERE s.locked_until <= clock()
        OR (s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s)
        OR EXISTS (SELECT FROM ended e WHERE e.worker_id = s.worker_id AND e.incarnation = s.incarnation)
@@ -207,13 +211,77 @@ JOIN worker_queue q USING (instance_id, execution_id, activity_id)
 WHERE q.lock_token = l.token
 
 -- ack: remove items by live token, send their results, and touch their sessions as far as the caller holds them
-WITH ours AS MATERIALIZED (
+-- Parts between marks as in a commit: `state` when states come with the results, `plain` when none does.
+WITH
+-- [plain
+ours AS MATERIALIZED (
+-- plain]
+-- [state
+locked AS MATERIALIZED (
+-- state]
     SELECT l.n, l.message, q.instance_id, q.execution_id, q.activity_id, q.session_id
     FROM unnest(%(instance)s, %(execution)s, %(activity)s, %(token)s, %(message)s)
          WITH ORDINALITY AS l (instance_id, execution_id, activity_id, token, message, n)
     JOIN worker_queue q USING (instance_id, execution_id, activity_id)
     WHERE q.lock_token = l.token AND q.locked_until > clock()
     ORDER BY q.instance_id, q.execution_id, q.activity_id FOR UPDATE OF q
+-- [state
+), pinned AS MATERIALIZED (
+    -- See commit.
+    SELECT s.session_id, s.epoch, x.writes
+    FROM (
+        SELECT session_id, array_agg(ord) FILTER (WHERE ord IS NOT NULL) AS writes
+        FROM (
+            SELECT session_id, NULL::bigint AS ord FROM locked
+            UNION ALL
+            SELECT * FROM unnest(%(state_session)s) WITH ORDINALITY
+        ) wanted
+        GROUP BY session_id
+    ) x JOIN sessions s USING (session_id)
+    ORDER BY s.session_id FOR NO KEY UPDATE OF s
+), record AS MATERIALIZED (
+    SELECT w.ord, w.base, w.epoch AS writer, r.version, r.epoch
+    FROM unnest(%(state_session)s, %(state_base)s, %(state_epoch)s)
+         WITH ORDINALITY AS w (session_id, base, epoch, ord)
+    JOIN session_states r USING (session_id)
+    WHERE (SELECT count(*) FROM pinned) >= 0
+    ORDER BY r.session_id FOR NO KEY UPDATE OF r
+), passed AS MATERIALIZED (
+    SELECT n, ord, row_number() OVER (PARTITION BY session_id ORDER BY ord) AS place
+    FROM unnest(%(state_turn)s, %(state_session)s, %(state_base)s) WITH ORDINALITY AS w (n, session_id, base, ord)
+    WHERE (w.n IN (SELECT n FROM locked)) IS TRUE
+      AND (w.ord IN (SELECT ord FROM record WHERE version = base AND (epoch > writer) IS NOT TRUE)
+           OR w.base = 0 AND w.ord NOT IN (SELECT ord FROM record))
+      AND w.ord NOT IN (
+          SELECT o.ord FROM pinned p, unnest(p.writes) AS o (ord) WHERE p.epoch > (%(state_epoch)s)[o.ord])
+), ours AS MATERIALIZED (
+    SELECT * FROM locked
+    WHERE n NOT IN (SELECT unnest(%(state_turn)s)) OR n IN (SELECT n FROM passed WHERE place = 1)
+), states_added AS (
+    INSERT INTO session_states (session_id, state, encoding, schema_version, kind, name, parent, labels, message_count,
+        participants, version, epoch, created_at, updated_at)
+    SELECT w.session_id, (%(state)s)[w.ord], w.encoding, w.schema, w.kind, w.name, w.parent, w.labels::jsonb,
+        w.messages, w.participants::jsonb, 1, w.epoch, c.now, c.now
+    FROM unnest(%(state_turn)s, %(state_session)s, %(state_base)s, %(state_epoch)s, %(state_encoding)s,
+                %(state_schema)s, %(state_kind)s, %(state_name)s, %(state_parent)s, %(state_labels)s,
+                %(state_messages)s, %(state_participants)s)
+         WITH ORDINALITY AS w (n, session_id, base, epoch, encoding, schema, kind, name, parent, labels, messages,
+                               participants, ord)
+    CROSS JOIN (SELECT clock() AS now) c
+    WHERE w.base = 0 AND (w.ord IN (SELECT ord FROM passed WHERE place = 1)) IS TRUE
+    ORDER BY w.session_id
+), states_written AS (
+    UPDATE session_states r
+    SET state = (%(state)s)[w.ord], encoding = w.encoding, schema_version = w.schema, kind = w.kind, name = w.name,
+        parent = w.parent, labels = w.labels::jsonb, message_count = w.messages, participants = w.participants::jsonb,
+        version = w.base + 1, epoch = w.epoch, turn = NULL, updated_at = clock()
+    FROM unnest(%(state_turn)s, %(state_session)s, %(state_base)s, %(state_epoch)s, %(state_encoding)s,
+                %(state_schema)s, %(state_kind)s, %(state_name)s, %(state_parent)s, %(state_labels)s,
+                %(state_messages)s, %(state_participants)s)
+         WITH ORDINALITY AS w (n, session_id, base, epoch, encoding, schema, kind, name, parent, labels, messages,
+                               participants, ord)
+    WHERE r.session_id = w.session_id AND w.base > 0 AND (w.ord IN (SELECT ord FROM passed WHERE place = 1)) IS TRUE
+-- state]
 ), held AS MATERIALIZED (
     SELECT s.session_id FROM sessions s
     WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM ours))

@@ -1,4 +1,4 @@
--- register: take the name, whoever had it; its sessions come along, each with a new epoch
+-- register: take the name, whoever had it; its sessions come along, each with a new epoch; a trigger tells who watches
 INSERT INTO workers AS w (worker_id, incarnation, locked_until, draining, started_at, labels)
 VALUES (%(worker)s, %(incarnation)s, clock() + %(lease)s * interval '1 s', false, clock(), %(labels)s::jsonb)
 ON CONFLICT (worker_id) DO UPDATE

@@ -82,6 +82,10 @@ class Tx:
         for start in range(0, len(rows), PORTION):
             self.run(sql, {**arguments, "rows": to_json(rows[start : start + PORTION])})
 
+    def each(self, sql: LiteralString, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Run a statement once for each of ``rows``: for what is too large, or no text, to go through JSON."""
+        self._connection.executemany(sql, rows)
+
     def gather(self, sql: LiteralString, arguments: Arguments = ()) -> list[Any]:
         """The rows of a statement that gathers them into one JSON array."""
         gathered: list[Any] = json.loads(self.value(sql, arguments))

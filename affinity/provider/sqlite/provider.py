@@ -42,9 +42,12 @@ from affinity.provider.sqlite.clock import Clock
 from affinity.provider.sqlite.database import MAX_WAIT, Database, Tx, connect
 from affinity.provider.sqlite.messages import create_all, send_all
 from affinity.provider.sqlite.migrate import check_schema, migrate, unmigrated
+from affinity.provider.sqlite.states import check
+from affinity.provider.sqlite.store import SqliteStates
 from affinity.provider.sqlite.thread import DatabaseThread
 from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.sqlite.turns import commit
+from affinity.records import SessionStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,6 +67,7 @@ class SqliteProvider:
         self._subscriptions: set[subscriptions.Subscription] = set()
         self._writer = DatabaseThread(writer, "affinity-sqlite-write", self._on_foreign_commit)
         self._reader = DatabaseThread(reader, "affinity-sqlite-read")
+        self._states = SqliteStates(self._writer, self._reader)
 
     @classmethod
     async def open(cls, path: Path, *, clock: Clock | None = None, max_wait: float = MAX_WAIT) -> SqliteProvider:
@@ -159,6 +163,17 @@ class SqliteProvider:
     async def disown_work_item(self, identity: WorkerIdentity, known: Sequence[WorkLock]) -> int:
         """See `Provider.disown_work_item`."""
         return await self._write(work_items.disown, identity, known)
+
+    # -- sessions
+
+    @property
+    def states(self) -> SessionStore:
+        """See `Provider.states`."""
+        return self._states
+
+    async def check_session(self, identity: WorkerIdentity, session_ids: Sequence[str]) -> Sequence[float | None]:
+        """See `Provider.check_session`."""
+        return await self._read(check, identity, session_ids)
 
     # -- orchestrations
 

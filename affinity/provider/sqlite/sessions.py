@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from affinity.limits import MAX_REROUTE
@@ -91,6 +91,7 @@ def claim(tx: Tx, identity: WorkerIdentity, former: Mapping[str, Lease | None], 
     epochs |= zip(fresh, _next_epochs(tx, len(fresh)), strict=True)
     tx.many(SQL["claim"], list(epochs.items()), {**_of(tx, identity), "locked_until": tx.now + timeout})
     reroute(tx, epochs, own_route(identity.worker_id))
+    _tell(tx, [session_id for session_id in fresh if former[session_id] is not None])
     return epochs
 
 
@@ -99,6 +100,12 @@ def inherit(tx: Tx, identity: WorkerIdentity) -> None:
     session_ids = read_held_by_name(tx, identity)
     epochs = _next_epochs(tx, len(session_ids))
     tx.many(SQL["inherit"], list(zip(session_ids, epochs, strict=True)), _of(tx, identity))
+    _tell(tx, session_ids)
+
+
+def renew_epochs(tx: Tx, session_ids: Collection[str]) -> None:
+    """Give sessions new epochs, as far as they have rows: what their holders remember of them is not used any more."""
+    tx.many(SQL["renew_epochs"], list(zip(session_ids, _next_epochs(tx, len(session_ids)), strict=True)))
 
 
 def free(tx: Tx, identity: WorkerIdentity, session_ids: Collection[str]) -> None:
@@ -111,6 +118,11 @@ def reroute(tx: Tx, session_ids: Collection[str], route: str) -> int:
     """Re-mark items of sessions, up to `MAX_REROUTE` rows in all, as the sweep does the rest; their number."""
     marks = {"session_ids": to_json(list(session_ids)), "route": route, "limit": MAX_REROUTE}
     return tx.run(SQL["reroute"], marks)
+
+
+def _tell(tx: Tx, moved: Sequence[str]) -> None:
+    """Send word to those who watch sessions that have another holder now than before."""
+    tx.many(SQL["tell"], moved, {"now": tx.now})
 
 
 def _next_epochs(tx: Tx, count: int) -> range:

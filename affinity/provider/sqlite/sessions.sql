@@ -31,6 +31,19 @@ ON CONFLICT (session_id) DO UPDATE SET
     locked_until = excluded.locked_until,
     touched_at = excluded.touched_at;
 
+-- tell: send word to those who watch sessions, on the routes of their owners; whoever has finished hears nothing
+INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
+SELECT i.instance_id, CASE WHEN w.worker_id IS NULL THEN 'new' ELSE 'w:' || w.worker_id END, :now, watch.payload
+FROM json_each(:rows) AS j
+CROSS JOIN session_watches AS watch ON watch.session_id = j.value
+CROSS JOIN instances AS i ON i.instance_id = watch.instance_id
+LEFT JOIN workers AS w
+    ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation AND w.locked_until > :now
+WHERE i.status NOT IN ('completed', 'failed', 'cancelled');
+
+-- renew_epochs: give sessions, as far as they have a row, new epochs; who holds them, and until when, stays
+UPDATE sessions SET epoch = j.value ->> 1 FROM json_each(:rows) AS j WHERE sessions.session_id = j.value ->> 0;
+
 -- touch: extend the sessions among some that an incarnation holds, unless hardly anything would change
 UPDATE sessions SET locked_until = :locked_until, touched_at = :now
 WHERE session_id IN (SELECT value FROM json_each(:session_ids))

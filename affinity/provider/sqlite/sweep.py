@@ -42,7 +42,8 @@ def sweep(tx: Tx, *, interval: float, session_retention: float, worker_retention
         SQL["remove_sessions"], {"expired_before": tx.now - session_retention, "limit": MAX_REROUTE}
     )
     workers_removed = tx.run(SQL["remove_workers"], {"ended_before": tx.now - worker_retention, "now": tx.now})
-    more = repair.exhausted or sessions_removed >= MAX_REROUTE
+    holds_removed = tx.run(SQL["remove_holds"], {"now": tx.now, "limit": MAX_REROUTE})
+    more = repair.exhausted or max(sessions_removed, holds_removed) >= MAX_REROUTE
     if more:
         tx.run(SQL["due_at_once"])
     return Sweep(

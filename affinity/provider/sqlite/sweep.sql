@@ -64,7 +64,8 @@ UPDATE worker_queue SET route = :route WHERE id IN (
     LIMIT :limit
 );
 
--- remove_sessions: sessions that expired long ago and have no work
+-- remove_sessions: sessions that expired long ago, have no work and are not watched
+-- (without its row, the next claim of a watched one would be its first, of which nobody is told)
 DELETE FROM sessions WHERE session_id IN (
     WITH RECURSIVE names (worker_id) AS (
         SELECT min(worker_id) FROM sessions
@@ -75,7 +76,13 @@ DELETE FROM sessions WHERE session_id IN (
     SELECT s.session_id FROM names
     CROSS JOIN sessions AS s ON s.worker_id = names.worker_id AND s.locked_until < :expired_before
     WHERE NOT EXISTS (SELECT 1 FROM worker_queue AS q WHERE q.session_id = s.session_id)
+      AND NOT EXISTS (SELECT 1 FROM session_watches AS watch WHERE watch.session_id = s.session_id)
     LIMIT :limit
+);
+
+-- remove_holds: holds whose time is over, which hold nothing any more
+DELETE FROM session_holds WHERE (instance_id, execution_id, hold_id) IN (
+    SELECT instance_id, execution_id, hold_id FROM session_holds WHERE until < :now LIMIT :limit
 );
 
 -- remove_workers: workers whose lease ended long ago, unless the lock of a session still names them

@@ -13,10 +13,11 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from affinity.provider.contract import FINISHED, InstanceUpdate, Placed, Timeouts, Turn, TurnResult, WorkerIdentity
-from affinity.provider.sqlite import sessions
+from affinity.provider.sqlite import holds, sessions
 from affinity.provider.sqlite.database import Tx, to_json
 from affinity.provider.sqlite.messages import insert_new, send
 from affinity.provider.sqlite.placing import NOWHERE, Placing
+from affinity.provider.sqlite.states import Judge
 from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.sqlite.work_items import Held, find, remove
 from affinity.provider.sqlite.workers import read_caller
@@ -42,15 +43,18 @@ def commit(
         return []
     caller = read_caller(tx, identity)
     fences = _read_fences(tx, identity, turns) if caller.alive else {}
-    verdicts = _judge_all(turns, fences, find(tx, [lock for turn in turns for lock in turn.acks]))
+    judge = Judge(tx, [write for turn in turns for write in turn.states])
+    verdicts = _judge_all(turns, fences, find(tx, [lock for turn in turns for lock in turn.acks]), judge)
     passed = [verdict for verdict in verdicts if isinstance(verdict, _Passed)]
     _move_on(tx, passed)
+    judge.apply()
     named = {item.session_id for one in passed for item in one.turn.work_items if item.session_id is not None}
     placing = Placing(tx, tokens, identity, named, may_lock=not caller.draining)
     placed = iter([_place(placing, one.turn) for one in passed])
     placing.queue(timeouts.work_item_lock)
     acked = {held.session_id for one in passed for held in one.acked if held.session_id is not None}
     sessions.touch(tx, identity, acked | placing.sessions_here, timeouts.session_lock)
+    holds.apply(tx, [one.turn for one in passed], timeouts.session_lock)
     _cancel(tx, [one.turn for one in passed])
     return [
         TurnResult(committed=True, placed=next(placed)) if isinstance(verdict, _Passed) else verdict
@@ -69,26 +73,29 @@ def _read_fences(tx: Tx, identity: WorkerIdentity, turns: Sequence[Turn]) -> dic
 
 
 def _judge_all(
-    turns: Sequence[Turn], fences: dict[str, tuple[int, int]], found: Sequence[Held | None]
+    turns: Sequence[Turn], fences: dict[str, tuple[int, int]], found: Sequence[Held | None], judge: Judge
 ) -> list[_Passed | TurnResult]:
     """Check all turns; ``found`` has what their acks name, one after the other."""
     remaining = iter(found)
     spent: set[int] = set()
-    return [_judge(turn, list(islice(remaining, len(turn.acks))), fences, spent) for turn in turns]
+    return [_judge(turn, list(islice(remaining, len(turn.acks))), fences, spent, judge) for turn in turns]
 
 
 def _judge(
-    turn: Turn, found: Sequence[Held | None], fences: dict[str, tuple[int, int]], spent: set[int]
+    turn: Turn, found: Sequence[Held | None], fences: dict[str, tuple[int, int]], spent: set[int], judge: Judge
 ) -> _Passed | TurnResult:
-    """Check a turn; what it uses up, its fence and its acks, is there for no other turn of the batch."""
+    """Check a turn; what it uses up, its fence, its acks and its sessions' states, is there for no other turn of the
+    batch.
+    """
     acked = [held for held in found if held is not None and held.id not in spent]
-    if len(acked) < len(found):
-        lost = [lock for lock, held in zip(turn.acks, found, strict=True) if held not in acked]
-        return TurnResult(committed=False, lost_acks=lost)
-    if fences.get(turn.instance_id) != (turn.execution_id, turn.event_count):
-        return TurnResult(committed=False)
+    missing = len(acked) < len(found)
+    lost = [lock for lock, held in zip(turn.acks, found, strict=True) if held not in acked] if missing else []
+    conflicts = judge.refuse(turn.states)
+    if lost or conflicts or fences.get(turn.instance_id) != (turn.execution_id, turn.event_count):
+        return TurnResult(committed=False, lost_acks=lost, conflicts=conflicts)
     del fences[turn.instance_id]
     spent.update(held.id for held in acked)
+    judge.accept(turn.states)
     return _Passed(turn, acked)
 
 
@@ -135,9 +142,10 @@ def _cancel(tx: Tx, turns: Sequence[Turn]) -> None:
 
 
 def clear(tx: Tx, instance_ids: Sequence[str]) -> None:
-    """Remove all queue rows of instances."""
+    """Remove all queue rows of instances, their holds and their watches."""
     tx.many(SQL["clear_items"], instance_ids)
     tx.many(SQL["clear_messages"], instance_ids)
+    holds.clear(tx, instance_ids)
 
 
 def _finishes(turn: Turn) -> bool:

@@ -10,6 +10,7 @@ from affinity.provider.sqlite import sessions
 from affinity.provider.sqlite.database import Tx, to_json
 from affinity.provider.sqlite.messages import send
 from affinity.provider.sqlite.sessions import FREE, NEW
+from affinity.provider.sqlite.states import Judge
 from affinity.provider.sqlite.workers import read_caller
 from affinity.provider.statements import load_statements
 
@@ -55,14 +56,18 @@ def check(tx: Tx, locks: Sequence[WorkLock]) -> list[bool]:
 
 def ack(tx: Tx, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts) -> list[bool]:
     """See `Provider.ack_work_item`."""
-    done: dict[int, WorkAck] = {}
-    found = find(tx, [one.lock for one in acks])
-    outcome = [held is not None and done.setdefault(held.id, one) is one for one, held in zip(acks, found, strict=True)]
-    removed = [held for held in found if held is not None]
-    remove(tx, removed)
-    send(tx, [NewMessage(instance_id=one.lock.key.instance_id, payload=one.message) for one in done.values()])
-    _touch(tx, identity, removed, timeouts)
-    return outcome
+    judge = Judge(tx, [one.state for one in acks if one.state is not None])
+    first: dict[int, tuple[int, Held]] = {}  # of several acks of one item the first counts
+    for place, held in enumerate(find(tx, [one.lock for one in acks])):
+        if held is not None:
+            first.setdefault(held.id, (place, held))
+    done = {place: held for place, held in first.values() if _passes(judge, acks[place])}
+    remove(tx, list(done.values()))
+    judge.apply()
+    passed = [acks[place] for place in done]
+    send(tx, [NewMessage(instance_id=one.lock.key.instance_id, payload=one.message) for one in passed])
+    _touch(tx, identity, list(done.values()), timeouts)
+    return [place in done for place in range(len(acks))]
 
 
 def abandon(tx: Tx, identity: WorkerIdentity, items: Sequence[WorkAbandon]) -> list[bool]:
@@ -75,6 +80,14 @@ def disown(tx: Tx, identity: WorkerIdentity, known: Sequence[WorkLock]) -> int:
     """See `Provider.disown_work_item`."""
     tokens = to_json([lock.token for lock in known])
     return tx.run(SQL["disown"], {"incarnation": identity.incarnation, "known": tokens})
+
+
+def _passes(judge: Judge, one: WorkAck) -> bool:
+    writes = [] if one.state is None else [one.state]
+    if judge.refuse(writes):
+        return False
+    judge.accept(writes)
+    return True
 
 
 def _abandon(tx: Tx, identity: WorkerIdentity, item: WorkAbandon, *, may_free: bool) -> bool:

@@ -1,0 +1,231 @@
+"""Session state: the records that people and the session layer read and write, and writes that go with a result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from psycopg.errors import UniqueViolation
+from psycopg.types.numeric import Int8
+
+from affinity.errors import Contention, SessionWriteConflict
+from affinity.provider.contract import WorkerIdentity
+from affinity.provider.postgres.arrays import Blobs, Ints, Texts
+from affinity.provider.postgres.base import Verbs, who
+from affinity.provider.postgres.connections import Links, Params, Row
+from affinity.provider.statements import load_statements
+from affinity.records import (
+    SessionFilter,
+    SessionMetadata,
+    SessionRecord,
+    SessionState,
+    SessionStore,
+    SessionSummary,
+    StateWrite,
+)
+
+_SQL: Final = load_statements(__package__, "states.sql")
+
+
+class StateVerbs(Verbs):
+    """`states` and `check_session`."""
+
+    def __init__(self, links: Links) -> None:
+        super().__init__(links)
+        self._states = PostgresStates(links)
+
+    @property
+    def states(self) -> SessionStore:
+        """See `affinity.provider.contract.Provider`."""
+        return self._states
+
+    async def check_session(self, identity: WorkerIdentity, session_ids: Sequence[str]) -> Sequence[float | None]:
+        """See `affinity.provider.contract.Provider`."""
+        if not session_ids:
+            return []
+        rows = await self._links.quick.run(_SQL["check"], {**who(identity), "session": Texts(session_ids)})
+        found: dict[int, float] = dict(rows)
+        return [found.get(n) for n in range(1, len(session_ids) + 1)]
+
+
+class PostgresStates:
+    """The records in table ``session_states``. Implements `affinity.records.SessionStore`.
+
+    On a connection of its own: a state of many megabytes must not hold up renewals.
+    """
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+
+    async def load(self, session_id: str) -> SessionRecord | None:
+        """See `affinity.records.SessionStore`."""
+        rows = await self._links.states.run(_SQL["load"], {"session": session_id})
+        return _record(rows[0]) if rows else None
+
+    async def save(
+        self,
+        new: SessionState,
+        *,
+        expected_version: int | None = None,
+        epoch: int | None = None,
+        turn: str | None = None,
+    ) -> int:
+        """See `affinity.records.SessionStore`."""
+        fences = {"expected": _bigint(expected_version), "epoch": _bigint(epoch), "turn": turn}
+        version, repeated, known, fits = await self._save({**_columns(new), **fences})
+        if repeated:
+            return int(version)
+        if not fits:
+            said = (
+                f"the session or its record has a newer epoch than {epoch}"
+                if known
+                else f"its record has version {version or 0}, not {expected_version}"
+            )
+            raise SessionWriteConflict(new.session_id, expected_version, version, said)
+        return (version or 0) + 1
+
+    async def _save(self, params: Params) -> Row:
+        try:
+            (verdict,) = await self._links.states.run(_SQL["save"], params)
+        except Contention as error:
+            if not isinstance(error.__cause__, UniqueViolation):
+                raise
+            # Somebody else wrote the first version at the same time: now there is a record to look at.
+            (verdict,) = await self._links.states.run(_SQL["save"], params)
+        return verdict
+
+    async def delete(
+        self,
+        session_ids: Collection[str],
+        *,
+        cascade: bool = False,
+        idle_only: bool = False,
+        versions: Mapping[str, int] | None = None,
+        dry_run: bool = False,
+    ) -> Sequence[str]:
+        """See `affinity.records.SessionStore`. A record that is left keeps its children."""
+        if not session_ids:
+            return []
+        told = versions or {}
+        params = {
+            "session": Texts(session_ids),
+            "cascade": cascade,
+            "idle_only": idle_only,
+            "version_session": Texts(told),
+            "version": Ints(told.values()),
+            "dry_run": dry_run,
+        }
+        return [session_id for (session_id,) in await self._links.states.run(_SQL["delete"], params)]
+
+    async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
+        """See `affinity.records.SessionStore`."""
+        after_time, after_id = where.after or (None, None)
+        params = {
+            "kind": where.kind,
+            "name": where.name,
+            "parent": where.parent,
+            "schema": _bigint(where.schema_version),
+            "labels": json.dumps(dict(where.labels)) if where.labels else None,
+            "prefix": where.prefix,
+            "holder": where.holder,
+            "updated_after": where.updated_after,
+            "created_after": where.created_after,
+            "idle_for": None if where.idle_for is None else float(where.idle_for),
+            "after_time": after_time,
+            "after_id": after_id,
+            "limit": Int8(limit),
+        }
+        return [_summary(row) for row in await self._links.misc.run(_SQL["list"], params)]
+
+
+def state_columns(writes: Sequence[tuple[int, StateWrite]]) -> Params:
+    """Writes that go with a result as columns, each with the number of what it goes with."""
+    news = [write.new for _, write in writes]
+    metadata = [new.metadata for new in news]
+    return {
+        "state_turn": Ints(n for n, _ in writes),
+        "state_session": Texts(new.session_id for new in news),
+        "state_base": Ints(write.base_version for _, write in writes),
+        "state_epoch": Ints(write.epoch for _, write in writes),
+        "state": Blobs(new.state for new in news),
+        "state_encoding": Texts(new.encoding for new in news),
+        "state_schema": Ints(new.schema_version for new in news),
+        "state_kind": Texts(about.kind for about in metadata),
+        "state_name": Texts(about.name for about in metadata),
+        "state_parent": Texts(about.parent for about in metadata),
+        "state_labels": Texts(_labels(about.labels) for about in metadata),
+        "state_messages": Ints(about.message_count for about in metadata),
+        "state_participants": Texts(_participants(about.participants) for about in metadata),
+    }
+
+
+def _columns(new: SessionState) -> Params:
+    return {
+        "session": new.session_id,
+        "state": bytes(new.state),
+        "encoding": new.encoding,
+        "schema": Int8(new.schema_version),
+        "kind": new.metadata.kind,
+        "name": new.metadata.name,
+        "parent": new.metadata.parent,
+        "labels": _labels(new.metadata.labels),
+        "messages": _bigint(new.metadata.message_count),
+        "participants": _participants(new.metadata.participants),
+    }
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return json.dumps(dict(labels)) if labels else "{}"
+
+
+def _participants(participants: Iterable[str]) -> str:
+    return json.dumps(list(participants)) if participants else "[]"
+
+
+def _bigint(value: int | None) -> Int8 | None:
+    """One type, whatever the value: a statement is prepared once."""
+    return None if value is None else Int8(value)
+
+
+def _record(row: Row) -> SessionRecord:
+    session_id, state, encoding, schema_version, *metadata, version, epoch, turn, created_at, updated_at = row
+    return SessionRecord(
+        session_id=session_id,
+        state=state,
+        encoding=encoding,
+        schema_version=schema_version,
+        metadata=_metadata(metadata),
+        version=version,
+        epoch=epoch,
+        turn=turn,
+        created_at=created_at,
+        updated_at=updated_at,
+    )
+
+
+def _summary(row: Row) -> SessionSummary:
+    session_id, schema_version, *metadata, version, epoch, size, created_at, updated_at, holder = row
+    return SessionSummary(
+        session_id=session_id,
+        schema_version=schema_version,
+        metadata=_metadata(metadata),
+        version=version,
+        epoch=epoch,
+        size=size,
+        holder=holder,
+        created_at=created_at,
+        updated_at=updated_at,
+    )
+
+
+def _metadata(row: Sequence[Any]) -> SessionMetadata:
+    kind, name, parent, labels, message_count, participants = row
+    return SessionMetadata(
+        kind=kind,
+        name=name,
+        parent=parent,
+        labels=labels,
+        message_count=message_count,
+        participants=participants,
+    )

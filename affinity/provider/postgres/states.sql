@@ -1,0 +1,116 @@
+-- load: one record
+SELECT session_id, state, encoding, schema_version, kind, name, parent, labels, message_count, participants, version,
+    epoch, turn, created_at, updated_at
+FROM session_states WHERE session_id = %(session)s
+
+-- save: write one record, if it passes the fences that the caller asked for
+WITH session AS MATERIALIZED (
+    SELECT epoch FROM sessions WHERE session_id = %(session)s FOR NO KEY UPDATE
+), record AS MATERIALIZED (
+    SELECT version, epoch, turn FROM session_states
+    WHERE session_id = %(session)s AND (SELECT count(*) FROM session) >= 0 -- always true: the session is locked first
+    FOR NO KEY UPDATE
+), verdict AS MATERIALIZED (
+    SELECT r.version, v.repeated, v.known, NOT v.repeated AND v.known AND v.newest AS fits, clock() AS now
+    FROM (SELECT) one
+    LEFT JOIN record r ON true
+    LEFT JOIN session s ON true
+    CROSS JOIN LATERAL (
+        SELECT (r.turn = %(turn)s) IS TRUE AS repeated,
+            coalesce(r.version, 0) = coalesce(%(expected)s, r.version, 0) AS known,
+            (s.epoch > %(epoch)s OR r.epoch > %(epoch)s) IS NOT TRUE AS newest
+    ) v
+), bumped AS (
+    -- A writer without a lease: what the session's holder remembers is not used any more.
+    UPDATE sessions SET epoch = nextval('epochs')
+    WHERE session_id = %(session)s AND %(epoch)s::bigint IS NULL AND (SELECT fits FROM verdict)
+), added AS (
+    -- Plain, as in a commit: see there.
+    INSERT INTO session_states (session_id, state, encoding, schema_version, kind, name, parent, labels, message_count,
+        participants, version, epoch, turn, created_at, updated_at)
+    SELECT %(session)s, %(state)s, %(encoding)s, %(schema)s, %(kind)s, %(name)s, %(parent)s, %(labels)s::jsonb,
+        %(messages)s, %(participants)s::jsonb, 1, %(epoch)s, %(turn)s, now, now
+    FROM verdict WHERE fits AND version IS NULL
+), written AS (
+    UPDATE session_states r
+    SET state = %(state)s, encoding = %(encoding)s, schema_version = %(schema)s, kind = %(kind)s, name = %(name)s,
+        parent = %(parent)s, labels = %(labels)s::jsonb, message_count = %(messages)s,
+        participants = %(participants)s::jsonb, version = v.version + 1, epoch = coalesce(%(epoch)s, r.epoch),
+        turn = %(turn)s, updated_at = v.now
+    FROM verdict v WHERE r.session_id = %(session)s AND v.fits AND v.version IS NOT NULL
+)
+SELECT version, repeated, known, fits FROM verdict
+
+-- delete: records, and those of their children, as far as they may go
+-- Looked for, then locked, then judged by what they are once they are locked. Children of a record that stays, stay.
+WITH RECURSIVE found (session_id) AS (
+    SELECT r.session_id FROM session_states r WHERE r.session_id = ANY (%(session)s)
+    UNION
+    SELECT r.session_id FROM found f JOIN session_states r ON r.parent = f.session_id WHERE %(cascade)s
+), session AS MATERIALIZED (
+    SELECT s.session_id, s.worker_id, s.incarnation, s.locked_until FROM sessions s
+    WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM found))
+    ORDER BY s.session_id FOR NO KEY UPDATE
+), record AS MATERIALIZED (
+    SELECT r.session_id, r.parent, r.version FROM session_states r
+    WHERE r.session_id = ANY (ARRAY (SELECT session_id FROM found)) AND (SELECT count(*) FROM session) >= 0
+    ORDER BY r.session_id FOR UPDATE
+), busy AS MATERIALIZED (
+    SELECT s.session_id FROM session s JOIN alive_workers w USING (worker_id, incarnation)
+    WHERE %(idle_only)s AND s.locked_until > clock()
+    UNION
+    SELECT r.session_id FROM record r
+    WHERE %(idle_only)s AND EXISTS (SELECT FROM worker_queue q WHERE q.session_id = r.session_id)
+), free AS MATERIALIZED (
+    SELECT r.session_id, r.parent FROM record r
+    WHERE r.session_id NOT IN (SELECT session_id FROM busy)
+      AND (r.session_id, r.version) NOT IN (
+          -- Those whose version is told, and is another.
+          SELECT x.session_id, x.version FROM record x
+          JOIN unnest(%(version_session)s, %(version)s) AS v (session_id, version) USING (session_id)
+          WHERE x.version <> v.version)
+), doomed (session_id) AS (
+    SELECT session_id FROM free WHERE session_id = ANY (%(session)s)
+    UNION
+    SELECT f.session_id FROM doomed d JOIN free f ON f.parent = d.session_id WHERE %(cascade)s
+), bumped AS (
+    UPDATE sessions SET epoch = nextval('epochs')
+    WHERE session_id = ANY (ARRAY (SELECT session_id FROM doomed)) AND NOT %(dry_run)s
+), removed AS (
+    DELETE FROM session_states
+    WHERE session_id = ANY (ARRAY (SELECT session_id FROM doomed)) AND NOT %(dry_run)s
+)
+SELECT session_id FROM doomed ORDER BY array_position(%(session)s, session_id), session_id
+
+-- list: one page of records, newest first; conditions on updated_second repeat others, for the index
+SELECT p.*, (SELECT h.worker_id FROM held_sessions h WHERE h.session_id = p.session_id)
+FROM (
+    SELECT r.session_id, r.schema_version, r.kind, r.name, r.parent, r.labels, r.message_count, r.participants,
+        r.version, r.epoch, octet_length(r.state), r.created_at, r.updated_at
+    FROM session_states r
+    WHERE (%(kind)s::text IS NULL OR r.kind = %(kind)s)
+      AND (%(name)s::text IS NULL OR r.name = %(name)s)
+      AND (%(parent)s::text IS NULL OR r.parent = %(parent)s)
+      AND (%(schema)s::bigint IS NULL OR r.schema_version = %(schema)s)
+      AND (%(labels)s::jsonb IS NULL OR r.labels @> %(labels)s::jsonb AND r.labels <> '{}')
+      AND (%(prefix)s::text IS NULL OR starts_with(r.session_id, %(prefix)s))
+      AND (%(holder)s::text IS NULL OR r.session_id = ANY (ARRAY (
+          SELECT h.session_id FROM held_sessions h WHERE h.worker_id = %(holder)s)))
+      AND (%(updated_after)s::timestamptz IS NULL
+           OR r.updated_at > %(updated_after)s
+              AND r.updated_second >= date_trunc('second', %(updated_after)s::timestamptz AT TIME ZONE 'UTC'))
+      AND (%(created_after)s::timestamptz IS NULL OR r.created_at > %(created_after)s)
+      AND (%(idle_for)s::float8 IS NULL
+           OR r.updated_at <= (SELECT clock()) - %(idle_for)s * interval '1 s'
+              AND r.updated_second <= (SELECT clock()) AT TIME ZONE 'UTC' - %(idle_for)s * interval '1 s')
+      AND (%(after_time)s::timestamptz IS NULL
+           OR (r.updated_second, r.updated_at, r.session_id)
+              < (date_trunc('second', %(after_time)s::timestamptz AT TIME ZONE 'UTC'), %(after_time)s, %(after_id)s))
+    ORDER BY r.updated_second DESC, r.updated_at DESC, r.session_id DESC LIMIT %(limit)s
+) p
+ORDER BY p.updated_at DESC, p.session_id DESC
+
+-- check: for how long the caller holds sessions
+SELECT k.n, extract(epoch FROM h.locked_until - clock())::float8
+FROM unnest(%(session)s) WITH ORDINALITY AS k (session_id, n) JOIN held_sessions h USING (session_id)
+WHERE (h.worker_id = %(worker)s) IS TRUE AND h.incarnation = %(incarnation)s

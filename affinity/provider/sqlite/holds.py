@@ -1,0 +1,55 @@
+"""Holds, which keep a session with its holder while an orchestration waits, and watches, which tell one that it moved.
+
+A hold is a long lock: whoever touches the session leaves it alone, since a touch never shortens a lock, and whoever
+gives the session up ends it like any other. Its row is there for the one moment at which the hold ends early: the lock
+is then cut back to what it would be without it, which other holds of the same session have a say in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from affinity.provider.contract import FINISHED, SessionHold, Turn
+from affinity.provider.sqlite.database import PORTION, Row, Tx, to_json
+from affinity.provider.statements import load_statements
+
+SQL: Final = load_statements(__package__, "holds.sql")
+
+
+def apply(tx: Tx, turns: Sequence[Turn], session_lock: float) -> None:
+    """End the holds that turns end, begin those that they begin, and set their watches. Goes behind the touches of the
+    same commit, which extend locks by ``session_lock`` seconds. What has finished is left to `clear`.
+    """
+    named = [(turn.instance_id, turn.execution_id, hold_id) for turn in turns for hold_id in turn.unholds]
+    continued = [turn.instance_id for turn in turns if turn.update is not None and turn.update.continued]
+    _cut_back(tx, [*_end(tx, "end_some", named), *_end(tx, "end_all", continued)])
+    begun = [(turn, hold) for turn in turns for hold in _lasting(turn)]
+    rows = [(turn.instance_id, turn.execution_id, hold.hold_id, hold.session_id, hold.seconds) for turn, hold in begun]
+    tx.many(SQL["begin"], rows, {"now": tx.now, "session_lock": session_lock})
+    tx.many(SQL["extend"], [(hold.session_id, hold.seconds) for _, hold in begun], {"now": tx.now})
+    watches = [(watch.session_id, turn.instance_id, watch.payload) for turn in turns for watch in turn.watches]
+    tx.many(SQL["watch"], watches)
+
+
+def clear(tx: Tx, instance_ids: Sequence[str]) -> None:
+    """Remove all holds and watches of instances."""
+    _cut_back(tx, _end(tx, "end_all", instance_ids))
+    tx.many(SQL["unwatch"], instance_ids)
+
+
+def _lasting(turn: Turn) -> list[SessionHold]:
+    """The holds of a turn that do not end with it."""
+    if turn.update is not None and (turn.update.continued or turn.update.status in FINISHED):
+        return []
+    return [hold for hold in turn.holds if hold.hold_id not in turn.unholds]
+
+
+def _end(tx: Tx, statement: str, rows: Sequence[object]) -> list[Row]:
+    """Remove holds; their sessions, each with the session lock timeout that the hold came with."""
+    portions = (to_json(rows[start : start + PORTION]) for start in range(0, len(rows), PORTION))
+    return [ended for portion in portions for ended in tx.rows(SQL[statement], {"rows": portion})]
+
+
+def _cut_back(tx: Tx, ended: Sequence[Row]) -> None:
+    tx.many(SQL["cut_back"], ended, {"now": tx.now})

@@ -1,0 +1,124 @@
+"""Listing records of session state, at a cost that does not grow with the number of records.
+
+Parent, name, kind and schema version have indexes in the order of a listing, as has the time of the last write: a page
+is read along one of them, and ends when it is full. Holder, label, beginning of the id and time of creation have
+indexes in other orders. What these find is sorted when it is not more than `FEW`; when it is more, there are so many
+that a page fills soon along one of the first kind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final, LiteralString
+
+from affinity.limits import MAX_ID_BYTES
+from affinity.provider.sqlite.database import Row, Tx, to_json
+from affinity.provider.sqlite.states import SQL, read_metadata
+from affinity.provider.sqlite.workers import instant
+from affinity.provider.statements import load_statements
+from affinity.records import SessionFilter, SessionSummary
+
+LIST: Final = load_statements(__package__, "state_list.sql")["list_states"]
+
+FEW: Final = 10_000
+"""Records that a page may be sorted out of."""
+
+IN_ORDER: Final = ("parent", "name", "kind", "schema_version")
+"""Conditions with an index in the order of a listing; the first that is asked for is used, as it leaves the fewest."""
+
+_AFTER_ANY_ID: Final = "\U0010ffff" * (MAX_ID_BYTES // 4 + 1)
+"""No valid id is greater, nor is one that begins with something than that and this."""
+
+_PART: Final = re.compile(r"^ *-- \[(\w+)\n(.*?)^ *-- \1\]\n", re.DOTALL | re.MULTILINE)
+
+
+def list_states(tx: Tx, where: SessionFilter, limit: int) -> list[SessionSummary]:
+    """See `SessionStore.list`."""
+    conditions = _conditions(tx, where)
+    arguments = _arguments(tx, where, limit) | conditions
+    few = _few(tx, where, arguments)
+    path = _path(conditions) if few is None else "by_id"
+    statement = with_parts({path, *conditions})
+    return [_summary(row) for row in tx.rows(statement, {**arguments, "session_ids": to_json(few or [])})]
+
+
+def with_parts(kept: set[str]) -> LiteralString:
+    """The statement with these of its parts."""
+    return _PART.sub(lambda part: part[2] if part[1] in kept else "", LIST)
+
+
+def _path(conditions: dict[str, Any]) -> str:
+    return next((f"by_{name}" for name in IN_ORDER if name in conditions), "by_age")
+
+
+def _conditions(tx: Tx, where: SessionFilter) -> dict[str, Any]:
+    """What is asked for, by the name of its part in the statement."""
+    updated_after, created_after, after = (
+        None if at is None else at.timestamp()
+        for at in (where.updated_after, where.created_after, where.after and where.after[0])
+    )
+    until = None if where.idle_for is None else round(tx.now - where.idle_for, 6)
+    if until is not None and after is not None:
+        # Of two upper bounds the index serves one, so only the lower of them is given: it implies the other.
+        until, after = (None, after) if after <= until else (until, None)
+    conditions = {
+        "parent": where.parent,
+        "name": where.name,
+        "kind": where.kind,
+        "schema_version": where.schema_version,
+        "prefix": where.prefix or None,
+        "created_after": created_after,
+        "since": max((at for at in (updated_after, created_after) if at is not None), default=None),
+        "until": until,
+        "after": after,
+        "labels": to_json(list(where.labels.items())) if where.labels else None,
+        "holder": where.holder,
+    }
+    return {name: wanted for name, wanted in conditions.items() if wanted is not None}
+
+
+def _arguments(tx: Tx, where: SessionFilter, limit: int) -> dict[str, Any]:
+    return {
+        "now": tx.now,
+        "limit": limit,
+        "few": FEW,
+        "prefix_end": (where.prefix or "") + _AFTER_ANY_ID,
+        "after_id": where.after and where.after[1],
+    }
+
+
+def _few(tx: Tx, where: SessionFilter, arguments: dict[str, Any]) -> list[str] | None:
+    """All sessions that meet some condition, when they are few; None when no condition says so."""
+    for statement, more in _narrowing(where):
+        found: list[str] = tx.gather(SQL[statement], {**arguments, **more})
+        if len(found) <= FEW:
+            return found
+    return None
+
+
+def _narrowing(where: SessionFilter) -> Iterator[tuple[str, dict[str, str]]]:
+    """Statements that find what meets one condition."""
+    if where.holder is not None:
+        yield "held_by", {}
+    for key, value in where.labels.items():
+        yield "labelled", {"key": key, "value": value}
+    if where.prefix:
+        yield "beginning", {}
+    if where.created_after is not None:
+        yield "created", {}
+
+
+def _summary(row: Row) -> SessionSummary:
+    session_id, schema_version, *metadata, version, epoch, created_at, updated_at, size, holder = row
+    return SessionSummary(
+        session_id=session_id,
+        schema_version=schema_version,
+        metadata=read_metadata(metadata),
+        version=version,
+        epoch=epoch,
+        size=size,
+        holder=holder,
+        created_at=instant(created_at),
+        updated_at=instant(updated_at),
+    )

@@ -1,0 +1,82 @@
+-- list_states: one page of records, newest first
+-- Only those parts between marks are run that a filter has a use for. One named `by_…` says where the records come from,
+-- either some sessions, which are sorted then, or an index that has the order of a listing.
+SELECT p.*, (
+    SELECT s.worker_id FROM sessions AS s
+    CROSS JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation
+    WHERE s.session_id = p.session_id AND s.locked_until > :now AND w.locked_until > :now
+)
+FROM (
+    SELECT r.session_id, r.schema_version, r.kind, r.name, r.parent, r.labels, r.message_count, r.participants,
+           r.version, r.epoch, r.created_at, r.updated_at, length(r.state) AS size
+    FROM
+    -- [by_id
+    json_each(:session_ids) AS j CROSS JOIN
+    -- by_id]
+    session_states AS r
+    -- [by_parent
+    INDEXED BY session_states_by_parent
+    -- by_parent]
+    -- [by_name
+    INDEXED BY session_states_by_name
+    -- by_name]
+    -- [by_kind
+    INDEXED BY session_states_by_kind
+    -- by_kind]
+    -- [by_schema_version
+    INDEXED BY session_states_by_schema
+    -- by_schema_version]
+    -- [by_age
+    INDEXED BY session_states_by_age
+    -- by_age]
+    WHERE true
+      -- [by_id
+      AND r.session_id = j.value
+      -- by_id]
+      -- [parent
+      AND r.parent = :parent
+      -- parent]
+      -- [name
+      AND r.name = :name
+      -- name]
+      -- [kind
+      AND r.kind = :kind
+      -- kind]
+      -- [schema_version
+      AND r.schema_version = :schema_version
+      -- schema_version]
+      -- [prefix
+      AND r.session_id >= :prefix AND r.session_id < :prefix_end
+      -- prefix]
+      -- [created_after
+      AND r.created_at > :created_after
+      -- created_after]
+      -- [since
+      AND r.updated_at > :since
+      -- since]
+      -- [until
+      AND r.updated_at <= :until
+      -- until]
+      -- [after
+      AND (r.updated_at, r.session_id) < (:after, :after_id)
+      -- after]
+      -- [labels
+      AND NOT EXISTS (
+          SELECT 1 FROM json_each(:labels) AS j
+          WHERE NOT EXISTS (
+              SELECT 1 FROM session_labels AS l
+              WHERE l.key = j.value ->> 0 AND l.value = j.value ->> 1 AND l.session_id = r.session_id
+          )
+      )
+      -- labels]
+      -- [holder
+      AND EXISTS (
+          SELECT 1 FROM sessions AS s
+          CROSS JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation
+          WHERE s.session_id = r.session_id AND s.worker_id = :holder
+            AND s.locked_until > :now AND w.locked_until > :now
+      )
+      -- holder]
+    ORDER BY r.updated_at DESC, r.session_id DESC
+    LIMIT :limit
+) AS p;

@@ -1,0 +1,205 @@
+"""Session state: judging and writing it, alone or with the result that it comes with, reading and deleting it.
+
+A state is bytes, up to many megabytes of them, so it goes in and out as a parameter of its own and never through JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from affinity.errors import SessionWriteConflict
+from affinity.provider.contract import WorkerIdentity
+from affinity.provider.sqlite import sessions
+from affinity.provider.sqlite.database import Row, Tx, to_json
+from affinity.provider.sqlite.workers import instant
+from affinity.provider.statements import load_statements
+from affinity.records import SessionMetadata, SessionRecord, SessionState, StateWrite
+
+SQL: Final = load_statements(__package__, "states.sql")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deletion:
+    """Which records to remove; see `SessionStore.delete`."""
+
+    session_ids: Sequence[str]
+    cascade: bool
+    idle_only: bool
+    versions: Mapping[str, int]
+
+
+class _Found(NamedTuple):
+    """What a write is judged by: the record, as far as there is one, and the lease of its session."""
+
+    version: int | None
+    epoch: int | None
+    turn: str | None
+    labels: str | None
+    lease_epoch: int | None
+
+    def is_newer_than(self, epoch: int) -> bool:
+        """Whether the session or its record has a greater epoch."""
+        return max(self.epoch or epoch, self.lease_epoch or epoch) > epoch
+
+
+class Judge:
+    """Judges the writes that come with the results of one batch, and applies those of the results that pass.
+
+    Reads what it needs at once, and nothing when there are no writes.
+    """
+
+    def __init__(self, tx: Tx, writes: Iterable[StateWrite]) -> None:
+        self._tx = tx
+        self._found = _read(tx, {write.new.session_id for write in writes})
+        self._passed: dict[str, StateWrite] = {}
+
+    def refuse(self, writes: Sequence[StateWrite]) -> list[str]:
+        """Sessions among those of one result whose write does not pass; of several of one session the first does."""
+        seen = set(self._passed)
+        refused = []
+        for write in writes:
+            session_id = write.new.session_id
+            if session_id in seen or not self._fits(write):
+                refused.append(session_id)
+            seen.add(session_id)
+        return refused
+
+    def accept(self, writes: Iterable[StateWrite]) -> None:
+        """The result that these came with passes."""
+        self._passed.update((write.new.session_id, write) for write in writes)
+
+    def apply(self) -> None:
+        """Write what was accepted."""
+        if self._passed:
+            _put(self._tx, [encode(write.new, epoch=write.epoch) for write in self._passed.values()], self._found)
+
+    def _fits(self, write: StateWrite) -> bool:
+        found = self._found[write.new.session_id]
+        return (found.version or 0) == write.base_version and not found.is_newer_than(write.epoch)
+
+
+def encode(new: SessionState, *, epoch: int | None, turn: str | None = None) -> dict[str, Any]:
+    """A state as the columns of its record."""
+    about = new.metadata
+    return {
+        "session_id": new.session_id,
+        "epoch": epoch,
+        "schema_version": new.schema_version,
+        "encoding": new.encoding,
+        "kind": about.kind,
+        "name": about.name,
+        "parent": about.parent,
+        "message_count": about.message_count,
+        "turn": turn,
+        "labels": to_json(dict(sorted(about.labels.items()))),
+        "participants": to_json(list(about.participants)),
+        "state": bytes(new.state),
+    }
+
+
+def save(tx: Tx, record: dict[str, Any], expected_version: int | None) -> int:
+    """See `SessionStore.save`; ``record`` is what `encode` gave."""
+    session_id, epoch = record["session_id"], record["epoch"]
+    all_found = _read(tx, [session_id])
+    found = all_found[session_id]
+    version = found.version or 0
+    if record["turn"] is not None and found.turn == record["turn"]:
+        return version
+    if expected_version not in {None, version}:
+        said = f"its record has version {version}, not {expected_version}"
+        raise SessionWriteConflict(session_id, expected_version, found.version, said)
+    if epoch is not None and found.is_newer_than(epoch):
+        said = f"the session or its record has a newer epoch than {epoch}"
+        raise SessionWriteConflict(session_id, expected_version, found.version, said)
+    _put(tx, [record], all_found)
+    if epoch is None:
+        sessions.renew_epochs(tx, [session_id])
+    return version + 1
+
+
+def load(tx: Tx, session_id: str) -> SessionRecord | None:
+    """See `SessionStore.load`."""
+    row = tx.row(SQL["load"], {"session_id": session_id})
+    return None if row is None else _record(row)
+
+
+def find_doomed(tx: Tx, asked: Deletion) -> list[str]:
+    """The records that a deletion removes: the named ones first, in order."""
+    arguments = {
+        "session_ids": to_json(asked.session_ids),
+        "versions": to_json(list(asked.versions.items())),
+        "cascade": asked.cascade,
+        "idle_only": asked.idle_only,
+        "now": tx.now,
+    }
+    doomed: list[str] = tx.gather(SQL["doomed"], arguments)
+    among = set(doomed)
+    return list(dict.fromkeys([name for name in asked.session_ids if name in among] + doomed))
+
+
+def delete(tx: Tx, asked: Deletion) -> list[str]:
+    """See `SessionStore.delete`."""
+    doomed = find_doomed(tx, asked)
+    tx.many(SQL["unlabel"], doomed)
+    tx.many(SQL["delete"], doomed)
+    sessions.renew_epochs(tx, doomed)
+    return doomed
+
+
+def check(tx: Tx, identity: WorkerIdentity, session_ids: Sequence[str]) -> list[float | None]:
+    """See `Provider.check_session`."""
+    caller = {"worker_id": identity.worker_id, "incarnation": identity.incarnation, "now": tx.now}
+    held = dict(tx.gather(SQL["check"], {**caller, "session_ids": to_json(list(session_ids))}))
+    return [held.get(session_id) for session_id in session_ids]
+
+
+def read_metadata(columns: Sequence[Any]) -> SessionMetadata:
+    """From kind, name, parent, labels, number of messages, participants."""
+    kind, name, parent, labels, message_count, participants = columns
+    return SessionMetadata(
+        kind=kind,
+        name=name,
+        parent=parent,
+        labels=json.loads(labels),
+        message_count=message_count,
+        participants=json.loads(participants),
+    )
+
+
+def _read(tx: Tx, session_ids: Collection[str]) -> dict[str, _Found]:
+    if not session_ids:
+        return {}
+    rows = tx.gather(SQL["fences"], {"session_ids": to_json(list(session_ids))})
+    return {session_id: _Found(*found) for session_id, *found in rows}
+
+
+def _put(tx: Tx, records: Sequence[dict[str, Any]], found: Mapping[str, _Found]) -> None:
+    """Write records, and their labels as far as they are others than before."""
+    tx.each(SQL["write"], [{**record, "now": tx.now} for record in records])
+    changed = {
+        record["session_id"]: record["labels"]
+        for record in records
+        if record["labels"] != (found[record["session_id"]].labels or "{}")
+    }
+    labels = [(session_id, *label) for session_id, text in changed.items() for label in json.loads(text).items()]
+    tx.many(SQL["unlabel"], list(changed))
+    tx.many(SQL["label"], labels)
+
+
+def _record(row: Row) -> SessionRecord:
+    session_id, state, encoding, turn, schema_version, *metadata, version, epoch, created_at, updated_at = row
+    return SessionRecord(
+        session_id=session_id,
+        state=state,
+        encoding=encoding,
+        schema_version=schema_version,
+        metadata=read_metadata(metadata),
+        version=version,
+        epoch=epoch,
+        turn=turn,
+        created_at=instant(created_at),
+        updated_at=instant(updated_at),
+    )

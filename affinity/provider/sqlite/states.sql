@@ -1,0 +1,100 @@
+-- fences: what writes of some sessions are judged by: their records, and the epochs of their leases
+SELECT json_group_array(json_array(j.value, r.version, r.epoch, r.turn, r.labels, s.epoch))
+FROM json_each(:session_ids) AS j
+LEFT JOIN session_states AS r ON r.session_id = j.value
+LEFT JOIN sessions AS s ON s.session_id = j.value;
+
+-- write: a record that has passed its fences; written without a lease, it keeps its epoch
+INSERT INTO session_states (
+    session_id, version, epoch, created_at, updated_at, schema_version, encoding, kind, name, parent, message_count,
+    turn, labels, participants, state
+)
+VALUES (
+    :session_id, 1, :epoch, :now, :now, :schema_version, :encoding, :kind, :name, :parent, :message_count,
+    :turn, :labels, :participants, :state
+)
+ON CONFLICT (session_id) DO UPDATE SET
+    version = version + 1,
+    epoch = coalesce(excluded.epoch, epoch),
+    updated_at = excluded.updated_at,
+    schema_version = excluded.schema_version,
+    encoding = excluded.encoding,
+    kind = excluded.kind,
+    name = excluded.name,
+    parent = excluded.parent,
+    message_count = excluded.message_count,
+    turn = excluded.turn,
+    labels = excluded.labels,
+    participants = excluded.participants,
+    state = excluded.state;
+
+-- unlabel: forget the labels of sessions
+DELETE FROM session_labels WHERE session_id IN (SELECT value FROM json_each(:rows));
+
+-- label: the labels of sessions
+INSERT INTO session_labels (session_id, key, value)
+SELECT value ->> 0, value ->> 1, value ->> 2 FROM json_each(:rows);
+
+-- load: one record
+SELECT session_id, state, encoding, turn, schema_version, kind, name, parent, labels, message_count, participants,
+       version, epoch, created_at, updated_at
+FROM session_states WHERE session_id = :session_id;
+
+-- doomed: the records that a deletion removes; children of a record that stays, stay
+WITH RECURSIVE rewritten (session_id) AS MATERIALIZED (
+    SELECT r.session_id FROM json_each(:versions) AS j
+    CROSS JOIN session_states AS r ON r.session_id = j.value ->> 0
+    WHERE r.version <> j.value ->> 1
+),
+idle (session_id, parent) AS NOT MATERIALIZED (
+    SELECT r.session_id, r.parent FROM session_states AS r
+    WHERE NOT :idle_only OR NOT EXISTS (SELECT 1 FROM worker_queue AS q WHERE q.session_id = r.session_id)
+                            AND NOT EXISTS (
+                                SELECT 1 FROM sessions AS s
+                                CROSS JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation
+                                WHERE s.session_id = r.session_id AND s.locked_until > :now AND w.locked_until > :now
+                            )
+),
+doomed (session_id) AS (
+    SELECT r.session_id FROM json_each(:session_ids) AS j
+    CROSS JOIN idle AS r ON r.session_id = j.value
+    WHERE r.session_id NOT IN (SELECT session_id FROM rewritten)
+    UNION
+    SELECT r.session_id FROM doomed
+    CROSS JOIN idle AS r ON r.parent = doomed.session_id
+    WHERE :cascade AND r.session_id NOT IN (SELECT session_id FROM rewritten)
+)
+SELECT json_group_array(session_id) FROM doomed;
+
+-- delete: records
+DELETE FROM session_states WHERE session_id IN (SELECT value FROM json_each(:rows));
+
+-- check: for how long the caller holds sessions
+SELECT json_group_array(json_array(s.session_id, s.locked_until - :now))
+FROM json_each(:session_ids) AS j
+CROSS JOIN sessions AS s ON s.session_id = j.value
+CROSS JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation
+WHERE s.worker_id = :worker_id AND s.incarnation = :incarnation AND s.locked_until > :now AND w.locked_until > :now;
+
+-- held_by: sessions that a worker holds, unless they are too many
+SELECT json_group_array(session_id) FROM (
+    SELECT s.session_id FROM workers AS w
+    CROSS JOIN sessions AS s ON s.worker_id = w.worker_id AND s.locked_until > :now AND s.incarnation = w.incarnation
+    WHERE w.worker_id = :holder AND w.locked_until > :now
+    LIMIT :few + 1
+);
+
+-- beginning: sessions whose ids begin so, unless they are too many
+SELECT json_group_array(session_id) FROM (
+    SELECT session_id FROM session_states WHERE session_id >= :prefix AND session_id < :prefix_end LIMIT :few + 1
+);
+
+-- labelled: sessions that have a label, unless they are too many
+SELECT json_group_array(session_id) FROM (
+    SELECT session_id FROM session_labels WHERE key = :key AND value = :value LIMIT :few + 1
+);
+
+-- created: sessions whose records were created since, unless they are too many
+SELECT json_group_array(session_id) FROM (
+    SELECT session_id FROM session_states WHERE created_at > :created_after LIMIT :few + 1
+);

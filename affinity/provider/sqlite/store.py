@@ -1,0 +1,60 @@
+"""The session store of a SQLite file: its verbs, each handed to the thread that it runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from affinity.provider.sqlite import state_list, states
+from affinity.provider.sqlite.database import Database
+from affinity.provider.sqlite.thread import DatabaseThread
+from affinity.records import SessionFilter, SessionRecord, SessionState, SessionSummary
+
+
+class SqliteStates:
+    """The records in table ``session_states``. Implements `affinity.records.SessionStore`.
+
+    Args:
+        writer: thread for what writes.
+        reader: thread for what only reads.
+    """
+
+    def __init__(self, writer: DatabaseThread, reader: DatabaseThread) -> None:
+        self._writer = writer
+        self._reader = reader
+
+    async def load(self, session_id: str) -> SessionRecord | None:
+        """See `SessionStore.load`."""
+        return await self._reader.call(Database.read, states.load, session_id)
+
+    async def save(
+        self,
+        new: SessionState,
+        *,
+        expected_version: int | None = None,
+        epoch: int | None = None,
+        turn: str | None = None,
+    ) -> int:
+        """See `SessionStore.save`."""
+        record = states.encode(new, epoch=epoch, turn=turn)  # here, so that nobody changes it on its way
+        return await self._writer.call(Database.write, states.save, record, expected_version)
+
+    async def delete(
+        self,
+        session_ids: Collection[str],
+        *,
+        cascade: bool = False,
+        idle_only: bool = False,
+        versions: Mapping[str, int] | None = None,
+        dry_run: bool = False,
+    ) -> Sequence[str]:
+        """See `SessionStore.delete`. A record that is left keeps its children."""
+        asked = states.Deletion(
+            session_ids=list(session_ids), cascade=cascade, idle_only=idle_only, versions=dict(versions or {})
+        )
+        if dry_run:
+            return await self._reader.call(Database.read, states.find_doomed, asked)
+        return await self._writer.call(Database.write, states.delete, asked)
+
+    async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
+        """See `SessionStore.list`."""
+        return await self._reader.call(Database.read, state_list.list_states, where, limit)

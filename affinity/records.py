@@ -1,0 +1,191 @@
+"""What is kept of a session: the words that the session layer, the providers and the worker share.
+
+A session has at most one *record*: its state as bytes that only the session layer understands, and beside it, in
+columns of their own, what people look for. Two ways lead to a record:
+
+* with a result: a `StateWrite` travels with the result of an activity and is applied in the same transaction, or not at
+  all (`affinity.provider.contract.Turn`, ``WorkAck``);
+* on its own: `SessionStore.save`, for scripts, for web handlers, and for stores that are not the provider's database.
+
+Fences
+    *version*: counts the writes of a record, from 1. A write names the version that it was made from; another one in
+    the store means that somebody else has written since.
+    *epoch*: of the lease under which the writer works (`docs/leases.md`). A write under an older epoch than the session
+    or its record has is refused. In the provider's database, whoever saves or deletes a record without a lease gives
+    the session, if it has a row, a new epoch: copies in the memory of its holder are not used any more, and what is
+    being computed from them is refused. The holder hydrates again and goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal, Protocol, TypeAlias
+
+StateEncoding: TypeAlias = Literal["plain", "zlib"]
+"""How the bytes of a state are packed; stores keep the word and never look inside."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionMetadata:
+    """What people see and look for without opening the state."""
+
+    kind: str = ""  # which type of state: a record is only opened as what it was written
+    name: str | None = None
+    parent: str | None = None  # session id; deleting the parent deletes this one
+    labels: Mapping[str, str] = field(default_factory=dict)
+    message_count: int | None = None
+    participants: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionState:
+    """The state of a session as it is written."""
+
+    session_id: str
+    state: bytes
+    encoding: StateEncoding = "plain"
+    schema_version: int = 1
+    metadata: SessionMetadata = field(default_factory=SessionMetadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateWrite:
+    """Session state that commits with the result of an activity.
+
+    Applied when the record's version is ``base_version`` (0: there is no record) and neither the session nor the record
+    has an epoch greater than ``epoch``. The record then has version ``base_version`` + 1 and this epoch.
+    """
+
+    new: SessionState
+    base_version: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRecord:
+    """A record as it was read."""
+
+    session_id: str
+    state: bytes
+    encoding: StateEncoding
+    schema_version: int
+    metadata: SessionMetadata
+    version: int
+    epoch: int | None  # of the lease that wrote it last; None when nobody ever wrote it under one
+    turn: str | None  # idempotency key of the last write; see `SessionStore.save`
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSummary:
+    """A record without its state, for lists."""
+
+    session_id: str
+    schema_version: int
+    metadata: SessionMetadata
+    version: int
+    epoch: int | None
+    size: int  # bytes of the state as stored
+    holder: str | None  # worker that holds the session now, where the store can know
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionFilter:
+    """Which records to list; all conditions must hold. Newest first: by (updated_at, session_id), descending."""
+
+    updated_after: datetime | None = None
+    created_after: datetime | None = None
+    idle_for: float | None = None  # not written for at least so many seconds, by the store's clock
+    schema_version: int | None = None
+    kind: str | None = None
+    name: str | None = None
+    parent: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)  # has all of these
+    holder: str | None = None  # worker id; a store that cannot know who holds a session finds none
+    prefix: str | None = None  # of the session id
+    after: tuple[datetime, str] | None = None  # keyset cursor: (updated_at, session_id) of the last row seen
+
+
+class SessionStore(Protocol):
+    """Where records are kept; every provider has one (``Provider.states``).
+
+    Promises what `affinity.session.conformance` asserts. Each call is atomic. What is saved or loaded shares nothing
+    with the store's own copy. Errors are those of `affinity.errors`, as for a provider.
+    """
+
+    async def load(self, session_id: str) -> SessionRecord | None:
+        """The record; None when there is none."""
+        ...
+
+    async def save(
+        self,
+        new: SessionState,
+        *,
+        expected_version: int | None = None,
+        epoch: int | None = None,
+        turn: str | None = None,
+    ) -> int:
+        """Write a record, whoever wrote it last unless told otherwise; returns its version.
+
+        Args:
+            new: what to write; ``created_at`` of an existing record stays.
+            expected_version: the version that it was made from, 0 for none.
+            epoch: of the writer's lease. None: a writer without a lease; the record keeps its epoch, and in a
+                provider's database the session gets a new one (see the module).
+            turn: idempotency key. When the record's last write had this very key, nothing is written and the record's
+                version is returned: the write has happened already.
+
+        Raises:
+            SessionWriteConflict: the record has another version than expected, or the session or the record a newer
+                epoch than the writer. Nothing was written.
+        """
+        ...
+
+    async def delete(
+        self,
+        session_ids: Collection[str],
+        *,
+        cascade: bool = False,
+        idle_only: bool = False,
+        versions: Mapping[str, int] | None = None,
+        dry_run: bool = False,
+    ) -> Sequence[str]:
+        """Remove records; unknown ids are passed over.
+
+        Args:
+            session_ids: which.
+            cascade: their children too, and the children of those.
+            idle_only: leave those that a live worker holds, or that have work in the queue.
+            versions: leave those of these sessions whose record has another version: it was written since it was seen.
+            dry_run: change nothing.
+
+        Returns:
+            The ids of the records that were (or would be) removed: the named ones first, in order.
+        """
+        ...
+
+    async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
+        """One page; the cursor of the next is the last row's (updated_at, session_id)."""
+        ...
+
+
+class Participant(Protocol):
+    """Something that must be kept together with an activity's result; see ``ActivityContext.enlist``."""
+
+    async def prepare(self) -> StateWrite | None:
+        """Called once when the activity's code has returned, before its result is sent: the write that goes with it.
+
+        What it raises fails the activity.
+        """
+        ...
+
+    def settled(self, applied: bool) -> None:
+        """Called exactly once in the end, on the event loop: whether this worker knows that the result, and with it the
+        write, was committed. False also when nobody can say: then the memory must not be trusted.
+        """
+        ...

@@ -1,0 +1,98 @@
+"""What every theme of the suite shares: a fresh store, and words for what the tests write into it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol, TypeVar
+
+import anyio
+import pytest
+
+from affinity.errors import Contention
+from affinity.records import SessionFilter, SessionMetadata, SessionRecord, SessionState, SessionStore
+
+_Result = TypeVar("_Result")
+
+EVERYTHING: Final = SessionFilter()
+PAGE: Final = 1_000
+"""More records than any test writes."""
+
+
+class StoreHarness(Protocol):
+    """An empty place for records, for one test."""
+
+    async def open(self) -> SessionStore:
+        """A further store object on the same records, as another process would have. The harness closes it."""
+        ...
+
+    async def advance(self, seconds: float) -> None:
+        """Move the store's clock forward, for every store object; a stopped clock goes again."""
+        ...
+
+    async def stop_clock(self) -> None:
+        """Let all that is written before the next `advance` be written in the same instant."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close the store objects and remove the records."""
+        ...
+
+
+class Rules:
+    """A theme of the suite. Its tests need a fixture ``harness``, which the class that runs them defines."""
+
+    pytestmark = pytest.mark.anyio
+
+    @pytest.fixture
+    def anyio_backend(self) -> str:
+        """The event loop to run on; a store for another one overrides it."""
+        return "asyncio"
+
+    @pytest.fixture
+    async def store(self, harness: StoreHarness) -> SessionStore:
+        """A store without records."""
+        return await harness.open()
+
+
+def state(
+    session_id: str = "s", content: bytes = b"state", *, schema_version: int = 1, **metadata: Any
+) -> SessionState:
+    """A state of that content; the keywords are fields of its metadata."""
+    return SessionState(
+        session_id=session_id, state=content, schema_version=schema_version, metadata=SessionMetadata(**metadata)
+    )
+
+
+async def loaded(store: SessionStore, session_id: str = "s") -> SessionRecord:
+    """The record that there must be."""
+    record = await store.load(session_id)
+    assert record is not None, session_id
+    return record
+
+
+async def ids(store: SessionStore, where: SessionFilter = EVERYTHING) -> list[str]:
+    """The sessions of a listing, in its order."""
+    return [row.session_id for row in await store.list(where, PAGE)]
+
+
+def plain(metadata: SessionMetadata) -> tuple[object, ...]:
+    """What the metadata says, whichever containers hold it."""
+    about = metadata
+    return (about.kind, about.name, about.parent, dict(about.labels), about.message_count, list(about.participants))
+
+
+async def at_once(*calls: Callable[[], Awaitable[_Result]]) -> list[_Result]:
+    """Run calls concurrently, each again while it ends in contention; their results in the order of the calls."""
+    results: dict[int, _Result] = {}
+
+    async def run(index: int, call: Callable[[], Awaitable[_Result]]) -> None:
+        while index not in results:
+            try:
+                results[index] = await call()
+            except Contention:
+                continue  # nothing was changed
+
+    async with anyio.create_task_group() as group:
+        for index, call in enumerate(calls):
+            group.start_soon(run, index, call)
+    return [results[index] for index in range(len(calls))]

@@ -1,0 +1,181 @@
+"""The reference store: records in the memory of one process, gone when it ends.
+
+For tests, and for scripts that need not remember. It knows nothing of leases: nobody holds a session here, so a filter
+by ``holder`` finds nothing, ``idle_only`` spares nothing, and the epoch fence is that of the record alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+from affinity.errors import SessionWriteConflict
+from affinity.records import SessionFilter, SessionMetadata, SessionRecord, SessionState, SessionSummary
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fence:
+    """What a writer asks of the record that it replaces."""
+
+    expected_version: int | None
+    epoch: int | None
+
+    def check(self, session_id: str, found: SessionRecord | None) -> None:
+        version, epoch = (found.version, found.epoch) if found else (None, None)
+        if self.expected_version is not None and self.expected_version != (version or 0):
+            said = f"its record has version {version or 0}, not {self.expected_version}"
+        elif self.epoch is not None and epoch is not None and epoch > self.epoch:
+            said = f"its record was written under epoch {epoch}, which is newer than {self.epoch}"
+        else:
+            return
+        raise SessionWriteConflict(session_id, self.expected_version, version, said)
+
+
+class MemorySessionStore:
+    """Records in a dict. Implements `affinity.records.SessionStore`; for one event loop, as nothing in it is locked.
+
+    Everything ends with the process, and no other process sees any of it.
+
+    Args:
+        clock: the time as an aware UTC instant; a test may bring its own.
+    """
+
+    def __init__(self, clock: Callable[[], datetime] = _utc_now) -> None:
+        self._clock = clock
+        self._records: dict[str, SessionRecord] = {}
+
+    async def load(self, session_id: str) -> SessionRecord | None:
+        """See `affinity.records.SessionStore`."""
+        found = self._records.get(session_id)
+        return found and replace(found, metadata=_copied(found.metadata))
+
+    async def save(
+        self,
+        new: SessionState,
+        *,
+        expected_version: int | None = None,
+        epoch: int | None = None,
+        turn: str | None = None,
+    ) -> int:
+        """See `affinity.records.SessionStore`."""
+        found = self._records.get(new.session_id)
+        if found is not None and turn is not None and found.turn == turn:
+            return found.version
+        _Fence(expected_version, epoch).check(new.session_id, found)
+        written = self._written(new, found, epoch, turn)
+        self._records[new.session_id] = written
+        return written.version
+
+    async def delete(
+        self,
+        session_ids: Collection[str],
+        *,
+        cascade: bool = False,
+        idle_only: bool = False,
+        versions: Mapping[str, int] | None = None,
+        dry_run: bool = False,
+    ) -> Sequence[str]:
+        """See `affinity.records.SessionStore`. A record that is left keeps its children."""
+        told = versions or {}
+        doomed = [session_id for session_id in dict.fromkeys(session_ids) if self._goes(session_id, told)]
+        if cascade:
+            doomed = list(self._with_children(doomed, told))
+        if not dry_run:
+            for session_id in doomed:
+                del self._records[session_id]
+        return doomed
+
+    async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
+        """See `affinity.records.SessionStore`."""
+        now = self._clock()
+        found = [record for record in self._records.values() if _matches(record, where, now)]
+        found.sort(key=_place, reverse=True)
+        return [_summary(record) for record in found[:limit]]
+
+    def _written(
+        self, new: SessionState, found: SessionRecord | None, epoch: int | None, turn: str | None
+    ) -> SessionRecord:
+        now = self._clock()
+        kept = found.epoch if found else None
+        return SessionRecord(
+            session_id=new.session_id,
+            state=bytes(new.state),
+            encoding=new.encoding,
+            schema_version=new.schema_version,
+            metadata=_copied(new.metadata),
+            version=found.version + 1 if found else 1,
+            epoch=kept if epoch is None else epoch,
+            turn=turn,
+            created_at=found.created_at if found else now,
+            updated_at=now,
+        )
+
+    def _goes(self, session_id: str, told: Mapping[str, int]) -> bool:
+        found = self._records.get(session_id)
+        return found is not None and told.get(session_id, found.version) == found.version
+
+    def _with_children(self, doomed: Sequence[str], told: Mapping[str, int]) -> Iterator[str]:
+        """Generation by generation; each id once, so that a circle of parents ends."""
+        seen, generation = set(doomed), list(doomed)
+        while generation:
+            yield from generation
+            parents = set(generation)
+            generation = [
+                record.session_id
+                for record in self._records.values()
+                if record.metadata.parent in parents
+                and record.session_id not in seen
+                and self._goes(record.session_id, told)
+            ]
+            seen.update(generation)
+
+
+def _copied(metadata: SessionMetadata) -> SessionMetadata:
+    """With containers of its own: what is saved or loaded shares nothing with the record."""
+    return replace(metadata, labels=dict(metadata.labels), participants=tuple(metadata.participants))
+
+
+def _place(record: SessionRecord) -> tuple[datetime, str]:
+    return record.updated_at, record.session_id
+
+
+def _matches(record: SessionRecord, where: SessionFilter, now: datetime) -> bool:
+    about = record.metadata
+    return (
+        where.holder is None
+        and where.schema_version in {None, record.schema_version}
+        and where.kind in {None, about.kind}
+        and where.name in {None, about.name}
+        and where.parent in {None, about.parent}
+        and where.labels.items() <= dict(about.labels).items()
+        and record.session_id.startswith(where.prefix or "")
+        and _in_time(record, where, now)
+    )
+
+
+def _in_time(record: SessionRecord, where: SessionFilter, now: datetime) -> bool:
+    return (
+        (where.updated_after is None or record.updated_at > where.updated_after)
+        and (where.created_after is None or record.created_at > where.created_after)
+        and (where.idle_for is None or record.updated_at <= now - timedelta(seconds=where.idle_for))
+        and (where.after is None or _place(record) < where.after)
+    )
+
+
+def _summary(record: SessionRecord) -> SessionSummary:
+    return SessionSummary(
+        session_id=record.session_id,
+        schema_version=record.schema_version,
+        metadata=_copied(record.metadata),
+        version=record.version,
+        epoch=record.epoch,
+        size=len(record.state),
+        holder=None,
+        created_at=record.created_at,
+        updated_at=record.updated_at,
+    )
