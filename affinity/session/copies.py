@@ -1,16 +1,33 @@
-"""What the session cache is made of: one copy of a session's state, and the order in which unused copies go."""
+"""What the session cache is made of: one copy of a session's state, the order in which unused copies go, and counts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import anyio
 from cachetools import TTLCache
 
+from affinity.errors import UnknownSession
+
 S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheStats:
+    """Counts since the cache was made, and its size now."""
+
+    hits: int = 0  # uses and peeks that found the state in memory
+    misses: int = 0  # uses and peeks that did not
+    hydrations: int = 0  # copies that came to be, by ``hydrate`` or by ``put``
+    evictions: int = 0  # copies given up for room or for idleness
+    losses: int = 0  # copies given up because their lease had ended
+    conflicts: int = 0  # changes that were refused, or whose commit nobody could confirm: the store won
+    size: int = 0  # copies in memory, those that wait for their last user included
+    bytes: int = 0  # of these copies, as far as somebody measures them
 
 
 class Copy(Generic[S]):
@@ -22,9 +39,11 @@ class Copy(Generic[S]):
         self.session_id = session_id
         self.epoch = epoch
         self.users: list[int] = []  # id() of the contexts that pin it; an activity may do so more than once
+        self.bytes = 0
         self.hydrated = self.leaving = self.disposing = False
         self.failure: Exception | None = None
         self.ready: anyio.Event | None = None  # set when a hydrate that runs has ended, well or not
+        self.unused = anyio.Event()  # set when it is leaving and its last user has left
         self.gone = anyio.Event()
         self.saving = anyio.Lock(fast_acquire=True)  # checkpoints of one session keep their order
 
@@ -54,3 +73,12 @@ class Shelf(TTLCache[str, None]):
         """Remove it, expired or not; ``pop`` would leave an expired one to be reported later."""
         with suppress(KeyError):
             del self[session_id]
+
+
+def unknown_session(session_id: str, epoch: int, other: Copy[Any] | None) -> UnknownSession:
+    """The error, with what this process has instead."""
+    text = f"no state of session {session_id!r} at epoch {epoch} in this process"
+    if other is not None:
+        hint = "the session has moved on" if other.epoch > epoch else "hydrate it again"
+        text += f", which has it at epoch {other.epoch}: {hint}"
+    return UnknownSession(text)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from affinity.errors import SessionError
+from affinity.records import Participant, SessionStore
+
 
 class SessionContext(Protocol):
     """Whatever names a session and the lease under which it is used; an activity context does."""
@@ -17,3 +20,42 @@ class SessionContext(Protocol):
     def session_epoch(self) -> int | None:
         """The epoch of the lease under which the work was fetched; every change of holder has a greater one."""
         ...
+
+
+class ActivityScope(SessionContext, Protocol):
+    """What `Sessions` asks of an activity's context, besides."""
+
+    @property
+    def instance_id(self) -> str:
+        """Of the orchestration that scheduled the activity."""
+        ...
+
+    @property
+    def execution_id(self) -> int:
+        """Of that orchestration."""
+        ...
+
+    @property
+    def activity_id(self) -> int:
+        """With instance and execution it names this activity, in all its attempts."""
+        ...
+
+    @property
+    def session_store(self) -> SessionStore | None:
+        """Of the worker's database: what is written there commits with the activity's result."""
+        ...
+
+    def enlist(self, participant: Participant, /) -> None:
+        """Keep it together with the activity's result."""
+        ...
+
+
+def address_of(ctx: SessionContext) -> tuple[str, int]:
+    """The session and the epoch that the context is bound to.
+
+    Raises:
+        SessionError: to none.
+    """
+    if ctx.session_id is None or ctx.session_epoch is None:
+        raise SessionError("this work is bound to no session: schedule it with .on_session(session_id)")
+    return ctx.session_id, ctx.session_epoch

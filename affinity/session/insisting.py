@@ -1,0 +1,64 @@
+"""A store that rides out a busy or restarting database."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
+
+from affinity.records import SessionFilter, SessionRecord, SessionState, SessionStore, SessionSummary
+
+T = TypeVar("T")
+
+
+class Caller(Protocol):
+    """Awaits a call, and maybe repeats it."""
+
+    def __call__(self, verb: Callable[[], Awaitable[T]], /) -> Awaitable[T]:
+        """What ``verb()`` gives in the end."""
+        ...
+
+
+class InsistentStore:
+    """A store whose calls are repeated: ``reading`` may do so after any failure that passes, ``writing`` only after one
+    that changed nothing.
+    """
+
+    def __init__(self, store: SessionStore, *, reading: Caller, writing: Caller) -> None:
+        self._store = store
+        self._reading, self._writing = reading, writing
+
+    async def load(self, session_id: str) -> SessionRecord | None:
+        """See `SessionStore.load`."""
+        return await self._reading(partial(self._store.load, session_id))
+
+    async def save(
+        self,
+        new: SessionState,
+        *,
+        expected_version: int | None = None,
+        epoch: int | None = None,
+        turn: str | None = None,
+    ) -> int:
+        """See `SessionStore.save`."""
+        save = partial(self._store.save, new, expected_version=expected_version, epoch=epoch, turn=turn)
+        return await self._writing(save)
+
+    async def delete(
+        self,
+        session_ids: Collection[str],
+        *,
+        cascade: bool = False,
+        idle_only: bool = False,
+        versions: Mapping[str, int] | None = None,
+        dry_run: bool = False,
+    ) -> Sequence[str]:
+        """See `SessionStore.delete`."""
+        delete = partial(
+            self._store.delete, session_ids, cascade=cascade, idle_only=idle_only, versions=versions, dry_run=dry_run
+        )
+        return await self._writing(delete)  # again after a lost answer, it would not say what it removed
+
+    async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
+        """See `SessionStore.list`."""
+        return await self._reading(partial(self._store.list, where, limit))

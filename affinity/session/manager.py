@@ -1,0 +1,279 @@
+"""What people do with the records of a store: list, look at, remove, retire, carry elsewhere.
+
+Nothing is ever removed by looking: records go when `SessionManager.delete` or `SessionManager.prune` is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from affinity.errors import InvalidInput, SessionAmbiguous, SessionNotFound
+from affinity.limits import MAX_PAGE, check_id
+from affinity.records import SessionFilter, SessionRecord, SessionStore, SessionSummary
+from affinity.session.importing import Imported, Lines, OnExists, Progress, import_lines, silent
+from affinity.session.transfer import line_of
+
+_EVERYTHING: Final = SessionFilter()
+_CANDIDATES: Final = 10  # ids that an ambiguity lists: as many as a person compares
+_LONGEST: Final = 100 * 366 * 86_400.0  # seconds; a longer age is a unit mistake, and more than a database can subtract
+_INSTANT: Final = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionPage:
+    """Some records of a listing, newest first."""
+
+    items: Sequence[SessionSummary]
+    next: tuple[datetime, str] | None  # `SessionFilter.after` of the page after this one; None at the end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """What `SessionManager.prune` did, or would do."""
+
+    removed: Sequence[str]  # session ids
+    left: Sequence[str]  # old enough, but held, with queued work, or written since they were listed
+
+
+class SessionManager:
+    """Lists, shows, deletes, prunes, exports and imports the records of a store.
+
+    ::
+
+        async with open_store("sqlite:///affinity.db") as store:
+            manager = SessionManager(store)
+            async for summary in manager.list(SessionFilter(kind="chat", idle_for=86_400)):
+                print(summary.session_id, summary.metadata.name)
+            await manager.prune(older_than=30 * 86_400, dry_run=True)
+
+    A session is named by its whole id, or by the beginning of it that no other id has. Every call raises a
+    `ProviderError` when the store refuses or fails.
+    """
+
+    def __init__(self, store: SessionStore) -> None:
+        """A manager of the records in ``store``."""
+        self._store = store
+
+    # -- looking
+
+    async def page(self, where: SessionFilter = _EVERYTHING, *, limit: int = 100) -> SessionPage:
+        """Some records, newest first; for the next page put `SessionPage.next` into the filter's ``after``.
+
+        Args:
+            where: which records.
+            limit: records on the page, from 1 to `limits.MAX_PAGE`.
+
+        Raises:
+            InvalidInput: a limit or a number of seconds out of range.
+        """
+        if not 1 <= limit <= MAX_PAGE:
+            raise InvalidInput(f"limit = {limit!r}: must be from 1 to {MAX_PAGE}")
+        _check_seconds("idle_for", where.idle_for)
+        rows = await self._store.list(where, limit)
+        return SessionPage(items=rows, next=_cursor(rows[-1]) if len(rows) == limit else None)
+
+    async def list(self, where: SessionFilter = _EVERYTHING) -> AsyncIterator[SessionSummary]:
+        """All records that fit, newest first, read page by page. A record that is written meanwhile may be missed.
+
+        Raises:
+            InvalidInput: a number of seconds out of range.
+        """
+        async for page in self._pages(where):
+            for row in page:
+                yield row
+
+    async def _pages(self, where: SessionFilter) -> AsyncIterator[Sequence[SessionSummary]]:
+        while True:
+            page = await self.page(where, limit=MAX_PAGE)
+            yield page.items
+            if page.next is None:
+                return
+            where = replace(where, after=page.next)
+
+    async def resolve(self, text: str) -> str:
+        """The session id that ``text`` is, or that alone begins so.
+
+        Raises:
+            SessionNotFound: no record has the id, or one that begins so.
+            SessionAmbiguous: several begin so; carries them.
+            InvalidId: no session id can begin so.
+        """
+        return (await self._found(text)).session_id
+
+    async def show(self, text: str) -> SessionRecord:
+        """The record of the session that ``text`` names; `readable` gives it in a form for people.
+
+        Raises:
+            SessionNotFound, SessionAmbiguous, InvalidId: as for `resolve`.
+        """
+        return await self._found(text)
+
+    async def _found(self, text: str) -> SessionRecord:
+        record = await self._store.load(check_id(text, "session id"))
+        if record is None and (alone := await self._only(text)) is not None:
+            record = await self._store.load(alone)
+        if record is None:
+            raise SessionNotFound(f"no session has the id {text!r}, or one that begins so")
+        return record
+
+    async def _only(self, prefix: str) -> str | None:
+        """The one id that begins so; None when none does."""
+        rows = await self._store.list(SessionFilter(prefix=prefix), _CANDIDATES)
+        if len(rows) > 1:
+            raise SessionAmbiguous(prefix, sorted(row.session_id for row in rows))
+        return rows[0].session_id if rows else None
+
+    # -- removing
+
+    async def delete(self, text: str, *, cascade: bool = True, dry_run: bool = False) -> Sequence[str]:
+        """Remove the record of the session that ``text`` names, as `resolve` does, also while the session is held.
+
+        Args:
+            text: which.
+            cascade: the records of its children too, and of theirs.
+            dry_run: change nothing.
+
+        Returns:
+            The ids of the records that were (or would be) removed: that of the session itself first.
+
+        Raises:
+            SessionNotFound, SessionAmbiguous, InvalidId: as for `resolve`.
+        """
+        return await self._store.delete([await self.resolve(text)], cascade=cascade, dry_run=dry_run)
+
+    async def prune(
+        self,
+        *,
+        older_than: float | None = None,
+        keep: int | None = None,
+        kind: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> Pruned:
+        """Remove the records that were not written for a while, or all but the newest; with both, only what is both.
+
+        A session that a live worker holds, that has work in the queue, or that is written while this goes on, is left
+        alone. Each record is judged by itself: children go when their own time has come.
+
+        Args:
+            older_than: seconds since the last write, by the store's clock.
+            keep: of the records that fit, leave so many of the newest.
+            kind: only records of this kind.
+            labels: only records that have all of these.
+            dry_run: change nothing.
+            progress: called after each page with the number of records removed.
+
+        Raises:
+            InvalidInput: neither an age nor a number is given, or one is out of range.
+        """
+        if older_than is None and keep is None:
+            raise InvalidInput("prune needs older_than, keep, or both: it does not remove everything by itself")
+        _check_seconds("older_than", older_than)
+        where = SessionFilter(kind=kind, labels=labels or {})
+        behind = where if keep is None else await self._past_newest(where, keep)
+        if behind is None:
+            return Pruned(removed=[], left=[])
+        return await self._prune(replace(behind, idle_for=older_than), dry_run, progress or silent)
+
+    async def _past_newest(self, where: SessionFilter, keep: int) -> SessionFilter | None:
+        """The filter with a cursor behind the newest ``keep`` records; None when there are no more than these."""
+        if keep < 0:
+            raise InvalidInput(f"keep = {keep!r}: must be 0 or more")
+        while keep > 0:
+            rows = await self._store.list(where, size := min(keep, MAX_PAGE))
+            if len(rows) < size:
+                return None
+            where = replace(where, after=_cursor(rows[-1]))
+            keep -= size
+        return where
+
+    async def _prune(self, where: SessionFilter, dry_run: bool, progress: Progress) -> Pruned:
+        removed, left = list[str](), list[str]()
+        async for rows in self._pages(where):
+            versions = {row.session_id: row.version for row in rows}
+            gone = await self._store.delete(list(versions), idle_only=True, versions=versions, dry_run=dry_run)
+            removed += gone
+            left += sorted(versions.keys() - set(gone))
+            progress(len(removed))
+        return Pruned(removed=removed, left=left)
+
+    # -- carrying elsewhere
+
+    async def export(self, sessions: Iterable[str] | SessionFilter = _EVERYTHING) -> AsyncIterator[str]:
+        """Records as lines of JSON, each complete in itself, without the line's end; `import_` reads them.
+
+        Args:
+            sessions: texts as for `resolve`, all of which are looked up before the first line is given; or which
+                records, newest first. Each is given as it is when its turn comes: one that is written meanwhile is not
+                missed, one that is deleted meanwhile is passed over.
+
+        Raises:
+            SessionNotFound, SessionAmbiguous, InvalidId: as for `resolve`.
+            SessionLoadFailed: a state is packed as this version does not know, or damaged.
+        """
+        if isinstance(sessions, SessionFilter):
+            async for session_id in self._every(sessions):
+                if (record := await self._store.load(session_id)) is not None:
+                    yield line_of(record)
+            return
+        for session_id in [await self.resolve(text) for text in sessions]:
+            if (record := await self._store.load(session_id)) is not None:
+                yield line_of(record)
+
+    async def _every(self, where: SessionFilter) -> AsyncIterator[str]:
+        """The ids of all records that fit.
+
+        A write moves a record to the front of the listing, past the page that is being read. So what was written since
+        the first page is listed again, until that is one page, which is read at once.
+        """
+        seen = set[str]()
+        pages = new = 2
+        while pages > 1 and new:
+            pages = new = 0
+            since = where
+            async for rows in self._pages(where):
+                if rows and not pages:
+                    since = replace(where, updated_after=rows[0].updated_at - _INSTANT)
+                pages += 1
+                for row in rows:
+                    if row.session_id not in seen:
+                        seen.add(row.session_id)
+                        new += 1
+                        yield row.session_id
+            where = since
+
+    async def import_(
+        self,
+        lines: Lines,
+        *,
+        on_exists: OnExists = "refuse",
+        progress: Progress | None = None,
+    ) -> Imported:
+        """Write the records that an `export` gave, one by one; blank lines are passed over.
+
+        An import that ended in the middle leaves what it has written, and goes on where it was when it is started again
+        with ``on_exists="skip"``.
+
+        Args:
+            lines: a file open for reading, an `export` of another store, …
+            on_exists: a record that the store has: refuse it and end there, skip the line, or replace the record.
+            progress: called after each line with the number of lines done.
+
+        Raises:
+            InvalidInput: a line is no record; the message names it, and how many records were written before.
+            SessionWriteConflict: with "refuse", the store has such a record; the message says the same.
+        """
+        return await import_lines(self._store, lines, on_exists, progress or silent)
+
+
+def _cursor(last: SessionSummary) -> tuple[datetime, str]:
+    return last.updated_at, last.session_id
+
+
+def _check_seconds(what: str, value: float | None) -> None:
+    if value is not None and not 0 <= value <= _LONGEST:
+        raise InvalidInput(f"{what} = {value!r}: must be a number of seconds from 0 to {_LONGEST:.0f} (100 years)")

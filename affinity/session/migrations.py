@@ -1,0 +1,107 @@
+"""Schema migrations: from the version of a record to that of the code, by the shortest chain of registered steps."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from affinity.errors import (
+    InvalidOptions,
+    SessionMigrationAmbiguous,
+    SessionMigrationFailed,
+    SessionMigrationMissing,
+)
+from affinity.session.calls import problem_of, result_of
+
+Migrate: TypeAlias = Callable[[Any], Awaitable[Any] | Any]
+"""Takes the plain form of a state (a dict, for JSON objects) and returns that of the next version; sync or async."""
+
+ANY_SESSION: Final = "*"
+"""Stands for a session's id in errors that concern them all."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    from_version: int
+    to_version: int
+    migrate: Migrate
+
+    def __str__(self) -> str:
+        return f"{self.from_version} -> {self.to_version}"
+
+
+class Migrations:
+    """Steps between schema versions. A step may lead back: that is how older code reads what newer code wrote."""
+
+    def __init__(self) -> None:
+        self._from: dict[int, dict[int, _Step]] = {}
+
+    def register(self, from_version: int, to_version: int, migrate: Migrate) -> None:
+        """Add one step.
+
+        Raises:
+            SessionMigrationAmbiguous: there is one between these versions.
+            InvalidOptions: the versions are the same.
+        """
+        if from_version == to_version:
+            raise InvalidOptions(f"a migration from {from_version!r} to {to_version!r} leads nowhere")
+        steps = self._from.setdefault(from_version, {})
+        if to_version in steps:
+            said = f"the migration from {from_version} to {to_version} is registered twice"
+            raise SessionMigrationAmbiguous(ANY_SESSION, from_version, to_version, said)
+        steps[to_version] = _Step(from_version, to_version, migrate)
+
+    async def apply(self, session_id: str, plain: Any, from_version: int, to_version: int) -> Any:
+        """The plain form in the other version; each step gets what the one before it returned.
+
+        Raises:
+            SessionMigrationMissing: no chain leads there.
+            SessionMigrationAmbiguous: several chains are the shortest.
+            SessionMigrationFailed: a step raised; those after it were not run.
+        """
+        for step in self._chain(session_id, from_version, to_version):
+            try:
+                plain = await result_of(step.migrate(plain))
+                _refuse_nothing(plain)
+            except Exception as error:
+                said = problem_of(error)
+                raise SessionMigrationFailed(session_id, step.from_version, step.to_version, said) from error
+        return plain
+
+    def _chain(self, session_id: str, start: int, goal: int) -> list[_Step]:
+        """The only shortest chain. Breadth first, a level at a time: ``chains`` counts those that lead to a version."""
+        chains: dict[int, int] = {start: 1}
+        arrived: dict[int, _Step] = {}  # the step by which each version was first reached
+        level = [start]
+        while level and goal not in chains:
+            following: dict[int, int] = {}
+            for version in level:
+                for step in self._from.get(version, {}).values():
+                    if step.to_version not in chains:
+                        following[step.to_version] = following.get(step.to_version, 0) + chains[version]
+                        arrived.setdefault(step.to_version, step)
+            chains.update(following)
+            level = list(following)
+        if goal not in chains:
+            raise self._missing(session_id, start, goal, chains)
+        if chains[goal] > 1:
+            said = f"{chains[goal]} chains of migrations lead from {start} to {goal}, equally short; remove a step"
+            raise SessionMigrationAmbiguous(session_id, start, goal, said)
+        chain: list[_Step] = []
+        while goal != start:
+            chain.insert(0, arrived[goal])
+            goal = chain[0].from_version
+        return chain
+
+    def _missing(self, session_id: str, start: int, goal: int, reached: dict[int, int]) -> SessionMigrationMissing:
+        steps = [step for group in self._from.values() for step in group.values()]
+        registered = ", ".join(map(str, steps)) or "none"
+        ends = ", ".join(str(version) for version in sorted(reached))
+        description = f"registered: {registered}; from {start} they reach {ends}"
+        return SessionMigrationMissing(session_id, start, goal, len(steps), description)
+
+
+def _refuse_nothing(plain: Any) -> None:
+    if plain is None:
+        raise TypeError("it returned None: a migration returns the migrated state")

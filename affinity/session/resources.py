@@ -1,0 +1,138 @@
+"""Process-local resources beside the state: a model, a child process, an open file.
+
+A resource is opened when somebody first asks for it and shared by key: each copy of a session's state that uses it is
+one *holder*. When the last holder releases it, it is closed, exactly once. Its life, per key::
+
+    opening ──► open ──► closing ──► gone
+       └── open failed ─────────────────▲
+
+Whoever asks while it is closing waits, and then opens it anew: ``close`` and ``open`` of one key never overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+import anyio
+
+from affinity.session.calls import DISPOSE_SECONDS, result_of, run_bounded
+
+T = TypeVar("T")
+
+
+class _Shared(Generic[T]):
+    value: T  # set once open
+
+    def __init__(self) -> None:
+        self.holders: set[object] = set()
+        self.asking = 0  # calls of `acquire` that are on their way
+        self.is_open = self.closing = False
+        self.failure: Exception | None = None
+        self.ready: anyio.Event | None = None  # set when an opening that runs has ended, well or not
+        self.gone = anyio.Event()
+
+    @property
+    def unused(self) -> bool:
+        return not self.holders and not self.asking
+
+
+class Resource(Generic[T]):
+    """Something that sessions share within the process and that is not kept: ``await opening.resource(models)``.
+
+    One resource object serves one event loop. Callbacks may be async or sync; a sync one must not block the loop.
+    """
+
+    def __init__(
+        self,
+        *,
+        open: Callable[[str], Awaitable[T] | T],
+        close: Callable[[str, T], Awaitable[None] | None] | None = None,
+        key: Callable[[str], str] = lambda session_id: session_id,
+    ) -> None:
+        """A resource that nobody has opened yet.
+
+        Args:
+            open: makes it, given its key.
+            close: frees it, given its key and itself. It has `DISPOSE_SECONDS`; what it raises is logged.
+            key: which one a session uses, given its id; by default one of its own.
+        """
+        self._open, self._close, self.key = open, close, key
+        self._shared: dict[str, _Shared[T]] = {}
+
+    def __len__(self) -> int:
+        """How many are open, or on their way to or from it."""
+        return len(self._shared)
+
+    async def acquire(self, key: str, holder: object) -> T:
+        """The one of this key, opened if need be; ``holder`` has it until it releases it, however often it asks.
+
+        Raises:
+            Exception: what ``open`` raised, in every call that waited for it; the next call opens it again.
+        """
+        shared = await self._find(key)
+        shared.asking += 1
+        try:
+            await self._ensure_open(key, shared)
+            shared.holders.add(holder)
+        finally:
+            shared.asking -= 1
+            await self._close_if_unused(key, shared)
+        return shared.value
+
+    async def release(self, key: str, holder: object) -> None:
+        """``holder`` needs it no more; the last one closes it. Raises nothing."""
+        shared = self._shared.get(key)
+        if shared is not None:
+            shared.holders.discard(holder)
+            await self._close_if_unused(key, shared)
+
+    async def _find(self, key: str) -> _Shared[T]:
+        while True:
+            shared = self._shared.get(key)
+            if shared is None:
+                shared = self._shared[key] = _Shared()
+            if not shared.closing:
+                return shared
+            await shared.gone.wait()
+
+    async def _ensure_open(self, key: str, shared: _Shared[T]) -> None:
+        """One of those who ask opens it and the others wait; when that one is cancelled, another takes over."""
+        while not shared.is_open:
+            if shared.failure is not None:
+                raise shared.failure
+            if shared.ready is None:
+                await self._open_now(key, shared)
+            else:
+                await shared.ready.wait()
+
+    async def _open_now(self, key: str, shared: _Shared[T]) -> None:
+        shared.ready = ready = anyio.Event()
+        try:
+            shared.value = await result_of(self._open(key))
+            shared.is_open = True
+        except Exception as error:
+            shared.failure = error  # forgotten as soon as those who wait have heard of it
+            raise
+        finally:
+            shared.ready = None
+            ready.set()
+
+    async def _close_if_unused(self, key: str, shared: _Shared[T]) -> None:
+        if not shared.unused or shared.closing:
+            return
+        if shared.is_open:
+            shared.closing = True
+            with anyio.CancelScope(shield=True):  # bounded by itself
+                await self._close_now(key, shared)
+        self._forget(key, shared)
+
+    async def _close_now(self, key: str, shared: _Shared[T]) -> None:
+        close = self._close
+        if close is not None:
+            await run_bounded(f"close of resource {key!r}", lambda: close(key, shared.value), DISPOSE_SECONDS)
+
+    def _forget(self, key: str, shared: _Shared[T]) -> None:
+        if self._shared.get(key) is shared:
+            del self._shared[key]
+        shared.gone.set()

@@ -1,0 +1,277 @@
+"""Typed session state that survives its worker: `Sessions`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+from affinity.errors import InvalidOptions
+from affinity.limits import check_id
+from affinity.records import SessionMetadata, SessionStore
+from affinity.session.codec import JsonCodec, StateCodec
+from affinity.session.copies import CacheStats, Copy
+from affinity.session.folding import Folding
+from affinity.session.loaded import Loaded
+from affinity.session.metadata import wanted
+from affinity.session.migrations import Migrate
+from affinity.session.opening import Given, OpenSession, SyncOpenSession
+from affinity.session.pool import CopyPool
+from affinity.session.protocols import ActivityScope
+from affinity.session.schema import Projection, StateSchema
+from affinity.session.turns import Turns
+from affinity.session.ways import InActivity, InScript, Way
+
+S = TypeVar("S")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Sessions(Generic[S]):
+    """The state of sessions of one kind: hydrated, cached beside the lease, migrated, committed with results.
+
+    ::
+
+        chats = Sessions(Chat, kind="chat", schema_version=2)
+        app.add_session_listener(chats)
+
+        @app.activity
+        async def run_turn(ctx: ActivityContext, message: Message) -> Reply:
+            async with chats.open(ctx) as chat:
+                return await chat.answer(message)
+
+    A session has one state: an activity that opens its session through two of these objects is refused, unless at most
+    one of them changes anything in the worker's database. One object serves one event loop. It is a `SessionListener`
+    (of `affinity.orchestration.registry`): a worker that is given it tells it which leases end.
+    """
+
+    def __init__(
+        self,
+        state: type[S],
+        *,
+        kind: str | None = None,
+        schema_version: int = 1,
+        initial: Callable[[str], S] | None = None,
+        codec: StateCodec[Any] | None = None,
+        record: type[R] | None = None,
+        to_record: Callable[[S], R] | None = None,
+        from_record: Callable[[R], S] | None = None,
+        metadata: Callable[[S], SessionMetadata] | None = None,
+        store: SessionStore | None = None,
+        auto_save: bool = True,
+        dispose: Callable[[str, S], Awaitable[None] | None] | None = None,
+        max_sessions: int = 100,
+        max_bytes: int | None = None,
+        size_of: Callable[[S], int] | None = None,
+        idle_timeout: float | None = 600.0,
+        timer: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """The states of one kind; nothing is loaded yet.
+
+        Args:
+            state: the type: a pydantic model, dataclass, TypedDict, ``list[...]``, or any other with a ``codec``. A
+                form that is no class, such as a union, needs a cast for type checkers.
+            kind: what the records are called; one of another kind is refused. Default: the name of the type.
+            schema_version: of the type as the code has it now; `migration` leads here from what older code wrote.
+            initial: the state of a session without a record, given its id, or "" without a session. Default: the type
+                called without arguments.
+            codec: of the state, or of ``record``. Default: JSON by pydantic (`JsonCodec`).
+            record: a narrower type that is kept in place of the state; with ``to_record`` and ``from_record``.
+            to_record: the record of a state.
+            from_record: the state from a record; what is not in there starts anew.
+            metadata: says what is kept in columns beside a state: name, message_count, participants, labels.
+            store: a store elsewhere. Default: the database of the worker, where state commits with the result.
+            auto_save: whether a clean end of a block saves; each `open` may say otherwise.
+            dispose: frees what a state holds beside its memory; called once for each copy. What it raises is logged; it
+                has `DISPOSE_SECONDS`.
+            max_sessions: copies in memory at most, unless more are in use at once.
+            max_bytes: of all copies at most, unless those in use have more. None: no bound.
+            size_of: how many bytes a state takes. Default: the size of its encoded form.
+            idle_timeout: seconds without use after which a copy is given up; None: never.
+            timer: a monotonic clock in seconds, of this process: it decides on memory only, never on a lease.
+
+        Raises:
+            InvalidOptions: options out of range or in contradiction, a state without a JSON form, or a scratch field
+                without a default.
+            InvalidId: the kind is none.
+        """
+        if initial is None and not callable(state):
+            raise InvalidOptions(f"the state {state!r} cannot be called to make a new one: give initial=")
+        projection = _projection(record, to_record, from_record)
+        self._schema = StateSchema[S](
+            kind=check_id(kind if kind is not None else getattr(state, "__name__", str(state)), "kind"),
+            version=schema_version,
+            codec=codec if codec is not None else JsonCodec(state if record is None else record),
+            projection=projection,
+            initial=initial,
+            describe=metadata,
+            folding=Folding(state),
+        )
+        self._store, self._auto_save, self._dispose = store, auto_save, dispose
+        self._pool = CopyPool[Loaded[S]](
+            dispose=self._dispose_copy,
+            max_sessions=max_sessions,
+            max_bytes=max_bytes,
+            idle_timeout=idle_timeout,
+            timer=timer,
+        )
+        self._turns = Turns(self._schema, self._pool, size_of)
+
+    # -- opening
+
+    def open(
+        self,
+        ctx_or_id: ActivityScope | str | None,
+        *,
+        parent: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        given: S | Mapping[str, Any] | None = None,
+        store: SessionStore | None = None,
+        auto_save: bool | None = None,
+    ) -> OpenSession[S]:
+        """The state of a session, for one ``async with``.
+
+        *In an activity* (``ctx_or_id`` is its context): the state comes from memory when this lease's copy is there,
+        else from the store. One activity of a session at a time; the others wait. At a clean end of the block the
+        change is staged, and commits with the activity's result, or not at all; unchanged state is not written. After
+        an error in the block, or when the result is not committed, the copy is dropped, and the next opening hydrates.
+        Do not change the state after the block, nor let another task do so while it ends. To a store elsewhere the
+        change is written just before the result (see `OpenSession.already_applied`). Without any store the state lives
+        in memory only, and is lost where a copy is dropped.
+
+        *In a script or web handler* (``ctx_or_id`` is a session id): the state is loaded, and saved at a clean end,
+        unless somebody has written it since; nothing is saved after an error. No copy stays.
+
+        Without a session (an activity that has none, or None) the state is a new one, and no store is called.
+
+        Args:
+            ctx_or_id: whose state.
+            parent: of the session, from now on; deleting the parent deletes this session's record.
+            labels: of the session, from now on, in place of those that it has.
+            given: fields that replace those of the loaded state, whatever they were; all others stay. A model of the
+                state's type gives those that were set explicitly, a mapping those that it names.
+            store: where to load and save, other than this object's.
+            auto_save: whether a clean end saves, other than this object does. What is not saved, `OpenSession.save`
+                apart, is gone with the activity or script.
+
+        Raises:
+            InvalidInput: an argument that cannot be.
+            SessionError: the context has a session and no epoch.
+
+        The ``async with`` raises, at its beginning:
+            SessionLoadFailed: the state could not be read; the record is untouched.
+            SessionWriteConflict: the process has the session under a newer lease than the context's.
+
+        and at its end:
+            NotSerializable, PayloadTooLarge, InvalidInput: the state, or its metadata, cannot be kept.
+            SessionWriteConflict: in a script, somebody else has written since.
+            SessionSaveFailed: in a script, the store failed; the error carries the state.
+        """
+        way = self._way(ctx_or_id, store)
+        return OpenSession(self._schema, way, self._given(way, parent, labels, given, auto_save))
+
+    def open_sync(
+        self,
+        ctx_or_id: ActivityScope | str | None,
+        *,
+        parent: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        given: S | Mapping[str, Any] | None = None,
+        store: SessionStore | None = None,
+        auto_save: bool | None = None,
+    ) -> SyncOpenSession[S]:
+        """`open` for a sync activity, in its thread, which anyio started: for one ``with``."""
+        way = self._way(ctx_or_id, store)
+        return SyncOpenSession(self._schema, way, self._given(way, parent, labels, given, auto_save))
+
+    def _way(self, ctx_or_id: ActivityScope | str | None, store: SessionStore | None) -> Way[S]:
+        store = self._store if store is None else store
+        if ctx_or_id is None or isinstance(ctx_or_id, str):
+            session_id = None if ctx_or_id is None else check_id(ctx_or_id, "session id")
+            return InScript(self._schema, session_id, store, self._dispose)
+        if ctx_or_id.session_id is None:
+            return InScript(self._schema, None, None, self._dispose)
+        return InActivity(self._turns, ctx_or_id, ctx_or_id.session_store if store is None else store)
+
+    def _given(
+        self,
+        way: Way[S],
+        parent: str | None,
+        labels: Mapping[str, str] | None,
+        given: S | Mapping[str, Any] | None,
+        auto_save: bool | None,
+    ) -> Given:
+        wanted(SessionMetadata(), way.session_id, parent, labels)  # refused here, where they were written
+        return Given(
+            parent=parent,
+            labels=labels,
+            values=self._schema.folding.values(given),
+            save=self._auto_save if auto_save is None else auto_save,
+        )
+
+    # -- migrations
+
+    def migration(self, from_version: int, to_version: int) -> Callable[[F], F]:
+        """Register the decorated function as a migration; see `register_migration`."""
+
+        def register(migrate: F) -> F:
+            self.register_migration(from_version, to_version, migrate)
+            return migrate
+
+        return register
+
+    def register_migration(self, from_version: int, to_version: int, migrate: Migrate) -> None:
+        """Add a step: ``migrate`` takes the plain form of a state (a dict, for JSON objects) and returns the new one.
+
+        A record of another schema version is led to this object's by the shortest chain of steps. It is written in the
+        new version at the next clean end, changed or not.
+
+        Raises:
+            SessionMigrationAmbiguous: there is a step between these versions.
+            InvalidOptions: the versions are the same.
+        """
+        self._schema.migrations.register(from_version, to_version, migrate)
+
+    # -- for a worker (SessionListener)
+
+    async def lost(self, session_id: str, epoch: int | None = None) -> None:
+        """The session's lease, up to ``epoch`` (None: whichever), ended: dispose its copy, now or after its last user.
+
+        A block that is open goes on; whether its change may still be written is for the store to say.
+        """
+        await self._pool.lost(session_id, epoch)
+
+    async def lost_all(self) -> None:
+        """Every lease ended: as `lost`, for all; the copies are disposed side by side."""
+        await self._pool.lost_all()
+
+    async def sweep(self) -> None:
+        """Dispose what was idle for ``idle_timeout``, is too much, or was dropped when its activity was settled."""
+        await self._pool.sweep()
+
+    async def aclose(self) -> None:
+        """Dispose every copy that is not in use, and close the resources that only they used.
+
+        The object can be used again, by the next worker of this process.
+        """
+        await self._pool.lost_all()
+
+    @property
+    def stats(self) -> CacheStats:
+        """The counters now; scripts do not count."""
+        return self._pool.stats
+
+    async def _dispose_copy(self, copy: Copy[Loaded[S]]) -> None:
+        await copy.state.aclose(self._dispose)
+
+
+def _projection(
+    record: type[Any] | None, to_record: Callable[[S], Any] | None, from_record: Callable[[Any], S] | None
+) -> Projection[S] | None:
+    if record is not None and to_record is not None and from_record is not None:
+        return Projection(to_record=to_record, from_record=from_record)
+    parts = {"record": record, "to_record": to_record, "from_record": from_record}
+    missing = [name for name, part in parts.items() if part is None]
+    if len(missing) < len(parts):
+        raise InvalidOptions(f"record, to_record and from_record belong together: {', '.join(missing)} is missing")
+    return None

@@ -1,0 +1,169 @@
+"""The form in which records leave a store and enter another: one JSON document each, complete in itself.
+
+A state that is JSON stands in the document as JSON (``state``), as far as nothing of it is lost that way; every other
+state as base64 (``state_base64``). ``version``, ``epoch`` and the times tell where the record comes from; the store
+that it enters counts and dates it anew.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from functools import partial
+from typing import Annotated, Any, Final, Self
+
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import from_json, to_json
+
+from affinity.errors import InvalidInput, SessionLoadFailed
+from affinity.limits import MAX_ID_BYTES, MAX_LABELS, MAX_PARTICIPANTS, check_id
+from affinity.records import SessionMetadata, SessionRecord, SessionState
+from affinity.session.packing import pack, unpack
+
+_MAX_INT: Final = 2**31 - 1  # what a column of every store can hold
+_PROBLEMS_SHOWN: Final = 3
+
+
+def readable(record: SessionRecord) -> dict[str, Any]:
+    """The record as a JSON document for people and programs: ``state`` when that is JSON, else ``state_base64``.
+
+    Raises:
+        SessionLoadFailed: the state is packed as this version does not know, or damaged.
+    """
+    try:
+        state = unpack(record.state, record.encoding)
+    except ValueError as error:
+        raise SessionLoadFailed(record.session_id, str(error)) from error
+    metadata = record.metadata
+    return {
+        "session_id": record.session_id,
+        "kind": metadata.kind,
+        "name": metadata.name,
+        "parent": metadata.parent,
+        "labels": dict(metadata.labels),
+        "message_count": metadata.message_count,
+        "participants": list(metadata.participants),
+        "schema_version": record.schema_version,
+        "version": record.version,
+        "epoch": record.epoch,
+        "created_at": record.created_at,
+        "updated_at": record.updated_at,
+        **_state_field(state),
+    }
+
+
+def line_of(record: SessionRecord) -> str:
+    """The record as one line of JSON, without its end."""
+    return to_json(readable(record)).decode()
+
+
+def _state_field(state: bytes) -> dict[str, Any]:
+    try:
+        # In a list, so that what it may nest is what it may nest within a document.
+        (value,) = from_json(b"[" + state + b"]", allow_inf_nan=False)
+        if _same(to_json(value), state):
+            return {"state": value}
+    except ValueError:
+        pass  # it is no JSON, which is no error: any bytes can be a state
+    return {"state_base64": base64.b64encode(state).decode()}
+
+
+def _same(written: bytes, original: bytes) -> bool:
+    """Whether two JSON texts differ in spaces and escapes alone: key by key, and digit by digit of every number."""
+    return written == original or _tokens(written) == _tokens(original)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+_tokens = partial(
+    json.loads, parse_int=str, parse_float=str, parse_constant=_refuse_constant, object_pairs_hook=lambda pairs: pairs
+)
+
+
+# --- and back ---------------------------------------------------------------------------------------------------------
+
+
+def _check_text(text: str) -> str:
+    """Looser than where labels and names are written: what some store has kept must be able to enter another."""
+    if "\x00" in text:
+        raise ValueError("holds the character U+0000, which no store keeps")
+    if len(text.encode()) > MAX_ID_BYTES:
+        raise ValueError(f"over the limit of {MAX_ID_BYTES} bytes")
+    return text
+
+
+_Id = Annotated[str, AfterValidator(partial(check_id, what="it"))]
+_Text = Annotated[str, AfterValidator(_check_text)]
+
+
+class _Line(BaseModel):
+    """What a line must look like."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    session_id: _Id
+    kind: _Text = ""
+    name: _Text | None = None
+    parent: _Id | None = None
+    labels: Annotated[dict[_Text, _Text], Field(max_length=MAX_LABELS)] = {}
+    message_count: Annotated[int, Field(strict=True, ge=0, le=_MAX_INT)] | None = None
+    participants: Annotated[list[_Text], Field(max_length=MAX_PARTICIPANTS)] = []
+    schema_version: Annotated[int, Field(strict=True, ge=0, le=_MAX_INT)] = 1
+    version: int | None = None
+    epoch: int | None = None
+    created_at: AwareDatetime | None = None
+    updated_at: AwareDatetime | None = None
+    state: Any = None
+    state_base64: str | None = None
+
+    @model_validator(mode="after")
+    def _has_one_state(self) -> Self:
+        if len(self.model_fields_set & {"state", "state_base64"}) != 1:
+            raise ValueError("needs either state or state_base64")
+        return self
+
+    def bytes_of_state(self) -> bytes:
+        if self.state_base64 is not None:
+            return base64.b64decode(self.state_base64, validate=True)
+        state = to_json(self.state)
+        from_json(state, allow_inf_nan=False)  # a number such as 1e400 is read as infinity, which JSON has not
+        return state
+
+
+def read_line(number: int, line: str | bytes) -> SessionState:
+    """The record that line ``number`` holds.
+
+    Raises:
+        InvalidInput: the line is not such a document; the message names the line and what is wrong with it.
+    """
+    try:
+        parsed = _Line.model_validate(from_json(line, allow_inf_nan=False))
+        state, encoding = pack(parsed.bytes_of_state())
+    except ValidationError as error:
+        raise InvalidInput(f"line {number}: {_problems(error)}") from error
+    except (ValueError, binascii.Error) as error:
+        raise InvalidInput(f"line {number} holds no record: {error}") from error
+    return SessionState(
+        session_id=parsed.session_id,
+        state=state,
+        encoding=encoding,
+        schema_version=parsed.schema_version,
+        metadata=SessionMetadata(
+            kind=parsed.kind,
+            name=parsed.name,
+            parent=parsed.parent,
+            labels=parsed.labels,
+            message_count=parsed.message_count,
+            participants=parsed.participants,
+        ),
+    )
+
+
+def _problems(error: ValidationError) -> str:
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    shown = [": ".join(filter(None, [".".join(map(str, e["loc"])), e["msg"]])) for e in found[:_PROBLEMS_SHOWN]]
+    more = [f"and {len(found) - _PROBLEMS_SHOWN} more"] if len(found) > _PROBLEMS_SHOWN else []
+    return "; ".join(shown + more)

@@ -1,0 +1,525 @@
+"""What people do with records: in the memory of the test, in an SQLite file, in PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from affinity.client import Client, open_store
+from affinity.errors import (
+    ClientError,
+    InvalidId,
+    InvalidInput,
+    SessionAmbiguous,
+    SessionLoadFailed,
+    SessionNotFound,
+    SessionWriteConflict,
+)
+from affinity.limits import COMPRESS_STATE_ABOVE, MAX_LABELS, MAX_PAGE
+from affinity.provider import migrate
+from affinity.provider.contract import Incarnation, Provider, WorkerIdentity
+from affinity.records import SessionFilter, SessionMetadata, SessionState, SessionStore
+from affinity.session import SessionManager, readable
+from affinity.session.memory import MemorySessionStore
+from affinity.session.packing import pack
+from tests.client.conftest import Puppet
+from tests.conftest import Servers
+from tests.provider.harnesses import PostgresHarness, SqliteHarness
+
+DAY = 86_400.0
+ODD_IDS = (
+    "a/b",
+    "ab",
+    "..",
+    "%",
+    "_",
+    "*",
+    "茶" * 85,
+    "a" * 256,
+    "' OR 1=1 --",
+    "Ab",
+    "aB",
+    "a b",
+    "\N{COMBINING ACUTE ACCENT}",
+)
+
+
+@dataclass
+class Stage:
+    """A store whose clock the test moves."""
+
+    store: SessionStore
+    advance: Callable[[float], Awaitable[None]]
+    provider: Provider | None = None
+    manager: SessionManager = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.manager = SessionManager(self.store)
+
+    async def put(self, session_id: str, state: bytes = b"{}", *, schema_version: int = 1, **metadata: Any) -> None:
+        """Write a record, a second after whatever was written before."""
+        await self.advance(1.0)
+        packed, encoding = pack(state)
+        about = SessionMetadata(**metadata)
+        new = SessionState(
+            session_id=session_id, state=packed, encoding=encoding, schema_version=schema_version, metadata=about
+        )
+        await self.store.save(new)
+
+    async def ids(self, **where: Any) -> list[str]:
+        return [summary.session_id async for summary in self.manager.list(SessionFilter(**where))]
+
+    async def lines(self, *session_ids: str) -> list[str]:
+        return [line async for line in self.manager.export(session_ids or SessionFilter())]
+
+
+def in_memory() -> Stage:
+    now = datetime(2026, 7, 31, tzinfo=UTC)
+
+    async def advance(seconds: float) -> None:
+        nonlocal now
+        now += timedelta(seconds=seconds)
+
+    return Stage(MemorySessionStore(clock=lambda: now), advance)
+
+
+@pytest.fixture
+async def file(tmp_path: Path) -> AsyncIterator[Stage]:
+    """An SQLite file."""
+    harness = await SqliteHarness.create(tmp_path)
+    provider = await harness.open()
+    yield Stage(provider.states, harness.advance, provider)
+    await provider.aclose()
+
+
+@pytest.fixture
+async def postgres(servers: Servers) -> AsyncIterator[Stage]:
+    """A schema of the new PostgreSQL."""
+    harness = await PostgresHarness.create(servers.shared("new"))
+    provider = await harness.open()
+    yield Stage(provider.states, harness.advance, provider)
+    await provider.aclose()
+    await harness.aclose()
+
+
+@pytest.fixture(params=["memory", "file", "postgres"])
+def stage(request: pytest.FixtureRequest) -> Stage:
+    stage: Stage = in_memory() if request.param == "memory" else request.getfixturevalue(request.param)
+    return stage
+
+
+@pytest.fixture(params=["file", "postgres"])
+def database(request: pytest.FixtureRequest) -> Stage:
+    """A store that knows who holds a session."""
+    stage: Stage = request.getfixturevalue(request.param)
+    return stage
+
+
+# --- looking ----------------------------------------------------------------------------------------------------------
+
+
+async def test_list_gives_all_pages_newest_first(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("affinity.session.manager.MAX_PAGE", 2)
+    for number in range(5):
+        await stage.put(f"s{number}", kind="chat" if number % 2 else "plan")
+    assert await stage.ids() == ["s4", "s3", "s2", "s1", "s0"]
+    assert await stage.ids(kind="chat") == ["s3", "s1"]
+    assert await stage.ids(kind="other") == []
+
+
+async def test_a_page_ends_with_the_cursor_of_the_next(stage: Stage) -> None:
+    for number in range(3):
+        await stage.put(f"s{number}")
+    first = await stage.manager.page(limit=2)
+    assert [row.session_id for row in first.items] == ["s2", "s1"]
+    second = await stage.manager.page(SessionFilter(after=first.next), limit=2)
+    assert ([row.session_id for row in second.items], second.next) == (["s0"], None)
+    for limit in (0, -1, MAX_PAGE + 1):
+        with pytest.raises(InvalidInput, match="limit"):
+            await stage.manager.page(limit=limit)
+    for seconds in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(InvalidInput, match="idle_for"):
+            await stage.ids(idle_for=seconds)
+
+
+async def test_resolve_by_the_whole_id_or_a_unique_beginning(stage: Stage) -> None:
+    for session_id in ("chat", "chat-17", "chat-18", "plan-1"):
+        await stage.put(session_id)
+    resolve = stage.manager.resolve
+    assert await resolve("chat") == "chat", "a whole id wins over the ids that it begins"
+    assert await resolve("chat-17") == "chat-17"
+    assert await resolve("p") == "plan-1"
+    with pytest.raises(SessionAmbiguous, match="'chat-17', 'chat-18'; give more") as refusal:
+        await resolve("chat-")
+    assert (refusal.value.prefix, refusal.value.candidates) == ("chat-", ["chat-17", "chat-18"])
+    with pytest.raises(SessionNotFound, match="'plan-11'"):
+        await resolve("plan-11")
+    for bad in ("", "a\nb", "x" * 257):
+        with pytest.raises(InvalidId):
+            await resolve(bad)
+
+
+async def test_any_valid_id_is_distinct(stage: Stage) -> None:
+    for number, session_id in enumerate(ODD_IDS):
+        await stage.put(session_id, str(number).encode())
+    for number, session_id in enumerate(ODD_IDS):
+        assert readable(await stage.manager.show(session_id))["state"] == number
+    with pytest.raises(SessionNotFound):
+        await stage.manager.resolve("%%")
+    assert await stage.manager.delete("..") == [".."]
+    assert sorted(await stage.ids()) == sorted(set(ODD_IDS) - {".."})
+
+
+async def test_show_gives_a_readable_state(stage: Stage) -> None:
+    long = json.dumps(["tea"] * COMPRESS_STATE_ABOVE).encode()
+    await stage.put("json", b'{"topic":"Tee gr\xc3\xbcn"}', kind="chat", name="Tea", labels={"team": "a"}, parent="top")
+    await stage.put("packed", long, schema_version=3)
+    await stage.put("binary", b"\x00\xff")
+    shown = readable(await stage.manager.show("js"))
+    assert (shown["state"], shown["kind"], shown["name"], shown["labels"]) == (
+        {"topic": "Tee grün"},
+        "chat",
+        "Tea",
+        {"team": "a"},
+    )
+    assert (shown["parent"], shown["schema_version"], shown["version"]) == ("top", 1, 1)
+    packed = await stage.manager.show("packed")
+    assert packed.encoding == "zlib"
+    assert readable(packed)["state"] == ["tea"] * COMPRESS_STATE_ABOVE
+    binary = readable(await stage.manager.show("binary"))
+    assert binary["state_base64"] == "AP8="
+    assert "state" not in binary
+
+
+async def test_a_damaged_state_is_told_with_its_session(stage: Stage) -> None:
+    await stage.store.save(SessionState(session_id="broken", state=b"no zlib", encoding="zlib"))
+    with pytest.raises(SessionLoadFailed, match=r"'broken'.*damaged"):
+        readable(await stage.manager.show("broken"))
+
+
+# --- delete -----------------------------------------------------------------------------------------------------------
+
+
+async def a_family(stage: Stage) -> None:
+    for session_id, parent in (("top", None), ("kid", "top"), ("grandkid", "kid"), ("other", None), ("odd", "gone")):
+        await stage.put(session_id, parent=parent)
+
+
+async def test_delete_takes_the_children_along_and_says_so(stage: Stage) -> None:
+    await a_family(stage)
+    would = await stage.manager.delete("top", dry_run=True)
+    assert (would[0], sorted(would)) == ("top", ["grandkid", "kid", "top"])
+    assert len(await stage.ids()) == 5
+    assert sorted(await stage.manager.delete("to")) == sorted(would)
+    assert sorted(await stage.ids()) == ["odd", "other"]
+
+
+async def test_delete_without_cascade_leaves_the_children(stage: Stage) -> None:
+    await a_family(stage)
+    assert await stage.manager.delete("top", cascade=False) == ["top"]
+    assert sorted(await stage.ids()) == ["grandkid", "kid", "odd", "other"]
+
+
+async def test_a_missing_parent_or_no_id_deletes_nothing(stage: Stage) -> None:
+    await a_family(stage)
+    with pytest.raises(SessionNotFound):
+        await stage.manager.delete("gone")
+    with pytest.raises(InvalidId):
+        await stage.manager.delete("")
+    assert len(await stage.ids()) == 5
+
+
+# --- prune ------------------------------------------------------------------------------------------------------------
+
+
+async def six_over_six_days(stage: Stage) -> None:
+    """s0 is the oldest; odd ones are chats of team a."""
+    for number in range(6):
+        await stage.put(f"s{number}", kind="chat" if number % 2 else "plan", labels={"team": "ab"[number % 2 == 0]})
+        await stage.advance(DAY)
+
+
+async def test_prune_by_age(stage: Stage) -> None:
+    await six_over_six_days(stage)
+    seen = list[int]()
+    would = await stage.manager.prune(older_than=4 * DAY, dry_run=True)
+    assert len(await stage.ids()) == 6
+    pruned = await stage.manager.prune(older_than=4 * DAY, progress=seen.append)
+    assert pruned == would
+    assert (sorted(pruned.removed), pruned.left, seen[-1]) == (["s0", "s1", "s2"], [], 3)
+    assert await stage.ids() == ["s5", "s4", "s3"]
+
+
+async def test_prune_by_count_over_pages(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("affinity.session.manager.MAX_PAGE", 2)
+    await six_over_six_days(stage)
+    assert (await stage.manager.prune(keep=6)).removed == []
+    assert (await stage.manager.prune(keep=7)).removed == []
+    assert sorted((await stage.manager.prune(keep=3)).removed) == ["s0", "s1", "s2"]
+    assert sorted((await stage.manager.prune(keep=0)).removed) == ["s3", "s4", "s5"]
+
+
+async def test_prune_by_both_removes_only_what_is_both(stage: Stage) -> None:
+    await six_over_six_days(stage)
+    assert (await stage.manager.prune(older_than=4 * DAY, keep=5)).removed == ["s0"]
+    assert (await stage.manager.prune(older_than=5 * DAY, keep=1)).removed == ["s1"]
+    assert (await stage.manager.prune(older_than=5 * DAY, keep=1)).removed == []
+
+
+async def test_prune_of_a_kind_or_label_counts_only_these(stage: Stage) -> None:
+    await six_over_six_days(stage)
+    assert (await stage.manager.prune(keep=2, kind="chat")).removed == ["s1"]
+    assert (await stage.manager.prune(keep=2, labels={"team": "b"})).removed == ["s0"]
+    assert (await stage.manager.prune(keep=0, labels={"team": "c"})).removed == []
+
+
+async def test_prune_leaves_young_children_of_the_old(stage: Stage) -> None:
+    await stage.put("top")
+    await stage.advance(DAY)
+    await stage.put("kid", parent="top")
+    assert (await stage.manager.prune(older_than=DAY / 2)).removed == ["top"]
+    assert await stage.ids() == ["kid"]
+
+
+async def test_prune_needs_to_be_told(stage: Stage) -> None:
+    await stage.put("s")
+    with pytest.raises(InvalidInput, match="older_than, keep, or both"):
+        await stage.manager.prune(kind="chat")
+    for seconds in (-1.0, float("nan"), float("inf"), 1e12):
+        with pytest.raises(InvalidInput, match="older_than"):
+            await stage.manager.prune(older_than=seconds)
+    with pytest.raises(InvalidInput, match="keep"):
+        await stage.manager.prune(keep=-1)
+    assert await stage.ids() == ["s"]
+
+
+async def test_reading_removes_nothing(stage: Stage) -> None:
+    await stage.put("s")
+    await stage.advance(10_000 * DAY)
+    assert (await stage.ids(), len(await stage.lines()), (await stage.manager.show("s")).version) == (["s"], 1, 1)
+    assert (await stage.manager.page()).items[0].version == 1
+
+
+async def test_prune_leaves_what_was_written_since_it_was_listed(stage: Stage) -> None:
+    """A writer who comes between the listing and the removal keeps the record."""
+
+    class Raced(MemorySessionStore):
+        async def delete(
+            self,
+            session_ids: Collection[str],
+            *,
+            cascade: bool = False,
+            idle_only: bool = False,
+            versions: Mapping[str, int] | None = None,
+            dry_run: bool = False,
+        ) -> Sequence[str]:
+            await stage.put("s1")
+            return await stage.store.delete(
+                session_ids, cascade=cascade, idle_only=idle_only, versions=versions, dry_run=dry_run
+            )
+
+        list = stage.store.list
+
+    await stage.put("s1")
+    await stage.put("s2")
+    pruned = await SessionManager(Raced()).prune(keep=0)
+    assert (pruned.removed, pruned.left) == (["s2"], ["s1"])
+
+
+async def test_prune_leaves_held_sessions_and_those_with_queued_work(database: Stage) -> None:
+    assert database.provider is not None
+    for session_id in ("held", "queued", "idle"):
+        await database.put(session_id)
+    await database.advance(DAY)
+    puppet = Puppet(database.provider, WorkerIdentity(worker_id="puppet", incarnation=Incarnation("one")))
+    await database.provider.register_worker(puppet.identity, 60.0, {})
+    async with Client.from_provider(database.provider) as client:
+        for session_id in ("held", "queued"):
+            await client.start("brew", instance_id=session_id)
+            await puppet.hold(session_id, session_id)
+    held = await database.ids(holder="puppet")
+    assert sorted(held) == ["held", "queued"]
+    await database.provider.release_worker(puppet.identity)  # frees both; their work items wait for another worker
+    assert await database.ids(holder="puppet") == []
+    pruned = await database.manager.prune(older_than=DAY / 2)
+    assert (pruned.removed, pruned.left) == (["idle"], ["held", "queued"])
+
+
+# --- export and import ------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_exported_is_imported_as_it_was(stage: Stage) -> None:
+    await stage.put("json", b'{"a":[1,2.5,null,"\xc3\xbc"]}', schema_version=4, kind="chat", name="N", parent="binary")
+    await stage.put("binary", b"\x00\xff", labels={"k": "v"}, message_count=3, participants=("a", "b"))
+    await stage.put("large", b'["' + b"x" * 100_000 + b'"]')
+    target = in_memory()
+    done = await target.manager.import_(stage.manager.export())
+    assert (done.added, done.replaced, done.skipped) == (3, 0, 0)
+    for session_id in await stage.ids():
+        was, came = await stage.store.load(session_id), await target.store.load(session_id)
+        assert was is not None
+        assert came is not None
+        same = {"created_at": was.created_at, "updated_at": was.updated_at}
+        assert replace(came, **same, metadata=was.metadata) == was  # type: ignore[arg-type]
+        assert replace(came.metadata, participants=tuple(came.metadata.participants)) == replace(
+            was.metadata, participants=tuple(was.metadata.participants)
+        )
+
+
+async def test_a_line_is_complete_in_itself(stage: Stage) -> None:
+    await stage.put("s", b'{"text":"a\\nb"}', schema_version=2, kind="chat", labels={"k": "v"})
+    (line,) = await stage.lines("s")
+    assert "\n" not in line
+    document = json.loads(line)
+    assert document | {"created_at": 0, "updated_at": 0} == {
+        "session_id": "s",
+        "kind": "chat",
+        "name": None,
+        "parent": None,
+        "labels": {"k": "v"},
+        "message_count": None,
+        "participants": [],
+        "schema_version": 2,
+        "version": 1,
+        "epoch": None,
+        "created_at": 0,
+        "updated_at": 0,
+        "state": {"text": "a\nb"},
+    }
+    assert datetime.fromisoformat(document["updated_at"]).tzinfo is not None
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        b'{"a": 1, "b": "\\u00fc"}',
+        b'{"a":1,"a":2}',
+        b"[1.10]",
+        b"[1e400]",
+        b"[NaN]",
+        b"1,2",
+        b"1],[2",
+        b"",
+        b"null",
+        b"123456789012345678901234567890",
+        b'["\\ud800"]',
+        b"\xef\xbb\xbf{}",
+        b"[" * 199 + b"]" * 199,
+        b"[" * 5_000 + b"]" * 5_000,
+    ],
+)
+async def test_no_state_loses_anything_on_its_way(state: bytes) -> None:
+    source, target = in_memory(), in_memory()
+    await source.put("s", state)
+    await target.manager.import_(source.manager.export())
+    (record,) = [await target.store.load("s")]
+    assert record is not None
+    if "state" in readable(record):
+        assert json.loads(record.state, object_pairs_hook=list) == json.loads(state, object_pairs_hook=list)
+    else:
+        assert record.state == state
+
+
+async def test_an_export_misses_nothing_that_is_written_meanwhile(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listing is by the time of the last write, so a write moves a record to where the export has been."""
+    monkeypatch.setattr("affinity.session.manager.MAX_PAGE", 2)
+    for number in range(5):
+        await stage.put(f"s{number}")
+    exported = list[str]()
+    async for line in stage.manager.export():
+        exported.append(json.loads(line)["session_id"])
+        if len(exported) == 1:
+            await stage.put("s0", b'"written meanwhile"')
+            await stage.manager.delete("s1")
+    assert exported == ["s4", "s3", "s2", "s0"]
+
+
+async def test_export_of_what_is_not_there(stage: Stage) -> None:
+    await stage.put("s1")
+    given = list[str]()
+    with pytest.raises(SessionNotFound, match="'t'"):
+        given += [line async for line in stage.manager.export(["s1", "t"])]
+    assert given == []
+
+
+async def test_an_import_that_is_refused_says_how_far_it_came_and_goes_on_with_skip(stage: Stage) -> None:
+    for session_id in ("a", "b", "c"):
+        await stage.put(session_id, b'"new"')
+    lines = await stage.lines("a", "b", "c")
+    await stage.manager.delete("a")
+    await stage.manager.delete("c")
+    await stage.put("b", b'"old"')
+    with pytest.raises(
+        SessionWriteConflict, match=r"'b': line 3: .*written before it: 1\).*skip or replace"
+    ) as refusal:
+        await stage.manager.import_([lines[0], "\n", *lines[1:]])
+    assert (refusal.value.session_id, refusal.value.expected_version) == ("b", 0)
+    assert sorted(await stage.ids()) == ["a", "b"]
+    done = await stage.manager.import_(lines, on_exists="skip")
+    assert (done.added, done.replaced, done.skipped) == (1, 0, 2)
+    assert (await stage.manager.show("b")).state == b'"old"'
+    done = await stage.manager.import_([line.encode() for line in lines], on_exists="replace")
+    assert (done.added, done.replaced, done.skipped) == (0, 3, 0)
+    assert (await stage.manager.show("b")).state == b'"new"'
+    with pytest.raises(InvalidInput, match="on_exists"):
+        await stage.manager.import_(lines, on_exists="ask")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("{", "line 2 holds no record"),
+        ("[]", "line 2: "),
+        ('{"state": 1}', "line 2: session_id: Field required"),
+        ('{"session_id": "", "state": 1}', "line 2: session_id: .*empty"),
+        ('{"session_id": "s"}', "line 2: .*either state or state_base64"),
+        ('{"session_id": "s", "state": 1, "state_base64": "AA=="}', "either state or state_base64"),
+        ('{"session_id": "s", "state_base64": "*"}', "line 2 holds no record"),
+        ('{"session_id": "s", "state": NaN}', "line 2 holds no record"),
+        ('{"session_id": "s", "state": 1e400}', "line 2 holds no record"),
+        ('{"session_id": "s", "state": 1, "state_encoding": "x"}', "line 2: state_encoding: Extra"),
+        ('{"session_id": "s", "state": 1, "schema_version": "2"}', "line 2: schema_version"),
+        ('{"session_id": "s", "state": 1, "schema_version": 99999999999}', "line 2: schema_version"),
+        ('{"session_id": "s", "state": 1, "kind": "a\\u0000"}', "line 2: kind: .*U\\+0000"),
+        ('{"session_id": "s", "state": 1, "name": "%s"}' % ("x" * 257), "line 2: name: .*256 bytes"),
+        ('{"session_id": "s", "state": 1, "parent": ""}', "line 2: parent"),
+        (
+            json.dumps({"session_id": "s", "state": 1, "labels": dict.fromkeys(map(str, range(MAX_LABELS + 1)), "")}),
+            "labels",
+        ),
+        ('{"session_id": 1, "kind": 1, "name": 1, "parent": 1, "state": 1}', "and 1 more"),
+    ],
+)
+async def test_a_line_that_is_no_record_is_named(line: str, problem: str) -> None:
+    stage = in_memory()
+    with pytest.raises(InvalidInput, match=f"{problem}.*written before it: 1"):
+        await stage.manager.import_(['{"session_id": "first", "state": {}}', line])
+    assert await stage.ids() == ["first"]
+
+
+# --- of a database ----------------------------------------------------------------------------------------------------
+
+
+async def test_the_store_and_the_manager_of_a_database(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    await migrate(url)
+    async with open_store(url) as store:
+        await store.save(SessionState(session_id="s", state=b"1"))
+        with pytest.raises(SessionWriteConflict):
+            await store.save(SessionState(session_id="s", state=b"2"), expected_version=0)
+    client = Client(url)
+    with pytest.raises(ClientError, match="not open"):
+        _ = client.session_manager
+    async with client:
+        assert await client.session_manager.resolve("s") == "s"
+        assert [row.session_id for row in await client.session_store.list(SessionFilter(), 10)] == ["s"]
+        assert await client.session_store.delete(["s"]) == ["s"]
+        assert await client.session_store.load("s") is None

@@ -1,0 +1,168 @@
+"""`Sessions` outside activities: load on entry, save at a clean end."""
+
+from __future__ import annotations
+
+import pytest
+
+from affinity.ambient import current_session_id
+from affinity.errors import NotSerializable, SessionLoadFailed, SessionSaveFailed, SessionWriteConflict
+from affinity.session import CacheStats, Sessions
+from tests.session.activities import Chat, CountingStore, fail
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def store() -> CountingStore:
+    return CountingStore()
+
+
+@pytest.fixture
+def chats(store: CountingStore) -> Sessions[Chat]:
+    return Sessions(Chat, kind="chat", store=store)
+
+
+async def lines(chats: Sessions[Chat], session_id: str = "s") -> list[str]:
+    async with chats.open(session_id, auto_save=False) as chat:
+        return chat.lines
+
+
+async def test_it_loads_on_entry_and_saves_at_a_clean_end(store: CountingStore, chats: Sessions[Chat]) -> None:
+    for number in range(2):
+        opening = chats.open("s")
+        async with opening as chat:
+            assert (opening.session_id, opening.is_new, opening.version) == ("s", number == 0, number)
+            assert current_session_id() == "s"
+            chat.lines.append(str(number))
+        assert opening.version == number + 1
+    assert current_session_id() is None
+    assert (store.loads, store.saves) == (2, 2)
+    assert await lines(chats) == ["0", "1"]
+    assert chats.stats == CacheStats()
+
+
+async def test_unchanged_state_is_not_written_except_a_new_one(store: CountingStore, chats: Sessions[Chat]) -> None:
+    for _ in range(3):
+        async with chats.open("s"):
+            pass
+    assert store.saves == 1
+
+
+async def test_nothing_is_saved_after_an_error(store: CountingStore, chats: Sessions[Chat]) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await fail(chats.open("s"))
+    assert store.saves == 0
+
+
+async def test_auto_save_can_be_left_out(store: CountingStore) -> None:
+    chats = Sessions(Chat, kind="chat", store=store, auto_save=False)
+    async with chats.open("s") as chat:
+        chat.turns = 1
+    assert store.saves == 0
+    async with chats.open("s", auto_save=True) as chat:
+        chat.turns = 1
+    assert store.saves == 1
+
+
+async def test_an_explicit_save_includes_what_the_body_has_changed(store: CountingStore, chats: Sessions[Chat]) -> None:
+    async def script() -> None:
+        opening = chats.open("s")
+        async with opening as chat:
+            chat.lines.append("step 1")
+            await opening.save()
+            assert await lines(chats) == ["step 1"]
+            assert opening.version == 1
+            await opening.save()  # nothing new
+            chat.lines.append("step 2")
+            await opening.save()
+            chat.lines.append("never")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await script()
+    assert await lines(chats) == ["step 1", "step 2"]
+    assert store.saves == 2
+
+
+async def test_somebody_elses_write_is_a_conflict(chats: Sessions[Chat]) -> None:
+    async def late() -> None:
+        async with chats.open("s") as chat:
+            async with chats.open("s") as other:
+                other.lines.append("first")
+            chat.lines.append("late")
+
+    with pytest.raises(SessionWriteConflict) as caught:
+        await late()
+    assert (caught.value.session_id, caught.value.expected_version, caught.value.version) == ("s", 0, 1)
+    assert await lines(chats) == ["first"]
+
+
+async def test_a_store_that_fails_to_save_gives_the_state_back(store: CountingStore, chats: Sessions[Chat]) -> None:
+    async def script() -> None:
+        async with chats.open("s") as chat:
+            chat.lines.append("precious")
+            store.failure = OSError("disk full")
+
+    with pytest.raises(SessionSaveFailed, match="disk full") as caught:
+        await script()
+    assert caught.value.state == Chat(lines=["precious"])
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+async def test_a_store_that_fails_to_load_runs_no_code(store: CountingStore, chats: Sessions[Chat]) -> None:
+    store.failure = OSError("gone")
+    with pytest.raises(SessionLoadFailed, match="gone"):
+        async with chats.open("s"):
+            pytest.fail("code has run")
+    assert current_session_id() is None
+
+
+async def test_what_cannot_be_encoded_is_not_saved(store: CountingStore, chats: Sessions[Chat]) -> None:
+    with pytest.raises(NotSerializable):
+        async with chats.open("s") as chat:
+            chat.turns = "many"  # type: ignore[assignment]
+    assert store.saves == 0
+
+
+async def test_without_a_store_the_id_is_still_visible() -> None:
+    opening = Sessions(Chat).open("s")
+    async with opening as chat:
+        assert (opening.session_id, opening.version, opening.is_new) == ("s", 0, True)
+        assert current_session_id() == "s"
+        chat.turns = 1
+        await opening.save()
+    assert opening.version == 0
+
+
+async def test_without_an_id_the_store_is_never_called(store: CountingStore, chats: Sessions[Chat]) -> None:
+    opening = chats.open(None, labels={"a": "b"})
+    async with opening as chat:
+        chat.turns = 1
+        await opening.save()
+    assert opening.session_id is None
+    assert (store.loads, store.saves) == (0, 0)
+
+
+async def test_the_state_is_disposed_at_the_end(store: CountingStore) -> None:
+    disposed: list[tuple[str, int]] = []
+    chats = Sessions(
+        Chat, kind="chat", store=store, dispose=lambda session_id, chat: disposed.append((session_id, chat.turns))
+    )
+    async with chats.open("s") as chat:
+        chat.turns = 3
+    assert disposed == [("s", 3)]
+
+
+async def test_a_store_for_one_opening(chats: Sessions[Chat]) -> None:
+    other = CountingStore()
+    async with chats.open("s", store=other) as chat:
+        chat.lines.append("there")
+    assert await lines(chats) == []
+    assert (other.loads, other.saves) == (1, 1)
+
+
+@pytest.mark.parametrize("session_id", ["a/b", "ab", "..", "ж" * 128, "%_", " "])
+async def test_any_valid_id_is_a_session_of_its_own(chats: Sessions[Chat], session_id: str) -> None:
+    async with chats.open(session_id) as chat:
+        chat.lines.append(session_id)
+    assert await lines(chats, session_id) == [session_id]

@@ -1,0 +1,474 @@
+"""What is kept of a state: types, scratch, projection, metadata, size, and what the caller gives explicitly."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Annotated, Any, Self, cast
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, computed_field, model_validator
+from typing_extensions import TypedDict
+
+from affinity.errors import InvalidId, InvalidOptions, NotSerializable, PayloadTooLarge, SessionLoadFailed
+from affinity.limits import COMPRESS_STATE_ABOVE, MAX_LABELS, MAX_PARTICIPANTS
+from affinity.records import SessionMetadata, SessionState
+from affinity.session import JsonCodec, Sessions, scratch
+from tests.session.activities import Chat, CountingStore, Host
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
+@pytest.fixture
+def store() -> CountingStore:
+    return CountingStore()
+
+
+async def saved(store: CountingStore) -> Any:
+    record = await store.load("s")
+    assert record is not None
+    return json.loads(record.state)
+
+
+# --- types ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Notes:
+    lines: list[str] = field(default_factory=list)
+    on: date = date(2020, 1, 1)
+    cache: Annotated[int, Field(exclude=True)] = 7
+
+
+class Settings(TypedDict, total=False):
+    size: int
+
+
+@dataclass(frozen=True)
+class Fixed:
+    number: int = 0
+    pair: tuple[int, int] = (0, 0)
+
+
+class Odd(BaseModel):
+    """Whatever may go wrong on the way to JSON and back."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    when: date = date(2020, 1, 1)
+    pair: tuple[int, int] = (1, 2)
+    other: int = Field(default=1, alias="Other", ge=0)
+    _seen: int = PrivateAttr(default=0)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def double(self) -> int:
+        return self.other * 2
+
+
+async def test_dataclasses_typed_dicts_and_containers(store: CountingStore) -> None:
+    notes = Sessions(Notes, store=store)
+    async with notes.open("s") as state:
+        state.lines.append("x")
+        state.cache = 9
+    assert await saved(store) == {"lines": ["x"], "on": "2020-01-01"}
+    async with notes.open("s") as state:
+        assert state == Notes(["x"])
+    async with Sessions(Settings, store=store).open("settings") as settings:
+        settings["size"] = 3
+    async with Sessions(Settings, store=store).open("settings") as settings:
+        assert settings == {"size": 3}
+    async with Sessions(dict[str, set[int]], store=store).open("sets") as sets:
+        sets["a"] = {1, 2}
+    async with Sessions(dict[str, set[int]], store=store).open("sets") as sets:
+        assert sets == {"a": {1, 2}}
+
+
+async def test_what_models_may_have_survives(store: CountingStore) -> None:
+    odd = Sessions(Odd, store=store)
+    async with odd.open("s") as state:
+        state.other = 4
+    assert await saved(store) == {"when": "2020-01-01", "pair": [1, 2], "other": 4}
+    async with odd.open("s") as state:
+        assert (state.other, state.double, state.pair) == (4, 8, (1, 2))
+
+
+async def test_what_could_not_be_read_back_is_refused_in_time(store: CountingStore) -> None:
+    with pytest.raises(NotSerializable, match="could not be read back: other: Input should be greater"):
+        async with Sessions(Odd, store=store).open("s") as state:
+            state.other = -1
+    assert store.saves == 0
+
+
+async def test_a_codec_of_ones_own(store: CountingStore) -> None:
+    class Words:
+        def dump(self, state: list[str]) -> bytes:
+            return " ".join(state).encode()
+
+        def parse(self, raw: bytes) -> Any:
+            return raw.decode()
+
+        def build(self, plain: Any) -> list[str]:
+            return list(plain.split())
+
+    words = Sessions[list[str]](list, kind="words", codec=Words())
+    async with words.open("s", store=store) as state:
+        state.append("a")
+        state.append("b")
+    async with words.open("s", store=store) as state:
+        assert state == ["a", "b"]
+    with pytest.raises(NotSerializable, match="TypeError"):
+        async with words.open("s", store=store) as state:
+            state.append(3)  # type: ignore[arg-type]
+
+
+def test_a_type_without_a_json_form_needs_a_codec() -> None:
+    class Socket:
+        pass
+
+    with pytest.raises(InvalidOptions, match="give a codec"):
+        Sessions(Socket)
+    assert Sessions(Socket, codec=JsonCodec(dict))
+    with pytest.raises(InvalidOptions, match="give initial="):
+        Sessions(cast(type[int | str], int | str))
+    assert Sessions(cast(type[int | str], int | str), initial=lambda _: 0)
+
+
+def test_the_kind_is_the_name_of_the_type() -> None:
+    assert Sessions(Notes)._schema.kind == "Notes"
+    assert Sessions(list[int])._schema.kind == "list"
+
+
+# --- initial ----------------------------------------------------------------------------------------------------------
+
+
+class Titled(BaseModel):
+    title: str
+    lines: list[str] = []
+
+
+async def test_the_initial_state_may_depend_on_the_id(store: CountingStore) -> None:
+    titled = Sessions(Titled, initial=lambda session_id: Titled(title=session_id), store=store)
+    async with titled.open("s") as state:
+        assert state.title == "s"
+
+
+async def test_a_state_that_cannot_be_made_of_defaults_needs_initial_or_given(store: CountingStore) -> None:
+    titled = Sessions(Titled, store=store)
+    with pytest.raises(InvalidOptions, match="give initial="):
+        async with titled.open("s"):
+            pass
+    async with titled.open("s", given={"title": "t"}) as state:
+        assert state == Titled(title="t")
+
+
+# --- scratch ----------------------------------------------------------------------------------------------------------
+
+
+async def test_scratch_lives_in_memory_only(host: Host) -> None:
+    class Agent(BaseModel):
+        model_config = ConfigDict(arbitrary_types_allowed=True)
+        steps: int = 0
+        buffer: list[str] = scratch(default_factory=list)
+        rng: random.Random = scratch(default_factory=random.Random)
+
+    agents = Sessions(Agent)
+    ctx = host.activity()
+    async with agents.open(ctx) as agent:
+        agent.buffer.append("thinking")
+    await host.finish(ctx)
+    assert json.loads((await host.stored()).state) == {"steps": 0}
+    assert (await host.read(agents)).buffer == ["thinking"]
+    await agents.lost("s")
+    assert (await host.read(agents, epoch=2)).buffer == []
+
+
+def test_scratch_without_a_default_is_refused_wherever_it_is() -> None:
+    class Inner(BaseModel):
+        token: str = Field(exclude=True)
+
+    class Outer(BaseModel):
+        parts: list[Inner] = []
+        also: int = scratch()
+
+    @dataclass
+    class Plain:
+        lost: Annotated[int, Field(exclude=True)]
+
+    with pytest.raises(InvalidOptions, match="scratch fields without a default: also, token"):
+        Sessions(Outer)
+    with pytest.raises(InvalidOptions, match="lost"):
+        Sessions(Plain)
+
+
+# --- projection -------------------------------------------------------------------------------------------------------
+
+
+class Wide:
+    """No JSON form at all."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.words = words
+        self.index = {word: number for number, word in enumerate(words)}
+
+
+class Narrow(BaseModel):
+    text: str
+
+
+async def test_a_narrower_record_is_kept(host: Host) -> None:
+    wide = Sessions(
+        Wide,
+        initial=lambda _: Wide(["a"]),
+        record=Narrow,
+        to_record=lambda state: Narrow(text=" ".join(state.words)),
+        from_record=lambda record: Wide(record.text.split()),
+    )
+    ctx = host.activity()
+    async with wide.open(ctx) as state:
+        state.words.append("b")
+    await host.finish(ctx)
+    record = await host.stored()
+    assert (json.loads(record.state), record.metadata.kind) == ({"text": "a b"}, "Wide")
+    assert (await host.read(wide, epoch=2)).index == {"a": 0, "b": 1}
+    assert (await host.stored()).version == 1
+
+
+async def test_a_projection_that_fails_is_a_failed_load_or_an_unsaved_state(store: CountingStore) -> None:
+    def refuse(_: Any) -> Any:
+        raise LookupError("no such word")
+
+    async with Sessions(Narrow, initial=lambda _: Narrow(text=""), kind="k", store=store).open("s"):
+        pass
+    bad = Sessions(Wide, kind="k", store=store, record=Narrow, to_record=refuse, from_record=refuse, initial=refuse)
+    with pytest.raises(SessionLoadFailed, match="no such word"):
+        async with bad.open("s"):
+            pass
+
+
+# --- metadata ---------------------------------------------------------------------------------------------------------
+
+
+def about(chat: Chat) -> SessionMetadata:
+    return SessionMetadata(
+        kind="ignored",
+        name=chat.lines[0] if chat.lines else None,
+        message_count=len(chat.lines),
+        participants=["user", "model"],
+        labels={"mood": "good"},
+    )
+
+
+async def test_metadata_comes_from_the_state_and_from_the_opening(store: CountingStore) -> None:
+    chats = Sessions(Chat, kind="chat", metadata=about, store=store)
+    async with chats.open("s", parent="p", labels={"team": "a", "mood": "bad"}) as chat:
+        chat.lines += ["hi", "there"]
+    expected = SessionMetadata(
+        kind="chat",
+        name="hi",
+        parent="p",
+        labels={"team": "a", "mood": "good"},
+        message_count=2,
+        participants=("user", "model"),
+    )
+    record = await store.load("s")
+    assert record is not None
+    assert record.metadata == expected
+
+
+async def test_parent_and_labels_stay_unless_they_are_given(store: CountingStore) -> None:
+    chats = Sessions(Chat, kind="chat", store=store)
+    async with chats.open("s", parent="p", labels={"a": "1"}):
+        pass
+    async with chats.open("s") as chat:
+        chat.turns = 1
+    record = await store.load("s")
+    assert record is not None
+    assert (record.metadata.parent, record.metadata.labels) == ("p", {"a": "1"})
+    async with chats.open("s", labels={"b": "2"}):
+        pass
+    record = await store.load("s")
+    assert record is not None
+    assert (record.version, record.metadata.parent, record.metadata.labels) == (3, "p", {"b": "2"})
+    async with chats.open("s", parent="p", labels={"b": "2"}):
+        pass
+    assert store.saves == 3
+
+
+async def test_metadata_that_the_function_leaves_out_stays(store: CountingStore) -> None:
+    await store.save(
+        SessionState(
+            session_id="s",
+            state=b"{}",
+            metadata=SessionMetadata(kind="chat", name="imported", message_count=5, participants=("x",)),
+        )
+    )
+    async with Sessions(Chat, kind="chat", store=store, metadata=lambda _: SessionMetadata()).open("s") as chat:
+        chat.turns = 1
+    record = await store.load("s")
+    assert record is not None
+    assert record.metadata == SessionMetadata(kind="chat", name="imported", message_count=5, participants=("x",))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"parent": ""}, "parent"),
+        ({"parent": "s"}, "its own parent"),
+        ({"labels": {"a": ""}}, "label 'a'"),
+        ({"labels": {"\n": "a"}}, "label key"),
+        ({"labels": {str(n): "x" for n in range(MAX_LABELS + 1)}}, f"limit of {MAX_LABELS}"),
+    ],
+)
+def test_parent_and_labels_are_checked_at_the_opening(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((InvalidId, InvalidOptions), match=message):
+        Sessions(Chat).open("s", **options)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        SessionMetadata(name="two\nlines"),
+        SessionMetadata(message_count=-1),
+        SessionMetadata(participants=["x"] * (MAX_PARTICIPANTS + 1)),
+        SessionMetadata(participants=[""]),
+        SessionMetadata(participants="user"),
+        SessionMetadata(labels={str(n): "x" for n in range(MAX_LABELS + 1)}),
+    ],
+)
+async def test_metadata_out_of_bounds_is_not_saved(store: CountingStore, said: SessionMetadata) -> None:
+    with pytest.raises((InvalidId, InvalidOptions)):
+        async with Sessions(Chat, metadata=lambda _: said, store=store).open("s"):
+            pass
+    assert store.saves == 0
+
+
+# --- size -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_large_state_is_packed_and_comes_back(host: Host) -> None:
+    chats = Sessions(Chat, kind="chat")
+    text = "word " * 5_000_000  # 25 MB
+    ctx = host.activity()
+    async with chats.open(ctx) as chat:
+        chat.lines.append(text)
+    await host.finish(ctx)
+    record = await host.stored()
+    assert record.encoding == "zlib"
+    assert len(record.state) < len(text) // 10
+    assert (await host.read(chats, epoch=2)).lines == [text]
+    assert (await host.stored()).version == 1
+
+
+async def test_a_small_state_stays_plain(host: Host) -> None:
+    chats = Sessions(Chat, kind="chat")
+    for length, encoding in ((COMPRESS_STATE_ABOVE // 2, "plain"), (COMPRESS_STATE_ABOVE, "zlib")):
+        ctx = host.activity()
+        async with chats.open(ctx) as chat:
+            chat.lines = ["x" * length]
+        await host.finish(ctx)
+        assert (await host.stored()).encoding == encoding
+
+
+async def test_a_state_over_the_limit_is_refused_in_the_block(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("affinity.session.packing.MAX_STATE_BYTES", 1000)
+    chats = Sessions(Chat, kind="chat")
+    ctx = host.activity()
+    with pytest.raises(PayloadTooLarge, match="keep large data elsewhere"):
+        async with chats.open(ctx) as chat:
+            chat.lines.append("x" * 1000)
+    host.settle(ctx, False)
+    assert (await host.read(chats)).lines == []
+
+
+# --- given ------------------------------------------------------------------------------------------------------------
+
+
+async def test_given_fields_replace_and_all_others_stay(store: CountingStore) -> None:
+    chats = Sessions(Chat, kind="chat", store=store)
+    async with chats.open("s") as chat:
+        chat.lines, chat.turns = ["a"], 1
+    for _ in range(2):  # twice is the same as once: no doubled lists
+        async with chats.open("s", given={"lines": ["b", "c"]}) as chat:
+            assert (chat.lines, chat.turns) == (["b", "c"], 1)
+    assert store.saves == 2
+    async with chats.open("s", given=Chat(turns=0)) as chat:
+        assert (chat.lines, chat.turns) == (["b", "c"], 0)
+
+
+async def test_what_is_given_is_not_shared_with_the_state(store: CountingStore) -> None:
+    chats, given = Sessions(Chat, store=store), Chat(lines=["a"])
+    opening = chats.open("s", given=given)
+    async with opening as chat:
+        chat.lines.append("b")
+    assert given.lines == ["a"]
+
+
+async def test_given_folds_onto_a_copy_in_memory_and_onto_a_new_state(host: Host) -> None:
+    chats = Sessions(Chat, initial=lambda _: Chat(turns=9))
+    for _ in range(2):
+        ctx = host.activity()
+        async with chats.open(ctx, given={"lines": ["x"]}) as chat:
+            assert (chat.lines, chat.turns) == (["x"], 9)
+        await host.finish(ctx)
+    assert (await host.stored()).version == 1
+
+
+async def test_given_for_dataclasses_and_frozen_states(store: CountingStore) -> None:
+    async with Sessions(Notes, store=store).open("s", given={"on": "2021-02-03"}) as notes:
+        assert notes.on == date(2021, 2, 3)
+    async with Sessions(Fixed, store=store).open("f", given={"pair": [1, 2]}) as fixed:
+        assert fixed == Fixed(pair=(1, 2))
+
+    class Frozen(BaseModel):
+        model_config = ConfigDict(frozen=True)
+        number: int = 0
+        other: int = 1
+
+    async with Sessions(Frozen, store=store).open("z", given={"number": 5}):
+        pass
+    async with Sessions(Frozen, store=store).open("z", given=Frozen(other=2)) as frozen:
+        assert frozen == Frozen(number=5, other=2)
+
+
+async def test_what_the_whole_state_refuses_is_not_kept(host: Host) -> None:
+    class Budget(BaseModel):
+        model_config = ConfigDict(validate_assignment=True)
+        spent: int = 0
+        limit: int = 10
+
+        @model_validator(mode="after")
+        def check(self) -> Self:
+            if self.spent > self.limit:
+                raise ValueError("too much")
+            return self
+
+    budgets = Sessions(Budget)
+    ctx = host.activity()
+    with pytest.raises(InvalidOptions, match="too much"):
+        async with budgets.open(ctx, given={"spent": 11}):
+            pytest.fail("code has run")
+    await host.finish(ctx)
+    assert (await host.read(budgets)).spent == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "given"),
+    [
+        (list, ["a"]),
+        (dict, {"a": 1}),
+        (Chat, {"line": []}),
+        (Chat, {"turns": "many"}),
+        (Chat, Titled(title="x")),
+        (Notes, Notes()),
+    ],
+)
+def test_what_cannot_be_given_is_refused(state: Any, given: Any) -> None:
+    with pytest.raises(InvalidOptions, match="given"):
+        Sessions(state).open("s", given=given)
