@@ -15,6 +15,7 @@ from affinity.orchestration.signals import (
     BranchCancelledSignal,
     OrchestrationCancelledSignal,
 )
+from affinity.orchestration.waits import SessionMoved
 
 __all__ = [
     "ActivityCancelledSignal",
@@ -26,4 +27,5 @@ __all__ = [
     "OrchestrationContext",
     "RetryPolicy",
     "Selected",
+    "SessionMoved",
 ]

@@ -7,17 +7,21 @@ import threading
 from dataclasses import dataclass, field
 
 from affinity.orchestration.signals import ActivityCancelledSignal
+from affinity.records import Participant, SessionStore
 
 _LOGGER = logging.getLogger("affinity.activity")
 _LOCK = threading.Lock()  # guards the creation of a rarely needed Event, so one for all contexts is enough
 
 
-class _Cancellation:
-    """A flag that costs nothing until somebody blocks on it."""
+class _Run:
+    """What changes during a run: who is enlisted, and a flag of cancellation that costs nothing until somebody blocks
+    on it.
+    """
 
-    __slots__ = ("_event", "reason")
+    __slots__ = ("_event", "participants", "reason")
 
     def __init__(self) -> None:
+        self.participants: list[Participant] | None = []  # None: the run is over
         self.reason: str | None = None
         self._event: threading.Event | None = None
 
@@ -67,7 +71,10 @@ class ActivityContext:
     worker_id: str
     """Stable name of the worker that runs it."""
 
-    _cancellation: _Cancellation = field(default_factory=_Cancellation, init=False, repr=False, compare=False)
+    session_store: SessionStore | None = None
+    """Of the database of the worker that runs it: state written there commits with the activity's result."""
+
+    _run: _Run = field(default_factory=_Run, init=False, repr=False, compare=False)
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
@@ -88,12 +95,12 @@ class ActivityContext:
     @property
     def cancelled(self) -> bool:
         """Whether this run should stop: its result will not be used, or its time is over."""
-        return self._cancellation.reason is not None
+        return self._run.reason is not None
 
     @property
     def cancel_reason(self) -> str | None:
         """Why, once it is cancelled."""
-        return self._cancellation.reason
+        return self._run.reason
 
     def raise_if_cancelled(self) -> None:
         """Leave the activity if it is cancelled; for loops in synchronous code.
@@ -101,7 +108,7 @@ class ActivityContext:
         Raises:
             ActivityCancelledSignal: it is. Not an ``Exception``, so that ``except Exception`` lets it pass.
         """
-        reason = self._cancellation.reason
+        reason = self._run.reason
         if reason is not None:
             raise ActivityCancelledSignal(reason)
 
@@ -110,8 +117,26 @@ class ActivityContext:
 
         For synchronous activities, in place of ``time.sleep``. Asynchronous ones are cancelled at their await.
         """
-        return self._cancellation.wait(timeout)
+        return self._run.wait(timeout)
+
+    def enlist(self, participant: Participant) -> None:
+        """Keep ``participant`` together with this activity's result (see `Participant`): called from the activity's own
+        code, on the event loop.
+
+        For the session layer, and for others who write one.
+
+        Raises:
+            ActivityCancelledSignal: the run is over; this is code in a thread that was left behind.
+        """
+        if self._run.participants is None:
+            raise ActivityCancelledSignal(self._run.reason or "the activity has ended")
+        self._run.participants.append(participant)
+
+    def _close(self) -> list[Participant]:
+        """Called by the worker when the run is over: who was enlisted, and nobody is any more."""
+        participants, self._run.participants = self._run.participants, None
+        return participants or []
 
     def _cancel(self, reason: str) -> None:
         """Called by the worker; the first reason stays."""
-        self._cancellation.set(reason)
+        self._run.set(reason)

@@ -12,6 +12,7 @@ from affinity.orchestration import events as ev
 from affinity.orchestration.codec import Codec
 from affinity.orchestration.futures import CommandFuture
 from affinity.orchestration.retry import RetryPolicy
+from affinity.orchestration.waits import MOVED, SessionMoved, moved_name
 
 if TYPE_CHECKING:
     from affinity.orchestration.scheduler import Scheduler
@@ -129,16 +130,17 @@ class TimerFuture(CommandFuture[None]):
 class EventFuture(CommandFuture[T]):
     """The future of an external event."""
 
-    __slots__ = ("_codec", "name")
+    __slots__ = ("_codec", "_hold", "name")
 
     has_effect = False
 
-    def __init__(self, scheduler: Scheduler, name: str, codec: Codec | None) -> None:
+    def __init__(self, scheduler: Scheduler, name: str, codec: Codec | None, hold: ev.Hold | None = None) -> None:
         super().__init__(scheduler)
         # A wait that nobody awaits loses nothing: its event is carried over like any other.
         scheduler.touch(self)
         self.name = name
         self._codec = codec
+        self._hold = hold
 
     @property
     def title(self) -> str:
@@ -153,6 +155,7 @@ class EventFuture(CommandFuture[T]):
     def receive(self, data: str) -> None:
         """Settle with an event of this name."""
         del self._scheduler.outstanding[self.schedule_id]
+        self._scheduler.held.pop(self.schedule_id, None)
         self._settle_decoded(self._codec, data)
 
     def cancel(self) -> None:
@@ -162,6 +165,7 @@ class EventFuture(CommandFuture[T]):
             inbox.give_back(self)
         else:
             inbox.leave(self)
+            self._scheduler.held.pop(self.schedule_id, None)
             super().cancel()
 
     def cancellation(self) -> ev.Command:
@@ -169,11 +173,30 @@ class EventFuture(CommandFuture[T]):
         return ev.EventAwaitCancelled(self.schedule_id)
 
     def _command(self) -> ev.Command:
-        return ev.EventAwaited(self.name)
+        return ev.EventAwaited(self.name, self._hold)
 
     def _scheduled(self, recorded: ev.Event) -> None:
+        assert isinstance(recorded, ev.EventAwaited)  # the journal has matched the type
         super()._scheduled(recorded)
+        if recorded.hold is not None:
+            self._scheduler.held[self.schedule_id] = recorded.hold
         self._scheduler.inbox.wait(self)
+
+
+class MovedFuture(EventFuture[SessionMoved]):
+    """The future of a session's next move."""
+
+    __slots__ = ("_session_id",)
+
+    def __init__(self, scheduler: Scheduler, session_id: str) -> None:
+        scheduler.watch(session_id)
+        super().__init__(scheduler, moved_name(session_id), MOVED)
+        self._session_id = session_id
+
+    @property
+    def title(self) -> str:
+        """How messages call it."""
+        return f"move of session {self._session_id!r}"
 
 
 class ChildFuture(CommandFuture[T]):

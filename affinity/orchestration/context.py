@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Literal, NoReturn, TypeVar, overload
 
 from affinity.errors import InvalidOptions, OrchestrationMisuse
-from affinity.limits import MAX_CUSTOM_STATUS_BYTES, MAX_TIMER_SECONDS, check_id
+from affinity.limits import MAX_CUSTOM_STATUS_BYTES, MAX_HOLD_SECONDS, MAX_TIMER_SECONDS, check_id
 from affinity.orchestration import events as ev
 from affinity.orchestration.activity import ActivityContext
 from affinity.orchestration.codec import Codec
@@ -24,6 +24,7 @@ from affinity.orchestration.commands import (
     ChildFuture,
     EventFuture,
     GuidFuture,
+    MovedFuture,
     TimeFuture,
     TimerFuture,
 )
@@ -38,10 +39,14 @@ from affinity.orchestration.registry import (
 from affinity.orchestration.retry import RetryPolicy
 from affinity.orchestration.scheduler import Scheduler
 from affinity.orchestration.signals import ContinueAsNewSignal
+from affinity.orchestration.waits import SessionMoved, check_event_name
 
 T = TypeVar("T")
 I = TypeVar("I")  # noqa: E741 - the usual letter for an input type
 R = TypeVar("R")
+
+DEFAULT_HOLD_SECONDS: Final = 3600.0
+"""How long a wait holds a session that does not say it: a person's pause, not a night."""
 
 _CUSTOM_STATUS: Final = Codec(Any, "custom status", MAX_CUSTOM_STATUS_BYTES)
 
@@ -158,25 +163,56 @@ class OrchestrationContext:
         return TimerFuture(self._scheduler, max(0.0, _seconds("timer delay", delay)))
 
     @overload
-    def schedule_wait(self, name: str) -> DurableFuture[Any]: ...
+    def schedule_wait(
+        self, name: str, *, hold_session: str | None = None, hold_for: float | timedelta | None = None
+    ) -> DurableFuture[Any]: ...
     @overload
-    def schedule_wait(self, name: str, type: type[T]) -> DurableFuture[T]: ...
+    def schedule_wait(
+        self, name: str, type: type[T], *, hold_session: str | None = None, hold_for: float | timedelta | None = None
+    ) -> DurableFuture[T]: ...
     @overload
-    def schedule_wait(self, name: str, type: object) -> DurableFuture[Any]: ...
-    def schedule_wait(self, name: str, type: Any = Any) -> DurableFuture[Any]:
+    def schedule_wait(
+        self, name: str, type: object, *, hold_session: str | None = None, hold_for: float | timedelta | None = None
+    ) -> DurableFuture[Any]: ...
+    def schedule_wait(
+        self,
+        name: str,
+        type: Any = Any,
+        *,
+        hold_session: str | None = None,
+        hold_for: float | timedelta | None = None,
+    ) -> DurableFuture[Any]:
         """Wait for the next external event of this name. Events that came before are buffered, and taken in order.
 
         Args:
             name: under which clients raise it.
             type: of its data; what does not fit raises ``NotSerializable`` at the await.
+            hold_session: a session that stays with the worker that holds it, idle and in no slot, until the wait ends.
+                A holder that dies or drains is not kept by it.
+            hold_for: seconds, or a timedelta, for which it stays at most, from the moment at which the wait is
+                recorded; by default ``DEFAULT_HOLD_SECONDS``.
 
         Raises:
-            InvalidId: the name is not allowed.
+            InvalidId: the name or the session id is not allowed.
+            InvalidOptions: ``hold_for`` is out of range (``MAX_HOLD_SECONDS``), or given without a session.
         """
         self._scheduler.require_running()
-        check_id(name, "event name")
+        check_event_name(name)
         codec = None if type is Any else Codec(type, f"data of event {name!r}")
-        return EventFuture(self._scheduler, name, codec)
+        return EventFuture(self._scheduler, name, codec, _hold(hold_session, hold_for))
+
+    def schedule_session_moved(self, session_id: str) -> DurableFuture[SessionMoved]:
+        """Wait for the next change of the session's holder: another worker, or a new start of the same one.
+
+        From the first call on, the instance gets exactly one such event per change, for as long as it lives. They are
+        buffered and carried over like external events. That a worker claims the session for the first time is no
+        change.
+
+        Raises:
+            InvalidId: the session id is not allowed.
+        """
+        self._scheduler.require_running()
+        return MovedFuture(self._scheduler, check_id(session_id, "session id"))
 
     @overload
     def schedule_sub_orchestration(
@@ -356,6 +392,17 @@ def _timeout(value: float | timedelta) -> float:
     if seconds <= 0:
         raise InvalidOptions(f"timeout must be above 0, not {value!r}")
     return seconds
+
+
+def _hold(session_id: str | None, duration: float | timedelta | None) -> ev.Hold | None:
+    if session_id is None:
+        if duration is not None:
+            raise InvalidOptions(f"hold_for={duration!r} without hold_session: say which session is to be held")
+        return None
+    seconds = DEFAULT_HOLD_SECONDS if duration is None else _seconds("hold_for", duration)
+    if not 0 < seconds <= MAX_HOLD_SECONDS:
+        raise InvalidOptions(f"hold_for must be above 0 and at most {MAX_HOLD_SECONDS:g} s, not {duration!r}")
+    return ev.Hold(check_id(session_id, "session id"), seconds)
 
 
 def _seconds(what: str, value: object) -> float:

@@ -72,6 +72,15 @@ class Step:
     The rest came after a ``ContinuedAsNew`` and is for the next execution, as far as it is for any.
     """
 
+    holds: Mapping[int, ev.Hold]
+    """Sessions that are to be held from now on, by the event id of the wait that holds them.
+
+    A wait that an event has ended within the step is not among them.
+    """
+
+    unholds: Sequence[int]
+    """Waits that held a session before the step and are over."""
+
 
 class Execution:
     """One live execution of an instance. Not safe for use from two threads at a time.
@@ -85,6 +94,7 @@ class Execution:
     __slots__ = (
         "_cancellation",
         "_context",
+        "_held",
         "_main",
         "_orphans",
         "_scheduler",
@@ -107,6 +117,7 @@ class Execution:
         self._main: Task[Any] | None = None
         self._cancellation: OrchestrationCancelledSignal | None = None
         self._orphans: list[ev.Event] = []  # what a failed replay left to cancel
+        self._held: dict[int, ev.Hold] = {}  # as of the last step
 
     @property
     def instance_id(self) -> str:
@@ -179,6 +190,7 @@ class Execution:
         finally:
             journal.close()
             self.error = None
+            self._held = dict(self._scheduler.held)  # they were told to the store when they were new
 
     def advance(self, inputs: Sequence[ev.Event], *, now: Callable[[], float], new_guid: Callable[[], str]) -> Step:
         """Take a step for each input.
@@ -233,7 +245,16 @@ class Execution:
     def _step(self, consumed: int) -> Step:
         events = self._scheduler.journal.take()
         status = next((event.value for _, event in reversed(events) if isinstance(event, ev.CustomStatusSet)), None)
-        return Step(events, status, self.outcome if events else None, consumed)
+        before, after = self._held, dict(self._scheduler.held)
+        self._held = after
+        return Step(
+            events=events,
+            custom_status=status,
+            outcome=self.outcome if events else None,
+            consumed=consumed,
+            holds={event_id: hold for event_id, hold in after.items() if event_id not in before},
+            unholds=[event_id for event_id in before if event_id not in after],
+        )
 
     # --- inputs -----------------------------------------------------------------------------------------------------
 

@@ -33,6 +33,14 @@ class ParentRef(NamedTuple):
     schedule_id: int
 
 
+class Hold(NamedTuple):
+    """A session that stays with its holder while an external event is awaited."""
+
+    session_id: str
+    seconds: float
+    """At most so long."""
+
+
 class CarriedEvent(NamedTuple):
     """An external event that nobody had consumed when the former execution did ``continue_as_new``."""
 
@@ -158,6 +166,7 @@ class EventAwaited:
     """The next external event of this name, buffered or to come, goes here."""
 
     name: str
+    hold: Hold | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +174,13 @@ class EventAwaitCancelled:
     """Nobody awaits the external event here any more."""
 
     schedule_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionWatched:
+    """From now on the instance is to hear of each change of the session's holder."""
+
+    session_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +273,7 @@ Command: TypeAlias = (
     | TimerCancelled
     | EventAwaited
     | EventAwaitCancelled
+    | SessionWatched
     | SubOrchestrationScheduled
     | SubOrchestrationCancelled
     | GuidCreated

@@ -2,8 +2,9 @@
 
 The same code runs in both cases. Live, a command of the orchestration becomes the next event. In replay, it must be
 the next event that was recorded. What must be the same is listed in ``_IDENTITY``: which activity, on which session,
-how long a timer, which child. Inputs are not compared, since code may change how it formats what it sends; the
-recorded result is used either way.
+how long a timer, which event, which session it holds, which child. Inputs are not compared, since code may change how
+it formats what it sends; the recorded result is used either way. Nor is how long a session is held, or an activity may
+take: that changes no result.
 """
 
 from __future__ import annotations
@@ -16,13 +17,20 @@ from affinity.errors import Nondeterminism
 from affinity.limits import MAX_HISTORY_EVENTS
 from affinity.orchestration import events as ev
 
+
+def _held(event: ev.EventAwaited) -> str | None:
+    """The session that a wait holds."""
+    return None if event.hold is None else event.hold.session_id
+
+
 _IDENTITY: Final[dict[type[ev.Event], Callable[[Any], object]]] = {
     ev.ActivityScheduled: attrgetter("name", "session_id"),
     ev.ActivityCancelled: attrgetter("schedule_id"),
     ev.TimerCreated: attrgetter("delay"),
     ev.TimerCancelled: attrgetter("schedule_id"),
-    ev.EventAwaited: attrgetter("name"),
+    ev.EventAwaited: lambda event: (event.name, _held(event)),
     ev.EventAwaitCancelled: attrgetter("schedule_id"),
+    ev.SessionWatched: attrgetter("session_id"),
     ev.SubOrchestrationScheduled: attrgetter("name", "instance_id"),
     ev.SubOrchestrationCancelled: attrgetter("schedule_id"),
 }
@@ -143,17 +151,23 @@ class Journal:
 
 def describe(event: ev.Event) -> str:
     """An event for a message: what kind it is, and what identifies it."""
-    kind = type(event).__name__
     match event:
-        case ev.ActivityScheduled(name=name, session_id=None):
-            return f"{kind}({name!r})"
         case ev.ActivityScheduled(name=name, session_id=session_id):
-            return f"{kind}({name!r}, session_id={session_id!r})"
+            identity = _arguments(name, session_id=session_id)
         case ev.TimerCreated(delay=delay):
-            return f"{kind}({delay:g} s)"
-        case ev.EventAwaited(name=name) | ev.EventRaised(name=name) | ev.OrchestrationStarted(name=name):
-            return f"{kind}({name!r})"
+            identity = f"{delay:g} s"
+        case ev.EventAwaited(name=name):
+            identity = _arguments(name, hold_session=_held(event))
+        case ev.EventRaised(name=name) | ev.OrchestrationStarted(name=name) | ev.SessionWatched(session_id=name):
+            identity = _arguments(name)
         case ev.SubOrchestrationScheduled(name=name, instance_id=instance_id):
-            return f"{kind}({name!r}, instance_id={instance_id!r})"
-    schedule_id = getattr(event, "schedule_id", None)
-    return kind if schedule_id is None else f"{kind}(of event {schedule_id})"
+            identity = _arguments(name, instance_id=instance_id)
+        case _:
+            schedule_id = getattr(event, "schedule_id", None)
+            identity = "" if schedule_id is None else f"of event {schedule_id}"
+    return f"{type(event).__name__}({identity})" if identity else type(event).__name__
+
+
+def _arguments(name: str, **options: str | None) -> str:
+    given = [f"{option}={value!r}" for option, value in options.items() if value is not None]
+    return ", ".join([repr(name), *given])

@@ -37,6 +37,7 @@ class Scheduler:
         "closed",
         "current",
         "execution_id",
+        "held",
         "inbox",
         "instance_id",
         "journal",
@@ -46,6 +47,7 @@ class Scheduler:
         "ready",
         "tasks",
         "untouched",
+        "watched",
     )
 
     def __init__(self, instance_id: str, execution_id: int) -> None:
@@ -62,6 +64,10 @@ class Scheduler:
         """What the code asked for since it last waited, in order."""
         self.outstanding: dict[int, CommandFuture[Any]] = {}
         """Scheduled and not settled, by event id."""
+        self.held: dict[int, ev.Hold] = {}
+        """Sessions that waits hold which are not settled, by the event id of the wait."""
+        self.watched: set[str] = set()
+        """Sessions whose moves this execution has asked for."""
         self.untouched: dict[DurableFuture[Any], None] = {}
         """Created, and never awaited or combined: a forgotten await, if it stays so."""
         self.closed = False
@@ -82,6 +88,16 @@ class Scheduler:
                 command.schedule()
             else:
                 self.journal.command(command)
+
+    def watch(self, session_id: str) -> None:
+        """Ask to be told of the session's moves, once in an execution.
+
+        Recorded on its own, not by the wait: of a wait that is cancelled before it was scheduled nothing is left, and
+        the moves up to the next wait would be lost.
+        """
+        if session_id not in self.watched:
+            self.watched.add(session_id)
+            self.pending.append(ev.SessionWatched(session_id))
 
     def touch(self, future: DurableFuture[Any]) -> None:
         """Note that somebody waits for the future.
@@ -149,6 +165,7 @@ class Scheduler:
         self.tasks.clear()
         self.pending.clear()
         self.outstanding.clear()
+        self.held.clear()
         self.untouched.clear()
         self.inbox = Inbox()
 

@@ -20,7 +20,7 @@ from pydantic_core import to_json
 
 from affinity.errors import NotSerializable
 from affinity.orchestration.codec import read_json
-from affinity.orchestration.events import EVENTS, CarriedEvent, Event, ParentRef, RawJson
+from affinity.orchestration.events import EVENTS, CarriedEvent, Event, Hold, ParentRef, RawJson
 from affinity.orchestration.retry import RetryPolicy
 
 ANY_EXECUTION: Final = 0
@@ -176,6 +176,14 @@ def _read_parent(value: dict[str, Any]) -> ParentRef:
     return ParentRef(_string(value["instance_id"]), _integer(value["execution_id"]), _integer(value["schedule_id"]))
 
 
+def _write_hold(hold: Hold) -> str:
+    return to_json(hold._asdict()).decode()
+
+
+def _read_hold(value: dict[str, Any]) -> Hold:
+    return Hold(_string(value["session_id"]), _number(value["seconds"]))
+
+
 def _write_carried(carried: tuple[CarriedEvent, ...]) -> str:
     return "[" + ",".join(f'{{"name":{_quote(event.name)},"data":{event.data}}}' for event in carried) + "]"
 
@@ -193,6 +201,7 @@ _FORMS: Final[dict[str, tuple[Callable[[Any], str], Callable[[Any], Any]]]] = {
     "ChildFailureKind": (_quote, _string),
     "RetryPolicy": (_write_retry, _read_retry),
     "ParentRef": (_write_parent, _read_parent),
+    "Hold": (_write_hold, _read_hold),
     "Carried": (_write_carried, _read_carried),
 }
 """Declared type of a field, without ``| None`` -> how to write it, how to read it."""

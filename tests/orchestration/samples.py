@@ -63,6 +63,22 @@ async def order(ctx: OrchestrationContext, items: list[str]) -> float:
 
 
 @app.orchestration
+async def companion(ctx: OrchestrationContext, name: str) -> list[str]:
+    """Waits: the session stays where it is between two messages, and is restored where it moved to."""
+    said: list[str] = []
+    while True:
+        message = ctx.schedule_wait("message", Turn, hold_session=name, hold_for=600)
+        moved = ctx.schedule_session_moved(name)
+        won = await ctx.select(message, moved)
+        if not isinstance(won.value, Turn):
+            await ctx.schedule_activity("restore", said).on_session(name)
+            continue
+        if won.value.text == "bye":
+            return said
+        said.append((await ctx.schedule_activity(answer, won.value).on_session(name)).text)
+
+
+@app.orchestration
 async def chaos(ctx: OrchestrationContext, seed: int) -> Any:
     """A bit of everything, driven by recorded values only, so that any order of inputs is a fair one."""
 
@@ -70,9 +86,8 @@ async def chaos(ctx: OrchestrationContext, seed: int) -> Any:
         session_id = await ctx.new_guid()
         first = await ctx.schedule_activity("a", n).on_session(session_id)
         try:
-            won = await ctx.select(
-                ctx.schedule_wait("x"), ctx.schedule_timer(n + 1), ctx.schedule_sub_orchestration("c", n)
-            )
+            held = ctx.schedule_wait("x", hold_session=session_id, hold_for=n + 1)
+            won = await ctx.select(held, ctx.schedule_timer(n + 1), ctx.schedule_sub_orchestration("c", n))
             return [first, won.index, won.value]
         finally:
             ctx.set_custom_status({"leg": n})
@@ -86,6 +101,8 @@ async def chaos(ctx: OrchestrationContext, seed: int) -> Any:
         try:
             won = await ctx.select(background, ctx.gather(ctx.schedule_wait("x"), ctx.schedule_wait("y")), leg(9))
             total.append(won.index)
+            moved = await ctx.select(ctx.schedule_session_moved("s"), ctx.schedule_wait("z", hold_session="s"), leg(8))
+            total.append(moved.index)
         except ActivityError as error:
             total.append(error.error_type)
     if seed % 3 == 0:

@@ -238,6 +238,7 @@ def test_on_session_where_there_is_no_activity() -> None:
         futures: list[DurableFuture[Any]] = [
             ctx.schedule_timer(1),
             ctx.schedule_wait("e"),
+            ctx.schedule_session_moved("s"),
             ctx.schedule_sub_orchestration("c"),
             ctx.new_guid(),
             ctx.gather(helper()),

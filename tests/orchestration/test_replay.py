@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from affinity.errors import OrchestrationMisuse
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution, Step
+from affinity.orchestration.waits import moved_event
 from affinity.orchestration.wire import decode_event, encode_event
 
 from .harness import Live, new_events
@@ -37,7 +39,7 @@ def answers(event_id: int, event: ev.Event, chance: random.Random) -> ev.Event |
 def random_input(history: list[ev.Event], chance: random.Random) -> ev.Event:
     """Mostly an answer to some command, stale ones included; sometimes an event, rarely a request to cancel."""
     if (dice := chance.random()) < 0.2:
-        return ev.EventRaised(chance.choice("xyz"), str(chance.randrange(9)))
+        return chance.choice([*(ev.EventRaised(name, str(chance.randrange(9))) for name in "xyz"), moved_event("s")])
     if dice < 0.205:
         return ev.CancelRequested("chaos")
     commands = [n for n, event in enumerate(history, 1) if answers(n, event, chance)]
@@ -58,20 +60,28 @@ def test_any_order_of_inputs_replays_from_any_step(seed: int) -> None:
     live = Live(chaos)
     history: list[ev.Event] = []
     boundaries: list[int] = []
+    holds: list[tuple[Mapping[int, ev.Hold], Sequence[int]]] = []
     batches: list[list[ev.Event]] = [[ev.OrchestrationStarted("chaos", "1.0.0", str(seed))]]
     while live.outcome is None:
         assert len(history) < 5_000
-        history += new_events(advance(live.execution, *batches[-1]))
+        step = advance(live.execution, *batches[-1])
+        history += new_events(step)
+        holds.append((step.holds, step.unholds))
         boundaries.append(len(history))
         batches.append([random_input(history, chance) for _ in range(chance.randrange(1, 4))])
     batches.pop()
+    begun = [event_id for new, _ in holds for event_id in new]
+    ended = [event_id for _, over in holds for event_id in over]
+    assert begun
+    assert sorted(begun) == sorted(ended)  # what began has ended once, at the latest with the execution
     assert not isinstance(live.execution.error, OrchestrationMisuse)
 
     for number, boundary in enumerate(boundaries):
         again = live.replayed(history[:boundary])
         assert again.event_count == boundary
-        rest = [event for batch in batches[number + 1 :] for event in new_events(advance(again, *batch))]
-        assert rest == history[boundary:]
+        rest = [advance(again, *batch) for batch in batches[number + 1 :]]
+        assert [event for step in rest for event in new_events(step)] == history[boundary:]
+        assert [(step.holds, step.unholds) for step in rest] == holds[number + 1 :]
         assert again.outcome == live.outcome
 
 

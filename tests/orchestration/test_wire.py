@@ -35,6 +35,8 @@ SAMPLES: list[ev.Event] = [
     ev.TimerFired(4),
     ev.TimerCancelled(4),
     ev.EventAwaited("message"),
+    ev.EventAwaited("message", ev.Hold("session-ü", 2.5)),
+    ev.SessionWatched("session-1"),
     ev.EventRaised("message", '"x"'),
     ev.EventAwaitCancelled(5),
     ev.SubOrchestrationScheduled("child", None, "i/1:5", "null"),
@@ -71,6 +73,10 @@ def test_the_form_is_readable_and_stable() -> None:
         '{"type":"activity_scheduled","name":"reply","input":{"text":"hi"},"session_id":"s","retry":{"max_attempts":5,'
         '"initial_interval":0.5,"backoff":2.0,"max_interval":60.0,"non_retryable":["ValueError","Fatal"]},"timeout":3}'
     )
+    assert encode_event(ev.EventAwaited("e")) == '{"type":"event_awaited","name":"e"}'
+    assert encode_event(ev.EventAwaited("e", ev.Hold("s", 60.0))) == (
+        '{"type":"event_awaited","name":"e","hold":{"session_id":"s","seconds":60.0}}'
+    )
     assert encode_event(ev.TimerFired(7)) == '{"type":"timer_fired","schedule_id":7}'
 
 
@@ -98,6 +104,8 @@ def test_keys_of_newer_versions_are_ignored() -> None:
         ('{"type":"timer_fired","schedule_id":true}', "expected an integer"),
         ('{"type":"timer_created","delay":"1"}', "expected a number"),
         ('{"type":"event_awaited","name":1}', "expected a string"),
+        ('{"type":"event_awaited","name":"e","hold":{"session_id":"s"}}', "event_awaited: KeyError: 'seconds'"),
+        ('{"type":"event_awaited","name":"e","hold":"s"}', "event_awaited: TypeError"),
         ('{"type":"activity_scheduled","name":"a","input":1,"retry":{"max_attempts":0}}', "max_attempts"),
         ('{"type":"orchestration_started","name":"a","version":"1","input":1,"parent":{}}', "instance_id"),
         ('{"type":"continued_as_new","input":1,"carried":[1]}', "continued_as_new"),

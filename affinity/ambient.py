@@ -1,0 +1,154 @@
+"""The session that the running code works for, as logs and traces show it.
+
+A worker names it at the start of an activity's own task, the session layer around a block of a script; code below needs
+no argument to know it. A context variable follows `await`, child tasks and `anyio.to_thread`, and other tasks never see
+it. While a worker runs, or such a block, two hooks copy it:
+
+* a log record factory, to the attribute ``affinity.session_id`` of every record. Not a filter: those of a logger do not
+  see what its children log, and those of a handler may run in another thread, where the session is not known;
+* a span processor of OpenTelemetry, where that is in use, to the attribute of the same name of every span.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import cache
+from typing import Any, Final
+from weakref import WeakSet
+
+SESSION_ATTRIBUTE: Final = "affinity.session_id"
+"""Of log records (None outside a session) and of spans (absent outside a session)."""
+
+_session_id: ContextVar[str | None] = ContextVar(SESSION_ATTRIBUTE, default=None)
+
+
+def current_session_id() -> str | None:
+    """The session that the calling code works for; None when there is none."""
+    return _session_id.get()
+
+
+def enter_session(session_id: str | None) -> None:
+    """Name the session of the current task from here to its end; for code that starts a task, as a worker does.
+
+    None is worth saying too: a new task inherits the session of whoever started it.
+    """
+    _session_id.set(session_id)
+
+
+@contextmanager
+def session_scope(session_id: str | None) -> Iterator[None]:
+    """Name the session of the code in the block, in logs and traces too; afterwards it is what it was before."""
+    with instrumented():
+        token = _session_id.set(session_id)
+        try:
+            yield
+        finally:
+            # A framework may leave the block in another context than it entered; there is nothing to take back there.
+            with suppress(ValueError):
+                _session_id.reset(token)
+
+
+@contextmanager
+def instrumented() -> Iterator[None]:
+    """Have log records and spans carry the session while the block lasts; blocks may overlap.
+
+    Spans are those of the tracer provider that is in use now: one that is set later is not seen.
+    """
+    _mark_spans()
+    _log_records.install()
+    try:
+        yield
+    finally:
+        _log_records.remove()
+
+
+# -- log records
+
+
+class _LogRecords:
+    """Wraps the process's log record factory, once, for as long as anybody wants it."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._users = 0
+
+    def install(self) -> None:
+        with self._guard:
+            self._users += 1
+            # One that somebody has wrapped could not be removed, and still works: a second would be one too many.
+            if self._users == 1 and not hasattr(logging.makeLogRecord({}), SESSION_ATTRIBUTE):
+                logging.setLogRecordFactory(_Stamp(logging.getLogRecordFactory()))
+
+    def remove(self) -> None:
+        with self._guard:
+            self._users -= 1
+            factory = logging.getLogRecordFactory()
+            if self._users == 0 and isinstance(factory, _Stamp):
+                logging.setLogRecordFactory(factory.former)
+
+
+class _Stamp:
+    """A log record factory that adds the session to what another one makes."""
+
+    def __init__(self, former: Callable[..., logging.LogRecord]) -> None:
+        self.former = former
+
+    def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = self.former(*args, **kwargs)
+        record.__dict__[SESSION_ATTRIBUTE] = _session_id.get()
+        return record
+
+
+_log_records = _LogRecords()
+
+
+# -- spans
+
+
+class _SpanMarker:
+    """A span processor as the SDK wants it, without its base class: the SDK need not be installed."""
+
+    def on_start(self, span: Any, parent_context: object = None) -> None:
+        session_id = _session_id.get()
+        if session_id is not None:
+            span.set_attribute(SESSION_ATTRIBUTE, session_id)
+
+    def _on_ending(self, span: object) -> None:
+        """Nothing to do; the SDK calls it."""
+
+    def on_end(self, span: object) -> None:
+        """Nothing to do."""
+
+    def shutdown(self) -> None:
+        """Nothing to do."""
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Nothing is ever kept back."""
+        return True
+
+
+_marked: WeakSet[Any] = WeakSet()  # tracer providers: a processor stays for good, and is idle outside a session
+_marking = threading.Lock()
+
+
+def _mark_spans() -> None:
+    api = _tracing()
+    provider = api.get_tracer_provider() if api is not None else None
+    add = getattr(provider, "add_span_processor", None)
+    with _marking:
+        if add is not None and provider not in _marked:
+            _marked.add(provider)
+            add(_SpanMarker())
+
+
+@cache
+def _tracing() -> Any:
+    """OpenTelemetry's tracing API; None when it is not installed."""
+    with suppress(ModuleNotFoundError):
+        return importlib.import_module("opentelemetry.trace")
+    return None

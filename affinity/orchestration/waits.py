@@ -1,0 +1,56 @@
+"""What a wait can concern beside an event of the application: a session that is held meanwhile, and its moves.
+
+A move reaches an orchestration as an external event like any other, so that it is buffered, carried over and replayed
+like one. Its name begins with `RESERVED_PREFIX`, which nobody else may use, and holds the session's id, so that moves
+of different sessions do not meet each other's waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from affinity.errors import InvalidId
+from affinity.limits import check_id
+from affinity.orchestration.codec import Codec
+from affinity.orchestration.events import EventRaised
+
+RESERVED_PREFIX: Final = "affinity:"
+"""Of the names of events that only affinity raises."""
+
+_MOVED_PREFIX: Final = RESERVED_PREFIX + "session_moved:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionMoved:
+    """A session has a new holder: another worker, or a new start of the same one.
+
+    What its old holder had in memory is not there any more. See ``OrchestrationContext.schedule_session_moved``.
+    """
+
+    session_id: str
+
+
+MOVED: Final = Codec(SessionMoved, "news of a session's move")
+
+
+def check_event_name(name: object) -> str:
+    """Return ``name`` as the name of an event that an application may raise and wait for.
+
+    Raises:
+        InvalidId: it is no id (`limits.check_id`), or it is reserved.
+    """
+    checked = check_id(name, "event name")
+    if checked.startswith(RESERVED_PREFIX):
+        raise InvalidId(f"event name {checked!r} begins with {RESERVED_PREFIX!r}, which is reserved: choose another")
+    return checked
+
+
+def moved_name(session_id: str) -> str:
+    """The name of the event that tells of this session's moves."""
+    return _MOVED_PREFIX + session_id
+
+
+def moved_event(session_id: str) -> EventRaised:
+    """What an instance that watches the session is told at each change of its holder."""
+    return EventRaised(moved_name(session_id), MOVED.encode(SessionMoved(session_id=session_id)))
