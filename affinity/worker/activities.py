@@ -15,14 +15,17 @@ from typing import Any, Protocol
 import anyio
 import anyio.to_thread
 
-from affinity.errors import ActivityTimeout, NotSerializable, PayloadTooLarge
+from affinity.ambient import enter_session
+from affinity.errors import ActivityTimeout, NotSerializable, PayloadTooLarge, SessionWriteConflict
 from affinity.orchestration import ActivityContext, App
 from affinity.orchestration.events import ActivityCompleted, ActivityFailed, Event, describe_error
 from affinity.orchestration.registry import ActivityDefinition
 from affinity.orchestration.wire import ActivityTask, decode_task
 from affinity.provider.contract import WorkAbandon, WorkItem, WorkKey, WorkLock
+from affinity.records import SessionStore
 from affinity.worker.keeper import HeldLocks
 from affinity.worker.options import RuntimeOptions
+from affinity.worker.pledges import Pledge, again, discard
 from affinity.worker.sessions import HeldSessions
 
 logger = logging.getLogger("affinity.worker")
@@ -36,8 +39,8 @@ turn.
 class Outcomes(Protocol):
     """Where the end of an activity is reported."""
 
-    def deliver_result(self, item: WorkItem, event: Event) -> None:
-        """It has a result, good or bad, that its orchestration must get."""
+    def deliver_result(self, item: WorkItem, event: Event, pledge: Pledge | None) -> None:
+        """It has a result, good or bad, that its orchestration must get, and maybe what must be kept with it."""
         ...
 
     def submit_abandon(self, abandon: WorkAbandon) -> None:
@@ -64,6 +67,7 @@ class _Running:
     task: asyncio.Task[Event] | None = None
     cancelled: str | None = None  # why, once it is cancelled: its outcome is then nobody's business
     timed_out: bool = False
+    pledge: Pledge | None = None
 
     def cancel(self, reason: str) -> None:
         """Tell the code, both ways: the flag for sync code, the exception at the next await for async code."""
@@ -88,10 +92,12 @@ class ActivityRunner:
         options: RuntimeOptions,
         locks: HeldLocks,
         sessions: HeldSessions,
+        states: SessionStore,
         outcomes: Outcomes,
         observe: Callable[[str, str], None],
     ) -> None:
         self._app = app
+        self._states = states
         self._options = options
         self._locks = locks
         self._sessions = sessions
@@ -140,6 +146,7 @@ class ActivityRunner:
             session_epoch=item.session_epoch,
             attempt=item.attempts,
             worker_id=self._options.worker_node_id,
+            session_store=self._states,
         )
         running = self._running[key] = _Running(item, context)
         # A bare task: a task group's bookkeeping costs more than the rest of a turn. `_ended` takes whatever comes out
@@ -152,11 +159,14 @@ class ActivityRunner:
     async def _result(
         self, activity_id: int, running: _Running, definition: ActivityDefinition, task: ActivityTask
     ) -> Event:
+        enter_session(running.item.session_id)  # also when there is none: the task inherits whatever was ambient
         alarm = None
         if task.timeout is not None:
             alarm = asyncio.get_running_loop().call_later(task.timeout, running.time_out)
         try:
-            return ActivityCompleted(activity_id, await self._call(running, definition, task))
+            result = await self._call(running, definition, task)
+            running.pledge = await Pledge.of(running.context)
+            return ActivityCompleted(activity_id, result)
         except asyncio.CancelledError:
             if not running.timed_out:
                 raise
@@ -195,19 +205,32 @@ class ActivityRunner:
 
     def _finish(self, running: _Running, task: ActivityTask, event: Event | None, error: BaseException | None) -> None:
         item = running.item
+        if running.cancelled is not None or event is None:
+            self._discard(running)
         if running.cancelled is not None:
             self._observe(item.name, "cancelled")
             self._end(item)
         elif event is not None:
             self._observe(item.name, "completed")
             self._end(item)
-            self._outcomes.deliver_result(item, event)
+            self._outcomes.deliver_result(item, event, running.pledge)
         else:
             assert error is not None
             self._failed(item, task, error)
         self._outcomes.slot_freed()
 
+    def _discard(self, running: _Running) -> None:
+        discard(running.context)
+        if running.pledge is not None:
+            running.pledge.settle(False)
+
     def _failed(self, item: WorkItem, task: ActivityTask, error: BaseException) -> None:
+        if isinstance(error, SessionWriteConflict) and error.session_id == item.session_id:
+            logger.warning("activity %s of %s: %s; running it again", item.name, item.lock.key.instance_id, error)
+            self._observe(item.name, "retried")
+            self._end(item)
+            self._outcomes.submit_abandon(again(item.lock))
+            return
         failures = item.failures + 1
         hopeless = isinstance(error, NotSerializable | PayloadTooLarge)  # the same code would say the same again
         if task.retry is not None and not hopeless and task.retry.retries(error, failures):
@@ -225,7 +248,7 @@ class ActivityRunner:
         logger.warning("activity %s of %s: %s: %s", item.name, item.lock.key.instance_id, error_type, message)
         self._observe(item.name, kind)
         self._end(item)
-        self._outcomes.deliver_result(item, ActivityFailed(item.lock.key.activity_id, kind, error_type, message))
+        self._outcomes.deliver_result(item, ActivityFailed(item.lock.key.activity_id, kind, error_type, message), None)
 
     def _end(self, item: WorkItem) -> None:
         self._locks.discard(item.lock)

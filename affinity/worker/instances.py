@@ -43,11 +43,14 @@ from affinity.provider.contract import (
     Release,
     Turn,
     TurnResult,
+    WorkAbandon,
     WorkAck,
     WorkItem,
     WorkLock,
 )
+from affinity.records import StateWrite
 from affinity.worker.options import RuntimeOptions
+from affinity.worker.pledges import Pledge, again
 from affinity.worker.retry import is_retryable
 from affinity.worker.turns import BuiltTurn, build_turn, fail_unstarted
 
@@ -72,6 +75,17 @@ class Input:
     event: Event
     message_id: int | None = None
     lock: WorkLock | None = None
+    pledge: Pledge | None = None
+
+    @property
+    def state(self) -> StateWrite | None:
+        """Session state that goes with the result."""
+        return None if self.pledge is None else self.pledge.state
+
+    def settle(self, applied: bool) -> None:
+        """The result is in the history, or it is not, as far as this worker knows."""
+        if self.pledge is not None:
+            self.pledge.settle(applied)
 
 
 @dataclass(slots=True)
@@ -110,8 +124,12 @@ class Surroundings(Protocol):
         """Commit a turn with the next batch."""
         ...
 
-    def submit_ack(self, ack: WorkAck) -> None:
-        """Send a result the plain way."""
+    def submit_ack(self, ack: WorkAck, pledge: Pledge | None) -> None:
+        """Send a result the plain way, and what must be kept with it."""
+        ...
+
+    def submit_abandon(self, abandon: WorkAbandon) -> None:
+        """Give a work item back."""
         ...
 
     def submit_release(self, release: Release) -> None:
@@ -160,15 +178,15 @@ class InstanceTable:
 
     # -- inputs
 
-    def deliver_result(self, item: WorkItem, event: Event) -> None:
+    def deliver_result(self, item: WorkItem, event: Event, pledge: Pledge | None = None) -> None:
         """The result of a work item that ran here: part of the next turn when its instance lives here, else a plain
         ack.
         """
         live = self._live.get(item.lock.key.instance_id)
         if live is None or live.execution.execution_id != item.lock.key.execution_id:
-            self._ack(item.lock, event)
+            self._ack(item.lock, event, pledge)
             return
-        live.mailbox.append(Input(event, lock=item.lock))
+        live.mailbox.append(Input(event, lock=item.lock, pledge=pledge))
         self._pump(live)
 
     async def deliver(self, items: Sequence[OrchestrationItem]) -> None:
@@ -287,6 +305,7 @@ class InstanceTable:
             first_version=live.execution.definition.version if first else None,
             consumed=[i.message_id for i in consumed if i.message_id is not None],
             acks=[i.lock for i in consumed if i.lock is not None],
+            states=[state for i in consumed if (state := i.state) is not None],
             lock_here=self._around.slots_for_new_work(),
         )
         live.committing = True
@@ -300,6 +319,8 @@ class InstanceTable:
             self._withdraw(live, inputs, result)
             return
         self.turns += 1
+        for each in inputs:
+            each.settle(True)
         self._forget(inputs)
         self._place(built, result.placed)
         self._spread(built.turn)
@@ -311,15 +332,32 @@ class InstanceTable:
 
     def _withdraw(self, live: LiveInstance, inputs: list[Input], result: TurnResult | ProviderError) -> None:
         """The turn did not happen, as far as we know: forget what the coroutine did, keep what it was told."""
-        lost: Sequence[WorkLock] = ()
         if isinstance(result, TurnResult):
-            lost = result.lost_acks
+            inputs = self._still_good(inputs, result)
         elif not is_retryable(result):
             logger.error("a turn of %s was refused for good: %s", live.execution.instance_id, result)
             self._refused[live.execution.instance_id] = result
-        live.mailbox = [i for i in inputs if i.lock is None or i.lock not in lost] + live.mailbox
+        live.mailbox = inputs + live.mailbox
         self._drop(live)
         self._around.poke()
+
+    def _still_good(self, inputs: list[Input], result: TurnResult) -> list[Input]:
+        """What a refused turn was told, without the results that are void: those whose token is dead, and those whose
+        session state met a newer one; their activities run again, from the state in the store.
+        """
+        void = [i for i in inputs if i.lock in result.lost_acks]
+        conflicting = [i for i in inputs if i.state is not None and i.state.new.session_id in result.conflicts]
+        for each in conflicting:
+            assert each.lock is not None
+            logger.warning(
+                "instance %s: session state of activity %d met a newer one in the store; running it again",
+                each.lock.key.instance_id,
+                each.lock.key.activity_id,
+            )
+            self._around.submit_abandon(again(each.lock))
+        for each in void + conflicting:
+            each.settle(False)
+        return [i for i in inputs if i not in void and i not in conflicting]
 
     def _place(self, built: BuiltTurn, placed: Sequence[Placed]) -> None:
         for place in placed:
@@ -364,6 +402,8 @@ class InstanceTable:
     def drop_all(self) -> None:
         """Forget every instance (the lease has lapsed); their histories bring them back."""
         for live in list(self._live.values()):
+            for each in live.mailbox:
+                each.settle(False)
             live.mailbox = [i for i in live.mailbox if i.lock is None]  # their tokens are dead too
             self._drop(live)
 
@@ -383,14 +423,15 @@ class InstanceTable:
         """Inputs that no turn consumed: messages are still queued, results are sent the plain way."""
         for each in inputs:
             if each.lock is not None:
-                self._ack(each.lock, each.event)
+                self._ack(each.lock, each.event, each.pledge)
         self._forget(inputs)
 
     def _forget(self, inputs: Iterable[Input]) -> None:
         self.in_flight.difference_update(i.message_id for i in inputs if i.message_id is not None)
 
-    def _ack(self, lock: WorkLock, event: Event) -> None:
-        self._around.submit_ack(WorkAck(lock=lock, message=encode_message(lock.key.execution_id, event)))
+    def _ack(self, lock: WorkLock, event: Event, pledge: Pledge | None) -> None:
+        message = encode_message(lock.key.execution_id, event)
+        self._around.submit_ack(WorkAck(lock=lock, message=message, state=pledge.state if pledge else None), pledge)
 
     def _shrink(self) -> None:
         excess = len(self._live) - self._options.instance_cache_size

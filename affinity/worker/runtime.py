@@ -35,12 +35,14 @@ from affinity.provider.contract import (
     WorkKey,
     WorkLock,
 )
+from affinity.session.insisting import InsistentStore
 from affinity.worker.activities import ActivityRunner
 from affinity.worker.committer import GroupCommit
 from affinity.worker.instances import InstanceTable
 from affinity.worker.keeper import HeldLocks
 from affinity.worker.metrics import Metrics
 from affinity.worker.options import RuntimeOptions
+from affinity.worker.pledges import Pledge, again
 from affinity.worker.retry import LONGEST_PAUSE, Availability, is_retryable
 from affinity.worker.sessions import HeldSessions
 from affinity.worker.waker import Waker
@@ -86,12 +88,13 @@ class Runtime:
         self._activity_names = frozenset(app.activities)
         self._orchestration_names = frozenset({d.name for d in app.orchestrations.values()} | set(app.orchestrations))
         self._availability = availability
-        self.sessions = HeldSessions(listeners, options.session_lock_timeout)
+        self.sessions = HeldSessions(listeners, options.session_lock_timeout, partial(provider.check_session, identity))
         self.activities = ActivityRunner(
             app=app,
             options=options,
             locks=locks,
             sessions=self.sessions,
+            states=InsistentStore(provider.states, reading=availability.insist, writing=availability.call),
             outcomes=self,
             observe=metrics.activity_ended,
         )
@@ -177,11 +180,19 @@ class Runtime:
                 self._uncertain = True
             done(result)
 
-        self._turns.submit(turn, settled)
+        self._turns.submit(turn, settled, _weight(turn))
 
-    def submit_ack(self, ack: WorkAck) -> None:
+    def submit_ack(self, ack: WorkAck, pledge: Pledge | None = None) -> None:
         """Send a result the plain way; its instance lives elsewhere."""
-        self._acks.submit(ack, lambda _: self._queued())
+
+        def done(result: bool | ProviderError) -> None:
+            self._queued()
+            if pledge is not None:
+                pledge.settle(result is True)
+            if result is False and ack.state is not None:  # the token is dead, or the state met a newer one
+                self.submit_abandon(again(ack.lock))
+
+        self._acks.submit(ack, done, len(ack.message) + (len(ack.state.new.state) if ack.state else 0))
 
     def submit_abandon(self, abandon: WorkAbandon) -> None:
         """Give a work item back."""
@@ -219,9 +230,9 @@ class Runtime:
         """Look into the queues soon."""
         self._look.set()
 
-    def deliver_result(self, item: WorkItem, event: Event) -> None:
+    def deliver_result(self, item: WorkItem, event: Event, pledge: Pledge | None) -> None:
         """An activity has ended."""
-        self.instances.deliver_result(item, event)
+        self.instances.deliver_result(item, event, pledge)
 
     def session_left(self, session_id: str) -> None:
         """A session was given up: its state here is of no use any more."""
@@ -473,3 +484,8 @@ class Runtime:
         """Wait for what is being written: turns may place work, so they come first."""
         for commits in (self._turns, self._acks, self._abandons, self._releases):
             await commits.flushed()
+
+
+def _weight(turn: Turn) -> int:
+    """About how many bytes it takes: an input stands in the history as well as in its work item."""
+    return 2 * sum(map(len, turn.history)) + sum(len(write.new.state) for write in turn.states)

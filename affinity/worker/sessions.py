@@ -1,21 +1,29 @@
 """The sessions that this worker holds, as far as it knows, and who must hear when it holds one no more.
 
 The database decides; this is the memory beside it. A session is noted with its epoch when work of it arrives, and its
-lock is taken to end `session_lock_timeout` after its last work was renewed or finished. Ending early here is harmless:
-the cache disposes of state that would have to be hydrated again. Ending late is harmless too: state of an old epoch is
-never used.
+lock is taken to end `session_lock_timeout` after its last work was renewed or finished. Something else may keep it
+longer (`affinity.provider.contract.SessionHold`), so the database is asked before its time is declared over. Ending
+early here is harmless: the cache disposes of state that would have to be hydrated again. Ending late is harmless too:
+state of an old epoch is never used.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from affinity.errors import ProviderError
+from affinity.limits import MAX_BATCH
 from affinity.orchestration.registry import SessionListener
+from affinity.worker.retry import is_retryable
 
 logger = logging.getLogger("affinity.worker")
+
+CheckSession: TypeAlias = Callable[[Sequence[str]], Awaitable[Sequence[float | None]]]
+"""`Provider.check_session` of this worker: for each session the seconds for which it is still held, or None."""
 
 
 @dataclass(slots=True)
@@ -28,8 +36,9 @@ class _Held:
 class HeldSessions:
     """Sessions by id, with the number of their work items that run here."""
 
-    def __init__(self, listeners: Iterable[SessionListener], lock_timeout: float) -> None:
+    def __init__(self, listeners: Iterable[SessionListener], lock_timeout: float, check: CheckSession) -> None:
         self._listeners = list(listeners)
+        self._check = check
         self._lock_timeout = lock_timeout
         self._held: dict[str, _Held] = {}
 
@@ -68,11 +77,35 @@ class HeldSessions:
     async def sweep(self) -> None:
         """Notice the sessions whose locks have run out, and let the listeners evict."""
         now = time.monotonic()
-        for session_id in [s for s, held in self._held.items() if held.running == 0 and held.ends <= now]:
-            logger.debug("session %s has expired here", session_id)
-            await self.lost(session_id)
+        for session_id in await self._not_held([s for s in self._held if self._over(s, now)], now):
+            if self._over(session_id, now):  # no work has come while others were told
+                logger.debug("session %s has expired here", session_id)
+                await self.lost(session_id)
         for listener in self._listeners:
             await _told(listener.sweep())
+
+    def _over(self, session_id: str, now: float) -> bool:
+        """Whether the session's time seems over."""
+        held = self._held.get(session_id)
+        return held is not None and held.running == 0 and held.ends <= now
+
+    async def _not_held(self, session_ids: Sequence[str], now: float) -> list[str]:
+        """Those of them that the database says are over; the others get the end that it says. While it says nothing,
+        none is over: the next sweep asks again. So does it for those that do not fit into one call.
+        """
+        asked = session_ids[:MAX_BATCH]
+        if not asked:
+            return []
+        try:
+            left = dict(zip(asked, await self._check(asked), strict=True))
+        except ProviderError as error:
+            if not is_retryable(error):
+                raise
+            return []
+        for session_id, seconds in left.items():
+            if seconds is not None and (held := self._held.get(session_id)) is not None:
+                held.ends = max(held.ends, now + seconds)
+        return [session_id for session_id, seconds in left.items() if seconds is None]
 
     def _end(self) -> float:
         return time.monotonic() + self._lock_timeout

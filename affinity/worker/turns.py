@@ -19,6 +19,7 @@ from affinity.orchestration.events import (
     OrchestrationFailed,
     OrchestrationStarted,
     ParentRef,
+    SessionWatched,
     SubOrchestrationCancelled,
     SubOrchestrationCompleted,
     SubOrchestrationFailed,
@@ -27,6 +28,7 @@ from affinity.orchestration.events import (
     TimerCreated,
     TimerFired,
 )
+from affinity.orchestration.waits import moved_event
 from affinity.orchestration.wire import (
     ANY_EXECUTION,
     ActivityTask,
@@ -41,10 +43,13 @@ from affinity.provider.contract import (
     NewMessage,
     NewWorkItem,
     OrchestrationItem,
+    SessionHold,
+    SessionWatch,
     Turn,
     WorkKey,
     WorkLock,
 )
+from affinity.records import StateWrite
 
 
 @dataclass(slots=True)
@@ -57,6 +62,7 @@ class _Rows:
     instances: list[NewInstance] = field(default_factory=list)
     cancel_activities: list[int] = field(default_factory=list)
     cancel_timers: list[int] = field(default_factory=list)
+    watches: list[SessionWatch] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,7 @@ def build_turn(
     first_version: str | None,
     consumed: Sequence[int],
     acks: Sequence[WorkLock],
+    states: Sequence[StateWrite] = (),
     lock_here: int,
 ) -> BuiltTurn:
     """Translate ``step`` of ``execution`` into the turn to commit.
@@ -84,6 +91,7 @@ def build_turn(
         first_version: the version to pin, when this is the first turn of an execution.
         consumed: ids of the messages that the step consumed.
         acks: locks of the work items whose results it consumed.
+        states: session state that goes with those results.
         lock_here: at most this many new work items ask to be run by this worker at once.
     """
     rows = _Rows()
@@ -98,11 +106,15 @@ def build_turn(
         history=[encode_event(event) for _, event in step.events],
         consumed=consumed,
         acks=acks,
+        states=states,
         work_items=rows.work_items,
         messages=rows.messages,
         instances=rows.instances,
         cancel_activities=rows.cancel_activities,
         cancel_timers=rows.cancel_timers,
+        holds=[SessionHold(hold.session_id, event_id, hold.seconds) for event_id, hold in step.holds.items()],
+        unholds=step.unholds,
+        watches=rows.watches,
         update=_update(step, first_version),
         custom_status=step.custom_status,
     )
@@ -131,6 +143,10 @@ def _add_rows(rows: _Rows, execution: Execution, event_id: int, event: object, l
             rows.cancel_activities.append(event.schedule_id)
         case TimerCancelled():
             rows.cancel_timers.append(event.schedule_id)
+        case SessionWatched():
+            # To whichever execution is current: a watch outlives the execution that asked for it.
+            moved = encode_message(ANY_EXECUTION, moved_event(event.session_id))
+            rows.watches.append(SessionWatch(event.session_id, moved))
         case SubOrchestrationCancelled():
             stop = encode_message(ANY_EXECUTION, CancelRequested(reason=f"cancelled by its parent {me!r}"))
             rows.messages.append(NewMessage(instance_id=execution.child_id(event.schedule_id), payload=stop))
@@ -166,7 +182,9 @@ def _add_outcome(rows: _Rows, execution: Execution, outcome: object) -> None:
         )
         message = encode_message(execution.execution_id + 1, again)
         rows.messages.append(NewMessage(instance_id=execution.instance_id, payload=message))
-    elif (parent := execution.parent) is not None:
+        return
+    rows.watches.clear()  # nobody is left to be told
+    if (parent := execution.parent) is not None:
         answer = encode_message(parent.execution_id, _answer(parent.schedule_id, outcome))
         rows.messages.append(NewMessage(instance_id=parent.instance_id, payload=answer))
 

@@ -2,6 +2,7 @@
 
 What it opens, in the order in which things must close:
 
+    telemetry  log records and spans carry the session (`affinity.ambient`)
     provider   the database connections of the main loop
     the name   registration: the worker lease
     keeper     a thread that renews the lease (`affinity.worker.keeper`)
@@ -29,6 +30,7 @@ from typing import Self
 
 import anyio
 
+from affinity.ambient import instrumented
 from affinity.errors import ProviderError
 from affinity.orchestration import App
 from affinity.orchestration.registry import SessionListener
@@ -96,6 +98,7 @@ class Worker:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             self._app.check()
+            stack.enter_context(instrumented())
             provider = self.metrics.observed(await self._open(stack))
             locks = HeldLocks()
             runtime = self._runtime = Runtime(

@@ -1,0 +1,144 @@
+"""Group commit: what goes together, in what pieces outcomes come back, and what a pause and a flush wait for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from affinity.errors import ConnectionLost, DatabaseFailure, ProviderError
+from affinity.worker.committer import HAND_OUT, MAX_BATCH_BYTES, GroupCommit
+from affinity.worker.retry import Availability
+
+pytestmark = pytest.mark.anyio
+
+
+class Database:
+    """Writes numbers, when it is let; refuses the batches that hold a number of ``bad``."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.asked = anyio.Event()
+        self.gate = anyio.Event()
+        self.bad: dict[int, ProviderError] = {}
+
+    async def write(self, batch: Sequence[int]) -> Sequence[int]:
+        self.batches.append(list(batch))
+        self.asked.set()
+        await self.gate.wait()
+        for number in batch:
+            if number in self.bad:
+                raise self.bad[number]
+        return [number * 10 for number in batch]
+
+
+class Desk:
+    """A group commit on a database, and what came back in order."""
+
+    def __init__(self) -> None:
+        self.database = Database()
+        self.commits: GroupCommit[int, int] = GroupCommit(self.database.write, Availability("tests"))
+        self.answers: list[tuple[int, int | ProviderError]] = []
+
+    def submit(self, *numbers: int, weight: int = 0) -> None:
+        for number in numbers:
+            self.commits.submit(number, lambda answer, n=number: self.answers.append((n, answer)), weight)  # type: ignore[misc]
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[Desk]:
+    desk = Desk()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(desk.commits.run)
+        with anyio.fail_after(10):
+            yield desk
+        tasks.cancel_scope.cancel()
+
+
+async def test_what_arrives_during_a_commit_goes_together_in_the_next() -> None:
+    async with running() as desk:
+        desk.submit(1)
+        await desk.database.asked.wait()
+        desk.submit(2, 3, 4)
+        assert desk.commits.unwritten == [1, 2, 3, 4]
+        desk.database.gate.set()
+        await desk.commits.flushed()
+        assert desk.database.batches == [[1], [2, 3, 4]]
+        assert desk.answers == [(n, n * 10) for n in (1, 2, 3, 4)]
+
+
+async def test_the_first_outcomes_are_at_work_while_the_rest_is_handed_out() -> None:
+    """Whoever hears of its outcome in the first piece has its next request on the way before the last one hears."""
+    count = 5 * HAND_OUT
+    async with running() as desk:
+        desk.database.gate.set()
+        heard: list[int] = []
+
+        def done(number: int) -> None:
+            heard.append(number)
+            if number == 0:
+                desk.submit(1000)
+
+        for number in range(count):
+            desk.commits.submit(number, lambda _, n=number: done(n))  # type: ignore[misc]
+        while len(desk.database.batches) < 2:
+            await anyio.lowlevel.checkpoint()
+        assert len(heard) < count
+        await desk.commits.flushed()
+        assert heard == list(range(count))
+        assert desk.database.batches == [list(range(count)), [1000]]
+
+
+async def test_a_pause_waits_for_every_outcome_and_holds_the_next_batch() -> None:
+    count = 3 * HAND_OUT
+    async with running() as desk:
+        desk.submit(*range(count))
+        await desk.database.asked.wait()
+        desk.database.gate.set()
+        async with desk.commits.paused():
+            assert len(desk.answers) == count
+            desk.submit(7)
+            for _ in range(10):
+                await anyio.lowlevel.checkpoint()
+            assert len(desk.database.batches) == 1
+            assert desk.commits.unwritten == [7]
+        await desk.commits.flushed()
+        assert desk.database.batches[1:] == [[7]]
+
+
+async def test_a_batch_is_bounded_by_its_weight() -> None:
+    async with running() as desk:
+        desk.submit(0)
+        await desk.database.asked.wait()
+        desk.submit(1, 2, 3, weight=MAX_BATCH_BYTES // 2)
+        desk.submit(4, weight=2 * MAX_BATCH_BYTES)
+        desk.submit(5, 6)
+        desk.database.gate.set()
+        await desk.commits.flushed()
+        assert desk.database.batches == [[0], [1, 2], [3], [4], [5, 6]]
+
+
+async def test_a_refused_batch_is_written_one_by_one_so_that_only_the_culprit_fails() -> None:
+    async with running() as desk:
+        refusal = desk.database.bad[2] = DatabaseFailure("no")
+        desk.submit(0)
+        await desk.database.asked.wait()
+        desk.submit(1, 2, 3)
+        desk.database.gate.set()
+        await desk.commits.flushed()
+        assert desk.answers == [(0, 0), (1, 10), (2, refusal), (3, 30)]
+
+
+async def test_nobody_can_say_what_became_of_a_batch_whose_reply_was_lost() -> None:
+    async with running() as desk:
+        lost = desk.database.bad[2] = ConnectionLost("gone")
+        desk.submit(0)
+        await desk.database.asked.wait()
+        desk.submit(1, 2, 3)
+        desk.database.gate.set()
+        await desk.commits.flushed()
+        assert desk.answers == [(0, 0), (1, lost), (2, lost), (3, lost)]
+        assert len(desk.database.batches) == 2

@@ -1,0 +1,184 @@
+"""Session state under fire: workers are killed and paused while sessions count, and in the end the state of each
+session is exactly what its history says.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import pytest
+
+from affinity.client import Client, Start
+from tests.processes import FAST, WorkerProcess, Workers, open_workers
+from tests.tally import STOP_FILE, Entry, Tally
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
+
+SESSIONS = 200
+SHARED = 50
+"""So many of the sessions are counted on by two orchestrations at once."""
+
+SECONDS = 60.0
+"""Of kills and pauses."""
+
+KILL_EVERY = 2.0
+PAUSE = FAST["work_item_lock_timeout"] + 1.0
+"""A paused worker sleeps for longer than all its leases."""
+
+NAMES = ("red", "green", "blue")
+OPTIONS = {"max_sessions_per_runtime": SESSIONS, "max_attempts": 100}
+
+
+@pytest.fixture
+def stop_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "stop"
+    monkeypatch.setenv(STOP_FILE, str(path))
+    return path
+
+
+@pytest.fixture
+def workers(any_url: str, stop_file: Path) -> Iterator[Workers]:
+    with open_workers(any_url) as workers:
+        yield workers
+
+
+@pytest.fixture
+async def client(any_url: str) -> AsyncIterator[Client]:
+    async with Client(any_url) as client:
+        yield client
+
+
+class Crew:
+    """Three workers, killed and paused in turn."""
+
+    def __init__(self, workers: Workers, target: str) -> None:
+        self._workers = workers
+        self._target = target
+        self._dice = random.Random(7)
+        self._paused: str | None = None
+        self._crew: dict[str, WorkerProcess] = {}
+        self.kills = self.pauses = 0
+
+    def start(self) -> None:
+        for name in NAMES:
+            self._launch(name)
+        for worker in self._crew.values():
+            worker.ready()
+
+    def _launch(self, name: str) -> None:
+        self._crew[name] = self._workers.launch(name, self._target, **OPTIONS)
+
+    async def harass(self, seconds: float) -> None:
+        """Kills and pauses, side by side, for so long."""
+        with anyio.move_on_after(seconds):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._kill_again_and_again)
+                tasks.start_soon(self._pause_again_and_again)
+        if self._paused is not None:
+            self._crew[self._paused].send(signal.SIGCONT)
+
+    async def _kill_again_and_again(self) -> None:
+        while True:
+            await anyio.sleep(KILL_EVERY)
+            victim = self._dice.choice([name for name in NAMES if name != self._paused])
+            self._crew[victim].send(signal.SIGKILL)
+            self._crew[victim].wait()
+            self._launch(victim)
+            self.kills += 1
+
+    async def _pause_again_and_again(self) -> None:
+        while True:
+            await anyio.sleep(KILL_EVERY / 2)
+            self._paused = self._dice.choice(NAMES)
+            self._crew[self._paused].send(signal.SIGSTOP)
+            await anyio.sleep(PAUSE)
+            self._crew[self._paused].send(signal.SIGCONT)
+            self._paused = None
+            self.pauses += 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the history and the store say of one session."""
+
+    counts: Mapping[str, Sequence[int]]  # by instance: the count after each of its turns
+    state: Tally
+
+    @property
+    def turns(self) -> int:
+        return sum(len(counts) for counts in self.counts.values())
+
+    def agrees(self) -> bool:
+        """Whether every turn is in the state once, in its place."""
+        entries = {f"{name}:{n}" for name, counts in self.counts.items() for n in range(len(counts))}
+        in_place = all(
+            self.state.entries[count - 1] == f"{name}:{n}"
+            for name, counts in self.counts.items()
+            for n, count in enumerate(counts)
+        )
+        exact = self.state.count == self.turns == len(self.state.entries)
+        return exact and set(self.state.entries) == entries and in_place
+
+
+async def _start(client: Client) -> dict[str, str]:
+    """Orchestrations by id, each with the session that it counts on."""
+    on = {f"one-{n}": f"session-{n}" for n in range(SESSIONS)} | {f"two-{n}": f"session-{n}" for n in range(SHARED)}
+    await client.start_many([Start("keep_entering", Entry(session_id=session), name) for name, session in on.items()])
+    return on
+
+
+async def _counts(client: Client, on: Mapping[str, str]) -> dict[str, dict[str, list[int]]]:
+    """By session and instance, from the results."""
+    counts: dict[str, dict[str, list[int]]] = {}
+    for name, session in on.items():
+        counts.setdefault(session, {})[name] = await client.wait(name, timeout=120)
+    return counts
+
+
+async def _outcome(client: Client, session: str, counts: Mapping[str, Sequence[int]]) -> Outcome:
+    record = await client.session_store.load(session)
+    assert record is not None
+    return Outcome(counts, Tally.model_validate_json(record.state))
+
+
+@pytest.mark.parametrize("any_url", ["sqlite", "old"], indirect=True)
+async def test_state_and_history_agree_whatever_happens_to_the_workers(
+    workers: Workers, client: Client, stop_file: Path
+) -> None:
+    """200 sessions, 3 workers, a SIGKILL every two seconds and pauses longer than every lease, for a minute."""
+    crew = Crew(workers, "tests.tally:app")
+    crew.start()
+    on = await _start(client)
+    began = time.monotonic()
+    await crew.harass(SECONDS)
+    assert time.monotonic() - began >= SECONDS
+    stop_file.touch()
+    counts = await _counts(client, on)
+    outcomes = {session: await _outcome(client, session, of_it) for session, of_it in counts.items()}
+    disagree = [session for session, outcome in outcomes.items() if not outcome.agrees()]
+    assert not disagree, outcomes[disagree[0]]
+    assert len(outcomes) == SESSIONS
+    assert crew.kills > SECONDS / KILL_EVERY / 2
+    assert crew.pauses > SECONDS / PAUSE / 3
+
+
+@pytest.mark.parametrize("any_url", ["sqlite"], indirect=True)
+async def test_a_store_in_memory_loses_what_its_process_knew(workers: Workers, client: Client, stop_file: Path) -> None:
+    """The very same with state that ends with its process: the history is whole, and sessions began again from
+    nothing.
+    """
+    crew = Crew(workers, "tests.tally:forgetful")
+    crew.start()
+    on = await _start(client)
+    await crew.harass(3 * KILL_EVERY)
+    stop_file.touch()
+    counts = await _counts(client, on)
+    began_again = [s for s, of_it in counts.items() if sum(run.count(1) for run in of_it.values()) > 1]
+    assert crew.kills
+    assert began_again

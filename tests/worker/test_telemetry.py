@@ -1,0 +1,133 @@
+"""What runs on a worker is seen in logs and traces with its session."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from opentelemetry import trace
+
+from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
+from affinity.ambient import SESSION_ATTRIBUTE, current_session_id, session_scope
+from affinity.client import Client
+from affinity.errors import OrchestrationFailed
+from tests.spans import exporter, session_of
+
+pytestmark = pytest.mark.anyio
+
+OPTIONS = RuntimeOptions.make(poll_interval=0.2)
+
+app = App("telemetry")
+logger = logging.getLogger("tests.telemetry")
+tracer = trace.get_tracer("tests")
+
+
+def say(text: str) -> None:
+    """A record and a span, as a library would make them that knows nothing of sessions."""
+    logger.info(text)
+    with tracer.start_as_current_span(text):
+        pass
+
+
+meetings: dict[str, asyncio.Event] = {}
+
+
+@app.activity
+async def meet(context: ActivityContext, me_and_other: tuple[str, str]) -> str | None:
+    """Speaks, waits until the other activity has spoken, speaks again: here, in a child task, in a thread."""
+    me, other = me_and_other
+    say(f"{me} before")
+    meetings[me].set()
+    await meetings[other].wait()
+    say(f"{me} after")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(anyio.to_thread.run_sync, say, f"{me} below")
+    return current_session_id()
+
+
+@app.activity
+def speak(context: ActivityContext, text: str) -> str | None:
+    say(text)
+    return current_session_id()
+
+
+@app.activity
+async def fail(context: ActivityContext, text: str) -> None:
+    say(text)
+    raise ValueError(text)
+
+
+@app.orchestration
+async def both(context: OrchestrationContext) -> list[Any]:
+    """Two sessions at the same time."""
+    one = context.schedule_activity(meet, ("one", "two")).on_session("session-1")
+    two = context.schedule_activity(meet, ("two", "one")).on_session("session-2")
+    return await context.gather(one, two)
+
+
+@app.orchestration
+async def once(context: OrchestrationContext, work: tuple[str, str | None]) -> Any:
+    activity, session_id = work
+    future = context.schedule_activity(activity, activity)
+    return await (future if session_id is None else future.on_session(session_id))
+
+
+@pytest.fixture(autouse=True)
+def _seen(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    exporter().clear()
+
+
+def seen(caplog: pytest.LogCaptureFixture) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Text to session: of our records, and of our spans."""
+    records = {one.getMessage(): getattr(one, SESSION_ATTRIBUTE) for one in caplog.records if one.name == logger.name}
+    return records, {span.name: session_of(span) for span in exporter().get_finished_spans()}
+
+
+async def test_concurrent_sessions_are_told_apart(sqlite_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    meetings.update(one=asyncio.Event(), two=asyncio.Event())
+    before = logging.getLogRecordFactory()
+    async with Worker(app, sqlite_url, OPTIONS), Client(sqlite_url) as client:
+        run = await client.start(both)
+        assert await client.wait(run.instance_id, timeout=30) == ["session-1", "session-2"]
+    texts = {f"{me} {when}": me for me in ("one", "two") for when in ("before", "after", "below")}
+    expected = {text: "session-1" if me == "one" else "session-2" for text, me in texts.items()}
+    assert seen(caplog) == (expected, expected)
+    assert logging.getLogRecordFactory() is before
+
+
+async def test_code_in_a_thread_has_the_session_of_its_activity(
+    sqlite_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Worker(app, sqlite_url, OPTIONS), Client(sqlite_url) as client:
+        for session_id in ("a", "b", "a"):
+            run = await client.start(once, ("speak", session_id))
+            assert await client.wait(run.instance_id, timeout=30) == session_id
+    spans = [session_of(span) for span in exporter().get_finished_spans()]
+    assert spans == ["a", "b", "a"]
+
+
+async def test_it_is_gone_after_an_error(sqlite_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The worker's own record of the failure belongs to no session, nor does the next activity without one."""
+    async with Worker(app, sqlite_url, OPTIONS), Client(sqlite_url) as client:
+        run = await client.start(once, ("fail", "a"))
+        with pytest.raises(OrchestrationFailed):
+            await client.wait(run.instance_id, timeout=30)
+        run = await client.start(once, ("speak", None))
+        assert await client.wait(run.instance_id, timeout=30) is None
+    assert seen(caplog) == ({"fail": "a", "speak": None},) * 2
+    told = [one for one in caplog.records if "ValueError" in one.getMessage()]
+    assert [getattr(one, SESSION_ATTRIBUTE) for one in told] == [None]
+
+
+async def test_a_session_around_the_worker_is_not_its_activities(sqlite_url: str) -> None:
+    """A script that has a session open, and runs a worker meanwhile."""
+    with session_scope("script"):
+        async with Worker(app, sqlite_url, OPTIONS), Client(sqlite_url) as client:
+            run = await client.start(once, ("speak", None))
+            assert await client.wait(run.instance_id, timeout=30) is None
+        assert current_session_id() == "script"

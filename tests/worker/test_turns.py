@@ -1,0 +1,77 @@
+"""The rows that a turn makes of held waits and watched sessions."""
+
+from __future__ import annotations
+
+from affinity.orchestration import OrchestrationContext
+from affinity.orchestration import events as ev
+from affinity.orchestration.engine import Step
+from affinity.orchestration.wire import ANY_EXECUTION, decode_message
+from affinity.provider.contract import SessionHold, SessionWatch, Turn
+from affinity.worker.turns import build_turn
+from tests.orchestration.harness import Live
+
+
+async def companion(ctx: OrchestrationContext) -> int:
+    moves = 0
+    while True:
+        message, moved = ctx.schedule_wait("e", str, hold_session="s", hold_for=60), ctx.schedule_session_moved("s")
+        won = await ctx.select(message, moved)
+        if won.value == "again":
+            ctx.continue_as_new()
+        if won.value == "end":
+            return moves
+        moves += won.index
+
+
+def turn_of(live: Live, step: Step) -> Turn:
+    return build_turn(live.execution, step, first_version=None, consumed=[], acks=[], lock_here=0).turn
+
+
+def test_a_held_wait_makes_a_hold_and_a_watch() -> None:
+    live = Live(companion)
+    turn = turn_of(live, live.start())
+    assert turn.holds == [SessionHold("s", 2, 60.0)]
+    assert turn.unholds == []
+    (watch,) = turn.watches
+    assert watch.session_id == "s"
+
+
+def test_what_a_watch_sends_is_what_the_wait_waits_for() -> None:
+    live = Live(companion)
+    (watch,) = turn_of(live, live.start()).watches
+    execution_id, moved = decode_message(watch.payload)
+    assert execution_id == ANY_EXECUTION
+    step = live.feed(moved)
+    assert ev.EventAwaitCancelled(2) in [event for _, event in step.events]
+    live.feed(ev.EventRaised("e", '"end"'))
+    assert live.outcome == ev.OrchestrationCompleted("1")
+
+
+def test_the_turn_that_ends_a_wait_ends_its_hold() -> None:
+    live = Live(companion)
+    live.start()
+    step = live.feed(ev.EventRaised("e", '"more"'))
+    turn = turn_of(live, step)
+    assert turn.unholds == [2]
+    assert turn.holds == [SessionHold("s", turn.event_count + 3, 60.0)]  # behind the event and the loser's end
+    assert turn.watches == []
+
+
+def test_an_unanswered_turn_says_nothing_again_after_replay() -> None:
+    live = Live(companion)
+    live.start()
+    live.execution = live.replayed()
+    turn = turn_of(live, live.feed(ev.EventRaised("other", "1")))
+    assert (turn.holds, turn.unholds, turn.watches) == ([], [], [])
+
+
+def test_a_watch_outlives_its_execution_and_not_its_instance() -> None:
+    async def asks(ctx: OrchestrationContext, again: bool) -> None:
+        ctx.schedule_session_moved("s")
+        if again:
+            ctx.continue_as_new(False)
+
+    continued, ended = Live(asks), Live(asks, instance_id="j")
+    (watch,) = turn_of(continued, continued.start("true")).watches
+    assert isinstance(watch, SessionWatch)
+    assert turn_of(ended, ended.start("false")).watches == []
