@@ -3,7 +3,7 @@
 The public names. Errors are in `affinity.errors`; whoever writes a provider starts at `affinity.provider.contract`.
 """
 
-from affinity.client import Client
+from affinity.client import Client, open_store
 from affinity.orchestration import (
     ActivityCancelledSignal,
     ActivityContext,
@@ -13,8 +13,9 @@ from affinity.orchestration import (
     OrchestrationContext,
     RetryPolicy,
     Selected,
+    SessionMoved,
 )
-from affinity.session import SessionCache
+from affinity.session import MemorySessionStore, OpenSession, Resource, SessionCache, SessionManager, Sessions
 from affinity.worker import RuntimeOptions, Worker
 
 __all__ = [
@@ -23,11 +24,18 @@ __all__ = [
     "App",
     "Client",
     "DurableFuture",
+    "MemorySessionStore",
+    "OpenSession",
     "OrchestrationCancelledSignal",
     "OrchestrationContext",
+    "Resource",
     "RetryPolicy",
     "RuntimeOptions",
     "Selected",
     "SessionCache",
+    "SessionManager",
+    "SessionMoved",
+    "Sessions",
     "Worker",
+    "open_store",
 ]

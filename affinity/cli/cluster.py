@@ -1,4 +1,4 @@
-"""The commands on what instances run on: sessions, workers, migrate."""
+"""The commands on what instances run on: workers, migrate."""
 
 from __future__ import annotations
 
@@ -9,42 +9,7 @@ from affinity import provider
 from affinity.cli import shell as sh
 from affinity.cli.instances import with_client
 from affinity.cli.shell import Command, Shell, command
-from affinity.client import Client
-from affinity.provider.contract import SessionInfo, WorkerInfo
-
-
-@click.command(cls=Command, short_help="Show who holds which session.")
-@click.option("--worker", help="Only sessions that this worker holds, or was the last to hold.")
-@click.option("--held", is_flag=True, help="Only sessions that are held now.")
-@command
-def sessions(shell: Shell, *, worker: str | None, held: bool) -> None:
-    """Show the sessions: which worker holds each, at which epoch, since when nothing touched it, and what is queued.
-
-    The epoch grows with each change of holder. A session that is not held keeps its row for a while; any worker may
-    take it.
-    """
-
-    def fits(session: SessionInfo) -> bool:
-        return (worker is None or session.worker_id == worker) and (session.held or not held)
-
-    async def read(client: Client) -> list[SessionInfo]:
-        return [session async for session in client.sessions() if fits(session)]
-
-    found = with_client(shell, read)
-    columns = ("SESSION", "HELD", "WORKER", "EPOCH", "IDLE", "ENDS IN", "QUEUED")
-    shell.show(found, lambda: sh.table(columns, map(_session_row, found), empty="no sessions"))
-
-
-def _session_row(session: SessionInfo) -> tuple[object, ...]:
-    return (
-        session.session_id,
-        "yes" if session.held else "no",
-        session.worker_id,
-        session.epoch,
-        sh.seconds(session.idle),
-        sh.seconds(session.expires_in) if session.held else None,
-        session.queued,
-    )
+from affinity.provider.contract import WorkerInfo
 
 
 @click.command(cls=Command, short_help="Show the workers.")

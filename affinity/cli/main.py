@@ -8,6 +8,7 @@ import click
 
 from affinity.cli import cluster, instances, worker
 from affinity.cli.demo import demo
+from affinity.cli.sessions import sessions
 from affinity.cli.shell import INTERRUPTED, exit_code, keep_examples, printable
 from affinity.errors import AffinityError
 
@@ -45,6 +46,7 @@ def main(ctx: click.Context, url: str | None) -> None:
       affinity raise chat-17 user_message --data '{"text": "hello"}'
       affinity show chat-17                           # how it is
       affinity sessions                               # which worker holds what
+      affinity sessions list                          # what is kept of sessions
       affinity wait chat-17 --timeout 60              # prints its result
 
     For scripts, --json prints one JSON document on stdout. Messages go to stderr. Exit codes:
@@ -68,7 +70,7 @@ for command in (
     instances.list_instances,
     instances.cancel,
     instances.delete,
-    cluster.sessions,
+    sessions,
     cluster.workers,
     cluster.migrate,
     demo,

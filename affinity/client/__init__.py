@@ -4,5 +4,6 @@ from affinity.client.client import Client
 from affinity.client.handle import Handle
 from affinity.client.records import Failure, HistoryRecord, Instance, Page
 from affinity.client.requests import ExternalEvent, Start
+from affinity.client.stores import open_store
 
-__all__ = ["Client", "ExternalEvent", "Failure", "Handle", "HistoryRecord", "Instance", "Page", "Start"]
+__all__ = ["Client", "ExternalEvent", "Failure", "Handle", "HistoryRecord", "Instance", "Page", "Start", "open_store"]

@@ -32,6 +32,7 @@ from affinity.client.requests import (
     new_instance,
     result_codec,
 )
+from affinity.client.stores import insistent
 from affinity.errors import (
     ClientError,
     Contention,
@@ -56,6 +57,8 @@ from affinity.provider.contract import (
     SessionInfo,
     WorkerInfo,
 )
+from affinity.records import SessionStore
+from affinity.session.manager import SessionManager
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -367,7 +370,7 @@ class Client:
                 return
 
     async def sessions(self) -> AsyncIterator[SessionInfo]:
-        """All sessions by id, held or not, read page by page."""
+        """All sessions that have a row by id: who holds each, or last did; read page by page."""
         after: str | None = None
         while True:
             rows = await insist(partial(self._provider.list_sessions, after=after, limit=MAX_PAGE))
@@ -380,6 +383,18 @@ class Client:
     async def workers(self) -> Sequence[WorkerInfo]:
         """All workers by id, alive or not."""
         return await insist(self._provider.list_workers)
+
+    # -- what sessions know
+
+    @property
+    def session_store(self) -> SessionStore:
+        """The records of session state in this database; see `open_store`."""
+        return insistent(self._provider.states)
+
+    @property
+    def session_manager(self) -> SessionManager:
+        """Lists, shows, deletes, prunes, exports and imports these records."""
+        return SessionManager(self.session_store)
 
     # -- removing
 

@@ -12,6 +12,7 @@ from affinity.limits import MAX_ERROR_BYTES, check_id, cut
 from affinity.orchestration.codec import Codec
 from affinity.orchestration.events import CancelRequested, EventRaised, OrchestrationStarted
 from affinity.orchestration.registry import MISSING, OrchestrationDefinition, definition_of
+from affinity.orchestration.waits import check_event_name
 from affinity.orchestration.wire import ANY_EXECUTION, encode_message
 from affinity.provider.contract import NewInstance, NewMessage
 
@@ -69,7 +70,7 @@ def new_event(event: ExternalEvent) -> NewMessage:
         InvalidId: instance id or name of the event.
         NotSerializable, PayloadTooLarge: its data.
     """
-    raised = EventRaised(name=check_id(event.name, "event name"), data=_ANY_DATA.encode(event.data))
+    raised = EventRaised(name=check_event_name(event.name), data=_ANY_DATA.encode(event.data))
     return NewMessage(
         instance_id=check_id(event.instance_id, "instance id"), payload=encode_message(ANY_EXECUTION, raised)
     )

@@ -31,6 +31,7 @@ from affinity.errors import (
 )
 from affinity.limits import MAX_ID_BYTES, MAX_PAYLOAD_BYTES
 from affinity.orchestration.events import CancelRequested, EventRaised, OrchestrationStarted
+from affinity.orchestration.waits import moved_name
 from affinity.orchestration.wire import ANY_EXECUTION, decode_message
 from tests.client.conftest import Puppet
 
@@ -121,6 +122,18 @@ async def test_bad_ids_are_refused_everywhere(client: Client, bad: str) -> None:
     for call in calls:
         with pytest.raises(InvalidId):
             await call()
+
+
+async def test_events_that_only_affinity_raises_cannot_be_forged(client: Client, puppet: Puppet) -> None:
+    await client.start("brew", instance_id="t")
+    for name in ("affinity:", moved_name("s")):
+        with pytest.raises(InvalidId, match="reserved"):
+            await client.raise_event("t", name, {"session_id": "s"})
+        with pytest.raises(InvalidId, match="reserved"):
+            await client.raise_events([ExternalEvent("t", "fine"), ExternalEvent("t", name)])
+    await client.raise_event("t", "affinity")
+    messages = [decode_message(message.payload)[1] for message in (await puppet.take("t")).messages]
+    assert messages[1:] == [EventRaised("affinity", "null")]  # behind the start
 
 
 async def test_bad_inputs_are_refused_and_nothing_is_written(client: Client) -> None:

@@ -1,0 +1,104 @@
+"""The group ``affinity sessions``; without a subcommand it lists the leases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from affinity.cli import shell as sh
+from affinity.cli.instances import with_client
+from affinity.cli.sessions import looking, moving, removing
+from affinity.cli.shell import Command, Shell, command, keep_examples
+from affinity.client import Client
+from affinity.provider.contract import SessionInfo
+
+_COLUMNS = ("SESSION", "HELD", "WORKER", "EPOCH", "IDLE", "ENDS IN", "QUEUED")
+
+
+class _Group(click.Group):
+    """A group whose help keeps the line breaks of its examples."""
+
+    def __init__(self, name: str | None, *, help: str | None = None, **rest: Any) -> None:
+        super().__init__(name, help=keep_examples(help), **rest)
+
+
+@click.group(cls=_Group, invoke_without_command=True, short_help="Show and manage sessions: leases and records.")
+@click.option("--worker", help="Without a subcommand: as for `leases`.")
+@click.option("--held", is_flag=True, help="Without a subcommand: as for `leases`.")
+@command
+def sessions(shell: Shell, *, worker: str | None, held: bool) -> None:
+    """Show and manage sessions.
+
+    A session has a lease: which worker holds it. And it may have a record: its state, as activities or scripts saved
+    it. Without a subcommand, the leases are shown.
+
+    Where a command takes an ID, the beginning of it is enough when no other record's id begins so.
+
+    Examples:
+      affinity sessions                                  # which worker holds what
+      affinity sessions list --kind chat --idle-for 7d   # records that nobody has written for a week
+      affinity sessions show chat-17                     # one record with its state
+      affinity sessions delete chat-17 --dry-run         # what would go, children included
+      affinity sessions prune --older-than 30d --yes     # retention, for a cron job
+      affinity sessions export -o sessions.jsonl         # one JSON line a record
+      affinity sessions import sessions.jsonl --url postgresql://db/app
+    """
+    ctx = click.get_current_context()
+    if ctx.invoked_subcommand is None:
+        _show_leases(shell, worker, held)
+        return
+    if worker is not None or held or shell.as_json:
+        given = "--worker, --held and --json"
+        raise click.UsageError(f"put {given} after the subcommand, as in `affinity sessions leases --held --json`")
+    ctx.obj = shell.url
+
+
+@sessions.command(cls=Command, short_help="Show who holds which session.")
+@click.option("--worker", help="Only sessions that this worker holds, or was the last to hold.")
+@click.option("--held", is_flag=True, help="Only sessions that are held now.")
+@command
+def leases(shell: Shell, *, worker: str | None, held: bool) -> None:
+    """Show the leases: which worker holds each session, at which epoch, since when nothing touched it, what is queued.
+
+    The epoch grows with each change of holder. A session that is not held keeps its row for a while; any worker may
+    take it.
+
+    Example:
+      affinity sessions leases --held --worker worker-0
+    """
+    _show_leases(shell, worker, held)
+
+
+def _show_leases(shell: Shell, worker: str | None, held: bool) -> None:
+    def fits(session: SessionInfo) -> bool:
+        return (worker is None or session.worker_id == worker) and (session.held or not held)
+
+    async def read(client: Client) -> list[SessionInfo]:
+        return [session async for session in client.sessions() if fits(session)]
+
+    found = with_client(shell, read)
+    shell.show(found, lambda: sh.table(_COLUMNS, map(_lease_row, found), empty="no sessions"))
+
+
+def _lease_row(session: SessionInfo) -> tuple[object, ...]:
+    return (
+        session.session_id,
+        "yes" if session.held else "no",
+        session.worker_id,
+        session.epoch,
+        sh.seconds(session.idle),
+        sh.seconds(session.expires_in) if session.held else None,
+        session.queued,
+    )
+
+
+for subcommand in (
+    looking.list_records,
+    looking.show,
+    removing.delete,
+    removing.prune,
+    moving.export,
+    moving.import_records,
+):
+    sessions.add_command(subcommand)

@@ -1,0 +1,130 @@
+"""``affinity sessions list`` and ``show``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+import click
+
+from affinity.cli import shell as sh
+from affinity.cli.instances import with_client
+from affinity.cli.sessions.options import filter_of, filters
+from affinity.cli.shell import Command, Shell, command
+from affinity.client import Client
+from affinity.client.records import read_cursor
+from affinity.limits import MAX_PAGE
+from affinity.records import SessionSummary
+from affinity.session import SessionPage, readable
+
+_DEFAULT_LIMIT: Final = 50
+_COLUMNS: Final = ("SESSION", "KIND", "NAME", "SIZE", "SCHEMA", "VERSION", "HOLDER", "PARENT", "UPDATED", "LABELS")
+
+
+@click.command("list", cls=Command, short_help="List records, newest first.")
+@filters
+@click.option("--limit", type=click.IntRange(1, MAX_PAGE), help=f"Records on a page  [default: {_DEFAULT_LIMIT}]")
+@click.option("--after", metavar="CURSOR", help="The page after this cursor, which the page before ended with.")
+@click.option("--all", "everything", is_flag=True, help="All pages.")
+@command
+def list_records(shell: Shell, *, limit: int | None, after: str | None, everything: bool, **chosen: Any) -> None:
+    """List the records of sessions, the last written first, without their states. It changes nothing.
+
+    Examples:
+      affinity sessions list --kind chat --label team=support
+      affinity sessions list --holder worker-0 --updated-after 2026-07-31
+      affinity sessions list --idle-for 30d --all --json | jq -r '.sessions[].session_id'
+    """
+    if everything and (limit is not None or after is not None):
+        raise click.UsageError("--all contradicts --limit and --after")
+    where = replace(filter_of(chosen), after=None if after is None else read_cursor(after))
+
+    async def read(client: Client) -> SessionPage:
+        if everything:
+            return SessionPage(items=[record async for record in client.session_manager.list(where)], next=None)
+        return await client.session_manager.page(where, limit=limit or _DEFAULT_LIMIT)
+
+    page = with_client(shell, read)
+    cursor = None if page.next is None else f"{page.next[0].isoformat()}/{page.next[1]}"
+    shell.show(
+        {"sessions": [*map(_document, page.items)], "next": cursor},
+        lambda: sh.table(_COLUMNS, map(_row, page.items), empty="no records"),
+    )
+    if cursor is not None and not shell.as_json:
+        click.echo(f"more: --after '{sh.printable(cursor)}'", err=True)
+
+
+def _document(record: SessionSummary) -> dict[str, Any]:
+    metadata = record.metadata
+    return {
+        "session_id": record.session_id,
+        "kind": metadata.kind,
+        "name": metadata.name,
+        "parent": metadata.parent,
+        "labels": metadata.labels,
+        "message_count": metadata.message_count,
+        "participants": metadata.participants,
+        "schema_version": record.schema_version,
+        "version": record.version,
+        "epoch": record.epoch,
+        "size": record.size,
+        "holder": record.holder,
+        "created_at": record.created_at,
+        "updated_at": record.updated_at,
+    }
+
+
+def _row(record: SessionSummary) -> tuple[object, ...]:
+    metadata = record.metadata
+    return (
+        record.session_id,
+        metadata.kind,
+        metadata.name,
+        record.size,
+        record.schema_version,
+        record.version,
+        record.holder,
+        metadata.parent,
+        record.updated_at,
+        _labels(metadata.labels),
+    )
+
+
+def _labels(labels: Any) -> str:
+    return " ".join(f"{key}={value}" for key, value in labels.items())
+
+
+@click.command(cls=Command, short_help="Show a record with its state.")
+@click.argument("session_id", metavar="ID")
+@command
+def show(shell: Shell, session_id: str) -> None:
+    """Show the record of the session ID, unpacked: JSON as JSON, any other state as its size and base64.
+
+    Examples:
+      affinity sessions show chat-17
+      affinity sessions show chat-17 --json | jq .state
+    """
+    record = with_client(shell, lambda client: client.session_manager.show(session_id))
+    document = readable(record)
+    shell.show(document, lambda: sh.pairs(_details(document, len(record.state))))
+
+
+def _details(document: dict[str, Any], size: int) -> list[tuple[str, object]]:
+    packed = document.get("state_base64")
+    state = sh.compact(document["state"]) if packed is None else f"{packed} (base64)"
+    return [
+        ("session", document["session_id"]),
+        ("kind", document["kind"] or None),
+        ("name", document["name"]),
+        ("parent", document["parent"]),
+        ("labels", _labels(document["labels"]) or None),
+        ("messages", document["message_count"]),
+        ("participants", ", ".join(document["participants"]) or None),
+        ("schema version", document["schema_version"]),
+        ("version", document["version"]),
+        ("epoch", document["epoch"]),
+        ("size", f"{size} bytes as stored"),
+        ("created", document["created_at"]),
+        ("updated", document["updated_at"]),
+        ("state", state),
+    ]

@@ -1,0 +1,129 @@
+"""``affinity sessions export`` and ``import``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import SpooledTemporaryFile
+from typing import IO, Any, Final, get_args
+
+import click
+
+from affinity.cli.instances import with_client
+from affinity.cli.sessions.options import Progress, counted, filter_of, filters
+from affinity.cli.shell import Command, Shell, command
+from affinity.client import Client
+from affinity.records import SessionFilter
+from affinity.session import Imported
+from affinity.session.importing import OnExists, check_lines
+
+_IN_MEMORY: Final = 16 * 1024 * 1024  # bytes of stdin before they go to a temporary file
+
+
+@click.command(cls=Command, short_help="Write records as lines of JSON.")
+@click.argument("session_ids", metavar="[ID]...", nargs=-1)
+@filters
+@click.option("-o", "--output", metavar="FILE", default="-", help="Where to; the file is complete or not there.")
+@command
+def export(shell: Shell, *, session_ids: tuple[str, ...], output: str, **chosen: Any) -> None:
+    """Write records, one JSON document a line, complete in itself: those of the IDs, those that fit, or all.
+
+    A state that is JSON stands in it as JSON, any other as base64. `affinity sessions import` reads it.
+
+    Examples:
+      affinity sessions export -o sessions.jsonl
+      affinity sessions export chat-17 chat-18 > two.jsonl
+      affinity sessions export --kind chat --updated-after 2026-07-31 | jq -r .name
+    """
+    where = filter_of(chosen)
+    if session_ids and where != SessionFilter():
+        raise click.UsageError("give IDs or filters, not both")
+    if shell.as_json and output == "-":
+        raise click.UsageError("what is exported is lines of JSON; --json needs --output FILE, and reports the number")
+
+    async def run(client: Client) -> int:
+        with Progress("exported") as progress, _written(output) as file:
+            return await _write(client.session_manager.export(session_ids or where), file, progress)
+
+    number = with_client(shell, run)
+    if output != "-":
+        done = f"exported {counted(number, 'record')} to {output}"
+        shell.show({"exported": number, "file": output}, lambda: click.echo(done, err=True))
+
+
+async def _write(lines: AsyncIterator[str], file: IO[str], progress: Progress) -> int:
+    number = 0
+    async for line in lines:
+        file.write(f"{line}\n")
+        progress(number := number + 1)
+    return number
+
+
+@contextmanager
+def _written(output: str) -> Iterator[IO[str]]:
+    """The file to write, which takes its name when it is complete; or stdout."""
+    if output == "-":
+        with click.open_file("-", "w", encoding="utf-8") as stdout:
+            yield stdout
+        return
+    path, partial = Path(output), Path(f"{output}.part")
+    if path.exists() and not path.is_file():
+        partial = path  # a device or a pipe; a directory is refused below
+    try:
+        with partial.open("w", encoding="utf-8", newline="\n") as file:
+            yield file
+        os.replace(partial, path)
+    except OSError as error:
+        raise click.UsageError(f"cannot write {output!r}: {error.strerror}") from error
+    finally:
+        if partial != path:
+            partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _read_twice(file: IO[bytes]) -> Iterator[tuple[IO[bytes], int]]:
+    """The file, or a copy of what comes through a pipe, and where to go back to."""
+    if file.seekable():
+        yield file, file.tell()
+        return
+    with SpooledTemporaryFile(max_size=_IN_MEMORY) as copy:
+        shutil.copyfileobj(file, copy)
+        copy.seek(0)
+        yield copy, 0
+
+
+@click.command("import", cls=Command, short_help="Read records from lines of JSON.")
+@click.argument("file", metavar="FILE", type=click.File("rb"))
+@click.option(
+    "--on-exists",
+    type=click.Choice(get_args(OnExists)),
+    default="refuse",
+    show_default=True,
+    help="When there is a record of a session already: end there, skip the line, or replace the record.",
+)
+@command
+def import_records(shell: Shell, *, file: IO[bytes], on_exists: OnExists) -> None:
+    """Read the records of an export from FILE, or from stdin when that is -, and write them.
+
+    All lines are checked first: when one is wrong nothing is written, and the exit code is 2. Versions and times begin
+    anew. An import that was interrupted goes on with --on-exists skip.
+
+    Examples:
+      affinity sessions import sessions.jsonl
+      affinity sessions export | affinity sessions import - --on-exists skip --url postgresql://db/app
+    """
+
+    async def run(client: Client) -> Imported:
+        with Progress("lines done:", hint="; what is written stays: go on with --on-exists skip") as progress:
+            return await client.session_manager.import_(lines, on_exists=on_exists, progress=progress)
+
+    with _read_twice(file) as (lines, start):
+        check_lines(lines)
+        lines.seek(start)
+        done = with_client(shell, run)
+    document = {"added": done.added, "replaced": done.replaced, "skipped": done.skipped}
+    text = ", ".join(f"{what} {number}" for what, number in document.items() if number) or "no records in it"
+    shell.show(document, lambda: click.echo(text, err=True))

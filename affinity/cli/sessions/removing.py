@@ -1,0 +1,113 @@
+"""``affinity sessions delete`` and ``prune``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import click
+
+from affinity.cli import shell as sh
+from affinity.cli.instances import with_client
+from affinity.cli.sessions.options import Duration, Label, Progress, confirm, counted, labels_of
+from affinity.cli.shell import Command, Shell, command
+from affinity.client import Client
+from affinity.session import Pruned
+
+
+@click.command(cls=Command, short_help="Remove a record, and its children's.")
+@click.argument("session_id", metavar="ID")
+@click.option("--cascade/--no-cascade", default=True, help="Its children too, and theirs.  [default: --cascade]")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@command
+def delete(shell: Shell, *, session_id: str, cascade: bool, dry_run: bool, yes: bool) -> None:
+    """Remove the record of the session ID, and with it those of its children, and of theirs.
+
+    A worker that holds the session forgets what it has in memory, and begins anew. The ids of what was removed go to
+    stdout, one a line.
+
+    Examples:
+      affinity sessions delete chat-17 --dry-run
+      affinity sessions delete chat-17 --yes
+    """
+    doomed = with_client(shell, lambda client: client.session_manager.delete(session_id, cascade=cascade, dry_run=True))
+    if not dry_run:
+        if not yes:
+            confirm(f"Remove {_family(doomed)}?")
+        # By the whole id: what was agreed to is removed, and nothing else that begins so.
+        doomed = with_client(shell, lambda client: client.session_store.delete(doomed[:1], cascade=cascade))
+    _report(shell, {"removed": doomed, "dry_run": dry_run}, _family(doomed))
+
+
+def _family(session_ids: Sequence[str]) -> str:
+    if not session_ids:
+        return "nothing"
+    children = len(session_ids) - 1
+    with_them = f" and {counted(children, 'child', 'children')} of it" if children else ""
+    return f"{sh.printable(session_ids[0])!r}{with_them}"
+
+
+@click.command(cls=Command, short_help="Remove records that nobody has written for long, or too many.")
+@click.option("--older-than", type=Duration(), help="Those not written for so long: 90s, 15m, 12h, 30d, 4w.")
+@click.option("--keep", type=click.IntRange(min=0), help="All but so many of the newest.")
+@click.option("--kind", help="Only states of this kind; --keep counts only these.")
+@click.option("--label", "labels", multiple=True, type=Label(), help="Only with this label; may be repeated.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@command
+def prune(
+    shell: Shell,
+    *,
+    older_than: float | None,
+    keep: int | None,
+    kind: str | None,
+    labels: tuple[tuple[str, str], ...],
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Remove old records, or all but the newest. With both --older-than and --keep, those that are old and not kept.
+
+    A session that a worker holds, that has work in the queue, or that is written meanwhile, is left alone. Each record
+    is judged by itself: children go when their own time has come. The ids of what was removed go to stdout, one a line.
+    Nothing is ever pruned unless this command, or `SessionManager.prune`, is called.
+
+    Examples:
+      affinity sessions prune --older-than 30d --dry-run
+      affinity sessions prune --older-than 12h --keep 1000 --kind chat --label team=test --yes
+    """
+    if older_than is None and keep is None:
+        raise click.UsageError("give --older-than, --keep, or both: it does not remove everything by itself")
+
+    def run(*, dry: bool) -> Pruned:
+        async def work(client: Client) -> Pruned:
+            with Progress("would remove" if dry else "removed") as progress:
+                return await client.session_manager.prune(
+                    older_than=older_than,
+                    keep=keep,
+                    kind=kind,
+                    labels=labels_of(labels),
+                    dry_run=dry,
+                    progress=progress,
+                )
+
+        return with_client(shell, work)
+
+    pruned = run(dry=not yes or dry_run)
+    if pruned.removed and not (yes or dry_run):
+        confirm(f"Remove {counted(len(pruned.removed), 'record')}?")
+        pruned = run(dry=False)
+    _report(shell, {"removed": pruned.removed, "left": pruned.left, "dry_run": dry_run}, _count(pruned))
+
+
+def _count(pruned: Pruned) -> str:
+    left = len(pruned.left)
+    why = f"; left {left} that are held, have queued work, or were written meanwhile" if left else ""
+    return f"{counted(len(pruned.removed), 'record')}{why}"
+
+
+def _report(shell: Shell, document: dict[str, object], what: str) -> None:
+    """The ids go to stdout, for people as for pipes; what became of them to stderr."""
+    removed = cast("Sequence[str]", document["removed"])
+    shell.show(document, lambda: click.echo("".join(f"{sh.printable(each)}\n" for each in removed), nl=False))
+    click.echo(f"{'would remove' if document['dry_run'] else 'removed'} {what}", err=True)
