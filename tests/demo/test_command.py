@@ -29,6 +29,8 @@ KEYS = [
     "transcripts_verified",
     "recovery_seconds",
     "turns_per_second",
+    "states_agreed",
+    "refused_writes",
 ]
 
 
@@ -63,6 +65,8 @@ def outcome(*differences: str) -> Outcome:
         transcripts_verified=2 - len(differences),
         recovery_seconds=4.2,
         turns_per_second=100.0,
+        states_agreed=2,
+        refused_writes=0,
     )
     return Outcome(report=report, good=not differences, differences=differences, story=("Once upon a time.",))
 
@@ -77,7 +81,8 @@ def test_a_good_run(ends: Any, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "Once upon a time." in result.stdout
     assert "2/2  transcripts equal to the data set" in result.stdout
-    assert "nothing is in it twice" in result.stdout
+    assert "2/2  states that agree with the history" in result.stdout
+    assert "with nothing in it twice, and the history says the same" in result.stdout
     assert not list(tmp_path.iterdir())
 
 
@@ -90,10 +95,10 @@ def test_json_is_one_object_with_exactly_these_keys(ends: Any) -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["--json"]])
 def test_a_difference_is_named_and_the_evidence_kept(ends: Any, tmp_path: Path, arguments: list[str]) -> None:
-    ends(outcome("conversation 7: the store has 5 messages, and must have 6"))
+    ends(outcome("conversation 7: the state has 5 messages, and must have 6"))
     result = invoke(*arguments)
     assert result.exit_code == 1
-    assert "conversation 7: the store has 5 messages" in result.output
+    assert "conversation 7: the state has 5 messages" in result.output
     (kept,) = tmp_path.iterdir()
     assert str(kept) in result.stderr
     if arguments:

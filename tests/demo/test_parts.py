@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import click
 import pytest
 
-from affinity.cli.demo.app import Transcript
 from affinity.cli.demo.conversations import (
     DATASET_SIZE,
     NO_DIGEST,
@@ -18,16 +20,21 @@ from affinity.cli.demo.conversations import (
     extend_digest,
     load_conversations,
 )
+from affinity.cli.demo.counts import Counts, CountsFile
+from affinity.cli.demo.database import export_transcripts, open_database
+from affinity.cli.demo.display import View
 from affinity.cli.demo.feed import schedule
+from affinity.cli.demo.fleet import Fleet
 from affinity.cli.demo.plan import SHORTEST_SECONDS, THINK_SECONDS, Plan, replay_seconds
 from affinity.cli.demo.run import STALL_SECONDS, _Progress
-from affinity.cli.demo.store import Line, StaleTranscriptError, TranscriptStore
+from affinity.cli.demo.transcript import Line, Transcript, transcript_kind, transcripts_of
+from affinity.cli.demo.watch import Watch
+from affinity.client import open_store
+from affinity.provider.contract import Incarnation, Provider, SessionInfo, WorkerInfo
+from affinity.records import SessionFilter, SessionMetadata, SessionState
+from affinity.session import CacheStats, MemorySessionStore
 
 HELLO, HI, BYE = (Message("ann", ("hello", "there")), Message("bob", ("hi",)), Message("ann", ("bye",)))
-
-
-def line(position: int, message: Message, *, epoch: int = 1, worker: str = "a") -> Line:
-    return Line(position=position, epoch=epoch, worker_id=worker, message=message)
 
 
 # --- conversations ----------------------------------------------------------------------------------------------------
@@ -58,69 +65,118 @@ def test_a_digest_depends_on_every_message_and_on_their_order() -> None:
     assert digests([HELLO, HI]) == [extend_digest(NO_DIGEST, HELLO), digests([HELLO, HI])[1]]
 
 
-# --- the transcript in memory -----------------------------------------------------------------------------------------
+# --- the transcript ---------------------------------------------------------------------------------------------------
 
 
-def test_a_turn_that_runs_again_adds_nothing() -> None:
+def line(message: Message, worker: str = "a") -> Line:
+    return Line(message=message, worker_id=worker, epoch=1, attempt=1)
+
+
+def test_a_transcript_grows_by_one_line_a_turn() -> None:
     transcript = Transcript()
-    transcript.add(line(0, HELLO))
-    transcript.add(line(1, HI))
-    transcript.add(line(1, HI, epoch=2, worker="b"))
-    assert [said.worker_id for said in transcript.lines] == ["a", "a"]
-    assert transcript.digests == digests([HELLO, HI])
+    assert transcript.digest == NO_DIGEST
+    transcript.add(0, line(HELLO))
+    transcript.add(1, line(HI))
+    assert transcript.digest == digests([HELLO, HI])[-1]
+    assert Transcript.model_validate_json(transcript.model_dump_json()).digest == transcript.digest
 
 
-def test_a_transcript_has_no_gaps_and_is_not_rewritten() -> None:
-    transcript = Transcript()
-    transcript.add(line(0, HELLO))
-    with pytest.raises(ValueError, match="some are missing"):
-        transcript.add(line(2, BYE))
-    with pytest.raises(ValueError, match="another message"):
-        transcript.add(line(0, HI))
+@pytest.mark.parametrize("position", [0, 2])
+def test_a_transcript_that_is_not_the_one_before_the_turn(position: int) -> None:
+    """The turn is in it already, or one before it is not: the session layer allows neither."""
+    transcript = Transcript(lines=[line(HELLO)])
+    with pytest.raises(ValueError, match="meets a transcript of 1"):
+        transcript.add(position, line(HI))
+    assert transcript.lines == [line(HELLO)]
 
 
-# --- the store --------------------------------------------------------------------------------------------------------
+# --- what a worker has counted ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    file = tmp_path / "transcripts.db"
-    TranscriptStore.create(file).close()
-    return file
+def test_counts_outlive_their_worker_and_add_up(tmp_path: Path) -> None:
+    paths = [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
+    a, b, c = map(CountsFile, paths)
+    for hydrations in (1, 2, 10):
+        a.note(CacheStats(hydrations=hydrations))
+    b.note(CacheStats(hydrations=3, conflicts=12))
+    assert Counts.read(paths) == Counts(hydrations=13, refused=12), "nobody has closed them"
+    for each in (a, b, c):
+        each.close()
 
 
-def test_what_one_worker_checkpoints_another_hydrates(path: Path) -> None:
-    a, b = TranscriptStore(path, "a"), TranscriptStore(path, "b")
-    assert a.hydrate("s") == []
-    a.append("s", [line(0, HELLO)])
-    a.append("s", [line(1, HI)])
-    assert b.hydrate("s") == [line(0, HELLO), line(1, HI)]
-    b.append("s", [line(2, BYE, epoch=2, worker="b")])
-    assert a.turns() == {"a": 2, "b": 1}
-    assert a.hydrations() == 2
-    assert list(a.transcripts()) == ["s"]
-    a.close()
-    b.close()
+# --- a look from outside ----------------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_was_left_behind_is_refused(path: Path) -> None:
-    """Paused while its sessions moved, it goes on where it was."""
-    a = TranscriptStore(path, "a")
-    a.append("s", [line(0, HELLO)])
-    a.append("s", [line(1, HI, epoch=2, worker="b")])
-    for late in (line(1, BYE), line(2, BYE), line(3, BYE, epoch=3)):
-        with pytest.raises(StaleTranscriptError, match="another worker has the session"):
-            a.append("s", [late])
-    assert [said.message for said in a.hydrate("s")] == [HELLO, HI]
-    a.close()
+class Table:
+    """The parts of a database that a `Watch` looks at."""
+
+    def __init__(self) -> None:
+        self.states = MemorySessionStore()
+        self.held: dict[str, SessionInfo] = {}
+
+    async def list_workers(self) -> Sequence[WorkerInfo]:
+        return []
+
+    async def list_sessions(self, *, after: str, limit: int) -> Sequence[SessionInfo]:
+        return [self.held[session_id] for session_id in sorted(self.held) if session_id > after][:limit]
+
+    async def turn(self, session_id: str, messages: int, worker: str, epoch: int) -> None:
+        """The worker has taken the session's transcript to so many messages."""
+        metadata = SessionMetadata(kind=transcript_kind(PLAN.run), message_count=messages)
+        await self.states.save(SessionState(session_id=session_id, state=b"", metadata=metadata), epoch=epoch)
+        self.held[session_id] = SessionInfo(
+            session_id=session_id,
+            worker_id=worker,
+            incarnation=Incarnation("i"),
+            epoch=epoch,
+            held=True,
+            expires_in=1.0,
+            idle=0.0,
+            queued=0,
+        )
 
 
-def test_a_checkpoint_is_all_or_nothing(path: Path) -> None:
-    store = TranscriptStore(path, "a")
-    with pytest.raises(StaleTranscriptError):
-        store.append("s", [line(0, HELLO), line(2, BYE)])
-    assert store.hydrate("s") == []
-    store.close()
+PLAN = Plan(run="r", url=None, workers=2, kill=False, seed=0)
+
+
+async def test_turns_are_counted_by_who_ran_them() -> None:
+    table = Table()
+    watch = Watch(PLAN, cast(Provider, table), Fleet())
+    await table.turn("r-chat-1", 3, "a", epoch=1)
+    await table.turn("r-chat-2", 1, "b", epoch=2)
+    assert dict((await watch.look()).turns_by_worker) == {"a": 3, "b": 1}
+    await table.turn("r-chat-1", 5, "b", epoch=3)
+    sight = await watch.look()
+    assert (sight.turns, dict(sight.turns_by_worker)) == (6, {"a": 3, "b": 3})
+    assert [session.session_id for session in sight.held_by("b")] == ["r-chat-1", "r-chat-2"]
+
+
+# --- the database -----------------------------------------------------------------------------------------------------
+
+
+class Silent:
+    """A display that nobody sees."""
+
+    def show(self, view: View) -> None:
+        """Nothing."""
+
+    def say(self, text: str) -> None:
+        """What it would say is a failure here."""
+        pytest.fail(text)
+
+
+async def test_a_failed_run_keeps_its_transcripts_and_leaves_none(sqlite_url: str, tmp_path: Path) -> None:
+    transcripts = transcripts_of(PLAN.run)
+    async with open_store(sqlite_url) as store:
+        async with transcripts_of("another").open("another-chat", store=store) as foreign:
+            foreign.add(0, line(HI))
+        async with open_database(sqlite_url, ["r-chat-1"], Silent()) as provider:
+            async with transcripts.open("r-chat-1", store=store) as transcript:
+                transcript.add(0, line(HELLO))
+            await export_transcripts(provider, PLAN.run, tmp_path, Silent())
+        (kept,) = (tmp_path / "transcripts.jsonl").read_text().splitlines()
+        assert json.loads(kept)["state"]["lines"][0]["message"]["sender"] == "ann"
+        assert [state.session_id for state in await store.list(SessionFilter(), 10)] == ["another-chat"]
 
 
 # --- pace and capacity ------------------------------------------------------------------------------------------------
@@ -146,7 +202,7 @@ def test_a_replay_is_as_long_as_its_messages_need() -> None:
 
 def test_the_survivors_can_hold_all_sessions() -> None:
     plan = Plan(run="r", url=None, workers=3, kill=True, seed=0)
-    settings = [plan.settings(name, url="", store=Path(), sessions=101) for name in plan.worker_names]
+    settings = [plan.settings(name, url="", counts=Path(), sessions=101) for name in plan.worker_names]
     options = [each.options for each in settings]
     assert sum(each.max_sessions_per_runtime for each in options[1:]) >= 101
     assert len({each.worker_node_id for each in options}) == 3

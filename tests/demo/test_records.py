@@ -11,10 +11,14 @@ from pydantic_core import to_json
 from affinity.cli.demo.app import Reply, Summary
 from affinity.cli.demo.conversations import Conversation, Message, digests
 from affinity.cli.demo.records import read_record
-from affinity.cli.demo.verify import Record
+from affinity.cli.demo.transcript import NOTHING, Line, read_transcript, transcripts_of
+from affinity.cli.demo.verify import Record, Verdict, verify
+from affinity.errors import SessionLoadFailed
 from affinity.orchestration import events as ev
 from affinity.orchestration.wire import encode_event
 from affinity.provider.contract import InstanceInfo
+from affinity.records import SessionState
+from affinity.session import MemorySessionStore
 
 CHAT = Conversation("chat", (Message("ann", ("hello",)), Message("bob", ("hi",))))
 SCHEDULED = ev.ActivityScheduled("turn", "{}", session_id="s")
@@ -54,7 +58,7 @@ def completed(schedule_id: int, position: int) -> ev.ActivityCompleted:
 
 
 def read(*events: ev.Event, info: InstanceInfo | None) -> Record:
-    return read_record("s", CHAT, info, [encode_event(event) for event in events], [])
+    return read_record("s", CHAT, info, [encode_event(event) for event in events], NOTHING)
 
 
 def test_a_history_in_order() -> None:
@@ -87,3 +91,49 @@ def test_a_turn_and_an_orchestration_that_failed() -> None:
 
 def test_an_instance_that_is_gone() -> None:
     assert read(info=None).trouble == ["its instance is gone"]
+
+
+# --- states -----------------------------------------------------------------------------------------------------------
+
+HISTORY = (SCHEDULED, completed(1, 0), SCHEDULED, completed(3, 1))
+TRANSCRIPTS = transcripts_of("run")
+
+
+async def store_of_two_turns() -> MemorySessionStore:
+    store = MemorySessionStore()
+    for position, message in enumerate(CHAT.messages):
+        async with TRANSCRIPTS.open("s", store=store) as transcript:
+            transcript.add(position, Line(message=message, worker_id="a", epoch=1, attempt=1))
+    return store
+
+
+async def judge(store: MemorySessionStore) -> Verdict:
+    stored = await read_transcript(TRANSCRIPTS, store, "s")
+    return verify([read_record("s", CHAT, instance(), [encode_event(e) for e in HISTORY], stored)], {}, {"a": 1})
+
+
+async def test_a_state_is_read_as_it_was_written() -> None:
+    assert (await judge(await store_of_two_turns())).good
+    assert await read_transcript(TRANSCRIPTS, MemorySessionStore(), "s") == NOTHING
+
+
+async def test_a_state_that_was_doctored() -> None:
+    """Somebody writes the same lines once more, and then other ones."""
+    store = await store_of_two_turns()
+    record = await store.load("s")
+    assert record is not None
+    new = SessionState(session_id="s", state=record.state, encoding=record.encoding, metadata=record.metadata)
+    await store.save(new)
+    assert (await judge(store)).states_agreed == 0
+    async with TRANSCRIPTS.open("s", store=store) as transcript:
+        transcript.lines.pop()
+    assert (await judge(store)).lost_turns == 1
+
+
+async def test_a_state_that_cannot_be_read_is_a_difference() -> None:
+    error = SessionLoadFailed("s", "damaged")
+    record = read_record("s", CHAT, instance(), [encode_event(event) for event in HISTORY], error)
+    assert record.stored == NOTHING
+    (trouble,) = record.trouble
+    assert "its state cannot be read" in trouble
+    assert "damaged" in trouble

@@ -17,6 +17,7 @@ import pytest
 
 from affinity.cli.demo.plan import LEASE_SECONDS, RECOVERY_SLACK
 from affinity.client import Client
+from affinity.records import SessionFilter
 
 PATIENCE = 90.0
 """Seconds after which a run that did not end is broken."""
@@ -93,7 +94,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def assert_right(report: dict[str, Any], *, sessions: int) -> None:
-    assert report["sessions"] == report["transcripts_verified"] == sessions
+    assert report["sessions"] == report["transcripts_verified"] == report["states_agreed"] == sessions
     assert report["turns"] >= 2 * sessions
     for fault in ("lost_turns", "duplicated_results", "turns_off_holder"):
         assert report[fault] == 0, fault
@@ -108,13 +109,14 @@ def test_a_run_survives_a_kill_and_leaves_nothing_behind(any_url: str, start: St
     assert report["migrated_sessions"] >= 1
     assert report["hydrations"] >= report["sessions"] + report["migrated_sessions"]
     assert 0 < report["recovery_seconds"] <= LEASE_SECONDS + RECOVERY_SLACK
-    assert anyio.run(instances, any_url) == []
+    assert anyio.run(left_in, any_url) == []
     assert not list((tmp_path / "tmp").iterdir())
 
 
-async def instances(url: str) -> list[str]:
+async def left_in(url: str) -> list[str]:
     async with Client(url) as client:
-        return [instance.instance_id async for instance in client.list_instances()]
+        instances = [instance.instance_id async for instance in client.list_instances()]
+        return instances + [state.session_id for state in await client.session_store.list(SessionFilter(), 1000)]
 
 
 def test_the_embedded_default_without_a_kill(start: Start, tmp_path: Path) -> None:
@@ -122,7 +124,7 @@ def test_the_embedded_default_without_a_kill(start: Start, tmp_path: Path) -> No
     assert_right(report, sessions=6)
     assert (report["provider"], report["workers"], report["killed_workers"]) == ("sqlite", 2, 0)
     assert (report["migrated_sessions"], report["recovery_seconds"]) == (0, None)
-    assert report["hydrations"] == report["sessions"]
+    assert (report["hydrations"], report["refused_writes"]) == (report["sessions"], 0)
     assert not list((tmp_path / "tmp").iterdir())
 
 
@@ -134,7 +136,7 @@ def test_an_interrupted_run_leaves_nothing(any_url: str, start: Start, tmp_path:
     demo.send(signal.SIGINT)
     assert demo.end()[0] == 128 + signal.SIGINT
     assert not any(worker.is_running() for worker in workers)
-    assert anyio.run(instances, any_url) == []
+    assert anyio.run(left_in, any_url) == []
     assert not list((tmp_path / "tmp").iterdir())
 
 
@@ -164,4 +166,5 @@ def test_a_worker_that_ends_by_itself_is_reported(start: Start, tmp_path: Path) 
     assert f"(pid {fallen.pid}) ended by itself, by SIGKILL" in stderr
     (kept,) = (tmp_path / "tmp").iterdir()
     assert str(kept) in stderr
-    assert sorted(path.suffix for path in kept.glob("*.log")) == [".log"] * 3
+    assert len(list(kept.glob("*.log"))) == len(list(kept.glob("*.counts.json"))) == 3
+    assert (kept / "transcripts.jsonl").exists()

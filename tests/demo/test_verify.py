@@ -9,7 +9,7 @@ import pytest
 
 from affinity.cli.demo.app import Reply, Summary
 from affinity.cli.demo.conversations import Conversation, Message, digests
-from affinity.cli.demo.store import Line
+from affinity.cli.demo.transcript import NOTHING, Line, Stored
 from affinity.cli.demo.verify import Holders, Record, Verdict, recovery_seconds, verify
 
 PROCESSES = {"a": 1, "b": 2}
@@ -29,7 +29,11 @@ def reply(position: int, worker: str = "a", epoch: int = 1) -> Reply:
 
 
 def line(position: int, worker: str = "a", epoch: int = 1) -> Line:
-    return Line(position=position, epoch=epoch, worker_id=worker, message=CHAT.messages[position])
+    return Line(message=CHAT.messages[position], worker_id=worker, epoch=epoch, attempt=1)
+
+
+def stored(*lines: Line) -> Stored:
+    return Stored(version=len(lines), lines=lines)
 
 
 def record(where: Sequence[tuple[str, int]] = (("a", 1),) * 6) -> Record:
@@ -39,7 +43,7 @@ def record(where: Sequence[tuple[str, int]] = (("a", 1),) * 6) -> Record:
         conversation=CHAT,
         replies=[reply(position, *at) for position, at in enumerate(where)],
         summary=Summary(6, digests(CHAT.messages)[-1]),
-        stored=[line(position, *at) for position, at in enumerate(where)],
+        stored=stored(*(line(position, *at) for position, at in enumerate(where))),
     )
 
 
@@ -56,7 +60,12 @@ def without(rows: Sequence[Reply], position: int) -> Sequence[Reply]:
 
 def test_a_good_record_is_verified() -> None:
     assert judge(record()) == Verdict(
-        transcripts_verified=1, lost_turns=0, duplicated_results=0, turns_off_holder=0, migrated_sessions=0
+        transcripts_verified=1,
+        states_agreed=1,
+        lost_turns=0,
+        duplicated_results=0,
+        turns_off_holder=0,
+        migrated_sessions=0,
     )
     assert judge(record()).good
 
@@ -67,10 +76,11 @@ def test_a_move_is_counted_and_is_no_fault() -> None:
     assert verdict.migrated_sessions == 1
 
 
-def test_a_turn_that_ran_again_after_its_checkpoint_is_no_fault() -> None:
-    """Killed between checkpoint and result: stored by one worker, answered by the next."""
-    good = replace(MOVED, stored=[*MOVED.stored[:3], line(3, "a", 1), *MOVED.stored[4:]])
-    assert judge(good).good
+def test_a_turn_that_ran_again_is_no_fault() -> None:
+    """Killed in the middle of it: state and history both know of the second run alone."""
+    lines, replies = list(MOVED.stored.lines), list(MOVED.replies)
+    lines[3], replies[3] = replace(lines[3], attempt=2), replace(replies[3], attempt=2)
+    assert judge(replace(MOVED, replies=replies, stored=stored(*lines))).good
 
 
 # --- lost ------------------------------------------------------------------------------------------------------------
@@ -78,21 +88,25 @@ def test_a_turn_that_ran_again_after_its_checkpoint_is_no_fault() -> None:
 
 def test_a_result_that_is_missing() -> None:
     verdict = judge(replace(record(), replies=without(record().replies, 2)))
-    assert (verdict.lost_turns, verdict.transcripts_verified) == (1, 0)
-    assert verdict.differences == ("conversation chat: the history has no result of turn 3",)
+    assert (verdict.lost_turns, verdict.transcripts_verified, verdict.states_agreed) == (1, 0, 0)
+    assert verdict.differences[0] == "conversation chat: the history has no result of turn 3"
 
 
 def test_a_message_that_is_not_stored() -> None:
-    verdict = judge(replace(record(), stored=record().stored[:-1]))
-    assert (verdict.lost_turns, verdict.transcripts_verified) == (1, 0)
-    assert verdict.differences == ("conversation chat: the store has 5 messages, and must have 6",)
+    verdict = judge(replace(record(), stored=stored(*record().stored.lines[:-1])))
+    assert (verdict.lost_turns, verdict.transcripts_verified, verdict.states_agreed) == (1, 0, 0)
+    assert verdict.differences == (
+        "conversation chat: the state has 5 messages, and must have 6",
+        "conversation chat: the state knows of 5 turns, and the history of 6",
+        "conversation chat: the state was written 5 times, for 6 results",
+    )
 
 
-def test_a_message_that_is_missing_in_the_middle_of_the_store() -> None:
-    stored = [line(0), line(1), *(replace(line(n + 1), position=n) for n in range(2, 5))]
-    verdict = judge(replace(record(), stored=stored))
+def test_a_message_that_is_missing_in_the_middle_of_the_state() -> None:
+    verdict = judge(replace(record(), stored=stored(*(line(n) for n in (0, 1, 3, 4, 5)))))
     assert verdict.lost_turns == 4
-    assert "the store has another message at turns 3, 4, 5" in verdict.differences[1]
+    assert "the state has another message at turns 3, 4, 5" in verdict.differences[1]
+    assert verdict.states_agreed == 0
 
 
 def test_a_memory_that_was_not_the_transcript() -> None:
@@ -100,11 +114,14 @@ def test_a_memory_that_was_not_the_transcript() -> None:
     forgetful = replace(reply(4), digest=digests(CHAT.messages[4:5])[0])
     verdict = judge(replace(record(), replies=[*record().replies[:4], forgetful, reply(5)]))
     assert verdict.lost_turns == 1
-    assert verdict.differences == ("conversation chat: the worker's memory was not the transcript at turn 5",)
+    assert verdict.differences == (
+        "conversation chat: the worker's memory was not the transcript at turn 5",
+        "conversation chat: state and history disagree about turn 5",
+    )
 
 
 def test_a_conversation_of_which_nothing_is_left() -> None:
-    verdict = judge(replace(record(), replies=[], stored=[], summary=None, trouble=["its instance is gone"]))
+    verdict = judge(replace(record(), replies=[], stored=NOTHING, summary=None, trouble=["its instance is gone"]))
     assert (verdict.lost_turns, verdict.transcripts_verified) == (6, 0)
     assert any("did not complete" in text for text in verdict.differences)
     assert any("instance is gone" in text for text in verdict.differences)
@@ -122,7 +139,7 @@ def test_a_turn_with_two_results() -> None:
     """The orchestration scheduled it twice."""
     verdict = judge(replace(record(), replies=[*record().replies[:3], reply(2), *record().replies[3:]]))
     assert (verdict.duplicated_results, verdict.transcripts_verified) == (1, 0)
-    assert verdict.differences == ("conversation chat: the history has more than one result of turn 3",)
+    assert verdict.differences[0] == "conversation chat: the history has more than one result of turn 3"
 
 
 def test_a_result_that_is_recorded_twice() -> None:
@@ -131,22 +148,51 @@ def test_a_result_that_is_recorded_twice() -> None:
 
 
 def test_a_message_that_is_stored_twice() -> None:
-    verdict = judge(replace(record(), stored=[*record().stored, replace(line(5), position=6)]))
-    assert (verdict.lost_turns, verdict.transcripts_verified) == (0, 0)
-    assert verdict.differences == ("conversation chat: the store has 7 messages, and must have 6",)
+    """A turn was applied twice, and has one result."""
+    verdict = judge(replace(record(), stored=stored(*record().stored.lines, line(5))))
+    assert (verdict.lost_turns, verdict.transcripts_verified, verdict.states_agreed) == (0, 0, 0)
+    assert verdict.differences[0] == "conversation chat: the state has 7 messages, and must have 6"
 
 
 def test_results_out_of_order() -> None:
     shuffled = [record().replies[n] for n in (0, 2, 1, 3, 4, 5)]
     verdict = judge(replace(record(), replies=shuffled))
     assert verdict.transcripts_verified == 0
-    assert verdict.differences == ("conversation chat: the history has its results out of order",)
+    assert verdict.differences == (
+        "conversation chat: the history has its results out of order",
+        "conversation chat: state and history disagree about turns 2, 3",
+    )
 
 
 def test_messages_out_of_order() -> None:
-    stored = [replace(line(n), position=at) for at, n in enumerate((0, 2, 1, 3, 4, 5))]
-    verdict = judge(replace(record(), stored=stored))
-    assert (verdict.lost_turns, verdict.transcripts_verified) == (2, 0)
+    verdict = judge(replace(record(), stored=stored(*(line(n) for n in (0, 2, 1, 3, 4, 5)))))
+    assert (verdict.lost_turns, verdict.transcripts_verified, verdict.states_agreed) == (2, 0, 0)
+
+
+# --- state and history ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("doctored", [line(3, "a", 1), line(3, "b", 3), replace(line(3, "b", 2), attempt=2)])
+def test_a_state_that_another_run_of_the_turn_has_written(doctored: Line) -> None:
+    """Written by a run whose result is not the one in the history: they did not commit together."""
+    lines = MOVED.stored.lines
+    verdict = judge(replace(MOVED, stored=stored(*lines[:3], doctored, *lines[4:])))
+    assert verdict.differences[0] == "conversation chat: state and history disagree about turn 4"
+    assert (verdict.lost_turns, verdict.states_agreed, verdict.good) == (0, 0, False)
+
+
+def test_a_state_that_was_written_without_a_result() -> None:
+    """The lines are right, and still somebody has written once more than there are results."""
+    verdict = judge(replace(record(), stored=replace(record().stored, version=7)))
+    assert verdict.differences == ("conversation chat: the state was written 7 times, for 6 results",)
+    assert (verdict.transcripts_verified, verdict.states_agreed, verdict.good) == (1, 0, False)
+
+
+def test_a_state_and_a_history_that_are_wrong_alike_agree() -> None:
+    """Against the data set they are lost; against each other there is nothing to say."""
+    short = replace(record(), replies=record().replies[:-1], stored=stored(*record().stored.lines[:-1]))
+    verdict = judge(short)
+    assert (verdict.lost_turns, verdict.transcripts_verified, verdict.states_agreed) == (1, 0, 1)
 
 
 # --- off the holder --------------------------------------------------------------------------------------------------
@@ -157,7 +203,10 @@ def test_two_workers_at_one_epoch(rows: str) -> None:
     wrong = record([("a", 1)] * 4 + [("b", 1), ("a", 1)])
     verdict = judge(replace(record(), **{rows: getattr(wrong, rows)}))
     assert verdict.turns_off_holder == 1
-    assert verdict.differences == ("conversation chat: turn 5 ran on a worker that did not hold the session",)
+    assert verdict.differences == (
+        "conversation chat: state and history disagree about turn 5",
+        "conversation chat: turn 5 ran on a worker that did not hold the session",
+    )
     assert verdict.transcripts_verified == 1, "the transcript itself is right"
     assert not verdict.good
 
@@ -199,4 +248,4 @@ def test_sessions_of_others_and_finished_ones_do_not_count() -> None:
 
 def test_many_positions_are_shortened() -> None:
     verdict = judge(replace(record(), replies=[]))
-    assert verdict.differences == ("conversation chat: the history has no result of turns 1, 2, 3 and 3 more",)
+    assert verdict.differences[0] == "conversation chat: the history has no result of turns 1, 2, 3 and 3 more"

@@ -65,14 +65,15 @@ def demo(
     """Replay real conversations over worker processes, kill one of them half-way, and verify what became of them.
 
     Each conversation of the data set (the package chitchat-dataset: pip install 'affinity[demo]') is an orchestration.
-    It waits for each message as an event, and answers it by an activity on the conversation's session, whose transcript
-    is in the memory of the worker that holds the session. Half-way, the worker with the most sessions gets a SIGKILL.
-    When its lease ends, the others take its sessions over, read their transcripts from where they were checkpointed,
-    and go on.
+    It waits for each message as an event, and answers it by an activity on the conversation's session, whose state is
+    the transcript: in the memory of the worker that holds the session, and in the database, where it commits together
+    with the result of each turn. Half-way, the worker with the most sessions gets a SIGKILL. When its lease ends, the
+    others take its sessions over, read their transcripts from the database, and go on.
 
-    At the end, the results in the history and the stored transcripts are compared with the data set. Exit code 0: every
-    transcript is complete, in order, and nothing is in it twice. 1: something differs, or a worker ended by itself, or
-    nothing went on any more; what is wrong is named, and so is a folder in which logs and transcripts are kept.
+    At the end, the results in the history and the transcripts are compared with the data set and with each other. Exit
+    code 0: every transcript is complete, in order, nothing is in it twice, and the history says the same. 1: something
+    differs, or a worker ended by itself, or nothing went on any more; what is wrong is named, and so is a folder in
+    which logs and transcripts are kept.
 
     Examples:
       affinity demo

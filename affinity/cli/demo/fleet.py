@@ -27,6 +27,7 @@ class WorkerProcess:
         self.name = settings.options.worker_node_id
         self.title = self.name.removeprefix(f"{settings.run}-")  # for people: all names of a run begin alike
         self.log = folder / f"{self.name}.log"
+        self.counts = settings.counts
         self.killed = False
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 -- this interpreter, on a module of ours

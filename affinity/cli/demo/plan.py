@@ -59,7 +59,7 @@ class Plan:
         """Begins the ids of all sessions of the run."""
         return f"{self.run}-chat-"
 
-    def settings(self, worker: str, *, url: str, store: Path, sessions: int) -> WorkerSettings:
+    def settings(self, worker: str, *, url: str, counts: Path, sessions: int) -> WorkerSettings:
         """What a worker is told. Its share of the sessions leaves none without, and the survivors can hold all."""
         survivors = max(1, self.workers - 1)
         options = RuntimeOptions.make(
@@ -69,7 +69,7 @@ class Plan:
             drain_timeout=DRAIN_SECONDS,
             unregistered_timeout=PATIENCE_SECONDS,
         )
-        return WorkerSettings(run=self.run, url=url, store=store, think=THINK_SECONDS, options=options)
+        return WorkerSettings(run=self.run, url=url, counts=counts, think=THINK_SECONDS, options=options)
 
 
 class WorkerSettings(BaseModel):
@@ -77,7 +77,7 @@ class WorkerSettings(BaseModel):
 
     run: str
     url: str
-    store: Path
+    counts: Path  # where it keeps them
     think: float  # seconds
     options: RuntimeOptions
 

@@ -1,4 +1,4 @@
-"""Reads what a run has left behind, in the database and in the store, into records to verify."""
+"""Reads what a run has left behind, histories and states, into records to verify."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import Final
 
 from affinity.cli.demo.app import Reply, Summary
 from affinity.cli.demo.conversations import Conversation
-from affinity.cli.demo.store import Line
+from affinity.cli.demo.transcript import NOTHING, Stored, Transcript, read_transcript
 from affinity.cli.demo.verify import Record
+from affinity.errors import SessionLoadFailed
 from affinity.orchestration.codec import Codec
 from affinity.orchestration.events import ActivityCompleted, ActivityFailed, ActivityScheduled, Event
 from affinity.orchestration.wire import decode_event
 from affinity.provider.contract import InstanceInfo, Provider
+from affinity.records import SessionStore
+from affinity.session import Sessions
 
 HISTORIES: Final = 50
 """Histories that one call reads."""
@@ -22,14 +25,18 @@ _SUMMARY: Final = Codec(Summary, "output of a conversation")
 
 
 async def read_records(
-    provider: Provider, conversations: Mapping[str, Conversation], stored: Mapping[str, Sequence[Line]]
+    provider: Provider,
+    conversations: Mapping[str, Conversation],
+    transcripts: Sessions[Transcript],
+    store: SessionStore,
 ) -> Sequence[Record]:
     """The record of every conversation.
 
     Args:
         provider: the database.
         conversations: by session, which is the instance too.
-        stored: transcripts by session.
+        transcripts: how states are read.
+        store: the states in the database, as scripts see them.
     """
     records: list[Record] = []
     everything = list(conversations)
@@ -38,7 +45,9 @@ async def read_records(
         infos = await provider.get_instance(session_ids)
         histories = await provider.read_history([(session_id, 1) for session_id in session_ids])
         records += [
-            read_record(session_id, conversations[session_id], info, history, stored.get(session_id, ()))
+            read_record(
+                session_id, conversations[session_id], info, history, await _read(transcripts, store, session_id)
+            )
             for session_id, info, history in zip(session_ids, infos, histories, strict=True)
         ]
     return records
@@ -49,9 +58,9 @@ def read_record(
     conversation: Conversation,
     info: InstanceInfo | None,
     history: Sequence[str],
-    stored: Sequence[Line],
+    stored: Stored | SessionLoadFailed,
 ) -> Record:
-    """The record of one conversation, from its instance, its history and its stored transcript."""
+    """The record of one conversation, from its instance, its history and its state."""
     events = [decode_event(text) for text in history]
     results = [event for event in events if isinstance(event, ActivityCompleted)]
     first = {result.schedule_id: result for result in reversed(results)}
@@ -61,10 +70,17 @@ def read_record(
         conversation=conversation,
         replies=replies,
         repeated=len(results) - len(replies),
-        trouble=[*_instance_trouble(info), *_history_trouble(events, first)],
+        trouble=[*_instance_trouble(info), *_history_trouble(events, first), *_state_trouble(stored)],
         summary=_SUMMARY.decode(info.output) if info is not None and info.output is not None else None,
-        stored=stored,
+        stored=stored if isinstance(stored, Stored) else NOTHING,
     )
+
+
+async def _read(transcripts: Sessions[Transcript], store: SessionStore, session_id: str) -> Stored | SessionLoadFailed:
+    try:
+        return await read_transcript(transcripts, store, session_id)
+    except SessionLoadFailed as error:
+        return error
 
 
 def _instance_trouble(info: InstanceInfo | None) -> Iterable[str]:
@@ -72,6 +88,11 @@ def _instance_trouble(info: InstanceInfo | None) -> Iterable[str]:
         yield "its instance is gone"
     elif info.error is not None:
         yield f"its orchestration has {info.status}: {info.error}"
+
+
+def _state_trouble(stored: Stored | SessionLoadFailed) -> Iterable[str]:
+    if isinstance(stored, SessionLoadFailed):
+        yield f"its state cannot be read: {stored}"
 
 
 def _history_trouble(events: Sequence[Event], results: Mapping[int, ActivityCompleted]) -> Iterable[str]:

@@ -32,6 +32,8 @@ class Report:
     transcripts_verified: int
     recovery_seconds: float | None  # None: nobody was killed
     turns_per_second: float
+    states_agreed: int  # sessions whose state and history tell the same
+    refused_writes: int
 
     def as_json(self) -> dict[str, Any]:
         """One object."""
@@ -55,7 +57,10 @@ def print_summary(console: Console, outcome: Outcome) -> None:
     console.print(_facts(outcome.report))
     print_differences(console, outcome)
     if outcome.good:
-        console.print("Every transcript is complete, in order, and nothing is in it twice.", style="bold green")
+        console.print(
+            "Every transcript is complete, in order, with nothing in it twice, and the history says the same.",
+            style="bold green",
+        )
 
 
 def print_differences(console: Console, outcome: Outcome) -> None:
@@ -77,12 +82,14 @@ def _facts(report: Report) -> Table:
 
 def _rows(report: Report) -> Iterable[tuple[str, str]]:
     yield f"{report.transcripts_verified}/{report.sessions}", "transcripts equal to the data set"
+    yield f"{report.states_agreed}/{report.sessions}", "states that agree with the history of their session"
     yield str(report.turns), f"turns, {report.turns_per_second:.0f} a second on {report.provider}"
     yield str(report.lost_turns), "turns lost"
     yield str(report.duplicated_results), "results recorded twice"
     yield str(report.turns_off_holder), "turns on a worker that did not hold the session"
     yield str(report.migrated_sessions), "sessions moved to another worker"
-    yield str(report.hydrations), "transcripts read from the store: a session's first turn, and after a move"
+    yield str(report.hydrations), "transcripts read from the database: a session's first turn, and after a move"
+    yield str(report.refused_writes), "writes of a transcript refused, or never confirmed"
     if report.recovery_seconds is not None:
         bound = f"{LEASE_SECONDS:g} s worker lease + {RECOVERY_SLACK:g} s"
         late = "" if report.recovery_seconds <= LEASE_SECONDS + RECOVERY_SLACK else ", later than it should be"

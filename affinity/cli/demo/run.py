@@ -7,8 +7,7 @@ is seen. What ends the run early is a `DemoFailed` that says which worker or whi
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, closing
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,19 +18,19 @@ import click
 
 from affinity.cli.demo.app import orchestration_name
 from affinity.cli.demo.conversations import Conversation
+from affinity.cli.demo.counts import Counts
+from affinity.cli.demo.database import export_transcripts, open_database
 from affinity.cli.demo.display import Display, View, counted
 from affinity.cli.demo.feed import Feed
 from affinity.cli.demo.fleet import Fleet, WorkerProcess, open_fleet
 from affinity.cli.demo.plan import LEASE_SECONDS, Plan, replay_seconds
 from affinity.cli.demo.records import read_records
 from affinity.cli.demo.report import Outcome, Report
-from affinity.cli.demo.store import TranscriptStore
+from affinity.cli.demo.transcript import transcripts_of
 from affinity.cli.demo.verify import Record, Verdict, recovery_seconds, verify
 from affinity.cli.demo.watch import Sight, Watch
 from affinity.client import Client
-from affinity.errors import ProviderError
-from affinity.limits import MAX_BATCH
-from affinity.provider import migrate, open_provider
+from affinity.provider import migrate
 from affinity.provider.contract import Provider, SessionInfo
 
 TICK_SECONDS: Final = 0.05
@@ -51,9 +50,6 @@ BUSY_SECONDS: Final = 2.0
 
 STALL_SECONDS: Final = LEASE_SECONDS + 30.0
 """Without any progress for this long, the run has failed."""
-
-CLEAN_UP_SECONDS: Final = 10.0
-"""How long to try to remove the run's instances from a database that is not ours."""
 
 STUCK_SHOWN: Final = 5
 """Conversations that a stall names."""
@@ -81,7 +77,7 @@ async def run_demo(plan: Plan, conversations: Sequence[Conversation], *, folder:
     Args:
         plan: workers, database, and whether one is killed.
         conversations: what to replay.
-        folder: for the store, the logs, and the database unless the plan names one.
+        folder: for the logs, the counts, and the database unless the plan names one.
         display: where to show it.
 
     Raises:
@@ -91,51 +87,46 @@ async def run_demo(plan: Plan, conversations: Sequence[Conversation], *, folder:
     url = plan.url or f"sqlite:///{quote(str(folder / 'affinity.db'))}"
     by_session = {plan.session_id(conversation): conversation for conversation in conversations}
     await migrate(url)
-    # Opened in the order in which things must close: the instances go when nobody works on them any more.
-    async with _open(url) as provider, _cleared(provider, list(by_session) if plan.url else [], display):
-        with closing(TranscriptStore.create(folder / "transcripts.db")) as store, open_fleet() as fleet:
+    async with open_database(url, list(by_session) if plan.url else [], display) as provider:
+        try:
+            outcome = await _replay(plan, by_session, provider, url=url, folder=folder, display=display)
+        except DemoFailed:
+            await export_transcripts(provider, plan.run, folder, display)
+            raise
+        if not outcome.good:
+            await export_transcripts(provider, plan.run, folder, display)
+        return outcome
+
+
+async def _replay(
+    plan: Plan,
+    conversations: Mapping[str, Conversation],
+    provider: Provider,
+    *,
+    url: str,
+    folder: Path,
+    display: Display,
+) -> Outcome:
+    async with Client.from_provider(provider) as client:
+        with open_fleet() as fleet:
             display.say(
                 f"Starting {counted(plan.workers, 'worker')} on {provider.dialect}; worker lease {LEASE_SECONDS:g} s."
             )
             for name in plan.worker_names:
-                fleet.start(plan.settings(name, url=url, store=store.path, sessions=len(by_session)), folder)
-            async with Client.from_provider(provider) as client:
-                run = _Run(
-                    plan=plan,
-                    conversations=by_session,
-                    provider=provider,
-                    client=client,
-                    store=store,
-                    fleet=fleet,
-                    display=display,
-                )
-                await run.workers_registered()
-                await run.play()
-                return await run.outcome()
-
-
-@asynccontextmanager
-async def _open(url: str) -> AsyncIterator[Provider]:
-    provider = await open_provider(url, application_name="affinity demo")
-    try:
-        yield provider
-    finally:
-        with anyio.CancelScope(shield=True):
-            await provider.aclose()
-
-
-@asynccontextmanager
-async def _cleared(provider: Provider, instance_ids: Sequence[str], display: Display) -> AsyncIterator[None]:
-    """Leave none of these instances in a database that is somebody's."""
-    try:
-        yield
-    finally:
-        try:
-            with anyio.fail_after(CLEAN_UP_SECONDS, shield=True):
-                for start in range(0, len(instance_ids), MAX_BATCH):
-                    await provider.delete_instance(instance_ids[start : start + MAX_BATCH], force=True)
-        except (ProviderError, TimeoutError) as error:
-            display.say(f"instances of this run are left in the database, from {instance_ids[0]!r} on: {error}")
+                counts = folder / f"{name}.counts.json"
+                fleet.start(plan.settings(name, url=url, counts=counts, sessions=len(conversations)), folder)
+            run = _Run(
+                plan=plan,
+                conversations=conversations,
+                provider=provider,
+                client=client,
+                fleet=fleet,
+                display=display,
+            )
+            await run.workers_registered()
+            await run.play()
+        # The workers have left: nothing changes any more, and what they have counted is complete.
+        return await run.outcome()
 
 
 @dataclass(kw_only=True)
@@ -146,12 +137,11 @@ class _Run:
     conversations: Mapping[str, Conversation]  # by session
     provider: Provider
     client: Client
-    store: TranscriptStore
     fleet: Fleet
     display: Display
 
     def __post_init__(self) -> None:
-        self._watch = Watch(self.plan, self.provider, self.store, self.fleet)
+        self._watch = Watch(self.plan, self.provider, self.fleet)
         self._feed = Feed(
             self.client,
             orchestration_name(self.plan.run),
@@ -196,6 +186,7 @@ class _Run:
             if (began := time.monotonic()) >= look_at:
                 await self._act(await self._look())
                 if self._feed.finished and not await self._open_instances(limit=1):
+                    await self._watch.sessions()
                     return
                 look_at = time.monotonic() + max(LOOK_SECONDS, REST * (time.monotonic() - began))
             await anyio.sleep(TICK_SECONDS)
@@ -208,8 +199,8 @@ class _Run:
         """
         if self.plan.kill and self._casualty is None:
             raise DemoFailed("the conversations were over before a worker could be killed: replay more of them")
-        await self._watch.sessions()
-        records = await read_records(self.provider, self.conversations, self.store.transcripts())
+        transcripts = transcripts_of(self.plan.run)
+        records = await read_records(self.provider, self.conversations, transcripts, self.client.session_store)
         verdict = verify(records, self._watch.holders, {worker.name: worker.pid for worker in self.fleet.workers})
         seconds = max((r.answered_at for record in records for r in record.replies), default=0.0) - self._feed.began_at
         return Outcome(
@@ -289,6 +280,7 @@ class _Run:
     # -- words
 
     def _report(self, records: Sequence[Record], verdict: Verdict, seconds: float) -> Report:
+        counts = Counts.read(worker.counts for worker in self.fleet.workers)
         return Report(
             provider=self.provider.dialect,
             workers=self.plan.workers,
@@ -296,13 +288,15 @@ class _Run:
             turns=self._total,
             killed_workers=sum(worker.killed for worker in self.fleet.workers),
             migrated_sessions=verdict.migrated_sessions,
-            hydrations=self.store.hydrations(),
+            hydrations=counts.hydrations,
             turns_off_holder=verdict.turns_off_holder,
             lost_turns=verdict.lost_turns,
             duplicated_results=verdict.duplicated_results,
             transcripts_verified=verdict.transcripts_verified,
             recovery_seconds=self._recovery(records),
             turns_per_second=round(sum(len(record.replies) for record in records) / max(seconds, TICK_SECONDS), 1),
+            states_agreed=verdict.states_agreed,
+            refused_writes=counts.refused,
         )
 
     def _recovery(self, records: Sequence[Record]) -> float | None:

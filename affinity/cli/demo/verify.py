@@ -4,11 +4,13 @@ Three records are held against the data set and against each other:
 
     the history      what the database recorded of every turn: `Record.replies`
     the output       what the orchestration made of it: `Record.summary`
-    the store        what the workers checkpointed: `Record.stored`
+    the state        what the session layer kept of the session: `Record.stored`
 
-A turn is *lost* unless its message stands at its place in the store, and a reply to it, with the digest that the
-transcript must have there, is in the history. A turn ran *off its holder* if the ``sessions`` table had another worker
-for its session at its epoch, if two processes worked under one epoch, or if an older epoch came after a newer one.
+A turn is *lost* unless its message stands at its place in the state, and a reply to it, with the digest that the
+transcript must have there, is in the history. State and history *agree* if each line of the state was added by the very
+run of the turn (worker, epoch, attempt) whose result is in the history, and the state was written once for each result.
+A turn ran *off its holder* if the ``sessions`` table had another worker for its session at its epoch, if two processes
+worked under one epoch, or if an older epoch came after a newer one.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 from affinity.cli.demo.app import Reply, Summary
 from affinity.cli.demo.conversations import Conversation, digests
-from affinity.cli.demo.store import Line
+from affinity.cli.demo.display import counted
+from affinity.cli.demo.transcript import Line, Stored
 
 Holders: TypeAlias = Mapping[str, Mapping[int, str]]
 """Which worker the ``sessions`` table was seen to name: by session, then by epoch."""
@@ -40,7 +43,7 @@ class Record:
     repeated: int = 0  # results in the history of turns that had one already
     trouble: Sequence[str] = ()  # what else the history or the instance says went wrong
     summary: Summary | None  # None: the orchestration did not complete
-    stored: Sequence[Line]
+    stored: Stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,7 @@ class Verdict:
     """What the records prove."""
 
     transcripts_verified: int
+    states_agreed: int  # sessions
     lost_turns: int
     duplicated_results: int
     turns_off_holder: int
@@ -77,6 +81,7 @@ def verify(records: Sequence[Record], holders: Holders, processes: Mapping[str, 
         processes: process ids by worker.
     """
     differences = [_differences(record) for record in records]
+    disagreements = [[f"{_title(record)}: {text}" for text in _disagreements(record)] for record in records]
     off_holder = [_off_holder(record, holders, processes) for record in records]
     moved = [
         f"{_title(record)}: {_listed('turn', turns)} ran on a worker that did not hold the session"
@@ -85,11 +90,12 @@ def verify(records: Sequence[Record], holders: Holders, processes: Mapping[str, 
     ]
     return Verdict(
         transcripts_verified=sum(not found for found in differences),
+        states_agreed=sum(not found for found in disagreements),
         lost_turns=sum(len(_lost(record)) for record in records),
         duplicated_results=sum(record.repeated + _answered_again(record) for record in records),
         turns_off_holder=sum(len(turns) for turns in off_holder),
         migrated_sessions=sum(_has_moved(record) for record in records),
-        differences=(*chain.from_iterable(differences), *moved),
+        differences=(*chain.from_iterable(differences), *chain.from_iterable(disagreements), *moved),
     )
 
 
@@ -128,7 +134,7 @@ def _differences(record: Record) -> Sequence[str]:
     elif record.summary != Summary(len(expected), expected[-1]):
         found.append(f"its output is {record.summary}, and must be {Summary(len(expected), expected[-1])}")
     found += _history_differences(record, expected)
-    found += _store_differences(record)
+    found += _state_differences(record)
     return [f"{_title(record)}: {text}" for text in found]
 
 
@@ -150,21 +156,21 @@ def _history_differences(record: Record, expected: Sequence[str]) -> Iterable[st
         yield f"the worker's memory was not the transcript at {_listed('turn', wrong)}"
 
 
-def _store_differences(record: Record) -> Iterable[str]:
+def _state_differences(record: Record) -> Iterable[str]:
     messages = record.conversation.messages
-    stored = [line.message for line in record.stored]
+    stored = [line.message for line in record.stored.lines]
     if len(stored) != len(messages):
-        yield f"the store has {len(stored)} messages, and must have {len(messages)}"
+        yield f"the state has {len(stored)} messages, and must have {len(messages)}"
     wrong = [n for n, (is_, must_be) in enumerate(zip(stored, messages, strict=False)) if is_ != must_be]
     if wrong:
-        yield f"the store has another message at {_listed('turn', wrong)}"
+        yield f"the state has another message at {_listed('turn', wrong)}"
 
 
 def _lost(record: Record) -> Sequence[int]:
     """Positions whose message is not both stored in its place and answered."""
     expected = digests(record.conversation.messages)
     answered = {(reply.position, reply.digest) for reply in record.replies}
-    stored = {(line.position, line.message) for line in record.stored}
+    stored = {(position, line.message) for position, line in enumerate(record.stored.lines)}
     return [
         position
         for position, message in enumerate(record.conversation.messages)
@@ -176,24 +182,51 @@ def _answered_again(record: Record) -> int:
     return len(record.replies) - len({reply.position for reply in record.replies})
 
 
+# --- state and history ------------------------------------------------------------------------------------------------
+
+
+def _disagreements(record: Record) -> Iterable[str]:
+    """Where the state and the history do not tell the same, whatever the data set says."""
+    lines, replies = record.stored.lines, record.replies
+    if len(lines) != len(replies):
+        yield f"the state knows of {counted(len(lines), 'turn')}, and the history of {len(replies)}"
+    known = digests([line.message for line in lines])
+    wrong = [
+        position
+        for position, (line, digest, reply) in enumerate(zip(lines, known, replies, strict=False))
+        if (position, digest, *_run_of(line)) != (reply.position, reply.digest, *_run_of(reply))
+    ]
+    if wrong:
+        yield f"state and history disagree about {_listed('turn', wrong)}"
+    if record.stored.version != len(replies):
+        yield f"the state was written {counted(record.stored.version, 'time')}, for {counted(len(replies), 'result')}"
+
+
+def _run_of(row: Line | Reply) -> tuple[str, int, int]:
+    """Which of the runs that a turn may have had."""
+    return row.worker_id, row.epoch, row.attempt
+
+
 # --- holders ----------------------------------------------------------------------------------------------------------
 
 
-def _sightings(rows: Iterable[Reply] | Iterable[Line]) -> Sequence[_Sighting]:
-    return [_Sighting(row.position, row.epoch, row.worker_id) for row in rows]
+def _answered(record: Record) -> Sequence[_Sighting]:
+    return [_Sighting(reply.position, reply.epoch, reply.worker_id) for reply in record.replies]
+
+
+def _written(record: Record) -> Sequence[_Sighting]:
+    return [_Sighting(position, line.epoch, line.worker_id) for position, line in enumerate(record.stored.lines)]
 
 
 def _has_moved(record: Record) -> bool:
-    return len({sighting.worker_id for sighting in (*_sightings(record.replies), *_sightings(record.stored))}) > 1
+    return len({sighting.worker_id for sighting in (*_answered(record), *_written(record))}) > 1
 
 
 def _off_holder(record: Record, holders: Holders, processes: Mapping[str, int]) -> Sequence[int]:
     """Positions of turns that ran where their session was not held."""
     strangers = {reply.position for reply in record.replies if processes.get(reply.worker_id) != reply.pid}
     seen = dict(holders.get(record.session_id, {}))
-    return sorted(
-        strangers | _misplaced(_sightings(record.replies), seen) | _misplaced(_sightings(record.stored), seen)
-    )
+    return sorted(strangers | _misplaced(_answered(record), seen) | _misplaced(_written(record), seen))
 
 
 def _misplaced(sightings: Iterable[_Sighting], seen: dict[int, str]) -> set[int]:

@@ -1,7 +1,8 @@
-"""Looks at a run from outside, through the database and the store, as anybody could."""
+"""Looks at a run from outside, through the database, as anybody could."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -9,10 +10,12 @@ from dataclasses import dataclass
 from affinity.cli.demo.display import WorkerView
 from affinity.cli.demo.fleet import Fleet, WorkerProcess
 from affinity.cli.demo.plan import Plan
-from affinity.cli.demo.store import TranscriptStore
+from affinity.cli.demo.transcript import transcript_kind
 from affinity.cli.demo.verify import Holders
 from affinity.limits import MAX_PAGE
 from affinity.provider.contract import Provider, SessionInfo
+from affinity.records import SessionFilter, SessionSummary
+from affinity.session import SessionManager
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +24,8 @@ class Sight:
 
     sessions: Sequence[SessionInfo]
     registered: AbstractSet[str]  # workers whose lease is alive
-    turns_by_worker: Mapping[str, int]
-
-    @property
-    def turns(self) -> int:
-        """Turns whose message is in the store."""
-        return sum(self.turns_by_worker.values())
+    turns: int  # whose message is in the state of its session
+    turns_by_worker: Mapping[str, int]  # of these, as far as it is known who ran them
 
     def held_by(self, worker: str) -> Sequence[SessionInfo]:
         """Sessions that this worker holds."""
@@ -36,12 +35,14 @@ class Sight:
 class Watch:
     """Looks, and remembers who was ever seen to hold what."""
 
-    def __init__(self, plan: Plan, provider: Provider, store: TranscriptStore, fleet: Fleet) -> None:
+    def __init__(self, plan: Plan, provider: Provider, fleet: Fleet) -> None:
         self._plan = plan
         self._provider = provider
-        self._store = store
+        self._states = SessionManager(provider.states)
         self._fleet = fleet
         self._holders: dict[str, dict[int, str]] = {}
+        self._turns = Counter[str]()  # by session
+        self._turns_by_worker = Counter[str]()
 
     @property
     def holders(self) -> Holders:
@@ -57,8 +58,24 @@ class Watch:
     async def look(self) -> Sight:
         """See how it is now."""
         registered = {worker.worker_id for worker in await self._provider.list_workers() if worker.alive}
+        states = [state async for state in self._states.list(SessionFilter(kind=transcript_kind(self._plan.run)))]
         sessions = await self.sessions()
-        return Sight(sessions=sessions, registered=registered, turns_by_worker=self._store.turns())
+        for state in states:
+            self._count(state)
+        return Sight(
+            sessions=sessions,
+            registered=registered,
+            turns=self._turns.total(),
+            turns_by_worker=self._turns_by_worker,
+        )
+
+    def _count(self, state: SessionSummary) -> None:
+        """Note the turns that a session has had since the last look; whoever wrote last is taken to have run them."""
+        new = (state.metadata.message_count or 0) - self._turns[state.session_id]
+        writer = self._holders.get(state.session_id, {}).get(state.epoch or 0)
+        self._turns[state.session_id] += new
+        if writer is not None:
+            self._turns_by_worker[writer] += new
 
     async def sessions(self) -> Sequence[SessionInfo]:
         """The sessions of this run, and of no other."""

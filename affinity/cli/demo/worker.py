@@ -10,14 +10,16 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from contextlib import closing
 from io import FileIO
 from typing import Final
 
 import anyio
 
 from affinity.cli.demo.app import build_app
+from affinity.cli.demo.counts import CountsFile
 from affinity.cli.demo.plan import WorkerSettings
-from affinity.cli.demo.store import TranscriptStore
+from affinity.cli.demo.transcript import transcripts_of
 from affinity.worker import Worker
 
 STDIN: Final = 0
@@ -41,14 +43,13 @@ def _end_with(lifeline: FileIO) -> None:
 
 async def _serve(settings: WorkerSettings) -> None:
     options = settings.options
-    store = TranscriptStore(settings.store, options.worker_node_id)
-    try:
-        app = build_app(
-            settings.run, store, think=settings.think, max_sessions=max(1, options.max_sessions_per_runtime)
-        )
-        await Worker(app, settings.url, options, migrate=False).serve()
-    finally:
-        store.close()
+    transcripts = transcripts_of(settings.run, max_sessions=max(1, options.max_sessions_per_runtime))
+    with closing(CountsFile(settings.counts)) as counts:
+        app = build_app(settings.run, transcripts, counts, think=settings.think)
+        try:
+            await Worker(app, settings.url, options, migrate=False).serve()
+        finally:
+            counts.note(transcripts.stats)
 
 
 if __name__ == "__main__":
