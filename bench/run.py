@@ -53,11 +53,12 @@ class Run:
         with self.place.database(system) as url, fleet(system, url) as workers, system.client(url) as client:
             yield Bed(url=url, workers=workers, client=client)
 
-    def note(self, report: Report, case: str, system: System, values: dict[Any, float]) -> None:
-        """Record a round and say so."""
-        report.add(case, system.name, values)
+    def note(self, report: Report, case: str, system: System | str, values: dict[Any, float]) -> None:
+        """Record a round of a system, or of what is compared in its place, and say so."""
+        name = system if isinstance(system, str) else system.name
+        report.add(case, name, values)
         shown = ", ".join(f"{value:,.{metric.digits}f} {metric.name}" for metric, value in values.items())
-        self.say(f"{report.scenario}  {case}  {system.name}: {shown}")
+        self.say(f"{report.scenario}  {case}  {name}: {shown}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from bench.scenarios.replicas import replicas
 from bench.scenarios.restart import restart
 from bench.scenarios.soak import soak
 from bench.scenarios.sqlite import sqlite
+from bench.scenarios.state import state
 from bench.scenarios.turns import history, latency, turns
 
 SCENARIOS: dict[str, Callable[[Run], Report]] = {
@@ -29,11 +30,12 @@ SCENARIOS: dict[str, Callable[[Run], Report]] = {
     "memory": memory,
     "restart": restart,
     "sqlite": sqlite,
+    "state": state,
     "soak": soak,
 }
 
 LONG = ("soak",)
 """Not part of ``all``."""
 
-ON_SQLITE = ("turns", "latency", "history", "failover", "sqlite")
+ON_SQLITE = ("turns", "latency", "history", "failover", "sqlite", "state")
 """Those that ``--provider sqlite`` knows; the others count what only a PostgreSQL server tells."""

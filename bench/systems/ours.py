@@ -14,8 +14,10 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from affinity.client import Client, ExternalEvent, Start
 from affinity.provider import migrate
+from affinity.records import SessionStore
+from bench.chats import Chat
 from bench.systems.base import PATIENCE, SESSIONS, Dialect, Launch
-from bench.systems.ours_app import Flood, Route
+from bench.systems.ours_app import Flood, Route, Told, chats
 from bench.work import Walk
 
 T = TypeVar("T")
@@ -39,11 +41,23 @@ class OurClient:
 
     def start_on(self, sessions: Mapping[str, Sequence[str]], walk: Walk) -> None:
         """Start one walk for each id, on the sessions that are given for it."""
-        starts = [
-            Start("walk", Route(turns=walk.turns, pause=walk.pause, sessions=list(names)), one)
-            for one, names in sessions.items()
-        ]
+        self._start({one: _route(walk, names) for one, names in sessions.items()})
+
+    def start_with_state(self, sessions: Mapping[str, Sequence[str]], walk: Walk, size: int) -> None:
+        """The same for workers of the app ``stateful``: each turn changes its session's state of ``size`` bytes."""
+        self._start({one: Told(**dict(_route(walk, names)), size=size) for one, names in sessions.items()})
+
+    def _start(self, routes: Mapping[str, Route]) -> None:
+        starts = [Start("walk", route, one) for one, route in routes.items()]
         self.call(lambda client: client.start_many(starts))
+
+    def chats(self, sessions: Sequence[str]) -> list[tuple[int, Chat]]:
+        """The version of each session's record, and the state in it."""
+
+        async def read(client: Client) -> list[tuple[int, Chat]]:
+            return [await _read(client.session_store, one) for one in sessions]
+
+        return self.call(read)
 
     def start_waiting(self, ids: Sequence[str]) -> None:
         self.call(lambda client: client.start_many([Start("waiting", None, one) for one in ids]))
@@ -109,6 +123,16 @@ class OurSystem:
 
     def client(self, url: str) -> AbstractContextManager[OurClient]:
         return _client(url)
+
+
+def _route(walk: Walk, sessions: Sequence[str]) -> Route:
+    return Route(turns=walk.turns, pause=walk.pause, sessions=list(sessions))
+
+
+async def _read(store: SessionStore, session: str) -> tuple[int, Chat]:
+    opening = chats.open(session, store=store, auto_save=False)
+    async with opening as chat:
+        return opening.version, chat
 
 
 @contextmanager

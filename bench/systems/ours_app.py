@@ -7,7 +7,8 @@ from typing import Any
 import anyio
 from pydantic import BaseModel
 
-from affinity import ActivityContext, App, OrchestrationContext
+from affinity import ActivityContext, App, OrchestrationContext, Sessions
+from bench.chats import Chat
 from bench.work import Stamp, stamp
 
 
@@ -62,6 +63,45 @@ async def waiting(context: OrchestrationContext) -> bool:
     """Waits for an event."""
     await context.schedule_wait("go", Any)
     return True
+
+
+stateful = App("bench-stateful")
+"""Its turns commit the state of their session."""
+
+chats = Sessions[Chat](Chat, kind="chat")
+stateful.add_session_listener(chats)
+
+
+class Said(Step):
+    """One turn of a chat."""
+
+    size: int  # bytes of its state; 0: it has none
+
+
+class Told(Route):
+    """Turns of chats."""
+
+    size: int = 0
+
+
+@stateful.activity
+async def go_on(context: ActivityContext, this: Said) -> Stamp:
+    """A turn that changes the state, if there is one."""
+    made = stamp(this.turn)
+    if this.size and context.session_id is not None:
+        async with chats.open(context) as chat:
+            chat.go_on(context.session_id, this.size)
+    return made
+
+
+@stateful.orchestration(name="walk")
+async def tell(context: OrchestrationContext, route: Told) -> list[Stamp]:
+    """Turns, one after the other."""
+    session = next(iter(route.sessions), context.instance_id)
+    return [
+        await context.schedule_activity(go_on, Said(turn=turn, size=route.size)).on_session(session)
+        for turn in range(route.turns + 1)
+    ]
 
 
 foreign = App("bench-foreign")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import struct
+import zlib
 
 import pytest
 from click.testing import CliRunner
 
+from bench.chats import Chat, chat_after
 from bench.cli import main
 from bench.fused import FusedLoop
 from bench.measures import MEDIAN_TURN, RATE, Bar, Report, over_rounds
 from bench.processes import WorkerFailed, WorkerProcess
+from bench.scenarios.state import Shape, check
 from bench.systems import SYSTEMS
 from bench.systems.base import Client, FloodingClient, System, WaitingClient, module_launch
 from bench.systems.ours import OurClient
@@ -39,6 +42,35 @@ def test_a_turn_counts_once_the_next_has_begun() -> None:
     walked = Walked(began=9.0, walks=[Walk(turns=2).check(stamps(0, 1, 2))] * 3)
     assert (walked.turns, walked.seconds, walked.rate) == (6, 3.0, 2.0)
     assert walked.gaps == [1.0] * 6
+
+
+# --- state ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [10_000, 1_000_000])
+def test_a_chat_keeps_its_size_and_is_as_dense_as_english(size: int) -> None:
+    chat = Chat()
+    for _ in range(3):
+        chat.go_on("session-1", size)
+    assert chat == chat_after("session-1", 3, size)
+    raw = chat.model_dump_json().encode()
+    assert 0.95 * size < len(raw) < 1.05 * size
+    assert 0.3 < len(zlib.compress(raw, 1)) / len(raw) < 0.6
+
+
+def test_a_record_must_have_every_turn_once() -> None:
+    shape = Shape(sessions=["a", "b"], together=Walk(turns=3), alone=Walk(turns=4))
+    right = {"a": 2 + 4 + 5, "b": 2 + 4}  # a walk of T turns runs T + 1 activities
+    records = [(turns, chat_after(session, turns, 1_000)) for session, turns in right.items()]
+    check(records, shape, 1_000)
+    (version, chat), other = records
+    for wrong in [
+        (version - 1, chat),
+        (version, chat_after("a", version + 1, 1_000)),
+        (version, chat_after("b", 11, 0)),
+    ]:
+        with pytest.raises(WrongResults):
+            check([wrong, other], shape, 1_000)
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------
