@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class WorkerProcess:
     def __init__(self, url: str, name: str, app: str = "tests.apps:app", **options: Any) -> None:
         values = FAST | {"worker_node_id": name} | options
         environment = os.environ | {f"AFFINITY_{key.upper()}": str(value) for key, value in values.items()}
+        self.url = url
         self.name = name
         self.log: list[str] = []
         self._changed = threading.Condition()
@@ -80,6 +82,16 @@ class WorkerProcess:
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
+    def pause(self) -> None:
+        """SIGSTOP, between two transactions: in the middle of one, an SQLite file would stay locked for everybody until
+        the process goes on (`docs/leases.md`), which is not what tests of leases are about.
+        """
+        while True:
+            self.send(signal.SIGSTOP)
+            if _is_writable(self.url):
+                return
+            self.send(signal.SIGCONT)
+
     def wait(self) -> int:
         code = self._process.wait(PATIENCE)
         self._reader.join(PATIENCE)
@@ -92,6 +104,18 @@ class WorkerProcess:
         self.wait()
         assert self._process.stderr is not None
         self._process.stderr.close()
+
+
+def _is_writable(url: str) -> bool:
+    if not url.startswith("sqlite:"):
+        return True
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=0.2, isolation_level=None)) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+        connection.execute("ROLLBACK")
+        return True
 
 
 class Workers:

@@ -84,7 +84,7 @@ async def test_a_paused_holder_finds_itself_out_and_corrupts_nothing(
     await client.start("held_walk", 2, instance_id="walk")
     before = await board.next()
     workers.start("other", session_lock_timeout=5)
-    paused.send(signal.SIGSTOP)
+    paused.pause()
     again = await board.next()
     assert again["worker"] == "other"
     await again.answer()

@@ -256,7 +256,7 @@ class WatchRules(Rules):
                 return await c.take(10)
 
             taken = [item for items in await at_once(by_b, by_c) for item in items]
-            assert len(taken) == len(["s", "s"])
+            assert len(taken) == 2
             moved = (await world.session("s")).worker_id != before.worker_id
             assert moved or holder > 0
             assert await _told(watcher) == ({"i": ["moved"]} if moved else {})
