@@ -132,8 +132,8 @@ class Surroundings(Protocol):
         """Give a work item back."""
         ...
 
-    def submit_release(self, release: Release) -> None:
-        """Give an instance up."""
+    def submit_release(self, release: Release, done: Callable[[], None]) -> None:
+        """Give an instance up; ``done`` is called when the database knows, or refuses for good."""
         ...
 
     def run(self, item: WorkItem, task: ActivityTask) -> None:
@@ -165,6 +165,7 @@ class InstanceTable:
         self._moves: LRUCache[str, int] = LRUCache(maxsize=10_000)
         self._refused: LRUCache[str, ProviderError] = LRUCache(maxsize=1_000)
         self._warned: set[str] = set()
+        self._released: set[str] = set()  # given up, but the database may not know it yet
         self.in_flight: set[int] = set()
         self.turns = 0
         self.replays = 0
@@ -190,7 +191,11 @@ class InstanceTable:
         self._pump(live)
 
     async def deliver(self, items: Sequence[OrchestrationItem]) -> None:
-        """Instances with messages, as fetched; those that are not live are replayed from their history."""
+        """Instances with messages, as fetched; those that are not live are replayed from their history.
+
+        Those that were given up meanwhile are left alone: their messages are for the next owner.
+        """
+        items = [item for item in items if item.instance_id not in self._released]
         strangers = [item for item in items if not self._is_current(item)]
         read = iter(await self._histories([item for item in strangers if item.event_count]))
         for item in strangers:
@@ -273,7 +278,7 @@ class InstanceTable:
         if label not in self._warned:
             self._warned.add(label)
             logger.warning("orchestration %s is not registered here; leaving it to workers that know it", label)
-        self._around.submit_release(Release(instance_id=item.instance_id, unknown=True))
+        self._release(Release(instance_id=item.instance_id, unknown=True))
 
     # -- a turn
 
@@ -393,9 +398,14 @@ class InstanceTable:
             return False
         self._moves[name] = moves + 1
         self._drop(live)
-        self._around.submit_release(Release(instance_id=name, to=away))
+        self._release(Release(instance_id=name, to=away))
         self._around.hint(away)
         return True
+
+    def _release(self, release: Release) -> None:
+        name = release.instance_id
+        self._released.add(name)
+        self._around.submit_release(release, partial(self._released.discard, name))
 
     # -- dropping
 

@@ -198,9 +198,14 @@ class Runtime:
         """Give a work item back."""
         self._abandons.submit(abandon, lambda _: self._queued())
 
-    def submit_release(self, release: Release) -> None:
+    def submit_release(self, release: Release, done: Callable[[], None]) -> None:
         """Give an instance up."""
-        self._releases.submit(release, lambda _: self.hint(release.to))
+
+        def written(_: object) -> None:
+            done()
+            self.hint(release.to)
+
+        self._releases.submit(release, written)
 
     def _queued(self) -> None:
         self.poke()
