@@ -58,8 +58,9 @@ def _case(size: int) -> str:
 
 
 def _together(run: Run, report: Report, system: System, size: int, *, walks: int, length: int) -> None:
-    walked = walk_fresh(run, system, walks, Walk(turns=length), workers=size).walked
-    run.note(report, _case(size), system, {RATE: walked.rate})
+    with run.excused(report, _case(size), system):
+        walked = walk_fresh(run, system, walks, Walk(turns=length), workers=size).walked
+        run.note(report, _case(size), system, {RATE: walked.rate})
 
 
 @contextmanager

@@ -41,8 +41,9 @@ def _compare(run: Run, report: Report, case: str, walks: int, length: int) -> No
     """As many walks of that length on every system."""
 
     def measure(system: System) -> None:
-        cost = walk_fresh(run, system, walks, Walk(turns=length))
-        run.note(report, case, system, {RATE: cost.walked.rate, CPU: cost.cpu / cost.walked.turns * 1e6})
+        with run.excused(report, case, system):
+            cost = walk_fresh(run, system, walks, Walk(turns=length))
+            run.note(report, case, system, {RATE: cost.walked.rate, CPU: cost.cpu / cost.walked.turns * 1e6})
 
     over_rounds(run.rounds, [partial(measure, one) for one in run.having()])
 
@@ -63,8 +64,9 @@ def latency(run: Run) -> Report:
 
 
 def _alone(run: Run, report: Report, case: str, system: System, length: int) -> None:
-    walked = walk_fresh(run, system, 1, Walk(turns=length)).walked
-    run.note(report, case, system, {MEDIAN_TURN: median(walked.gaps) * 1e3, RATE: walked.rate})
+    with run.excused(report, case, system):
+        walked = walk_fresh(run, system, 1, Walk(turns=length)).walked
+        run.note(report, case, system, {MEDIAN_TURN: median(walked.gaps) * 1e3, RATE: walked.rate})
 
 
 def _bare(run: Run, report: Report, case: str, length: int) -> None:

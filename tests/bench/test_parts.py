@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -12,7 +13,9 @@ from bench.chats import Chat, chat_after
 from bench.cli import main
 from bench.fused import FusedLoop
 from bench.measures import MEDIAN_TURN, RATE, Bar, Report, over_rounds
+from bench.places import SqlitePlace
 from bench.processes import WorkerFailed, WorkerProcess
+from bench.run import Run
 from bench.scenarios.state import Shape, check
 from bench.systems import SYSTEMS
 from bench.systems.base import Client, FloodingClient, System, WaitingClient, module_launch
@@ -36,6 +39,18 @@ def test_a_walk_accepts_its_turns_in_order() -> None:
 def test_a_walk_refuses_anything_else(output: object) -> None:
     with pytest.raises(WrongResults):
         Walk(turns=2).check(output)
+
+
+def test_only_a_peer_may_fail_a_round(tmp_path: Path) -> None:
+    said: list[str] = []
+    run = Run(place=SqlitePlace(tmp_path), systems=list(SYSTEMS.values()), rounds=1, quick=True, say=said.append)
+    report = Report("turns")
+    with run.excused(report, "1 x 1", SYSTEMS["duroxide"]):
+        Walk(turns=1).check("database is locked")
+    assert [note.startswith("1 x 1: a round of duroxide failed") for note in report.notes] == [True]
+    assert "database is locked" in said[0]
+    with pytest.raises(WrongResults), run.excused(report, "1 x 1", run.ours):
+        Walk(turns=1).check("locked")
 
 
 def test_a_turn_counts_once_the_next_has_begun() -> None:
