@@ -102,7 +102,7 @@ def worker(shell: Shell, *, target: str, migrate: bool, log_level: str, **flags:
 
 def _spare_the_collector() -> None:
     """Modules and the app live as long as the process, and live coroutines for a long time: looking through them again
-    and again for garbage took a fifteenth of a busy worker's time.
+    and again for garbage took a thirteenth of a busy worker's time.
     """
     gc.collect()
     gc.freeze()

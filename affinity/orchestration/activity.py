@@ -63,7 +63,7 @@ class ActivityContext:
     """The session that it was stamped with by ``on_session``."""
 
     session_epoch: int | None = None
-    """Grows with every change of the session's holder; None without a session."""
+    """Grows with every change of the session's holder, and when somebody else writes its record. None: no session."""
 
     attempt: int = 1
     """1 for the first run. Runs that a drain interrupted do not count."""

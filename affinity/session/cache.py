@@ -9,20 +9,20 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import anyio.from_thread
 
 from affinity.errors import InvalidOptions, SessionError, SessionWriteConflict, UnknownSession
 from affinity.session.calls import DISPOSE_SECONDS, result_of, run_bounded, shielded
-from affinity.session.copies import CacheStats, Copy, unknown_session
-from affinity.session.pool import CopyPool
+from affinity.session.copies import Copy, unknown_session
+from affinity.session.pool import CopyPool, FollowsLeases
 from affinity.session.protocols import SessionContext, address_of
 
 S = TypeVar("S")
 
 
-class SessionCache(Generic[S]):
+class SessionCache(FollowsLeases[S]):
     """Session state in the memory of this process, bounded, and never served under another lease than its own.
 
     ::
@@ -160,36 +160,6 @@ class SessionCache(Generic[S]):
             self._weigh(copy, state)
         finally:
             await self._pool.unpin(copy, id(ctx))
-
-    # -- for a worker (SessionListener)
-
-    async def lost(self, session_id: str, epoch: int | None = None) -> None:
-        """The session's lease, up to ``epoch`` (None: whichever), ended: dispose its copy, now or after its last user.
-
-        Returns when that is done, or when it is left to the last user. A use that goes on keeps its copy and may end,
-        but it cannot save any more.
-        """
-        await self._pool.lost(session_id, epoch)
-
-    async def lost_all(self) -> None:
-        """Every lease ended: as `lost`, for all; the copies are disposed side by side."""
-        await self._pool.lost_all()
-
-    async def sweep(self) -> None:
-        """Dispose what has been idle for ``idle_timeout``. Uses do it too, but only while there are uses."""
-        await self._pool.sweep()
-
-    async def aclose(self) -> None:
-        """Dispose every copy that is not in use; the others follow as their users leave.
-
-        The cache can be used again, by the next worker of this process.
-        """
-        await self._pool.lost_all()
-
-    @property
-    def stats(self) -> CacheStats:
-        """The counters now."""
-        return self._pool.stats
 
     # -- the application's callbacks
 

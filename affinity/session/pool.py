@@ -18,7 +18,7 @@ Invariants
     * A user who cannot await lets go and leaves the disposal to the next use or sweep. Whoever waits for the copy is
       woken by ``unused`` and disposes it himself.
 
-Epochs are compared, never interpreted: the provider promises that a change of holder has a greater one.
+Epochs are compared, never interpreted: the provider promises a greater one whenever a copy may be stale.
 """
 
 from __future__ import annotations
@@ -280,3 +280,39 @@ class CopyPool(Generic[S]):
             del self._leaving[copy.session_id]
         copy.unused.set()
         copy.gone.set()
+
+
+class FollowsLeases(Generic[S]):
+    """What a worker tells a pool's owner of its leases: a `SessionListener` (of `affinity.orchestration.registry`)."""
+
+    _pool: CopyPool[S]
+
+    async def lost(self, session_id: str, epoch: int | None = None) -> None:
+        """The session's lease, up to ``epoch`` (None: whichever), ended: dispose its copy, now or after its last user.
+
+        Returns when that is done, or when it is left to the last user. A block that is open keeps its copy and may end.
+        A `SessionCache` does not save it any more; whether a staged change may still be written, the store decides.
+        """
+        await self._pool.lost(session_id, epoch)
+
+    async def lost_all(self) -> None:
+        """Every lease ended: as `lost`, for all; the copies are disposed side by side."""
+        await self._pool.lost_all()
+
+    async def sweep(self) -> None:
+        """Dispose what was idle for ``idle_timeout``, is too much, or was dropped when its activity was settled. Uses
+        do it too, but only while there are uses.
+        """
+        await self._pool.sweep()
+
+    async def aclose(self) -> None:
+        """Dispose every copy that is not in use; the others follow as their users leave.
+
+        The object can be used again, by the next worker of this process.
+        """
+        await self._pool.lost_all()
+
+    @property
+    def stats(self) -> CacheStats:
+        """The counters now; scripts do not count."""
+        return self._pool.stats

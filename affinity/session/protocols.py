@@ -18,7 +18,9 @@ class SessionContext(Protocol):
 
     @property
     def session_epoch(self) -> int | None:
-        """The epoch of the lease under which the work was fetched; every change of holder has a greater one."""
+        """The epoch of the lease under which the work was fetched. It grows with every change of holder, and when
+        somebody else writes the session's record.
+        """
         ...
 
 

@@ -10,13 +10,13 @@ from affinity.errors import InvalidOptions
 from affinity.limits import check_id
 from affinity.records import SessionMetadata, SessionStore
 from affinity.session.codec import JsonCodec, StateCodec
-from affinity.session.copies import CacheStats, Copy
+from affinity.session.copies import Copy
 from affinity.session.folding import Folding
 from affinity.session.loaded import Loaded
 from affinity.session.metadata import wanted
 from affinity.session.migrations import Migrate
 from affinity.session.opening import Given, OpenSession, SyncOpenSession
-from affinity.session.pool import CopyPool
+from affinity.session.pool import CopyPool, FollowsLeases
 from affinity.session.protocols import ActivityScope
 from affinity.session.schema import Projection, StateSchema
 from affinity.session.turns import Turns
@@ -27,7 +27,7 @@ R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Sessions(Generic[S]):
+class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
     """The state of sessions of one kind: hydrated, cached beside the lease, migrated, committed with results.
 
     ::
@@ -231,35 +231,6 @@ class Sessions(Generic[S]):
             InvalidOptions: the versions are the same.
         """
         self._schema.migrations.register(from_version, to_version, migrate)
-
-    # -- for a worker (SessionListener)
-
-    async def lost(self, session_id: str, epoch: int | None = None) -> None:
-        """The session's lease, up to ``epoch`` (None: whichever), ended: dispose its copy, now or after its last user.
-
-        A block that is open goes on; whether its change may still be written is for the store to say.
-        """
-        await self._pool.lost(session_id, epoch)
-
-    async def lost_all(self) -> None:
-        """Every lease ended: as `lost`, for all; the copies are disposed side by side."""
-        await self._pool.lost_all()
-
-    async def sweep(self) -> None:
-        """Dispose what was idle for ``idle_timeout``, is too much, or was dropped when its activity was settled."""
-        await self._pool.sweep()
-
-    async def aclose(self) -> None:
-        """Dispose every copy that is not in use, and close the resources that only they used.
-
-        The object can be used again, by the next worker of this process.
-        """
-        await self._pool.lost_all()
-
-    @property
-    def stats(self) -> CacheStats:
-        """The counters now; scripts do not count."""
-        return self._pool.stats
 
     async def _dispose_copy(self, copy: Copy[Loaded[S]]) -> None:
         await copy.state.aclose(self._dispose)

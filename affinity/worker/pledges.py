@@ -23,7 +23,7 @@ logger = logging.getLogger("affinity.worker")
 class Pledge:
     """The participants of one run of an activity, and the state that goes with its result."""
 
-    __slots__ = ("_participants", "state")
+    __slots__ = ("__weakref__", "_participants", "state")
 
     def __init__(self, participants: Sequence[Participant]) -> None:
         self._participants = participants

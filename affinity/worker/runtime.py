@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import anyio
 from anyio.abc import TaskGroup
@@ -117,6 +118,7 @@ class Runtime:
         self._uncertain = False  # a reply was lost: items may be locked to us that we do not know of
         self._promised = 0  # slots that turns in flight have asked for
         self._database_time = (0.0, time.monotonic())
+        self._pledges: WeakSet[Pledge] = WeakSet()  # of results on their way; settled ones stay until they are garbage
         self.ended = anyio.Event()
         self.error: BaseException | None = None
         self._tasks: TaskGroup | None = None
@@ -237,6 +239,8 @@ class Runtime:
 
     def deliver_result(self, item: WorkItem, event: Event, pledge: Pledge | None) -> None:
         """An activity has ended."""
+        if pledge is not None:
+            self._pledges.add(pledge)
         self.instances.deliver_result(item, event, pledge)
 
     def session_left(self, session_id: str) -> None:
@@ -478,6 +482,13 @@ class Runtime:
             self.activities.interrupt_all()
             with anyio.move_on_after(self._options.worker_lease_timeout):
                 await self._flush()
+
+    def give_up(self) -> None:
+        """Nobody will hear any more what became of the results that are on their way: their memory is not to be
+        trusted.
+        """
+        for pledge in list(self._pledges):
+            pledge.settle(False)
 
     async def _free_sessions(self) -> None:
         while True:

@@ -266,6 +266,7 @@ class Worker:
                 with anyio.CancelScope(shield=True):
                     await self.runtime.activities.aclose(LEAVE_SECONDS)
                     await self._keeper.stop()
+                    self.runtime.give_up()
                     await self.runtime.sessions.lost_all()
                 tasks.cancel_scope.cancel()
         if failure is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,8 @@ from affinity import (
 )
 from affinity.client import Client
 from affinity.errors import ActivityFailed, OrchestrationFailed
+from affinity.provider.contract import Timeouts, Turn, WorkerIdentity
+from affinity.provider.sqlite import SqliteProvider
 from affinity.records import SessionRecord, SessionState, SessionStore
 
 pytestmark = pytest.mark.anyio
@@ -233,3 +235,32 @@ async def test_an_activity_whose_block_is_cancelled_leaves_no_trace(any_url: str
         await client.cancel("cancelled")
         assert (await client.wait_finished("cancelled", timeout=30)).status == "cancelled"
         assert await run(client, "shopping", ["milk"]) == ["milk"]
+
+
+async def test_a_worker_that_ends_in_the_middle_leaves_the_state_to_the_next_one(
+    sqlite_url: str, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody ever hears what became of a commit. The next worker of this process, with the same `Sessions`, does not
+    wait for it.
+    """
+    asked = anyio.Event()
+
+    async def no_answer(self: SqliteProvider, who: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts) -> Any:
+        if any(turn.states for turn in turns):
+            asked.set()
+            await anyio.sleep_forever()
+        return await commit_turn(self, who, turns, timeouts)
+
+    commit_turn = SqliteProvider.commit_turn
+    hurried = RuntimeOptions.make(
+        poll_interval=0.2, drain_timeout=0.2, worker_lease_timeout=1.0, work_item_lock_timeout=1.0
+    )
+    async with Client(sqlite_url) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(SqliteProvider, "commit_turn", no_answer)
+            async with Worker(shop.app, sqlite_url, hurried):
+                await client.start("shopping", ["tea"], instance_id="interrupted")
+                await asked.wait()
+        async with serving(shop, sqlite_url):
+            assert await client.wait("interrupted", timeout=30) == ["tea"]
+            assert await items_of(client) == ["tea"]
