@@ -52,7 +52,7 @@ class Codec:
             PayloadTooLarge: the text is over the limit.
         """
         try:
-            text = self._adapter.dump_json(value, warnings="error").decode()
+            text = self._adapter.serializer.to_json(value, warnings="error").decode()
         except Exception:
             value, text = self._encode_converted(value)
         if "null" in text:  # pydantic writes it without complaint for a None anywhere, and for NaN
@@ -66,7 +66,7 @@ class Codec:
             NotSerializable: the text is not JSON, or does not fit the declared type.
         """
         try:
-            return self._adapter.validate_json(text)
+            return self._adapter.validator.validate_json(text)
         except Exception as error:
             raise self._refusal(_problems(error)) from error
 

@@ -12,12 +12,12 @@ of the history. It can be dropped at any time, and rebuilt by ``replay``.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
 from typing import Any, Final, cast
 
 from affinity.errors import AffinityError, Nondeterminism, OrchestrationMisuse
+from affinity.frozen import frozen
 from affinity.limits import MAX_BUFFERED_EVENTS
 from affinity.orchestration import events as ev
 from affinity.orchestration.commands import ActivityFuture, ChildFuture, TimerFuture
@@ -53,7 +53,7 @@ class BufferFullError(Exception):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(kw_only=True)
 class Step:
     """What one ``advance`` added to the history."""
 
@@ -178,7 +178,7 @@ class Execution:
         journal = self._scheduler.journal
         journal.open(recorded)
         try:
-            with _isolated():
+            with _Isolated():
                 self._replay_all()
         except Nondeterminism:
             self._scheduler.close()
@@ -208,7 +208,7 @@ class Execution:
         journal.now, journal.new_guid = now, new_guid
         consumed = 0
         try:
-            with _isolated():
+            with _Isolated():
                 for event in inputs:
                     if isinstance(self.outcome, ev.ContinuedAsNew):
                         break
@@ -230,7 +230,7 @@ class Execution:
 
     def close(self) -> None:
         """Drop the coroutines from memory. Their ``finally`` blocks run, but whatever they ask for is refused."""
-        with _isolated():
+        with _Isolated():
             self._scheduler.close()
 
     def _fail(self, error: BaseException, consumed: int) -> Step:
@@ -245,9 +245,8 @@ class Execution:
     def _step(self, consumed: int) -> Step:
         events = self._scheduler.journal.take()
         status = next((event.value for _, event in reversed(events) if isinstance(event, ev.CustomStatusSet)), None)
-        before, after = self._held, dict(self._scheduler.held)
-        self._held = after
-        return Step(
+        before, after = self._held, self._scheduler.held
+        step = Step(
             events=events,
             custom_status=status,
             outcome=self.outcome if events else None,
@@ -255,6 +254,8 @@ class Execution:
             holds={event_id: hold for event_id, hold in after.items() if event_id not in before},
             unholds=[event_id for event_id in before if event_id not in after],
         )
+        self._held = dict(after)
+        return step
 
     # --- inputs -----------------------------------------------------------------------------------------------------
 
@@ -402,12 +403,16 @@ def _cancellations(history: Iterable[ev.Event]) -> list[ev.Event]:
     return list(outstanding.values())
 
 
-@contextmanager
-def _isolated() -> Iterator[None]:
-    """Keep an event loop that runs in this thread from adopting the orchestration's async generators."""
-    hooks = sys.get_asyncgen_hooks()
-    sys.set_asyncgen_hooks(None, None)
-    try:
-        yield
-    finally:
-        sys.set_asyncgen_hooks(*hooks)
+class _Isolated:
+    """Keeps an event loop that runs in this thread from adopting the orchestration's async generators."""
+
+    __slots__ = ("_hooks",)
+
+    def __enter__(self) -> None:
+        self._hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(None, None)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        sys.set_asyncgen_hooks(*self._hooks)

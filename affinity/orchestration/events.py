@@ -9,9 +9,9 @@ the last event of an execution. Inputs also travel to the instance as messages, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from affinity.frozen import frozen
 from affinity.limits import cut
 from affinity.orchestration.retry import RetryPolicy
 
@@ -54,7 +54,7 @@ Carried: TypeAlias = tuple[CarriedEvent, ...]
 # --- inputs ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class OrchestrationStarted:
     """Starts an execution. Only external events and requests to cancel can come before it."""
 
@@ -67,7 +67,7 @@ class OrchestrationStarted:
     """Database time, in unix seconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class ActivityCompleted:
     """An activity returned."""
 
@@ -75,7 +75,7 @@ class ActivityCompleted:
     result: RawJson
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class ActivityFailed:
     """An activity came to another end, after all its attempts."""
 
@@ -85,14 +85,14 @@ class ActivityFailed:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class TimerFired:
     """A timer's delay has passed."""
 
     schedule_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class EventRaised:
     """An external event came in."""
 
@@ -100,7 +100,7 @@ class EventRaised:
     data: RawJson
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class SubOrchestrationCompleted:
     """A sub-orchestration returned."""
 
@@ -108,7 +108,7 @@ class SubOrchestrationCompleted:
     result: RawJson
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class SubOrchestrationFailed:
     """A sub-orchestration came to another end."""
 
@@ -118,7 +118,7 @@ class SubOrchestrationFailed:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class CancelRequested:
     """Somebody wants the instance to end."""
 
@@ -128,7 +128,7 @@ class CancelRequested:
 # --- commands -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class ActivityScheduled:
     """An activity is to run, on the holder of its session where it has one."""
 
@@ -140,28 +140,28 @@ class ActivityScheduled:
     """Seconds that one attempt may take."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class ActivityCancelled:
     """Nobody awaits the activity any more."""
 
     schedule_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class TimerCreated:
     """A timer is to fire after ``delay`` seconds."""
 
     delay: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class TimerCancelled:
     """Nobody awaits the timer any more."""
 
     schedule_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class EventAwaited:
     """The next external event of this name, buffered or to come, goes here."""
 
@@ -169,21 +169,21 @@ class EventAwaited:
     hold: Hold | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class EventAwaitCancelled:
     """Nobody awaits the external event here any more."""
 
     schedule_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class SessionWatched:
     """From now on the instance is to hear of each change of the session's holder."""
 
     session_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class SubOrchestrationScheduled:
     """Another instance is to start; version None is the latest that is registered."""
 
@@ -193,28 +193,28 @@ class SubOrchestrationScheduled:
     input: RawJson
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class SubOrchestrationCancelled:
     """Nobody awaits the sub-orchestration any more: it is to be cancelled."""
 
     schedule_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class GuidCreated:
     """The value that ``ctx.new_guid()`` gave."""
 
     value: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class TimeRead:
     """The unix seconds that ``ctx.utc_now()`` gave."""
 
     value: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class CustomStatusSet:
     """What the orchestration says about itself."""
 
@@ -224,14 +224,14 @@ class CustomStatusSet:
 # --- outcomes -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class OrchestrationCompleted:
     """The orchestration returned."""
 
     result: RawJson
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class OrchestrationFailed:
     """The orchestration raised, or broke a rule."""
 
@@ -239,14 +239,14 @@ class OrchestrationFailed:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class OrchestrationCancelled:
     """The orchestration ended because of a ``CancelRequested``."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class ContinuedAsNew:
     """The execution ended and the next one is to start; version None is that of the one that ended."""
 

@@ -37,10 +37,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from typing import Final, Literal, NamedTuple, NewType, Protocol, TypeAlias
 
+from affinity.frozen import frozen
 from affinity.records import SessionStore, StateWrite
 
 Incarnation = NewType("Incarnation", str)
@@ -59,7 +60,7 @@ FINISHED: Final[frozenset[str]] = frozenset({"completed", "failed", "cancelled"}
 # --- workers --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class WorkerIdentity:
     """Who asks: the stable name of a worker and the incarnation that this process is."""
 
@@ -67,7 +68,7 @@ class WorkerIdentity:
     incarnation: Incarnation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class WorkerLease:
     """What a registration or renewal gave."""
 
@@ -76,7 +77,7 @@ class WorkerLease:
     draining: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class WorkerInfo:
     """One row of ``workers``, for people."""
 
@@ -108,7 +109,7 @@ class WorkLock(NamedTuple):
     token: Token
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class NewWorkItem:
     """An activity to queue."""
 
@@ -120,7 +121,7 @@ class NewWorkItem:
     lock_here: bool = False  # lock it to the committing worker, if session-free, or if its session is held there
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class WorkItem:
     """A work item that the caller now holds under ``lock.token``."""
 
@@ -136,7 +137,7 @@ class WorkItem:
     unknown_for: float | None  # seconds since a worker first gave it back as unknown; None when none did
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class WorkFetch:
     """Answer to `Provider.fetch_work_item`."""
 
@@ -145,7 +146,7 @@ class WorkFetch:
     next_due: float | None  # seconds until something of ours, or unclaimed, becomes visible, when ``items`` is empty
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class WorkAck:
     """A finished work item: removed, and its result sent to its instance, in one step."""
 
@@ -154,7 +155,7 @@ class WorkAck:
     state: StateWrite | None = None  # applied with it; when its fence fails, nothing of the ack is applied
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class WorkAbandon:
     """A work item given back; its token is revoked."""
 
@@ -169,7 +170,7 @@ class WorkAbandon:
 # --- instances ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class NewInstance:
     """An orchestration instance to create together with its start message; nothing happens when the id exists."""
 
@@ -182,7 +183,7 @@ class NewInstance:
     on_exists: str | None = None  # payload sent to ``parent_id`` when the id was taken
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class NewMessage:
     """A message for an instance; dropped when the instance does not exist or has finished."""
 
@@ -201,7 +202,7 @@ class Message(NamedTuple):
     payload: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class OrchestrationItem:
     """An instance that the caller now owns, with its visible messages in order of visibility, then of arrival."""
 
@@ -215,7 +216,7 @@ class OrchestrationItem:
     messages: Sequence[Message]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class OrchestrationFetch:
     """Answer to `Provider.fetch_orchestration_item`."""
 
@@ -224,7 +225,7 @@ class OrchestrationFetch:
     next_due: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class InstanceUpdate:
     """What a turn says of its instance, beyond its history."""
 
@@ -261,7 +262,7 @@ class SessionWatch(NamedTuple):
     payload: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Turn:
     """One step of one instance, committed whole or not at all.
 
@@ -297,7 +298,7 @@ class Placed(NamedTuple):
     holder: str | None  # else the worker that holds its session now, if one does
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class TurnResult:
     """Outcome of one turn of a batch."""
 
@@ -309,7 +310,7 @@ class TurnResult:
     conflicts: Sequence[str] = ()  # when refused: sessions whose state write did not pass its fence
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Release:
     """Gives an instance's ownership up; its taking is not counted in ``claims``. Nothing happens when the caller does
     not own it.
@@ -323,7 +324,7 @@ class Release:
 # --- reading and the client -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class InstanceInfo:
     """One row of ``instances``, for clients and people."""
 
@@ -342,7 +343,7 @@ class InstanceInfo:
     updated_at: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class InstanceFilter:
     """Which instances to list, newest first by (created_at, instance_id)."""
 
@@ -353,7 +354,7 @@ class InstanceFilter:
     after: tuple[datetime, str] | None = None  # keyset cursor: (created_at, instance_id) of the last row seen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class SessionInfo:
     """One row of ``sessions``, for people."""
 
@@ -371,7 +372,7 @@ Delivery: TypeAlias = Literal["delivered", "unknown", "finished"]
 Deletion: TypeAlias = Literal["deleted", "unknown", "running"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Sweep:
     """What one call of `Provider.sweep` did."""
 
@@ -382,7 +383,7 @@ class Sweep:
     more: bool = False  # a bound was reached: call again without waiting
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Hint:
     """Why a worker was woken; only ever a hint."""
 
@@ -390,7 +391,7 @@ class Hint:
     cancel: bool = False  # a work item of ours may have been removed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Timeouts:
     """The two lock lengths of work, in seconds."""
 
@@ -398,7 +399,7 @@ class Timeouts:
     session_lock: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class FetchOptions:
     """What a worker asks for when it fetches work items."""
 

@@ -96,7 +96,7 @@ class ActivityRunner:
         outcomes: Outcomes,
         observe: Callable[[str, str], None],
     ) -> None:
-        self._app = app
+        self._activities = app.activities
         self._states = states
         self._options = options
         self._locks = locks
@@ -126,7 +126,7 @@ class ActivityRunner:
         self._locks.add(item.lock)
         if item.session_id is not None and item.session_epoch is not None:
             self._sessions.begin(item.session_id, item.session_epoch)
-        definition = self._app.activities.get(item.name)
+        definition = self._activities.get(item.name)
         if definition is None:
             self._give_back_unknown(item)
         elif item.attempts - item.failures > self._options.max_attempts:
@@ -164,8 +164,14 @@ class ActivityRunner:
         if task.timeout is not None:
             alarm = asyncio.get_running_loop().call_later(task.timeout, running.time_out)
         try:
-            result = await self._call(running, definition, task)
-            running.pledge = await Pledge.of(running.context)
+            arguments = definition.arguments(task.input)
+            if definition.is_async:
+                value = await definition.function(running.context, *arguments)
+            else:
+                value = await self._in_thread(running, definition, arguments)
+            result = definition.encode_result(value)
+            if participants := running.context._close():
+                running.pledge = await Pledge.of(participants, running.item.session_id)
             return ActivityCompleted(activity_id, result)
         except asyncio.CancelledError:
             if not running.timed_out:
@@ -181,7 +187,6 @@ class ActivityRunner:
     def _ended(self, running: _Running, task: ActivityTask, done: asyncio.Task[Event]) -> None:
         """The task is over, even if it was cancelled before its first step."""
         del self._running[running.item.lock.key]
-        self._threads.over(running)
         error = asyncio.CancelledError("cancelled") if done.cancelled() else done.exception()
         try:
             self._finish(running, task, None if error else done.result(), error)
@@ -190,16 +195,15 @@ class ActivityRunner:
         if not self._running:
             self._empty.set()
 
-    async def _call(self, running: _Running, definition: ActivityDefinition, task: ActivityTask) -> str:
-        """Decode the input, run the code, encode the result. Sync code runs in a thread, which cannot be killed: once
-        cancelled it is left behind, and keeps its slot until it returns.
+    async def _in_thread(self, running: _Running, definition: ActivityDefinition, arguments: tuple[Any, ...]) -> Any:
+        """Run sync code. A thread cannot be killed: once cancelled it is left behind, and keeps its slot until it
+        returns.
         """
-        arguments = definition.arguments(task.input)
-        if definition.is_async:
-            return definition.encode_result(await definition.function(running.context, *arguments))
         call = partial(self._threads.call, running, definition.function, *arguments)
-        value = await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)
-        return definition.encode_result(value)
+        try:
+            return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)
+        finally:
+            self._threads.over(running)
 
     # -- ending
 

@@ -386,21 +386,26 @@ class InstanceTable:
         """Count turns whose work all went to one other worker, and hand the instance over when there were enough."""
         if not placed:
             return False
-        holders = {place.holder for place in placed}
-        away = holders.pop() if len(holders) == 1 and all(place.item is None for place in placed) else None
-        if away == self._around.worker_id:
-            away = None
-        live.away_turns = live.away_turns + 1 if away is not None and away == live.away else int(away is not None)
+        away = self._elsewhere(placed)
+        live.away_turns = live.away_turns + 1 if away == live.away else 1
         live.away = away
+        if away is None:
+            return False
         name = live.execution.instance_id
         moves = self._moves.get(name, 0)
-        if away is None or not live.idle or live.away_turns < min(FIRST_MOVE << moves, LARGEST_MOVE):
+        if not live.idle or live.away_turns < min(FIRST_MOVE << moves, LARGEST_MOVE):
             return False
         self._moves[name] = moves + 1
         self._drop(live)
         self._release(Release(instance_id=name, to=away))
         self._around.hint(away)
         return True
+
+    def _elsewhere(self, placed: Sequence[Placed]) -> str | None:
+        """The one other worker that holds the sessions of all this work, if there is one."""
+        holder = placed[0].holder
+        alone = all(place.holder == holder for place in placed)
+        return holder if alone and holder != self._around.worker_id else None
 
     def _release(self, release: Release) -> None:
         name = release.instance_id
@@ -437,7 +442,9 @@ class InstanceTable:
         self._forget(inputs)
 
     def _forget(self, inputs: Iterable[Input]) -> None:
-        self.in_flight.difference_update(i.message_id for i in inputs if i.message_id is not None)
+        for each in inputs:
+            if each.message_id is not None:
+                self.in_flight.discard(each.message_id)
 
     def _ack(self, lock: WorkLock, event: Event, pledge: Pledge | None) -> None:
         message = encode_message(lock.key.execution_id, event)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
-from functools import cache, wraps
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
 from typing import Any, cast
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, start_http_server
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from affinity.provider.contract import Provider
 
@@ -29,9 +32,8 @@ class Metrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
             return Histogram(f"affinity_{name}", text, ("worker", *labels), registry=self.registry, buckets=buckets)
 
-        activities = counter("activities", "Activities that ended", "activity", "outcome")
-        # Looking a counter up by its labels costs more than counting.
-        self._ended = cache(lambda name, end: activities.labels(**self._labels, activity=name, outcome=end))
+        self._ended = _Tally("activities", "Activities that ended", self._labels, "activity", "outcome")
+        self.registry.register(self._ended)
         self._calls = histogram("provider_call_seconds", "Time of a provider verb", CALL_SECONDS, "verb")
         self._errors = counter("provider_errors", "Provider verbs that raised", "verb", "error")
         self._batches = histogram("commit_batch_size", "Requests in one group commit", BATCH_SIZES, "kind")
@@ -44,7 +46,7 @@ class Metrics:
 
     def activity_ended(self, activity: str, outcome: str) -> None:
         """An activity came to an end, or was given back."""
-        self._ended(activity, outcome).inc()
+        self._ended.counts[activity, outcome] += 1
 
     def batch(self, kind: str) -> Callable[[int], None]:
         """An observer for the sizes of one kind of batch."""
@@ -89,6 +91,21 @@ class Metrics:
             thread.join()
 
         return server.server_port, stop
+
+
+class _Tally(Collector):
+    """A counter of what happens in every turn: the loop only counts, by label values; a scrape does the rest."""
+
+    def __init__(self, name: str, text: str, fixed: Mapping[str, str], *labels: str) -> None:
+        self.counts: defaultdict[tuple[str, ...], int] = defaultdict(int)
+        self._name, self._text, self._fixed, self._labels = f"affinity_{name}", text, fixed, labels
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry, in the thread of whoever scrapes."""
+        family = CounterMetricFamily(self._name, self._text, labels=(*self._fixed, *self._labels))
+        for values, count in self.counts.copy().items():
+            family.add_metric((*self._fixed.values(), *values), count)
+        yield family
 
 
 class _Observed:

@@ -30,20 +30,17 @@ class Pledge:
         self.state: StateWrite | None = None
 
     @classmethod
-    async def of(cls, context: ActivityContext) -> Pledge | None:
-        """The pledge of a run whose code has returned; None when it enlisted nobody.
+    async def of(cls, participants: Sequence[Participant], session_id: str | None) -> Pledge:
+        """The pledge of a run whose code has returned, and had these enlisted.
 
         Raises:
             SessionError: more than one state for the session.
             Exception: what a participant raised. All are settled then.
         """
-        participants = context._close()
-        if not participants:
-            return None
         pledge = cls(participants)
         try:
             writes = [write for each in participants if (write := await each.prepare()) is not None]
-            pledge.state = _only(writes, context)
+            pledge.state = _only(writes, session_id)
         except BaseException:
             pledge.settle(False)
             raise
@@ -56,10 +53,10 @@ class Pledge:
             _tell(each, applied)
 
 
-def _only(writes: Sequence[StateWrite], context: ActivityContext) -> StateWrite | None:
+def _only(writes: Sequence[StateWrite], session_id: str | None) -> StateWrite | None:
     if len(writes) > 1:
         raise SessionError(
-            f"{len(writes)} states were written for session {context.session_id!r} in one activity; "
+            f"{len(writes)} states were written for session {session_id!r} in one activity; "
             "a session has one state: open it through one Sessions object"
         )
     return writes[0] if writes else None

@@ -29,8 +29,8 @@ CheckSession: TypeAlias = Callable[[Sequence[str]], Awaitable[Sequence[float | N
 @dataclass(slots=True)
 class _Held:
     epoch: int
-    running: int
-    ends: float  # monotonic
+    running: int = 0
+    ends: float = 0.0  # monotonic, once nothing runs
 
 
 class HeldSessions:
@@ -48,8 +48,10 @@ class HeldSessions:
     def begin(self, session_id: str, epoch: int) -> None:
         """A work item of the session starts here."""
         held = self._held.get(session_id)
-        running = held.running if held else 0
-        self._held[session_id] = _Held(epoch, running + 1, self._end())
+        if held is None:
+            held = self._held[session_id] = _Held(epoch)
+        held.epoch = epoch
+        held.running += 1
 
     def end(self, session_id: str) -> None:
         """One of its work items has ended here."""

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from pydantic_core import to_json
 
 from affinity.errors import AffinityError
+from affinity.frozen import frozen
 from affinity.orchestration.engine import Execution, Step
 from affinity.orchestration.events import (
+    INPUTS,
     ActivityCancelled,
     ActivityScheduled,
     CancelRequested,
@@ -65,7 +67,7 @@ class _Rows:
     watches: list[SessionWatch] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen()
 class BuiltTurn:
     """A turn, and the tasks of its work items, so that those which stay here need no decoding."""
 
@@ -96,7 +98,8 @@ def build_turn(
     """
     rows = _Rows()
     for event_id, event in step.events:
-        _add_rows(rows, execution, event_id, event, lock_here)
+        if type(event) not in INPUTS:
+            _add_rows(rows, execution, event_id, event, lock_here)
     if step.outcome is not None:
         _add_outcome(rows, execution, step.outcome)
     turn = Turn(

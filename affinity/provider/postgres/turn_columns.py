@@ -41,38 +41,38 @@ def rest_columns(turns: Sequence[Turn]) -> Params:
 def _turn_columns(turns: Sequence[Turn]) -> Params:
     updates = [turn.update or _NOTHING for turn in turns]
     return {
-        "instance": Texts(turn.instance_id for turn in turns),
-        "execution": Ints(turn.execution_id for turn in turns),
-        "events": Ints(turn.event_count for turn in turns),
-        "added": Ints(len(turn.history) for turn in turns),
-        "status": Texts(turn.update.status if turn.update else None for turn in turns),
-        "version": Texts(update.version for update in updates),
-        "output": Texts(update.output for update in updates),
-        "error": Texts(update.error for update in updates),
-        "continued": Bools(update.continued for update in updates),
-        "custom_status": Texts(turn.custom_status for turn in turns),
+        "instance": Texts([turn.instance_id for turn in turns]),
+        "execution": Ints([turn.execution_id for turn in turns]),
+        "events": Ints([turn.event_count for turn in turns]),
+        "added": Ints([len(turn.history) for turn in turns]),
+        "status": Texts([turn.update.status if turn.update else None for turn in turns]),
+        "version": Texts([update.version for update in updates]),
+        "output": Texts([update.output for update in updates]),
+        "error": Texts([update.error for update in updates]),
+        "continued": Bools([update.continued for update in updates]),
+        "custom_status": Texts([turn.custom_status for turn in turns]),
     }
 
 
 def _event_columns(turns: Sequence[Turn]) -> Params:
-    events = [(n, turn, number, event) for n, turn in _numbered(turns) for number, event in enumerate(turn.history, 1)]
+    of = [(n, turn) for n, turn in _numbered(turns) for _ in turn.history]
     return {
-        "event_turn": Ints(n for n, *_ in events),
-        "event_instance": Texts(turn.instance_id for _, turn, *_ in events),
-        "event_execution": Ints(turn.execution_id for _, turn, *_ in events),
-        "event_id": Ints(turn.event_count + number for _, turn, number, _ in events),
-        "event": Texts(event for *_, event in events),
+        "event_turn": Ints([n for n, _ in of]),
+        "event_instance": Texts([turn.instance_id for _, turn in of]),
+        "event_execution": Ints([turn.execution_id for _, turn in of]),
+        "event_id": Ints([turn.event_count + number for turn in turns for number in range(1, len(turn.history) + 1)]),
+        "event": Texts([event for turn in turns for event in turn.history]),
     }
 
 
 def _ack_columns(turns: Sequence[Turn]) -> Params:
     acks = [(n, ack) for n, turn in _numbered(turns) for ack in turn.acks]
     return {
-        "ack_turn": Ints(n for n, _ in acks),
-        "ack_instance": Texts(ack.key.instance_id for _, ack in acks),
-        "ack_execution": Ints(ack.key.execution_id for _, ack in acks),
-        "ack_activity": Ints(ack.key.activity_id for _, ack in acks),
-        "ack_token": Texts(ack.token for _, ack in acks),
+        "ack_turn": Ints([n for n, _ in acks]),
+        "ack_instance": Texts([ack.key.instance_id for _, ack in acks]),
+        "ack_execution": Ints([ack.key.execution_id for _, ack in acks]),
+        "ack_activity": Ints([ack.key.activity_id for _, ack in acks]),
+        "ack_token": Texts([ack.token for _, ack in acks]),
     }
 
 
@@ -81,16 +81,16 @@ def _removal_columns(turns: Sequence[Turn]) -> Params:
     cancelled = [(n, turn, activity) for n, turn in _numbered(turns) for activity in turn.cancel_activities]
     timers = [(n, turn, timer) for n, turn in _numbered(turns) for timer in turn.cancel_timers]
     return {
-        "consume_turn": Ints(n for n, _ in consumed),
-        "consume_id": Ints(message for _, message in consumed),
-        "cancel_turn": Ints(n for n, *_ in cancelled),
-        "cancel_instance": Texts(turn.instance_id for _, turn, _ in cancelled),
-        "cancel_execution": Ints(turn.execution_id for _, turn, _ in cancelled),
-        "cancel_activity": Ints(activity for *_, activity in cancelled),
-        "timer_turn": Ints(n for n, *_ in timers),
-        "timer_instance": Texts(turn.instance_id for _, turn, _ in timers),
-        "timer_execution": Ints(turn.execution_id for _, turn, _ in timers),
-        "timer_id": Ints(timer for *_, timer in timers),
+        "consume_turn": Ints([n for n, _ in consumed]),
+        "consume_id": Ints([message for _, message in consumed]),
+        "cancel_turn": Ints([n for n, *_ in cancelled]),
+        "cancel_instance": Texts([turn.instance_id for _, turn, _ in cancelled]),
+        "cancel_execution": Ints([turn.execution_id for _, turn, _ in cancelled]),
+        "cancel_activity": Ints([activity for *_, activity in cancelled]),
+        "timer_turn": Ints([n for n, *_ in timers]),
+        "timer_instance": Texts([turn.instance_id for _, turn, _ in timers]),
+        "timer_execution": Ints([turn.execution_id for _, turn, _ in timers]),
+        "timer_id": Ints([timer for *_, timer in timers]),
         **_finish_columns(turns),
     }
 
@@ -98,41 +98,41 @@ def _removal_columns(turns: Sequence[Turn]) -> Params:
 def _item_columns(turns: Sequence[Turn]) -> Params:
     items = _items(turns)
     return {
-        "item_turn": Ints(n for n, _ in items),
-        "item_instance": Texts(item.key.instance_id for _, item in items),
-        "item_execution": Ints(item.key.execution_id for _, item in items),
-        "item_activity": Ints(item.key.activity_id for _, item in items),
-        "item_name": Texts(item.name for _, item in items),
-        "item_session": Texts(item.session_id for _, item in items),
-        "item_payload": Texts(item.payload for _, item in items),
-        "item_delay": Floats(item.delay for _, item in items),
-        "item_here": Bools(item.lock_here for _, item in items),
+        "item_turn": Ints([n for n, _ in items]),
+        "item_instance": Texts([item.key.instance_id for _, item in items]),
+        "item_execution": Ints([item.key.execution_id for _, item in items]),
+        "item_activity": Ints([item.key.activity_id for _, item in items]),
+        "item_name": Texts([item.name for _, item in items]),
+        "item_session": Texts([item.session_id for _, item in items]),
+        "item_payload": Texts([item.payload for _, item in items]),
+        "item_delay": Floats([item.delay for _, item in items]),
+        "item_here": Bools([item.lock_here for _, item in items]),
     }
 
 
 def _message_columns(turns: Sequence[Turn]) -> Params:
     messages = [(n, message) for n, turn in _numbered(turns) for message in turn.messages]
     return {
-        "message_turn": Ints(n for n, _ in messages),
-        "message_instance": Texts(message.instance_id for _, message in messages),
-        "message": Texts(message.payload for _, message in messages),
-        "message_delay": Floats(message.delay for _, message in messages),
-        "message_execution": Ints(message.timer and message.timer[0] for _, message in messages),
-        "message_timer": Ints(message.timer and message.timer[1] for _, message in messages),
+        "message_turn": Ints([n for n, _ in messages]),
+        "message_instance": Texts([message.instance_id for _, message in messages]),
+        "message": Texts([message.payload for _, message in messages]),
+        "message_delay": Floats([message.delay for _, message in messages]),
+        "message_execution": Ints([message.timer and message.timer[0] for _, message in messages]),
+        "message_timer": Ints([message.timer and message.timer[1] for _, message in messages]),
     }
 
 
 def _child_columns(turns: Sequence[Turn]) -> Params:
     children = [(n, child) for n, turn in _numbered(turns) for child in turn.instances]
     return {
-        "child_turn": Ints(n for n, _ in children),
-        "child_instance": Texts(child.instance_id for _, child in children),
-        "child_name": Texts(child.name for _, child in children),
-        "child_version": Texts(child.version for _, child in children),
-        "child_start": Texts(child.start for _, child in children),
-        "child_parent": Texts(child.parent_id for _, child in children),
-        "child_delay": Floats(child.delay for _, child in children),
-        "child_on_exists": Texts(child.on_exists for _, child in children),
+        "child_turn": Ints([n for n, _ in children]),
+        "child_instance": Texts([child.instance_id for _, child in children]),
+        "child_name": Texts([child.name for _, child in children]),
+        "child_version": Texts([child.version for _, child in children]),
+        "child_start": Texts([child.start for _, child in children]),
+        "child_parent": Texts([child.parent_id for _, child in children]),
+        "child_delay": Floats([child.delay for _, child in children]),
+        "child_on_exists": Texts([child.on_exists for _, child in children]),
     }
 
 
@@ -145,10 +145,10 @@ def hold_columns(turns: Sequence[Turn]) -> Params:
     """What is needed besides when holds begin or end, or watches do."""
     unholds = [(n, turn, hold) for n, turn in _numbered(turns) for hold in turn.unholds]
     return {
-        "unhold_turn": Ints(n for n, *_ in unholds),
-        "unhold_instance": Texts(turn.instance_id for _, turn, _ in unholds),
-        "unhold_execution": Ints(turn.execution_id for _, turn, _ in unholds),
-        "unhold_id": Ints(hold for *_, hold in unholds),
+        "unhold_turn": Ints([n for n, *_ in unholds]),
+        "unhold_instance": Texts([turn.instance_id for _, turn, _ in unholds]),
+        "unhold_execution": Ints([turn.execution_id for _, turn, _ in unholds]),
+        "unhold_id": Ints([hold for *_, hold in unholds]),
         **_begin_columns(turns),
         **_watch_columns(turns),
         **_end_columns(turns),
@@ -159,12 +159,12 @@ def _begin_columns(turns: Sequence[Turn]) -> Params:
     """Holds that begin: not those that end with the same turn."""
     holds = [(n, turn, hold) for n, turn in _numbered(turns) if not ends(turn) for hold in _lasting(turn)]
     return {
-        "hold_turn": Ints(n for n, *_ in holds),
-        "hold_instance": Texts(turn.instance_id for _, turn, _ in holds),
-        "hold_execution": Ints(turn.execution_id for _, turn, _ in holds),
-        "hold_id": Ints(hold.hold_id for *_, hold in holds),
-        "hold_session": Texts(hold.session_id for *_, hold in holds),
-        "hold_seconds": Floats(float(hold.seconds) for *_, hold in holds),
+        "hold_turn": Ints([n for n, *_ in holds]),
+        "hold_instance": Texts([turn.instance_id for _, turn, _ in holds]),
+        "hold_execution": Ints([turn.execution_id for _, turn, _ in holds]),
+        "hold_id": Ints([hold.hold_id for *_, hold in holds]),
+        "hold_session": Texts([hold.session_id for *_, hold in holds]),
+        "hold_seconds": Floats([float(hold.seconds) for *_, hold in holds]),
     }
 
 
@@ -180,18 +180,18 @@ def _watch_columns(turns: Sequence[Turn]) -> Params:
         for session_id, payload in dict(turn.watches).items()  # the last one of a session replaces those before
     ]
     return {
-        "watch_turn": Ints(n for n, *_ in watches),
-        "watch_instance": Texts(turn.instance_id for _, turn, *_ in watches),
-        "watch_session": Texts(session_id for *_, session_id, _ in watches),
-        "watch": Texts(payload for *_, payload in watches),
+        "watch_turn": Ints([n for n, *_ in watches]),
+        "watch_instance": Texts([turn.instance_id for _, turn, *_ in watches]),
+        "watch_session": Texts([session_id for *_, session_id, _ in watches]),
+        "watch": Texts([payload for *_, payload in watches]),
     }
 
 
 def _end_columns(turns: Sequence[Turn]) -> Params:
     ending = [(n, turn) for n, turn in _numbered(turns) if ends(turn)]
     return {
-        "end_turn": Ints(n for n, _ in ending),
-        "end_instance": Texts(turn.instance_id for _, turn in ending),
+        "end_turn": Ints([n for n, _ in ending]),
+        "end_instance": Texts([turn.instance_id for _, turn in ending]),
         **_finish_columns(turns),
     }
 
@@ -199,8 +199,8 @@ def _end_columns(turns: Sequence[Turn]) -> Params:
 def _finish_columns(turns: Sequence[Turn]) -> Params:
     finishing = [(n, turn) for n, turn in _numbered(turns) if finishes(turn)]
     return {
-        "finish_turn": Ints(n for n, _ in finishing),
-        "finish_instance": Texts(turn.instance_id for _, turn in finishing),
+        "finish_turn": Ints([n for n, _ in finishing]),
+        "finish_instance": Texts([turn.instance_id for _, turn in finishing]),
     }
 
 

@@ -112,29 +112,30 @@ class _Answers:
     def __init__(self, found: dict[str, dict[int, Row]], token: str) -> None:
         self._found = found
         self._token = token
-        self._acks = self._states = self._items = 0
+        self._ack = self._state = self._item = 1  # numbers of the next turn's first ones
 
     def of(self, n: int, turn: Turn) -> TurnResult:
         """The answer for the next turn."""
-        lost, conflicts, placed = self._lost(turn), self._conflicts(turn), self._placed(turn)
         if n in self._found["turn"]:
-            return TurnResult(committed=True, placed=placed)
-        return TurnResult(committed=False, lost_acks=lost, conflicts=conflicts)
+            answer = TurnResult(committed=True, placed=self._placed(turn))
+        else:
+            answer = TurnResult(committed=False, lost_acks=self._lost(turn), conflicts=self._conflicts(turn))
+        self._ack += len(turn.acks)
+        self._state += len(turn.states)
+        self._item += 0 if finishes(turn) else len(turn.work_items)  # those that were sent
+        return answer
 
     def _lost(self, turn: Turn) -> list[WorkLock]:
-        first, self._acks = self._acks + 1, self._acks + len(turn.acks)
-        return [ack for ord_, ack in enumerate(turn.acks, first) if ord_ in self._found["lost"]]
+        return [ack for ord_, ack in enumerate(turn.acks, self._ack) if ord_ in self._found["lost"]]
 
     def _conflicts(self, turn: Turn) -> list[str]:
-        first, self._states = self._states + 1, self._states + len(turn.states)
-        numbered = enumerate(turn.states, first)
+        numbered = enumerate(turn.states, self._state)
         return [write.new.session_id for ord_, write in numbered if ord_ in self._found["conflict"]]
 
     def _placed(self, turn: Turn) -> list[Placed]:
         if finishes(turn):
             return [_NOWHERE] * len(turn.work_items)
-        first, self._items = self._items + 1, self._items + len(turn.work_items)
-        return [self._place(ord_, item) for ord_, item in enumerate(turn.work_items, first)]
+        return [self._place(ord_, item) for ord_, item in enumerate(turn.work_items, self._item)]
 
     def _place(self, ord_: int, item: NewWorkItem) -> Placed:
         if (here := self._found["here"].get(ord_)) is not None:
