@@ -100,12 +100,16 @@ class Execution:
         "_scheduler",
         "definition",
         "error",
+        "execution_id",
+        "instance_id",
         "outcome",
         "parent",
     )
 
     def __init__(self, definition: OrchestrationDefinition, instance_id: str, execution_id: int) -> None:
         self.definition = definition
+        self.instance_id = instance_id
+        self.execution_id = execution_id
         self.outcome: ev.Outcome | None = None
         """How it ended; None while it runs."""
         self.error: BaseException | None = None
@@ -118,16 +122,6 @@ class Execution:
         self._cancellation: OrchestrationCancelledSignal | None = None
         self._orphans: list[ev.Event] = []  # what a failed replay left to cancel
         self._held: dict[int, ev.Hold] = {}  # as of the last step
-
-    @property
-    def instance_id(self) -> str:
-        """Of the instance."""
-        return self._scheduler.instance_id
-
-    @property
-    def execution_id(self) -> int:
-        """Of this execution."""
-        return self._scheduler.execution_id
 
     @property
     def name(self) -> str:

@@ -77,8 +77,11 @@ class Journal:
         """Start to read. The suppliers of values are not asked: recorded values are used."""
         self._recorded = recorded
         self.now, self.new_guid = float, str
-        for event_id, event in enumerate(recorded, 1):
-            self._note_child(event_id, event)
+        self.children = {
+            event_id: event.instance_id
+            for event_id, event in enumerate(recorded, 1)
+            if type(event) is ev.SubOrchestrationScheduled
+        }
 
     def close(self) -> None:
         """Go to the end of what was recorded, and write from there."""
@@ -133,11 +136,8 @@ class Journal:
         self.position += 1
         if self._recorded is None:
             self._appended.append((self.position, event))
-            self._note_child(self.position, event)
-
-    def _note_child(self, event_id: int, event: ev.Event) -> None:
-        if isinstance(event, ev.SubOrchestrationScheduled):
-            self.children[event_id] = event.instance_id
+            if type(event) is ev.SubOrchestrationScheduled:
+                self.children[self.position] = event.instance_id
 
     def _match(self, event: ev.Event) -> ev.Event:
         recorded = self.next_recorded

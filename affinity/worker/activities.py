@@ -151,7 +151,8 @@ class ActivityRunner:
         running = self._running[key] = _Running(item, context)
         # A bare task: a task group's bookkeeping costs more than the rest of a turn. `_ended` takes whatever comes out
         # of it, and `aclose` waits for what is left.
-        running.task = asyncio.create_task(self._result(key.activity_id, running, definition, task), name=item.name)
+        coroutine = self._result(key.activity_id, running, definition, task)
+        running.task = asyncio.get_running_loop().create_task(coroutine, name=item.name)
         running.task.add_done_callback(partial(self._ended, running, task))
 
     # -- running
