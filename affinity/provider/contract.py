@@ -570,7 +570,8 @@ class Provider(Protocol):
 
     async def sweep(self, *, interval: float, session_retention: float, worker_retention: float) -> Sweep:
         """Repair stale marks in both queues and remove dead rows, at most once per ``interval`` seconds over all
-        workers.
+        workers. Marks of a worker that is not alive come at once. For the rest, a call may look at a part of the queued
+        sessions and of the session rows, and the next one, by whichever worker, goes on from there.
 
         Removes sessions that expired more than ``session_retention`` seconds ago, have no work and are not watched,
         holds whose time is over, and workers whose lease ended more than ``worker_retention`` seconds ago. Records of

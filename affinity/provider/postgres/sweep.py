@@ -11,6 +11,9 @@ from affinity.provider.contract import Sweep
 from affinity.provider.postgres.base import Verbs
 from affinity.provider.statements import load_statements
 
+WINDOW: Final = 5_000
+"""Queued sessions, and session rows, that one sweep looks at: some 20 milliseconds a second, however many there are."""
+
 _SQL: Final = load_statements(__package__, "sweep.sql")
 
 
@@ -19,9 +22,12 @@ class SweepVerbs(Verbs):
 
     async def sweep(self, *, interval: float, session_retention: float, worker_retention: float) -> Sweep:
         """See `affinity.provider.contract.Provider`."""
-        if not await self._links.misc.run(_SQL["begin"], {"interval": float(interval)}):
+        begun = await self._links.misc.run(_SQL["begin"], {"interval": float(interval)})
+        if not begun:
             return Sweep(swept=False)
         bounds = {
+            **dict(zip(("queued_session", "queued_route", "session"), begun[0], strict=True)),
+            "window": Int8(WINDOW),
             "reroute": Int8(MAX_REROUTE),
             "session_retention": float(session_retention),
             "worker_retention": float(worker_retention),

@@ -4,32 +4,51 @@ FROM (
     SELECT ctid FROM sweeps WHERE last_sweep <= clock() - %(interval)s * interval '1 s' FOR NO KEY UPDATE SKIP LOCKED
 ) due
 WHERE sweeps.ctid = due.ctid
-RETURNING 1
+RETURNING queued_session, queued_route, session
 
 -- again: there is more to do, so the interval does not count
 UPDATE sweeps SET last_sweep = '-infinity'
 
 -- repair: marks that went stale in both queues, and rows that nobody needs; one statement, so that idle workers say little
 -- It waits for nobody, and may be repeated: what it does not get to, the next one does.
-WITH RECURSIVE mark (session_id, route) AS (
-    -- Each pair once, by jumping from one to the next in the index: idle sessions cost nothing, nor do long queues.
-    (SELECT session_id, route FROM worker_queue
-     WHERE session_id IS NOT NULL ORDER BY session_id, route LIMIT 1)
+WITH RECURSIVE mark (session_id, route, n) AS (
+    -- Each pair once, by jumping from one to the next in the index: idle sessions cost nothing, nor do long queues. So
+    -- many in one sweep, from where the last one stopped.
+    (SELECT session_id, route, 1 FROM worker_queue
+     WHERE session_id IS NOT NULL AND (session_id, route) > (%(queued_session)s, %(queued_route)s)
+     ORDER BY session_id, route LIMIT 1)
     UNION ALL
-    SELECT next.session_id, next.route
+    SELECT next.session_id, next.route, m.n + 1
     FROM mark m CROSS JOIN LATERAL (
         SELECT q.session_id, q.route FROM worker_queue q
         WHERE q.session_id IS NOT NULL AND (q.session_id, q.route) > (m.session_id, m.route)
         ORDER BY q.session_id, q.route LIMIT 1
     ) next
+    WHERE m.n < %(window)s
 ), wrong AS MATERIALIZED (
     SELECT m.session_id, m.route, coalesce('w:' || h.worker_id, 'new') AS truth
     FROM mark m LEFT JOIN held_sessions h ON h.session_id = m.session_id
     WHERE m.route <> coalesce('w:' || h.worker_id, 'new')
-), stale_items AS MATERIALIZED (
-    SELECT q.instance_id, q.execution_id, q.activity_id, w.truth AS route
-    FROM wrong w JOIN worker_queue q ON q.session_id = w.session_id AND q.route = w.route
+), item_route (name) AS (
+    -- Each distinct mark of a worker once, in the same way: what a dead one leaves behind does not wait for its window.
+    (SELECT route FROM worker_queue WHERE route > 'w:' ORDER BY route LIMIT 1)
+    UNION ALL
+    SELECT (SELECT q.route FROM worker_queue q WHERE q.route > r.name ORDER BY q.route LIMIT 1)
+    FROM item_route r WHERE r.name IS NOT NULL
+), orphans AS MATERIALIZED (
+    SELECT o.* FROM item_route r CROSS JOIN LATERAL (
+        SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id FROM worker_queue q WHERE q.route = r.name
+        ORDER BY q.visible_at LIMIT %(reroute)s
+    ) o
+    WHERE r.name IS NOT NULL AND NOT EXISTS (SELECT FROM alive_workers w WHERE w.worker_id = substr(r.name, 3))
     LIMIT %(reroute)s
+), stale_items AS MATERIALIZED (
+    SELECT o.instance_id, o.execution_id, o.activity_id, coalesce('w:' || h.worker_id, 'new') AS route
+    FROM orphans o LEFT JOIN held_sessions h ON h.session_id = o.session_id
+    UNION
+    (SELECT q.instance_id, q.execution_id, q.activity_id, w.truth
+     FROM wrong w JOIN worker_queue q ON q.session_id = w.session_id AND q.route = w.route
+     LIMIT %(reroute)s)
 ), locked AS MATERIALIZED (
     SELECT s.* FROM stale_items s JOIN worker_queue q USING (instance_id, execution_id, activity_id)
     FOR NO KEY UPDATE OF q SKIP LOCKED
@@ -57,13 +76,15 @@ WITH RECURSIVE mark (session_id, route) AS (
 ), messages AS (
     UPDATE orchestrator_queue o SET route = 'new' FROM stale_messages s WHERE o.id = s.id
     RETURNING 1
+), looked AS MATERIALIZED (
+    SELECT session_id FROM sessions WHERE session_id > %(session)s ORDER BY session_id LIMIT %(window)s
 ), old_sessions AS MATERIALIZED (
-    SELECT x.session_id FROM sessions x
+    SELECT x.session_id FROM looked JOIN sessions x USING (session_id)
     WHERE x.locked_until < clock() - %(session_retention)s * interval '1 s'
       AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.session_id = x.session_id)
       -- Without the row, the next claim would be the first one, of which nobody is told.
       AND NOT EXISTS (SELECT FROM session_watches w WHERE w.session_id = x.session_id)
-    LIMIT %(reroute)s FOR UPDATE SKIP LOCKED
+    FOR UPDATE OF x SKIP LOCKED
 ), removed_sessions AS (
     DELETE FROM sessions s USING old_sessions o WHERE s.session_id = o.session_id
     RETURNING 1
@@ -80,6 +101,15 @@ WITH RECURSIVE mark (session_id, route) AS (
 ), removed_workers AS (
     DELETE FROM workers w USING old_workers o WHERE w.worker_id = o.worker_id
     RETURNING 1
+), stopped AS (
+    -- At a full window where it ends; at one that is not, at the beginning again.
+    UPDATE sweeps SET
+        queued_session = coalesce((SELECT session_id FROM mark WHERE n = %(window)s), ''),
+        queued_route = coalesce((SELECT route FROM mark WHERE n = %(window)s), ''),
+        session = CASE WHEN (SELECT count(*) FROM looked) < %(window)s THEN ''
+                       ELSE (SELECT max(session_id) FROM looked) END
+    FROM (SELECT ctid FROM sweeps FOR NO KEY UPDATE SKIP LOCKED) mine
+    WHERE sweeps.ctid = mine.ctid
 )
 SELECT (SELECT count(*) FROM items), (SELECT count(*) FROM messages), (SELECT count(*) FROM removed_sessions),
     (SELECT count(*) FROM removed_workers), (SELECT count(*) FROM removed_holds)

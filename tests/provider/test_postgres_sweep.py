@@ -1,0 +1,100 @@
+"""PostgreSQL: a sweep looks at a part of what there is, and the next one goes on from there, whoever runs it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+import psycopg
+import pytest
+
+from affinity.provider.contract import Sweep
+from affinity.provider.postgres import PostgresProvider, sweep
+from tests.provider.postgres_stage import administrator, opened, registered
+
+pytestmark = pytest.mark.anyio
+
+WINDOW: Final = 10
+HOUR: Final = 3_600.0
+
+
+@pytest.fixture
+def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
+    """A plain connection to the test's database."""
+    with administrator(postgres_migrated) as connection:
+        yield connection
+
+
+@pytest.fixture
+async def sweepers(postgres_migrated: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[PostgresProvider]]:
+    """Two workers, alive, which look at ten rows in a sweep."""
+    monkeypatch.setattr(sweep, "WINDOW", WINDOW)
+    async with AsyncExitStack() as stack:
+        providers = [await stack.enter_async_context(opened(postgres_migrated)) for _ in range(2)]
+        for name, provider in zip("ab", providers, strict=True):
+            await registered(provider, name)
+        yield providers
+
+
+async def swept(sweepers: list[PostgresProvider], times: int) -> list[Sweep]:
+    """Sweeps of the two, by turns."""
+    return [
+        await sweepers[number % 2].sweep(interval=0, session_retention=HOUR, worker_retention=HOUR)
+        for number in range(times)
+    ]
+
+
+def queue(admin: psycopg.Connection[Any], first: int, last: int, route: str) -> None:
+    """An item for each of these sessions, which nobody holds, with that mark."""
+    admin.execute(
+        "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at,"
+        " payload, enqueued_at) SELECT 'x', 1, i, 'work', 's' || i, %s, clock(), '', clock()"
+        " FROM generate_series(%s::int, %s::int) i",
+        [route, first, last],
+    )
+
+
+def marks(admin: psycopg.Connection[Any]) -> dict[str, int]:
+    return dict(admin.execute("SELECT route, count(*) FROM worker_queue GROUP BY 1").fetchall())
+
+
+async def test_stale_marks_are_found_window_by_window(
+    sweepers: list[PostgresProvider], admin: psycopg.Connection[Any]
+) -> None:
+    queue(admin, 101, 125, "w:b")
+    assert [done.rerouted for done in await swept(sweepers, 3)] == [WINDOW, WINDOW, 5]
+    assert marks(admin) == {"new": 25}
+
+
+async def test_after_the_last_window_comes_the_first(
+    sweepers: list[PostgresProvider], admin: psycopg.Connection[Any]
+) -> None:
+    queue(admin, 101, 125, "new")
+    await swept(sweepers, 2)
+    admin.execute("UPDATE worker_queue SET route = 'w:b' WHERE session_id IN ('s101', 's125')")
+    assert [done.rerouted for done in await swept(sweepers, 2)] == [1, 1]
+    assert marks(admin) == {"new": 25}
+
+
+async def test_what_a_dead_worker_leaves_behind_does_not_wait_for_its_window(
+    sweepers: list[PostgresProvider], admin: psycopg.Connection[Any]
+) -> None:
+    queue(admin, 101, 125, "new")
+    queue(admin, 201, 225, "w:dead")
+    (done,) = await swept(sweepers, 1)
+    assert done.rerouted == 25
+    assert marks(admin) == {"new": 50}
+
+
+async def test_old_sessions_are_removed_window_by_window(
+    sweepers: list[PostgresProvider], admin: psycopg.Connection[Any]
+) -> None:
+    """And those between them that are not old stay."""
+    admin.execute(
+        "INSERT INTO sessions SELECT 's' || i, 'a', 'a-1', i, clock() - i % 2 * interval '2 h', clock(), clock()"
+        " FROM generate_series(101, 125) i"
+    )
+    assert [done.sessions_removed for done in await swept(sweepers, 3)] == [5, 5, 3]
+    assert admin.execute("SELECT count(*) FROM sessions").fetchone() == (12,)
+    assert [done.sessions_removed for done in await swept(sweepers, 3)] == [0, 0, 0]
