@@ -173,7 +173,8 @@ async def _prepared(connection: AsyncConnection[Row], statement: LiteralString, 
     values = [params[name] for name in names] if params is not None else None
     async with AsyncRawCursor(connection) as cursor:
         await cursor.execute(query, values, prepare=True, binary=True)
-        return await cursor.fetchall() if cursor.description else []
+        # Not `description`, which would describe every column at every call.
+        return await cursor.fetchall() if cursor.pgresult is not None and cursor.pgresult.nfields else []
 
 
 @cache

@@ -12,7 +12,7 @@ from affinity.provider.postgres.base import Verbs
 from affinity.provider.statements import load_statements
 
 WINDOW: Final = 5_000
-"""Queued sessions, and session rows, that one sweep looks at: some 20 milliseconds a second, however many there are."""
+"""Queued sessions, and session rows, that one sweep looks at: some tens of milliseconds, however many there are."""
 
 _SQL: Final = load_statements(__package__, "sweep.sql")
 
