@@ -79,16 +79,25 @@ class Board:
 @asynccontextmanager
 async def open_board() -> AsyncIterator[Board]:
     """A board whose path is in the environment, for this process and its children."""
+    async with serve_board() as board:
+        os.environ[VARIABLE] = board.path
+        try:
+            yield board
+        finally:
+            del os.environ[VARIABLE]
+
+
+@asynccontextmanager
+async def serve_board() -> AsyncIterator[Board]:
+    """A board of which only those know who are told."""
     with tempfile.TemporaryDirectory() as folder:
         board = Board(str(Path(folder) / "board"))
         listener = await anyio.create_unix_listener(board.path)
-        os.environ[VARIABLE] = board.path
         async with listener, anyio.create_task_group() as tasks:
             tasks.start_soon(listener.serve, board._serve)
             try:
                 yield board
             finally:
-                del os.environ[VARIABLE]
                 tasks.cancel_scope.cancel()
         board._send.close()
         board._receive.close()

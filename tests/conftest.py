@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +11,7 @@ import anyio
 import pytest
 
 from affinity.provider import migrate
+from tests.provider.harnesses import PostgresHarness
 from tests.servers import NoPostgres, Offer, PostgresServer, old_and_new
 
 
@@ -17,6 +19,18 @@ from tests.servers import NoPostgres, Offer, PostgresServer, old_and_new
 def anyio_backend() -> str:
     """The only event loop that psycopg knows."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Some two hundred processes that tests start find their code compiled, though the environment wants no files of it
+    beside the source.
+    """
+    with pytest.MonkeyPatch.context() as environment:
+        if os.environ.get("PYTHONDONTWRITEBYTECODE"):
+            environment.delenv("PYTHONDONTWRITEBYTECODE")
+            environment.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.mktemp("compiled")))
+        yield
 
 
 class Servers:
@@ -45,9 +59,11 @@ class Servers:
         return self._templates[age]
 
     def shared(self, age: str) -> str:
-        """The URL of a database on that server which is nobody's."""
+        """The URL of a database on that server which is nobody's, made ready for `PostgresHarness`."""
         if age not in self._shared:
-            self._shared[age] = self.server(age).url(self.server(age).create_database())
+            url = self.server(age).url(self.server(age).create_database())
+            anyio.run(PostgresHarness.prepare, url)
+            self._shared[age] = url
         return self._shared[age]
 
     def _offer(self, age: str) -> Offer:
@@ -89,7 +105,7 @@ def postgres_database(postgres_server: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture
 def postgres_shared(servers: Servers, postgres_age: str) -> str:
-    """The URL of a database for tests that make a schema of their own in it, and drop it."""
+    """The URL of a database for `PostgresHarness`, which clears it for each test."""
     return servers.shared(postgres_age)
 
 
@@ -116,6 +132,15 @@ def any_url(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) ->
             yield request.getfixturevalue("sqlite_url")
         else:
             yield _database(servers.server(request.param), stack, servers.template(request.param))
+
+
+@pytest.fixture
+def all_urls(sqlite_url: str, servers: Servers) -> Iterator[dict[str, str]]:
+    """The URLs of three migrated databases at once: SQLite, the old PostgreSQL, the new PostgreSQL."""
+    with ExitStack() as stack:
+        yield {"sqlite": sqlite_url} | {
+            age: _database(servers.server(age), stack, servers.template(age)) for age in ("old", "new")
+        }
 
 
 def _database(server: PostgresServer, stack: ExitStack, template: str | None = None) -> str:

@@ -14,6 +14,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.board import VARIABLE, Board
+
 ROOT = Path(__file__).parent.parent
 PATIENCE = 60.0
 """Seconds after which a test that waits for a process is broken."""
@@ -32,9 +34,13 @@ FAST = {
 class WorkerProcess:
     """A worker in a process of its own; its log is read as it comes."""
 
-    def __init__(self, url: str, name: str, app: str = "tests.apps:app", **options: Any) -> None:
+    def __init__(
+        self, url: str, name: str, app: str = "tests.apps:app", board: Board | None = None, **options: Any
+    ) -> None:
         values = FAST | {"worker_node_id": name} | options
         environment = os.environ | {f"AFFINITY_{key.upper()}": str(value) for key, value in values.items()}
+        if board is not None:
+            environment[VARIABLE] = board.path
         self.url = url
         self.name = name
         self.log: list[str] = []
@@ -121,8 +127,9 @@ def _is_writable(url: str) -> bool:
 class Workers:
     """Starts workers, and ends those that a test left running."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, board: Board | None = None) -> None:
         self.url = url
+        self._board = board
         self._all: list[WorkerProcess] = []
 
     def start(self, name: str, app: str = "tests.apps:app", **options: Any) -> WorkerProcess:
@@ -131,7 +138,7 @@ class Workers:
 
     def launch(self, name: str, app: str = "tests.apps:app", **options: Any) -> WorkerProcess:
         """A worker that may still be starting."""
-        worker = WorkerProcess(self.url, name, app, **options)
+        worker = WorkerProcess(self.url, name, app, self._board, **options)
         self._all.append(worker)
         return worker
 
@@ -141,9 +148,9 @@ class Workers:
 
 
 @contextmanager
-def open_workers(url: str) -> Iterator[Workers]:
-    """Workers on one database."""
-    workers = Workers(url)
+def open_workers(url: str, board: Board | None = None) -> Iterator[Workers]:
+    """Workers on one database. Their activities ask that board; without one, the one in the environment."""
+    workers = Workers(url, board)
     try:
         yield workers
     finally:

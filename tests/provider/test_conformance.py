@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from contextlib import closing
 from pathlib import Path
+from typing import Any, Final, LiteralString
 
+import psycopg
 import pytest
+from psycopg import sql
 
 from affinity.provider.conformance import Harness, ProviderConformance
-from tests.provider.harnesses import PostgresHarness, SqliteHarness
+from affinity.provider.conformance.world import World
+from tests.provider.harnesses import SCHEMA, PostgresHarness, SqliteHarness
+from tests.provider.postgres_stage import hot_verbs, session_verbs, some_sessions, some_work
 
 
 class TestSqlite(ProviderConformance):
@@ -34,3 +40,51 @@ def test_no_rule_hides_another() -> None:
     themes = ProviderConformance.__mro__[1:]
     names = [name for theme in themes for name in vars(theme) if not name.startswith("__")]
     assert [name for name in set(names) if names.count(name) > 1] == []
+
+
+@pytest.mark.anyio
+async def test_a_schema_that_was_used_is_as_a_migration_leaves_it(postgres_shared: str, postgres_database: str) -> None:
+    """Whatever the rule before did, and though it left a transaction open."""
+    await PostgresHarness.prepare(postgres_database)
+    new = _everything(postgres_database)
+    world = World(await PostgresHarness.create(postgres_shared))
+    peer = await world.worker("a")
+    for verb in session_verbs(peer, await some_sessions(peer)):
+        await verb()
+    for verb in hot_verbs(peer, await some_work(peer)):
+        await verb()
+    await world.advance(5.0)
+    await world.aclose()
+    assert {name for name, found in _everything(postgres_shared).items() if found != new.get(name)} >= {
+        "workers", "history", "(sizes)", "(sequences)", "(functions)"
+    }  # fmt: skip
+    with closing(_connect(postgres_shared)) as forgotten:
+        forgotten.execute("SELECT FROM workers FOR UPDATE")
+        await PostgresHarness.create(postgres_shared)
+        assert _everything(postgres_shared) == new
+        with pytest.raises(psycopg.OperationalError):
+            forgotten.execute("SELECT")
+
+
+def _everything(database: str) -> dict[str, list[Any]]:
+    """Rows by table, sizes, sequences and functions in the schema of the harness."""
+    with closing(_connect(database)) as connection:
+        names = connection.execute(TABLES).fetchall()
+        rows = {name: connection.execute(ROWS.format(sql.Identifier(name))).fetchall() for (name,) in names}
+        return rows | {f"({what})": connection.execute(query).fetchall() for what, query in OTHERS.items()}
+
+
+def _connect(database: str) -> psycopg.Connection[Any]:
+    return psycopg.connect(database, options=f"-c search_path={SCHEMA}")
+
+
+TABLES: Final = "SELECT tablename FROM pg_tables WHERE schemaname = current_schema AND tablename <> 'schema_versions'"
+ROWS: Final = sql.SQL("SELECT t::text FROM {} t")  # as text: Python has no -infinity
+OTHERS: Final[Mapping[str, LiteralString]] = {
+    "sizes": """
+        SELECT relname, pg_relation_size(oid) FROM pg_class
+        WHERE relnamespace = current_schema::regnamespace ORDER BY 1""",
+    "sequences": "SELECT sequencename, last_value FROM pg_sequences WHERE schemaname = current_schema ORDER BY 1",
+    "functions": """
+        SELECT pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = current_schema::regnamespace ORDER BY 1""",
+}

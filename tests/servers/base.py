@@ -21,7 +21,7 @@ STARTUP: Final = 60.0
 """Seconds until a server that does not answer is given up."""
 
 _SETTINGS: Final = {"max_connections": "300", "log_line_prefix": "%m [%p] %a "}
-_UNSAFE: Final = {"fsync": "off", "full_page_writes": "off"}
+_UNSAFE: Final = {"fsync": "off", "full_page_writes": "off", "max_wal_size": "256MB"}  # the data may be in memory
 
 
 class NoPostgres(RuntimeError):

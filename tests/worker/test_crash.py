@@ -13,6 +13,7 @@ import pytest
 from affinity.client import Client
 from affinity.errors import ActivityPoisoned, OrchestrationFailed
 from tests.board import Board, open_board
+from tests.everywhere import everywhere
 from tests.processes import FAST, Workers, open_workers
 from tests.waiting import started
 
@@ -58,6 +59,7 @@ async def test_a_killed_holder_is_replaced_within_its_lease(workers: Workers, cl
     assert [(one["n"], one["worker"]) for one in result] == [(0, "second"), (1, "second")]
 
 
+@everywhere
 async def test_a_restarted_worker_goes_on_at_once(workers: Workers, client: Client, board: Board) -> None:
     """The same name, another process: it has the session without waiting for a lease, under a new epoch."""
     first = workers.start("stable", worker_lease_timeout=60, work_item_lock_timeout=60, stall_timeout=60)
@@ -74,6 +76,7 @@ async def test_a_restarted_worker_goes_on_at_once(workers: Workers, client: Clie
     assert len(await client.wait("walk", timeout=30)) == 1
 
 
+@everywhere
 async def test_a_paused_holder_finds_itself_out_and_corrupts_nothing(
     workers: Workers, client: Client, board: Board
 ) -> None:
@@ -101,6 +104,7 @@ async def test_a_paused_holder_finds_itself_out_and_corrupts_nothing(
     assert await client.wait((await client.start("stroll", 1)).instance_id, timeout=30)
 
 
+@everywhere
 async def test_a_second_process_of_a_name_fences_the_first(workers: Workers, client: Client, board: Board) -> None:
     """The first stops at once, with an error; its running activity is cancelled, and is done by the second."""
     first = workers.start("twin")
@@ -116,6 +120,7 @@ async def test_a_second_process_of_a_name_fences_the_first(workers: Workers, cli
     assert len(await client.wait("walk", timeout=30)) == 1
 
 
+@everywhere
 async def test_sigterm_finishes_and_hands_on_at_once(workers: Workers, client: Client, board: Board) -> None:
     """Drain: running work ends here, the session's next work starts elsewhere at once, and the exit code is 0."""
     leases: dict[str, Any] = {"worker_lease_timeout": 60, "work_item_lock_timeout": 60, "stall_timeout": 60}
@@ -135,6 +140,7 @@ async def test_sigterm_finishes_and_hands_on_at_once(workers: Workers, client: C
     assert [(one["n"], one["worker"]) for one in result] == [(0, "first"), (1, "second")]
 
 
+@everywhere
 async def test_a_drain_that_takes_too_long_gives_back_without_burning_an_attempt(
     workers: Workers, client: Client, board: Board
 ) -> None:
@@ -150,6 +156,7 @@ async def test_a_drain_that_takes_too_long_gives_back_without_burning_an_attempt
     assert len(await client.wait("walk", timeout=30)) == 1
 
 
+@everywhere
 async def test_a_second_sigterm_stops_now(workers: Workers, client: Client, board: Board) -> None:
     first = workers.start("first", drain_timeout=60)
     await client.start("held_walk", 1, instance_id="walk")
@@ -163,6 +170,7 @@ async def test_a_second_sigterm_stops_now(workers: Workers, client: Client, boar
     assert len(await client.wait("walk", timeout=30)) == 1
 
 
+@everywhere
 async def test_keep_alive_survives_a_blocked_loop(workers: Workers, client: Client, board: Board) -> None:
     """An activity that blocks the event loop for longer than the leases keeps its session: the keeper is a thread."""
     workers.start("busy", stall_timeout=60)
@@ -177,6 +185,7 @@ async def test_keep_alive_survives_a_blocked_loop(workers: Workers, client: Clie
     assert (await client.wait("block", timeout=30))["attempt"] == 1
 
 
+@everywhere
 async def test_a_hung_loop_is_not_kept_alive_for_ever(workers: Workers, client: Client, board: Board) -> None:
     """Past `stall_timeout` the worker gives its lease up, says where it hangs, and others take over."""
     hung = workers.start("hung", stall_timeout=3)
@@ -192,6 +201,7 @@ async def test_a_hung_loop_is_not_kept_alive_for_ever(workers: Workers, client: 
     assert (await client.wait("block", timeout=30))["worker"] == "other"
 
 
+@everywhere
 async def test_a_session_goes_to_a_worker_that_knows_its_activity(
     workers: Workers, client: Client, board: Board
 ) -> None:
@@ -215,6 +225,7 @@ async def test_ten_workers_start_at_once_on_an_empty_database(workers: Workers, 
 
 @pytest.mark.parametrize("activity", ["cancellable", "cancellable_thread"])
 @pytest.mark.parametrize("how", ["instance", "select", "timeout"])
+@everywhere
 async def test_cancellation_reaches_a_running_activity(
     workers: Workers, client: Client, board: Board, activity: str, how: str
 ) -> None:
@@ -234,6 +245,7 @@ async def test_cancellation_reaches_a_running_activity(
     assert ended_as.status == {"instance": "cancelled", "select": "completed", "timeout": "failed"}[how]
 
 
+@everywhere
 async def test_work_that_kills_its_worker_fails_as_poison(workers: Workers, client: Client) -> None:
     """Deliveries are counted where a kill cannot lose them; past ``max_attempts`` without an end the activity fails."""
     await client.start("held_once", "kill_worker", instance_id="poison")
@@ -246,6 +258,7 @@ async def test_work_that_kills_its_worker_fails_as_poison(workers: Workers, clie
 
 
 @pytest.mark.parametrize("activity", ["stubborn", "stubborn_thread"])
+@everywhere
 async def test_code_that_ignores_its_cancellation_does_not_keep_the_process(
     workers: Workers, client: Client, board: Board, activity: str
 ) -> None:
@@ -258,6 +271,7 @@ async def test_code_that_ignores_its_cancellation_does_not_keep_the_process(
     assert activity in first.wait_log("do not end")
 
 
+@everywhere
 async def test_an_event_reaches_an_instance_of_a_draining_worker(
     workers: Workers, client: Client, board: Board
 ) -> None:

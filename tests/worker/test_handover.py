@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator, Iterator
 
 import anyio
 import pytest
 
 from affinity.client import Client
 from affinity.provider.contract import SessionInfo
-from tests.processes import FAST, Workers, open_workers
+from tests.everywhere import everywhere
+from tests.processes import FAST, Workers
 from tests.waiting import started
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 APP = "tests.handover:app"
 SHORT = {"session_lock_timeout": 2.0, "work_item_lock_timeout": 2.0}
 """A session without work is free after two seconds."""
-
-
-@pytest.fixture
-def workers(any_url: str) -> Iterator[Workers]:
-    with open_workers(any_url) as workers:
-        yield workers
-
-
-@pytest.fixture
-async def client(any_url: str) -> AsyncIterator[Client]:
-    async with Client(any_url) as client:
-        yield client
 
 
 async def _lease(client: Client, session_id: str) -> SessionInfo:
@@ -49,6 +37,7 @@ async def _pass(client: Client, seconds: float) -> None:
     await client.wait((await client.start("nap", seconds)).instance_id, timeout=30)
 
 
+@everywhere
 async def test_a_held_session_stays_with_its_idle_holder(workers: Workers, client: Client) -> None:
     """Its lock has long run out, another worker wants it, and its state is still in the holder's memory."""
     workers.start("first", APP, **SHORT)
@@ -67,6 +56,7 @@ async def test_a_held_session_stays_with_its_idle_holder(workers: Workers, clien
     assert await client.wait((await client.start("count_hydrations", "held")).instance_id, timeout=30) == 1
 
 
+@everywhere
 async def test_a_hold_ends_with_its_wait_and_with_its_time(workers: Workers, client: Client) -> None:
     workers.start("only", APP, **SHORT)
     await client.start("held_wait", 60.0, instance_id="answered")
@@ -80,6 +70,7 @@ async def test_a_hold_ends_with_its_wait_and_with_its_time(workers: Workers, cli
     assert not (await _lease(client, "forgotten")).held
 
 
+@everywhere
 async def test_a_hold_does_not_keep_a_session_from_the_worker_after_a_dead_one(
     workers: Workers, client: Client
 ) -> None:
@@ -94,6 +85,7 @@ async def test_a_hold_does_not_keep_a_session_from_the_worker_after_a_dead_one(
     assert after["epoch"] > before["epoch"]
 
 
+@everywhere
 async def test_an_orchestration_is_told_once_of_each_change_of_holder(workers: Workers, client: Client) -> None:
     """Claimed, then taken after a SIGKILL, then after a drain, then by a new start of the same name: three changes."""
 
