@@ -238,11 +238,11 @@ class Execution:
 
     def _step(self, consumed: int) -> Step:
         events = self._scheduler.journal.take()
-        status = next((event.value for _, event in reversed(events) if isinstance(event, ev.CustomStatusSet)), None)
+        statuses = [event.value for _, event in events if type(event) is ev.CustomStatusSet]
         before, after = self._held, self._scheduler.held
         step = Step(
             events=events,
-            custom_status=status,
+            custom_status=statuses[-1] if statuses else None,
             outcome=self.outcome if events else None,
             consumed=consumed,
             holds={event_id: hold for event_id, hold in after.items() if event_id not in before},

@@ -40,7 +40,8 @@ class ActivityTask:
 
 def encode_event(event: Event) -> str:
     """Return the event as JSON text."""
-    return _join(*_WRITERS[type(event)], event)
+    first, writers = _WRITERS[type(event)]
+    return _join(first, writers, event)
 
 
 def decode_event(text: str) -> Event:

@@ -173,7 +173,7 @@ class Runtime:
 
     def submit_turn(self, turn: Turn, done: Callable[[TurnResult | ProviderError], None]) -> None:
         """Commit a turn with the next batch."""
-        asked = sum(item.lock_here for item in turn.work_items)
+        asked = sum([item.lock_here for item in turn.work_items])
         self._promised += asked
 
         def settled(result: TurnResult | ProviderError) -> None:
@@ -504,4 +504,4 @@ class Runtime:
 
 def _weight(turn: Turn) -> int:
     """About how many bytes it takes: an input stands in the history as well as in its work item."""
-    return 2 * sum(map(len, turn.history)) + sum(len(write.new.state) for write in turn.states)
+    return 2 * sum(map(len, turn.history)) + sum([len(write.new.state) for write in turn.states])
