@@ -365,9 +365,9 @@ class InstanceTable:
         return [i for i in inputs if i not in void and i not in conflicting]
 
     def _place(self, built: BuiltTurn, placed: Sequence[Placed]) -> None:
-        for place in placed:
+        for place, task in zip(placed, built.tasks, strict=True):
             if place.item is not None:
-                self._around.run(place.item, built.tasks[place.item.lock.key])
+                self._around.run(place.item, task)
             else:
                 self._around.hint(place.holder)
 

@@ -59,7 +59,7 @@ class _Rows:
     """The rows of one turn, while they are collected."""
 
     work_items: list[NewWorkItem] = field(default_factory=list)
-    tasks: dict[WorkKey, ActivityTask] = field(default_factory=dict)
+    tasks: list[ActivityTask] = field(default_factory=list)
     messages: list[NewMessage] = field(default_factory=list)
     instances: list[NewInstance] = field(default_factory=list)
     cancel_activities: list[int] = field(default_factory=list)
@@ -72,7 +72,7 @@ class BuiltTurn:
     """A turn, and the tasks of its work items, so that those which stay here need no decoding."""
 
     turn: Turn
-    tasks: dict[WorkKey, ActivityTask]
+    tasks: Sequence[ActivityTask]
 
 
 def build_turn(
@@ -131,7 +131,7 @@ def _add_rows(rows: _Rows, execution: Execution, event_id: int, event: object, l
             key = WorkKey(me, run, event_id)
             task = ActivityTask(input=event.input, retry=event.retry, timeout=event.timeout)
             here = len(rows.work_items) < lock_here
-            rows.tasks[key] = task
+            rows.tasks.append(task)
             rows.work_items.append(
                 NewWorkItem(
                     key=key, name=event.name, payload=encode_task(task), session_id=event.session_id, lock_here=here

@@ -99,11 +99,12 @@ def _writes(turns: Sequence[Turn]) -> Sequence[tuple[int, StateWrite]]:
 
 
 def _results(turns: Sequence[Turn], rows: Sequence[Row], token: str) -> list[TurnResult]:
-    found: dict[str, dict[int, Row]] = {name: {} for name in ("turn", "lost", "conflict", "here", "there")}
+    found: dict[str, dict[int, Row]] = {name: {} for name in ("turns", "lost", "conflict", "here", "there")}
     for row in rows:
         found[row[0]][row[1]] = row
+    ((*_, flags),) = found["turns"].values()
     answers = _Answers(found, token)
-    return [answers.of(n, turn) for n, turn in enumerate(turns, 1)]
+    return [answers.of(turn, committed) for turn, committed in zip(turns, flags, strict=True)]
 
 
 class _Answers:
@@ -114,9 +115,9 @@ class _Answers:
         self._token = token
         self._ack = self._state = self._item = 1  # numbers of the next turn's first ones
 
-    def of(self, n: int, turn: Turn) -> TurnResult:
+    def of(self, turn: Turn, committed: bool) -> TurnResult:
         """The answer for the next turn."""
-        if n in self._found["turn"]:
+        if committed:
             answer = TurnResult(committed=True, placed=self._placed(turn))
         else:
             answer = TurnResult(committed=False, lost_acks=self._lost(turn), conflicts=self._conflicts(turn))

@@ -325,15 +325,14 @@ WITH fenced AS MATERIALIZED (
          WITH ORDINALITY AS t (instance_id, added, status, version, custom_status, output, error, continued, n)
     WHERE i.instance_id = t.instance_id AND (SELECT flags FROM ok)[t.n]
 )
--- What the caller cannot know: turns that were committed, acks that were lost, items that were locked or have a holder.
-SELECT 'turn', t.n::bigint, NULL::bigint, NULL::text
-FROM generate_series(1, cardinality(%(instance)s)) AS t (n) WHERE (SELECT flags FROM ok)[t.n]
-UNION ALL SELECT 'lost', ord, NULL, NULL FROM lost
-UNION ALL SELECT 'here', ord, epoch, NULL FROM placed WHERE locked
-UNION ALL SELECT 'there', ord, NULL, holder FROM placed WHERE holder IS NOT NULL AND NOT locked
+-- What the caller cannot know: which turns were committed, acks that were lost, items that were locked or have a holder.
+SELECT 'turns', NULL::bigint, NULL::bigint, NULL::text, flags FROM ok
+UNION ALL SELECT 'lost', ord, NULL, NULL, NULL FROM lost
+UNION ALL SELECT 'here', ord, epoch, NULL, NULL FROM placed WHERE locked
+UNION ALL SELECT 'there', ord, NULL, holder, NULL FROM placed WHERE holder IS NOT NULL AND NOT locked
 -- [state
-UNION ALL SELECT 'conflict', ord, NULL, NULL FROM conflict
+UNION ALL SELECT 'conflict', ord, NULL, NULL, NULL FROM conflict
 -- state]
 -- [twice
-UNION ALL SELECT 'conflict', ord, NULL, NULL FROM twice
+UNION ALL SELECT 'conflict', ord, NULL, NULL, NULL FROM twice
 -- twice]
