@@ -39,12 +39,18 @@ def rest_columns(turns: Sequence[Turn]) -> Params:
 
 
 def _turn_columns(turns: Sequence[Turn]) -> Params:
-    updates = [turn.update or _NOTHING for turn in turns]
     return {
         "instance": Texts([turn.instance_id for turn in turns]),
         "execution": Ints([turn.execution_id for turn in turns]),
         "events": Ints([turn.event_count for turn in turns]),
         "added": Ints([len(turn.history) for turn in turns]),
+    }
+
+
+def update_columns(turns: Sequence[Turn]) -> Params:
+    """What is needed besides when an instance has more to say than its history."""
+    updates = [turn.update or _NOTHING for turn in turns]
+    return {
         "status": Texts([turn.update.status if turn.update else None for turn in turns]),
         "version": Texts([update.version for update in updates]),
         "output": Texts([update.output for update in updates]),

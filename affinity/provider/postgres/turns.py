@@ -20,7 +20,14 @@ from affinity.provider.contract import (
 from affinity.provider.postgres.base import Verbs, who, without
 from affinity.provider.postgres.connections import Params, Row
 from affinity.provider.postgres.states import state_columns
-from affinity.provider.postgres.turn_columns import ends, finishes, hold_columns, lean_columns, rest_columns
+from affinity.provider.postgres.turn_columns import (
+    ends,
+    finishes,
+    hold_columns,
+    lean_columns,
+    rest_columns,
+    update_columns,
+)
 from affinity.provider.postgres.work_items import lengths
 from affinity.provider.statements import load_statements
 from affinity.records import StateWrite
@@ -29,10 +36,11 @@ _COMMIT: Final = load_statements(__package__, "turns.sql")["commit"]
 
 # Most turns take the result of one activity and queue the next. For them, most of the statement would be started and
 # stopped for nothing, which is most of what a small batch costs. So a batch has the same statement with those parts
-# only that it has a use for: `rest` for whatever a plain turn does not do, `hold` for holds and watches, `state` for
-# session state, `twice` when two writes in the batch are of one session. Holds and states need all rows of sessions
-# locked before anything is decided (`pinned`); without them, those that we hold are locked later, and are fewer.
-_PARTS: Final = frozenset({"rest", "hold", "state", "twice", "pinned", "unpinned", "unheld"})
+# only that it has a use for: `update` for what an instance says beyond its history, `rest` for whatever else a plain
+# turn does not do, `hold` for holds and watches, `state` for session state, `twice` when two writes in the batch are of
+# one session. Holds and states need all rows of sessions locked before anything is decided (`pinned`); without them,
+# those that we hold are locked later, and are fewer.
+_PARTS: Final = frozenset({"update", "same", "rest", "hold", "unheld", "state", "twice", "pinned", "unpinned"})
 
 _NOWHERE: Final = Placed(item=None, holder=None)
 
@@ -56,12 +64,17 @@ def _needed(turns: Sequence[Turn]) -> frozenset[str]:
     """The parts of the statement that this batch has a use for."""
     states = [write.new.session_id for turn in turns for write in turn.states]
     wanted = {
+        "update": any(map(_updates, turns)),
         "rest": not all(map(_is_plain, turns)),
         "hold": any(map(_holds, turns)),
         "state": bool(states),
         "twice": len(set(states)) < len(states),
     }
     return frozenset(part for part, is_wanted in wanted.items() if is_wanted)
+
+
+def _updates(turn: Turn) -> bool:
+    return turn.update is not None or turn.custom_status is not None
 
 
 def _is_plain(turn: Turn) -> bool:
@@ -82,12 +95,13 @@ def _holds(turn: Turn) -> bool:
 @cache
 def _statement(parts: frozenset[str]) -> LiteralString:
     pinned = "pinned" if parts & {"hold", "state"} else "unpinned"
-    kept = parts | {pinned} | (set() if "hold" in parts else {"unheld"})
+    kept = parts | {pinned, "hold" if "hold" in parts else "unheld", "update" if "update" in parts else "same"}
     return without(_COMMIT, *sorted(_PARTS - kept))
 
 
 def _columns(turns: Sequence[Turn], parts: frozenset[str]) -> Params:
     return {
+        **(update_columns(turns) if "update" in parts else {}),
         **(rest_columns(turns) if "rest" in parts else {}),
         **(hold_columns(turns) if "hold" in parts else {}),
         **(state_columns(_writes(turns)) if "state" in parts else {}),

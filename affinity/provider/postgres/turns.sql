@@ -314,6 +314,12 @@ WITH fenced AS MATERIALIZED (
     ORDER BY m.n, m.ord
 -- rest]
 ), advanced AS (
+    -- [same
+    UPDATE instances i
+    SET event_count = i.event_count + t.added, claims = 0, unknown_since = NULL, updated_at = clock()
+    FROM unnest(%(instance)s, %(added)s) WITH ORDINALITY AS t (instance_id, added, n)
+    -- same]
+    -- [update
     UPDATE instances i
     SET execution_id = i.execution_id + t.continued::int,
         event_count = CASE WHEN t.continued THEN 0 ELSE i.event_count + t.added END,
@@ -323,6 +329,7 @@ WITH fenced AS MATERIALIZED (
     FROM unnest(%(instance)s, %(added)s, %(status)s, %(version)s, %(custom_status)s, %(output)s, %(error)s,
                 %(continued)s)
          WITH ORDINALITY AS t (instance_id, added, status, version, custom_status, output, error, continued, n)
+    -- update]
     WHERE i.instance_id = t.instance_id AND (SELECT flags FROM ok)[t.n]
 )
 -- What the caller cannot know: which turns were committed, acks that were lost, items that were locked or have a holder.
