@@ -34,6 +34,11 @@ MAX_BATCH: Final = 1_000
 MAX_REROUTE: Final = 1_000
 """Queue rows that one statement re-marks when a session moves; the sweep does the rest in steps of this size."""
 
+MAX_CLAIMS: Final = 20
+"""Of what nobody holds, sessions or instances that one fetch takes while other workers could: a burst is shared among
+them, and does not go to whoever is the first to look.
+"""
+
 MAX_STATE_BYTES: Final = 64 * 1024 * 1024
 """Bytes of one session's state, before it is packed: it travels in one statement, and is in memory more than once."""
 

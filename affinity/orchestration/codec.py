@@ -51,7 +51,7 @@ class Codec:
             NotSerializable: it does not fit the declared type, or JSON cannot carry it.
             PayloadTooLarge: the text is over the limit.
         """
-        try:
+        try:  # not `dump_json`, which passes on a dozen options that nobody gave, in every turn
             text = self._adapter.serializer.to_json(value, warnings="error").decode()
         except Exception:
             value, text = self._encode_converted(value)

@@ -468,10 +468,11 @@ class Provider(Protocol):
 
         Eligible, oldest first within each kind: items of sessions that the caller holds (whatever their name);
         session-free items; items of sessions that nobody holds, which claims them, while the caller holds fewer than
-        ``max_sessions``, is not draining and is alive. Of the last two kinds, an item is passed over while its name is
-        not in ``names`` and a worker has given it back as unknown less than ``unknown_after`` seconds ago. Every change
-        of holder gives the session a new, greater epoch; the same incarnation that re-claims what nobody held in
-        between keeps it. Nothing when the caller is not alive or is not the current incarnation.
+        ``max_sessions``, is not draining and is alive. One fetch claims at most `MAX_CLAIMS` sessions while another
+        worker is alive and not draining: they share a burst. Of the last two kinds, an item is passed over while its
+        name is not in ``names`` and a worker has given it back as unknown less than ``unknown_after`` seconds ago.
+        Every change of holder gives the session a new, greater epoch; the same incarnation that re-claims what nobody
+        held in between keeps it. Nothing when the caller is not alive or is not the current incarnation.
         """
         ...
 
@@ -539,7 +540,8 @@ class Provider(Protocol):
 
         ``names`` holds ``name`` and ``name@version`` of what the caller registers. An unowned instance is passed over
         while it is not among them (by name when its version is None, else by ``name@version``) and has been given back
-        as unknown: for ``unknown_after`` seconds when it never ran, for as long as it takes when it did.
+        as unknown: for ``unknown_after`` seconds when it never ran, for as long as it takes when it did. While another
+        worker is alive and not draining, one fetch takes at most `MAX_CLAIMS` unowned ones.
         Messages in ``exclude`` (being worked on by the caller) are left out; an instance all of whose visible messages
         are excluded is not returned. At most `MAX_BATCH` messages an instance. A draining worker takes no new instance.
         Nothing when the caller is not alive or not current.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,6 +22,7 @@ SIZES = (1, 2, 4)
 NO_FALL = 1.0
 """Share of one worker's rate that more workers must reach."""
 
+BUSIEST = Metric(name="turns on the busiest worker, %", better="less", digits=0)
 LOCAL = Metric(name="instances that end where their session is, %")
 SPEEDUP = Metric(name="first turns / last turns", digits=1)
 MOVES = Metric(name="moves an instance", better="less", digits=2)
@@ -60,7 +62,9 @@ def _case(size: int) -> str:
 def _together(run: Run, report: Report, system: System, size: int, *, walks: int, length: int) -> None:
     with run.excused(report, _case(size), system):
         walked = walk_fresh(run, system, walks, Walk(turns=length), workers=size).walked
-        run.note(report, _case(size), system, {RATE: walked.rate})
+        ran = Counter(one.pid for walk in walked.walks for one in walk)
+        share = max(ran.values()) / ran.total() * 100
+        run.note(report, _case(size), system, {RATE: walked.rate, BUSIEST: share})
 
 
 @contextmanager

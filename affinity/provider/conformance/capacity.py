@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from affinity.limits import MAX_CLAIMS
 from affinity.provider.conformance.base import Rules
-from affinity.provider.conformance.builders import SESSION_LOCK, SHORT_LEASE
+from affinity.provider.conformance.builders import SESSION_LOCK, SHORT_LEASE, new_instance
 from affinity.provider.conformance.world import World, at_once
 
 
@@ -39,6 +40,30 @@ class CapacityRules(Rules):
         await world.enqueue(*[f"s{number}" for number in range(20)])
         await a.take_all(max_sessions=7)
         assert len(await world.holders()) == 7
+
+    async def test_a_burst_of_sessions_is_shared(self, world: World) -> None:
+        """It does not go to whoever is the first to look (contract: fetch_work_item)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        await world.enqueue(*[f"s{number}" for number in range(3 * MAX_CLAIMS)])
+        taken = [await peer.take(100) for peer in (a, b, a)]
+        assert [len({item.session_id for item in items}) for items in taken] == [MAX_CLAIMS] * 3
+        assert await b.take(100) == []
+
+    async def test_a_burst_of_instances_is_shared(self, world: World) -> None:
+        """In the same way (contract: fetch_orchestration_item)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        await a.provider.create_instance([new_instance(f"i{number}") for number in range(2 * MAX_CLAIMS)])
+        taken = [await peer.take_instances(100) for peer in (a, b)]
+        assert [len(items) for items in taken] == [MAX_CLAIMS] * 2
+
+    async def test_who_is_alone_takes_all(self, world: World) -> None:
+        """A worker that drains is no company: it claims nothing (contract: fetch_work_item)."""
+        a = await world.worker("a")
+        await world.enqueue(*[f"s{number}" for number in range(2 * MAX_CLAIMS)])
+        await (await world.clerk()).drain()
+        assert len(await a.take(100)) == 2 * MAX_CLAIMS
+        await a.provider.create_instance([new_instance(f"i{number}") for number in range(2 * MAX_CLAIMS)])
+        assert len(await a.take_instances(100)) == 2 * MAX_CLAIMS
 
     async def test_capacity_zero_takes_no_session_work(self, world: World) -> None:
         """But session-free work (design 4.7)."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from psycopg.types.numeric import Int8
 
-from affinity.limits import MAX_BATCH, MAX_REROUTE
+from affinity.limits import MAX_BATCH, MAX_CLAIMS, MAX_REROUTE
 from affinity.provider.contract import (
     Message,
     OrchestrationFetch,
@@ -43,6 +43,7 @@ class OrchestrationVerbs(Verbs):
         params = {
             **who(identity),
             "limit": Int8(limit),
+            "share": Int8(MAX_CLAIMS),
             "scan": Int8(limit * _WINDOW),
             "names": Texts(names),
             "unknown_after": float(unknown_after),

@@ -28,14 +28,18 @@ WITH seen AS MATERIALIZED (
     FROM (SELECT instance_id, min(rank) AS rank, min(visible_at) AS first FROM seen GROUP BY instance_id) s
     LEFT JOIN instances i USING (instance_id)
     LEFT JOIN alive_workers w ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation
-), chosen AS MATERIALIZED (
-    SELECT * FROM state
+), eligible AS (
+    SELECT *, row_number() OVER (PARTITION BY ours ORDER BY rank, first) AS place FROM state
     WHERE NOT gone AND (ours OR owner IS NULL
         AND (known OR unknown_since IS NULL
              OR unstarted AND unknown_since <= clock() - %(unknown_after)s * interval '1 s')
         AND EXISTS (
             SELECT FROM alive_workers
             WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining))
+), chosen AS MATERIALIZED (
+    SELECT * FROM eligible
+    WHERE ours OR place <= %(share)s
+       OR NOT EXISTS (SELECT FROM alive_workers WHERE worker_id <> %(worker)s AND NOT draining)
     ORDER BY rank, first LIMIT %(limit)s
 ), free AS MATERIALIZED (
     -- As it was when the messages were read: an owner that came back just now may have consumed them.

@@ -8,7 +8,7 @@ from typing import Final
 from psycopg.types.numeric import Int8
 
 from affinity.errors import Contention
-from affinity.limits import MAX_REROUTE
+from affinity.limits import MAX_CLAIMS, MAX_REROUTE
 from affinity.provider.contract import (
     TOUCH_SLACK,
     FetchOptions,
@@ -64,6 +64,7 @@ class WorkItemVerbs(Verbs):
             **_choices(options),
             "names": list(options.names),
             "limit": limit,
+            "share": MAX_CLAIMS,
             "token": self._token(identity),
             "reroute": MAX_REROUTE,
         }

@@ -112,7 +112,11 @@ WITH room AS MATERIALIZED (
            OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
       AND (SELECT h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s
            FROM held_sessions h WHERE h.session_id = q.session_id) IS NOT TRUE
-    ORDER BY q.visible_at LIMIT %(limit)s FOR NO KEY UPDATE OF q SKIP LOCKED
+    -- Not more than our share is locked: what we leave is for others, at the same time.
+    ORDER BY q.visible_at
+    LIMIT CASE WHEN EXISTS (SELECT FROM alive_workers WHERE worker_id <> %(worker)s AND NOT draining)
+               THEN least(%(limit)s, %(share)s) ELSE %(limit)s END
+    FOR NO KEY UPDATE OF q SKIP LOCKED
 ), wanted AS MATERIALIZED (
     SELECT session_id, last_worker, last_incarnation
     FROM (

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any, Final, NamedTuple
 
+from affinity.limits import MAX_CLAIMS
 from affinity.provider.contract import FetchOptions, WorkerIdentity, WorkFetch, WorkItem, WorkKey, WorkLock
 from affinity.provider.sqlite import sessions
 from affinity.provider.sqlite.database import Database, Tx, to_json
@@ -61,7 +62,7 @@ def _look(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch 
     row = tx.row(SQL["peek"], arguments)
     if row is None:
         return NOTHING
-    draining, held, own_or_free = row
+    draining, _, held, own_or_free = row
     claims = held < options.max_sessions and not draining
     if own_or_free or (claims and tx.value(SQL["peek_new"], arguments)):
         return None
@@ -74,12 +75,13 @@ def _take(tx: Tx, tokens: Tokens, identity: WorkerIdentity, options: FetchOption
     row = tx.row(SQL["peek"], arguments)
     if row is None:  # the lease ended while we waited for the lock
         return NOTHING
-    draining, held, _ = row
+    draining, shared, held, _ = row
     harvest = _Harvest(tx, tokens, identity, options, arguments)
     harvest.reap(arguments["own"])
     harvest.reap(FREE)
     if held < options.max_sessions and not draining:
-        harvest.reap(NEW, room=options.max_sessions - held)
+        room = options.max_sessions - held
+        harvest.reap(NEW, room=min(room, MAX_CLAIMS) if shared else room)
     return harvest.bring_in()
 
 

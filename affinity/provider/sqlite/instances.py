@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from affinity.limits import MAX_BATCH
+from affinity.limits import MAX_BATCH, MAX_CLAIMS
 from affinity.provider.contract import Message, OrchestrationFetch, OrchestrationItem, Release, WorkerIdentity
 from affinity.provider.sqlite.database import PORTION, Database, Tx, to_json
 from affinity.provider.sqlite.messages import reroute_instances
@@ -81,7 +81,7 @@ def _look(tx: Tx, identity: WorkerIdentity, wanted: Wanted) -> OrchestrationFetc
     row = tx.row(SQL["peek"], search.arguments)
     if row is None:
         return NOTHING
-    draining, unowned = row
+    draining, _, unowned = row
     search.scan(search.own)
     if search.stale or (unowned and not search.full):
         return None
@@ -98,8 +98,9 @@ def _take(tx: Tx, identity: WorkerIdentity, wanted: Wanted) -> OrchestrationFetc
         return NOTHING
     search.scan(search.own)
     search.repair()
-    if not row[0]:
-        search.scan(NEW)
+    draining, shared, _ = row
+    if not draining:
+        search.scan(NEW, most=MAX_CLAIMS if shared else wanted.limit)
         search.repair()
     search.take()
     return search.answer()
@@ -132,15 +133,15 @@ class _Search:
         """Whether as many instances were found as were asked for."""
         return len(self.found) >= self._limit
 
-    def scan(self, route: str) -> None:
-        """Find instances in one range, and the marks in it that are stale."""
+    def scan(self, route: str, most: int = 0) -> None:
+        """Find instances in one range, ``most`` of them that nobody owns, and the marks in it that are stale."""
         page = 4 * self._limit
         at = {**self.arguments, "route": route, "any_name": route == self.own, "page": page}
         for offset in range(0, max(MAX_SCAN, page), page):
             rows = self._tx.gather(SQL["scan"], {**at, "offset": offset})
             for row in rows:
-                self._see(row, route)
-            if self.full or len(rows) < page:
+                self._see(row, route, most)
+            if self.full or len(rows) < page or (self._unowned and len(self._unowned) >= most):
                 return
         self._raced = bool(self.stale)
 
@@ -165,16 +166,19 @@ class _Search:
         items = [self._item(row, messages[row[0]]) for row in self.found.values()]
         return OrchestrationFetch(items=items, raced=self._raced and not items, next_due=None)
 
-    def _see(self, row: list[Any], route: str) -> None:
+    def _see(self, row: list[Any], route: str, most: int) -> None:
         instance_id, owner, incarnation = row[0], row[7], row[8]
         truth = NEW if owner is None else own_route(owner)
         ours = owner == self._identity.worker_id and incarnation == self._identity.incarnation
         if truth != route:
             self.stale[instance_id] = truth
-        if (ours or truth == route) and not self.full:
+        if self.full or not (ours or truth == route):
+            return
+        if ours:
             self.found[instance_id] = row
-            if not ours:
-                self._unowned.add(instance_id)
+        elif instance_id in self._unowned or len(self._unowned) < most:
+            self.found[instance_id] = row
+            self._unowned.add(instance_id)
 
     def _item(self, row: list[Any], messages: list[Message]) -> OrchestrationItem:
         instance_id, execution_id, name, version, event_count, claims, unknown_for, *_ = row

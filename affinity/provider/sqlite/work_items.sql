@@ -1,5 +1,7 @@
--- peek: whether the caller is draining, has room for a session, and has something to fetch without claiming one
+-- peek: whether the caller is draining, whether others could claim too, how many sessions it holds, and whether there is
+-- something to fetch without claiming one
 SELECT w.draining,
+       EXISTS (SELECT 1 FROM workers AS o WHERE o.worker_id <> :worker_id AND o.locked_until > :now AND NOT o.draining),
        (SELECT count(*) FROM sessions
         WHERE worker_id = :worker_id AND locked_until > :now AND incarnation = :incarnation),
        EXISTS (

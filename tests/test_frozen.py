@@ -1,0 +1,45 @@
+"""Records that are frozen to the type checker."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from affinity.frozen import frozen
+
+
+@frozen()
+class Point:
+    x: int
+    y: int = 0
+
+
+@frozen(kw_only=True)
+class Named:
+    name: str
+
+
+def test_it_is_compared_and_hashed_by_value() -> None:
+    assert Point(1) == Point(1, 0) != Point(1, 2)
+    assert {Point(1), Point(1, 0)} == {Point(1)}
+    assert replace(Point(1), y=3) == Point(1, 3)
+    assert repr(Point(1)) == "Point(x=1, y=0)"
+
+
+def test_its_fields_are_all_it_has() -> None:
+    with pytest.raises(AttributeError):
+        Point(1).z = 1  # type: ignore[attr-defined]
+
+
+def test_a_keyword_only_one_takes_no_positions() -> None:
+    with pytest.raises(TypeError):
+        Named("a")  # type: ignore[call-arg]
+    assert Named(name="a").name == "a"
+
+
+def test_the_type_checker_refuses_what_python_lets_pass() -> None:
+    """An ignore that ignores nothing would be an error of mypy's."""
+    point = Point(1)
+    point.x = 2  # type: ignore[misc]
+    assert point.x == 2
