@@ -1,7 +1,7 @@
 -- peek: whether the caller is draining, whether others could take instances too, and whether messages of instances that
 -- nobody owns are there
 SELECT w.draining,
-       EXISTS (SELECT 1 FROM workers AS o WHERE o.worker_id <> :worker_id AND o.locked_until > :now AND NOT o.draining),
+       EXISTS (SELECT 1 FROM workers WHERE worker_id <> :worker_id AND locked_until > :now AND NOT draining),
        NOT w.draining AND EXISTS (
            SELECT 1 FROM orchestrator_queue AS q
            CROSS JOIN instances AS i ON i.instance_id = q.instance_id

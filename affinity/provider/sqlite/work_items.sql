@@ -1,7 +1,7 @@
 -- peek: whether the caller is draining, whether others could claim too, how many sessions it holds, and whether there is
 -- something to fetch without claiming one
 SELECT w.draining,
-       EXISTS (SELECT 1 FROM workers AS o WHERE o.worker_id <> :worker_id AND o.locked_until > :now AND NOT o.draining),
+       EXISTS (SELECT 1 FROM workers WHERE worker_id <> :worker_id AND locked_until > :now AND NOT draining),
        (SELECT count(*) FROM sessions
         WHERE worker_id = :worker_id AND locked_until > :now AND incarnation = :incarnation),
        EXISTS (
