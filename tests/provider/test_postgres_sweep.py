@@ -67,6 +67,15 @@ async def test_stale_marks_are_found_window_by_window(
     assert marks(admin) == {"new": 25}
 
 
+async def test_a_window_is_left_when_nothing_in_it_is_stale_any_more(
+    sweepers: list[PostgresProvider], admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "MAX_REROUTE", 4)
+    queue(admin, 101, 125, "w:b")
+    assert [done.rerouted for done in await swept(sweepers, 8)] == [4, 4, 2, 4, 4, 2, 4, 1]
+    assert marks(admin) == {"new": 25}
+
+
 async def test_after_the_last_window_comes_the_first(
     sweepers: list[PostgresProvider], admin: psycopg.Connection[Any]
 ) -> None:

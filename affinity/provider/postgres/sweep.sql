@@ -102,10 +102,13 @@ WITH RECURSIVE mark (session_id, route, n) AS (
     DELETE FROM workers w USING old_workers o WHERE w.worker_id = o.worker_id
     RETURNING 1
 ), stopped AS (
-    -- At a full window where it ends; at one that is not, at the beginning again.
+    -- At a full window where it ends; at one that is not, at the beginning again. Where it was, while there are more
+    -- stale marks in it than one sweep repairs.
     UPDATE sweeps SET
-        queued_session = coalesce((SELECT session_id FROM mark WHERE n = %(window)s), ''),
-        queued_route = coalesce((SELECT route FROM mark WHERE n = %(window)s), ''),
+        queued_session = CASE WHEN (SELECT count(*) FROM items) >= %(reroute)s THEN %(queued_session)s
+                              ELSE coalesce((SELECT session_id FROM mark WHERE n = %(window)s), '') END,
+        queued_route = CASE WHEN (SELECT count(*) FROM items) >= %(reroute)s THEN %(queued_route)s
+                            ELSE coalesce((SELECT route FROM mark WHERE n = %(window)s), '') END,
         session = CASE WHEN (SELECT count(*) FROM looked) < %(window)s THEN ''
                        ELSE (SELECT max(session_id) FROM looked) END
     FROM (SELECT ctid FROM sweeps FOR NO KEY UPDATE SKIP LOCKED) mine
