@@ -29,18 +29,23 @@ WITH RECURSIVE mark (session_id, route, n) AS (
     SELECT m.session_id, m.route, coalesce('w:' || h.worker_id, 'new') AS truth
     FROM mark m LEFT JOIN held_sessions h ON h.session_id = m.session_id
     WHERE m.route <> coalesce('w:' || h.worker_id, 'new')
-), item_route (name) AS (
+), route (name) AS (
     -- Each distinct mark of a worker once, in the same way: what a dead one leaves behind does not wait for its window.
-    (SELECT route FROM worker_queue WHERE route > 'w:' ORDER BY route LIMIT 1)
+    SELECT least((SELECT route FROM worker_queue WHERE route > 'w:' ORDER BY route LIMIT 1),
+                 (SELECT route FROM orchestrator_queue WHERE route > 'w:' ORDER BY route LIMIT 1))
     UNION ALL
-    SELECT (SELECT q.route FROM worker_queue q WHERE q.route > r.name ORDER BY q.route LIMIT 1)
-    FROM item_route r WHERE r.name IS NOT NULL
+    SELECT least((SELECT q.route FROM worker_queue q WHERE q.route > r.name ORDER BY q.route LIMIT 1),
+                 (SELECT o.route FROM orchestrator_queue o WHERE o.route > r.name ORDER BY o.route LIMIT 1))
+    FROM route r WHERE r.name IS NOT NULL
+), dead AS MATERIALIZED (
+    -- Apart, and first: joined with a queue at once, the planner would rather read all of that.
+    SELECT r.name FROM route r
+    WHERE r.name IS NOT NULL AND NOT EXISTS (SELECT FROM alive_workers w WHERE w.worker_id = substr(r.name, 3))
 ), orphans AS MATERIALIZED (
-    SELECT o.* FROM item_route r CROSS JOIN LATERAL (
-        SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id FROM worker_queue q WHERE q.route = r.name
+    SELECT o.* FROM dead d CROSS JOIN LATERAL (
+        SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id FROM worker_queue q WHERE q.route = d.name
         ORDER BY q.visible_at LIMIT %(reroute)s
     ) o
-    WHERE r.name IS NOT NULL AND NOT EXISTS (SELECT FROM alive_workers w WHERE w.worker_id = substr(r.name, 3))
     LIMIT %(reroute)s
 ), stale_items AS MATERIALIZED (
     SELECT o.instance_id, o.execution_id, o.activity_id, coalesce('w:' || h.worker_id, 'new') AS route
@@ -56,16 +61,6 @@ WITH RECURSIVE mark (session_id, route, n) AS (
     UPDATE worker_queue q SET route = l.route FROM locked l
     WHERE q.instance_id = l.instance_id AND q.execution_id = l.execution_id AND q.activity_id = l.activity_id
     RETURNING 1
-), route (name) AS (
-    -- Each distinct mark once, in the same way.
-    (SELECT route FROM orchestrator_queue WHERE route > 'w:' ORDER BY route LIMIT 1)
-    UNION ALL
-    SELECT (SELECT o.route FROM orchestrator_queue o WHERE o.route > r.name ORDER BY o.route LIMIT 1)
-    FROM route r WHERE r.name IS NOT NULL
-), dead AS MATERIALIZED (
-    -- Apart, and first: joined with the queue at once, the planner would rather read all of that.
-    SELECT r.name FROM route r
-    WHERE r.name IS NOT NULL AND NOT EXISTS (SELECT FROM alive_workers w WHERE w.worker_id = substr(r.name, 3))
 ), stale_messages AS MATERIALIZED (
     SELECT m.id
     FROM dead d CROSS JOIN LATERAL (
