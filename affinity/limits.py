@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from math import ceil
 from typing import Final
 
 from affinity.errors import InvalidId, PayloadTooLarge
@@ -34,10 +35,11 @@ MAX_BATCH: Final = 1_000
 MAX_REROUTE: Final = 1_000
 """Queue rows that one statement re-marks when a session moves; the sweep does the rest in steps of this size."""
 
-MAX_CLAIMS: Final = 20
-"""Of what nobody holds, sessions or instances that one fetch takes while other workers could: a burst is shared among
-them, and does not go to whoever is the first to look.
-"""
+SHARE_ROUNDS: Final = 2
+"""In how many rounds, about, the workers take a burst: see `fair_share`."""
+
+LEAST_SHARE: Final = 5
+"""What one fetch takes however small the burst: a few sessions are no burden, a look for each would be."""
 
 MAX_STATE_BYTES: Final = 64 * 1024 * 1024
 """Bytes of one session's state, before it is packed: it travels in one statement, and is in memory more than once."""
@@ -56,6 +58,16 @@ MAX_HOLD_SECONDS: Final = 7 * 86_400.0
 
 MAX_PAGE: Final = 1_000
 """Rows in one page of a listing."""
+
+
+def fair_share(waiting: int, workers: int) -> int:
+    """How much of what waits and belongs to nobody one fetch takes, while ``workers`` could have it: a burst is shared
+    among them, and does not go to whoever is the first to look.
+
+    A fixed part of what is *left*, so that shares become smaller and smaller and the last ones even out what chance did
+    with the first ones ("guided self-scheduling": Polychronopoulos and Kuck, 1987).
+    """
+    return max(LEAST_SHARE, ceil(waiting / (SHARE_ROUNDS * workers)))
 
 
 def check_id(value: object, what: str) -> str:

@@ -77,6 +77,13 @@ async def fan_out(context: OrchestrationContext, width: int) -> int:
 
 
 @app.orchestration
+async def spread(context: OrchestrationContext, width: int) -> int:
+    """One turn on each of many sessions, at once; their number."""
+    calls = [context.schedule_activity(step, n).on_session(f"{context.instance_id} {n}") for n in range(width)]
+    return len(await context.gather(*calls))
+
+
+@app.orchestration
 async def failing(context: OrchestrationContext, attempts: int) -> None:
     await context.schedule_activity(fail, "attempt", retry=RetryPolicy(max_attempts=attempts, initial_interval=0.01))
 

@@ -27,10 +27,11 @@ Rules for every verb
       extend the lock by less than `TOUCH_SLACK` of the timeout, so that a hot loop does not write the row every turn.
 
 Routing marks
-    ``worker_queue.route`` is ``'free'`` for session-free items, ``'new'`` for items of a session that nobody holds, and
-    ``'w:' + worker_id`` for items of a held session. ``orchestrator_queue.route`` is ``'new'`` or ``'w:' + owner``. A
-    route is computed when the row is queued, is re-marked when the session moves, and is only a hint for cost: every
-    fetch checks the ``sessions`` or ``instances`` row, and `Provider.sweep` repairs marks that went stale.
+    ``worker_queue.route`` is ``'free'`` for session-free items, ``'new'`` for items of a session that nobody holds
+    (``'new:' + worker_id`` while they are offered to that worker), and ``'w:' + worker_id`` for items of a held
+    session. ``orchestrator_queue.route`` is ``'new'`` or ``'w:' + owner``. A route is computed when the row is queued,
+    is re-marked when the session moves, and is only a hint for cost: every fetch checks the ``sessions`` or
+    ``instances`` row, and `Provider.sweep` repairs marks that went stale.
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ Token = NewType("Token", str)
 
 TOUCH_SLACK: Final = 0.02
 """Share of the session lock timeout that a touch may fall short of."""
+
+OFFER_SECONDS: Final = 1.0
+"""How long an item that was offered to one worker is left to it, before a sweep offers it to all."""
 
 InstanceStatus: TypeAlias = Literal["pending", "running", "completed", "failed", "cancelled"]
 FINISHED: Final[frozenset[str]] = frozenset({"completed", "failed", "cancelled"})
@@ -119,6 +123,7 @@ class NewWorkItem:
     session_id: str | None = None
     delay: float = 0.0  # seconds until it is visible
     lock_here: bool = False  # lock it to the committing worker, if session-free, or if its session is held there
+    claim_here: bool = False  # if nobody holds its session, offer it to the committing worker first
 
 
 @frozen(kw_only=True)
@@ -144,6 +149,7 @@ class WorkFetch:
     items: Sequence[WorkItem]
     raced: bool  # a claim was lost to another worker, or a row was locked by one: try again at once
     next_due: float | None  # seconds until something of ours, or unclaimed, becomes visible, when ``items`` is empty
+    left: bool = False  # it was a share: more waits that nobody holds, left to others for a moment
 
 
 @frozen(kw_only=True)
@@ -223,6 +229,7 @@ class OrchestrationFetch:
     items: Sequence[OrchestrationItem]
     raced: bool
     next_due: float | None
+    left: bool = False  # as in `WorkFetch`
 
 
 @frozen(kw_only=True)
@@ -468,9 +475,10 @@ class Provider(Protocol):
 
         Eligible, oldest first within each kind: items of sessions that the caller holds (whatever their name);
         session-free items; items of sessions that nobody holds, which claims them, while the caller holds fewer than
-        ``max_sessions``, is not draining and is alive. One fetch claims at most `MAX_CLAIMS` sessions while another
-        worker is alive and not draining: they share a burst. Of the last two kinds, an item is passed over while its
-        name is not in ``names`` and a worker has given it back as unknown less than ``unknown_after`` seconds ago.
+        ``max_sessions``, is not draining and is alive. Of those, it gets first what it was offered
+        (``NewWorkItem.claim_here``); of the rest, while other workers are alive and not draining, about as many as
+        `limits.fair_share` says. Of the last two kinds, an item is passed over while its name is not in ``names`` and a
+        worker has given it back as unknown less than ``unknown_after`` seconds ago.
         Every change of holder gives the session a new, greater epoch; the same incarnation that re-claims what nobody
         held in between keeps it. Nothing when the caller is not alive or is not the current incarnation.
         """
@@ -540,8 +548,8 @@ class Provider(Protocol):
 
         ``names`` holds ``name`` and ``name@version`` of what the caller registers. An unowned instance is passed over
         while it is not among them (by name when its version is None, else by ``name@version``) and has been given back
-        as unknown: for ``unknown_after`` seconds when it never ran, for as long as it takes when it did. While another
-        worker is alive and not draining, one fetch takes at most `MAX_CLAIMS` unowned ones.
+        as unknown: for ``unknown_after`` seconds when it never ran, for as long as it takes when it did. While other
+        workers are alive and not draining, one fetch takes as many unowned ones as `limits.fair_share` says.
         Messages in ``exclude`` (being worked on by the caller) are left out; an instance all of whose visible messages
         are excluded is not returned. At most `MAX_BATCH` messages an instance. A draining worker takes no new instance.
         Nothing when the caller is not alive or not current.
@@ -561,6 +569,8 @@ class Provider(Protocol):
         New work items are routed by who holds their session now. Those with ``lock_here`` are locked to the caller with
         a fresh token and attempt 1 when they are visible and either session-free or of a session that the caller holds
         and that the same transaction touched; a draining worker, or one whose lease has ended, locks nothing here.
+        Those with ``claim_here`` that are visible and of a session that nobody holds are offered to the caller: its
+        fetch may claim that session, nobody else's does before a sweep `OFFER_SECONDS` later.
         """
         ...
 

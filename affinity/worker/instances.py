@@ -120,6 +120,10 @@ class Surroundings(Protocol):
         """How many new work items this worker would run at once."""
         ...
 
+    def has_room_for_session(self) -> bool:
+        """Whether this worker would claim a further session."""
+        ...
+
     def submit_turn(self, turn: Turn, done: Callable[[TurnResult | ProviderError], None]) -> None:
         """Commit a turn with the next batch."""
         ...
@@ -312,6 +316,7 @@ class InstanceTable:
             acks=[i.lock for i in consumed if i.lock is not None],
             states=[state for i in consumed if (state := i.state) is not None],
             lock_here=self._around.slots_for_new_work(),
+            claim_here=self._around.has_room_for_session(),
         )
         live.committing = True
         self._around.submit_turn(built.turn, partial(self._settled, live, built, step, consumed))
@@ -365,9 +370,11 @@ class InstanceTable:
         return [i for i in inputs if i not in void and i not in conflicting]
 
     def _place(self, built: BuiltTurn, placed: Sequence[Placed]) -> None:
-        for place, task in zip(placed, built.tasks, strict=True):
+        for place, task, wanted in zip(placed, built.tasks, built.turn.work_items, strict=True):
             if place.item is not None:
                 self._around.run(place.item, task)
+            elif place.holder is None and wanted.claim_here:
+                self._around.poke()  # it was offered to us
             else:
                 self._around.hint(place.holder)
 

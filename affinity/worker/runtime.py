@@ -59,6 +59,11 @@ DRAIN_STEP_SECONDS = 0.1
 HINT_SECONDS = 60.0
 """How long one wait for a hint may take; only bounds a system call."""
 
+SHARE_SECONDS = 0.005
+"""Between two looks while there is work that nobody holds, and others who may take it: about how long they need to wake
+up.
+"""
+
 FETCH_LIMIT = 200
 """Work items, and instances, that one fetch takes at most: one statement stays short."""
 
@@ -114,6 +119,7 @@ class Runtime:
         self._draining = False
         self._lapsed = False
         self._tenure = 0  # counts the lapses: what was asked in one tenure is not used in the next
+        self._left = False  # the last look took a share: others get a chance before the next
         self._backlog = False  # the last fetch filled every slot: new work waits its turn in the queue
         self._uncertain = False  # a reply was lost: items may be locked to us that we do not know of
         self._promised = 0  # slots that turns in flight have asked for
@@ -170,6 +176,10 @@ class Runtime:
         if not self._serving or self._backlog:
             return 0
         return max(0, self.activities.free_slots - self._promised)
+
+    def has_room_for_session(self) -> bool:
+        """Whether this worker would claim a further session, as far as it knows."""
+        return len(self.sessions) < self._options.max_sessions_per_runtime
 
     def submit_turn(self, turn: Turn, done: Callable[[TurnResult | ProviderError], None]) -> None:
         """Commit a turn with the next batch."""
@@ -300,7 +310,10 @@ class Runtime:
         tenure = self._tenure
         if self._uncertain:
             await self._disown()
+        self._left = False
         due = [await self._fetch_work(tenure), await self._fetch_messages(tenure)]
+        if self._left:
+            await anyio.sleep(SHARE_SECONDS)
         return max(0.0, min(due))
 
     async def _fetch_work(self, tenure: int) -> float:
@@ -313,6 +326,7 @@ class Runtime:
             self._uncertain = True
             return 0.0
         self._backlog = len(fetched.items) >= limit
+        self._left |= fetched.left
         for item in fetched.items:
             self.run(item)
         if fetched.raced or fetched.items:
@@ -339,6 +353,7 @@ class Runtime:
         )
         if tenure != self._tenure:
             return 0.0
+        self._left |= fetched.left
         await self.instances.deliver(fetched.items)
         if fetched.raced or fetched.items:
             return 0.0

@@ -65,6 +65,7 @@ class _Rows:
     cancel_activities: list[int] = field(default_factory=list)
     cancel_timers: list[int] = field(default_factory=list)
     watches: list[SessionWatch] = field(default_factory=list)
+    claim_here: bool = False
 
 
 @frozen()
@@ -84,6 +85,7 @@ def build_turn(
     acks: Sequence[WorkLock],
     states: Sequence[StateWrite] = (),
     lock_here: int,
+    claim_here: bool = False,
 ) -> BuiltTurn:
     """Translate ``step`` of ``execution`` into the turn to commit.
 
@@ -95,8 +97,10 @@ def build_turn(
         acks: locks of the work items whose results it consumed.
         states: session state that goes with those results.
         lock_here: at most this many new work items ask to be run by this worker at once.
+        claim_here: whether a session that nobody holds may begin on this worker. It does if it is the only one of the
+            step; the sessions of a fan-out are for all workers.
     """
-    rows = _Rows()
+    rows = _Rows(claim_here=claim_here and _is_of_one_session(step))
     for event_id, event in step.events:
         if type(event) not in INPUTS:
             _add_rows(rows, execution, event_id, event, lock_here)
@@ -124,6 +128,11 @@ def build_turn(
     return BuiltTurn(turn, rows.tasks)
 
 
+def _is_of_one_session(step: Step) -> bool:
+    named = {event.session_id for _, event in step.events if isinstance(event, ActivityScheduled)}
+    return len(named - {None}) == 1
+
+
 def _add_rows(rows: _Rows, execution: Execution, event_id: int, event: object, lock_here: int) -> None:
     me, run = execution.instance_id, execution.execution_id
     match event:
@@ -134,7 +143,12 @@ def _add_rows(rows: _Rows, execution: Execution, event_id: int, event: object, l
             rows.tasks.append(task)
             rows.work_items.append(
                 NewWorkItem(
-                    key=key, name=event.name, payload=encode_task(task), session_id=event.session_id, lock_here=here
+                    key=key,
+                    name=event.name,
+                    payload=encode_task(task),
+                    session_id=event.session_id,
+                    lock_here=here,
+                    claim_here=here and rows.claim_here,
                 )
             )
         case TimerCreated():

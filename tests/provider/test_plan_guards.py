@@ -144,6 +144,8 @@ FOREIGN_SESSIONS: Final = "INSERT INTO sessions SELECT 'other' || i, 'other', 'o
 FOREIGN_ROWS: Final = (
     "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at,"
     " enqueued_at, payload) SELECT 'x', 1, i, 'work', 'other' || (i % 100 + 1), 'w:other', 0, 0, '' FROM numbers",
+    "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at,"
+    " enqueued_at, payload) SELECT 'y', 1, i, 'work', 'offered' || i, 'new:other', 1e12, 0, '' FROM numbers",
     "INSERT INTO instances (instance_id, name, owner_worker, owner_incarnation, created_at, updated_at)"
     " SELECT 'x' || i, 'flow', 'other', 'other-1', 0, 0 FROM numbers",
     "INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)"

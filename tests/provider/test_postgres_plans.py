@@ -173,6 +173,9 @@ def _crowd(admin: psycopg.Connection[Any]) -> None:
         "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at,"
         " payload, enqueued_at) SELECT 'x', 1, i, 'work', 'other' || i %% 100 + 1, 'w:other', clock(), '', clock()"
         " FROM generate_series(1, %s) i",
+        "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at,"
+        " payload, enqueued_at) SELECT 'offered', 1, i, 'work', 'offered' || i, 'new:other', clock() + '1 h', '',"
+        " clock() FROM generate_series(1, %s) i",
         "INSERT INTO instances (instance_id, name, owner_worker, owner_incarnation, created_at, updated_at)"
         " SELECT 'x' || i, 'flow', 'other', 'other-1', clock(), clock() FROM generate_series(1, %s) i",
         "INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)"

@@ -80,7 +80,7 @@ async def test_a_batch_with_states_reads_once_and_writes_each_once(world: World)
     a = await world.worker("a")
     sessions = [f"s{number}" for number in range(20)]
     await world.enqueue(*sessions)
-    items = await a.take(len(sessions))
+    items = await a.take_all()
     at = await a.own("i")
     ran = await traced(a)
     await a.go_on(at, acks=[item.lock for item in items], states=[state_write(item) for item in items])

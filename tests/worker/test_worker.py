@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from affinity import App, RuntimeOptions, Worker
-from affinity.client import Client
+from affinity.client import Client, Start
 from affinity.errors import ActivityFailed, OrchestrationFailed, UnknownActivity, UnknownOrchestration
 from tests.apps import app
 from tests.waiting import started
@@ -109,6 +109,33 @@ async def test_an_orchestration_moves_to_where_its_session_is(any_url: str, clie
             assert len({(r["worker"], r["epoch"]) for r in result}) == 1
         assert one.runtime.instances.turns + two.runtime.instances.turns == 10 * 31
         assert one.runtime.instances.replays + two.runtime.instances.replays <= 10
+
+
+async def test_a_burst_is_shared_and_each_session_begins_where_its_instance_is(any_url: str, client: Client) -> None:
+    """So that turns are local from the first one on: nothing is moved, and nothing is replayed."""
+    async with (
+        Worker(app, any_url, RuntimeOptions.make(**OPTIONS)) as one,
+        Worker(app, any_url, RuntimeOptions.make(**OPTIONS)) as two,
+    ):
+        runs = await client.start_many([Start("walk", 20) for _ in range(60)])
+        walks = [await client.wait(run.instance_id, timeout=60) for run in runs]
+        assert all(len({(turn["worker"], turn["epoch"]) for turn in walk}) == 1 for walk in walks)
+        assert one.runtime.instances.replays + two.runtime.instances.replays == 0
+        held = [len(worker.runtime.sessions) for worker in (one, two)]
+        assert sum(held) == 60
+        assert [worker.runtime.instances.turns for worker in (one, two)] == [21 * sessions for sessions in held]
+        assert min(held) >= 15
+
+
+async def test_the_sessions_of_one_orchestration_are_for_all_workers(any_url: str, client: Client) -> None:
+    """It would like to have one session where it is, not all of them."""
+    async with (
+        Worker(app, any_url, RuntimeOptions.make(**OPTIONS)) as one,
+        Worker(app, any_url, RuntimeOptions.make(**OPTIONS)) as two,
+    ):
+        run = await client.start("spread", 60)
+        assert await client.wait(run.instance_id, timeout=60) == 60
+        assert min(len(worker.runtime.sessions) for worker in (one, two)) >= 15
 
 
 async def test_two_sessions_on_two_workers_do_not_bounce(any_url: str, client: Client) -> None:

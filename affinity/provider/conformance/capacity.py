@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from affinity.limits import MAX_CLAIMS
+from affinity.limits import LEAST_SHARE, fair_share
 from affinity.provider.conformance.base import Rules
 from affinity.provider.conformance.builders import SESSION_LOCK, SHORT_LEASE, new_instance
 from affinity.provider.conformance.world import World, at_once
@@ -42,28 +42,55 @@ class CapacityRules(Rules):
         assert len(await world.holders()) == 7
 
     async def test_a_burst_of_sessions_is_shared(self, world: World) -> None:
-        """It does not go to whoever is the first to look (contract: fetch_work_item)."""
+        """Each look takes a part of what is left, and says that it left something (contract: fetch_work_item)."""
         a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue(*[f"s{number}" for number in range(3 * MAX_CLAIMS)])
-        taken = [await peer.take(100) for peer in (a, b, a)]
-        assert [len({item.session_id for item in items}) for items in taken] == [MAX_CLAIMS] * 3
-        assert await b.take(100) == []
+        workers, waiting, taken = 3, 60, {"a": 0, "b": 0}  # the clerk is a worker too
+        await world.enqueue(*[f"s{number}" for number in range(waiting)])
+        while waiting:
+            for peer in (a, b):
+                fetched = await peer.fetch(100)
+                assert len({item.session_id for item in fetched.items}) == min(waiting, fair_share(waiting, workers))
+                assert fetched.left == (fair_share(waiting, workers) < waiting)
+                waiting -= len(fetched.items)
+                taken[peer.worker_id] += len(fetched.items)
+        assert sum(taken.values()) == 60
+        assert min(taken.values()) >= 24
 
     async def test_a_burst_of_instances_is_shared(self, world: World) -> None:
         """In the same way (contract: fetch_orchestration_item)."""
         a, b = await world.worker("a"), await world.worker("b")
-        await a.provider.create_instance([new_instance(f"i{number}") for number in range(2 * MAX_CLAIMS)])
-        taken = [await peer.take_instances(100) for peer in (a, b)]
-        assert [len(items) for items in taken] == [MAX_CLAIMS] * 2
+        await world.clerk()
+        workers, waiting = 3, 60
+        seen: list[int] = []
+        await a.provider.create_instance([new_instance(f"i{number}") for number in range(waiting)])
+        for peer in (a, b, a, b):
+            fetched = await peer.fetch_instances(100, exclude=seen)
+            assert len(fetched.items) == fair_share(waiting, workers)
+            assert fetched.left
+            waiting -= len(fetched.items)
+            seen += [message.id for item in fetched.items for message in item.messages]
+
+    async def test_a_small_burst_goes_to_whoever_looks(self, world: World) -> None:
+        """It is not worth several looks (contract: fetch_work_item)."""
+        a = await world.worker("a")
+        await world.worker("b")
+        await world.enqueue(*[f"s{number}" for number in range(LEAST_SHARE)])
+        fetched = await a.fetch(100)
+        assert (len(fetched.items), fetched.left) == (LEAST_SHARE, False)
+        await a.provider.create_instance([new_instance(f"i{number}") for number in range(LEAST_SHARE)])
+        instances = await a.fetch_instances(100)
+        assert (len(instances.items), instances.left) == (LEAST_SHARE, False)
 
     async def test_who_is_alone_takes_all(self, world: World) -> None:
         """A worker that drains is no company: it claims nothing (contract: fetch_work_item)."""
         a = await world.worker("a")
-        await world.enqueue(*[f"s{number}" for number in range(2 * MAX_CLAIMS)])
+        await world.enqueue(*[f"s{number}" for number in range(60)])
         await (await world.clerk()).drain()
-        assert len(await a.take(100)) == 2 * MAX_CLAIMS
-        await a.provider.create_instance([new_instance(f"i{number}") for number in range(2 * MAX_CLAIMS)])
-        assert len(await a.take_instances(100)) == 2 * MAX_CLAIMS
+        fetched = await a.fetch(50)
+        assert (len(fetched.items), fetched.left) == (50, False)
+        await a.provider.create_instance([new_instance(f"i{number}") for number in range(60)])
+        instances = await a.fetch_instances(50)
+        assert (len(instances.items), instances.left) == (50, False)
 
     async def test_capacity_zero_takes_no_session_work(self, world: World) -> None:
         """But session-free work (design 4.7)."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from affinity.limits import LEAST_SHARE
 from affinity.provider.conformance.base import Rules
 from affinity.provider.conformance.builders import ITEM_LOCK, SESSION_LOCK, SHORT_LEASE, work_item
 from affinity.provider.conformance.peer import Peer
 from affinity.provider.conformance.world import World
-from affinity.provider.contract import NewWorkItem, OrchestrationItem, Placed
+from affinity.provider.contract import OFFER_SECONDS, NewWorkItem, OrchestrationItem, Placed
 
 
 class PlacingRules(Rules):
-    """``TurnResult.placed`` and ``NewWorkItem.lock_here`` (design 5.4)."""
+    """``TurnResult.placed``, ``NewWorkItem.lock_here`` and ``claim_here`` (design 5.4)."""
 
     async def test_a_session_free_item_is_locked_here(self, world: World) -> None:
         """With a fresh token, as a first attempt (contract: commit_turn)."""
@@ -160,6 +161,116 @@ class PlacingRules(Rules):
         await place(a, instance, lock_here(instance, 1))
         assert await a.disown() == 1
         assert (await b.take_one()).attempts == 1
+
+    # -- work of sessions that nobody holds, and that the committer would like to claim
+
+    async def test_an_item_can_be_offered_to_the_committer(self, world: World) -> None:
+        """A commit claims nothing; but nobody else does before it (contract: NewWorkItem.claim_here)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        instance = await a.own("i")
+        assert await place(a, instance, claim_here(instance, 1)) == Placed(item=None, holder=None)
+        assert await world.sessions() == {}
+        await world.sweep_all()
+        assert await b.take_all() == []
+        item = await a.take_one()
+        assert (item.session_id, item.attempts) == ("s", 1)
+        assert await world.holders() == {"s": "a"}
+
+    async def test_what_is_offered_comes_before_a_share_of_the_rest(self, world: World) -> None:
+        """And does not lessen it (contract: fetch_work_item)."""
+        a, _ = await world.worker("a"), await world.worker("b")
+        instance = await a.own("i")
+        others = [f"s{number}" for number in range(2 * LEAST_SHARE)]
+        await world.enqueue(*others)
+        await place(a, instance, claim_here(instance, 1, "mine"))
+        assert {item.session_id for item in await a.take(100)} == {"mine", *others[:LEAST_SHARE]}
+
+    async def test_what_was_offered_and_not_taken_is_for_anyone(self, world: World) -> None:
+        """After about a second, by a sweep (contract: OFFER_SECONDS)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        instance = await a.own("i")
+        await place(a, instance, claim_here(instance, 1))
+        await world.pass_time(OFFER_SECONDS / 2)
+        assert await b.take_all() == []
+        await world.pass_time(OFFER_SECONDS)
+        assert (await b.take_one()).session_id == "s"
+
+    async def test_an_offer_to_a_full_worker_is_for_anyone_later(self, world: World) -> None:
+        """It claims nothing, so it does not claim that either (design 4.7)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        instance = await a.own("i")
+        await hold(world, a, "other")
+        await place(a, instance, claim_here(instance, 1))
+        assert await a.take(max_sessions=1) == []
+        await world.pass_time(OFFER_SECONDS + 1)
+        assert (await b.take_one()).session_id == "s"
+
+    async def test_an_offer_to_a_draining_worker_is_for_anyone_later(self, world: World) -> None:
+        """In the same way (design 4.10)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        instance = await a.own("i")
+        await place(a, instance, claim_here(instance, 1))
+        await a.drain()
+        assert await a.take() == []
+        await world.pass_time(OFFER_SECONDS + 1)
+        assert (await b.take_one()).session_id == "s"
+
+    async def test_an_offer_dies_with_its_worker(self, world: World) -> None:
+        """Whether it dies or leaves (design 4.2)."""
+        a, b, c = await world.worker("a", SHORT_LEASE), await world.worker("b"), await world.worker("c")
+        first, second = await a.own("i"), await b.own("j")
+        await place(a, first, claim_here(first, 1, "s"))
+        await place(b, second, claim_here(second, 1, "t"))
+        await b.leave()
+        await world.pass_time(SHORT_LEASE + 1)
+        assert {item.session_id for item in await c.take_all()} == {"s", "t"}
+
+    async def test_an_offer_follows_the_session_that_somebody_else_claimed(self, world: World) -> None:
+        """For another item of it: at most one worker has the session (design 4.11)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        instance = await a.own("i")
+        await place(a, instance, claim_here(instance, 1))
+        await world.enqueue("s")
+        assert len(await b.take_all()) == 2
+        assert await a.take_all() == []
+        assert await world.holders() == {"s": "b"}
+
+    async def test_nothing_is_offered_of_a_session_that_is_held(self, world: World) -> None:
+        """Its holder gets the item, here or elsewhere (contract: NewWorkItem.claim_here)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        instance = await a.own("i")
+        await hold(world, b, "s")
+        await hold(world, a, "t")
+        items = [replace(claim_here(instance, 1, "s"), lock_here=True), claim_here(instance, 2, "t")]
+        result = await a.commit_one(
+            instance, work_items=[*items, replace(claim_here(instance, 3, "t"), lock_here=True)]
+        )
+        assert [(placed.item is None, placed.holder) for placed in result.placed] == [
+            (True, "b"),
+            (True, "a"),
+            (False, None),
+        ]
+        assert [item.lock.key.activity_id for item in await b.take_all()] == [1]
+
+    async def test_a_delayed_item_is_offered_to_nobody(self, world: World) -> None:
+        """When it is visible, it is for anyone (contract: NewWorkItem.claim_here)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        instance = await a.own("i")
+        await place(a, instance, replace(claim_here(instance, 1), delay=60))
+        await world.advance(60)
+        assert (await b.take_one()).session_id == "s"
+
+    async def test_a_session_free_item_is_offered_to_nobody(self, world: World) -> None:
+        """There is nothing to claim (contract: NewWorkItem.claim_here)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        instance = await a.own("i")
+        await place(a, instance, replace(work_item(instance, 1), claim_here=True))
+        assert (await b.take_one()).session_id is None
+
+
+def claim_here(at: OrchestrationItem, activity_id: int, session_id: str = "s") -> NewWorkItem:
+    """An activity of whose session the committer would like to be the holder, if nobody is."""
+    return replace(work_item(at, activity_id, session_id), claim_here=True)
 
 
 def lock_here(at: OrchestrationItem, activity_id: int, session_id: str | None = None) -> NewWorkItem:

@@ -28,7 +28,12 @@ class Verbs:
 
 def who(identity: WorkerIdentity) -> Params:
     """The caller as parameters."""
-    return {"worker": identity.worker_id, "incarnation": identity.incarnation, "route": f"w:{identity.worker_id}"}
+    return {
+        "worker": identity.worker_id,
+        "incarnation": identity.incarnation,
+        "route": f"w:{identity.worker_id}",
+        "offer": f"new:{identity.worker_id}",
+    }
 
 
 def key_columns(keys: Sequence[WorkKey]) -> Params:

@@ -8,7 +8,7 @@ from typing import Final
 
 from psycopg.types.numeric import Int8
 
-from affinity.limits import MAX_BATCH, MAX_CLAIMS, MAX_REROUTE
+from affinity.limits import LEAST_SHARE, MAX_BATCH, MAX_REROUTE, SHARE_ROUNDS
 from affinity.provider.contract import (
     Message,
     OrchestrationFetch,
@@ -43,7 +43,8 @@ class OrchestrationVerbs(Verbs):
         params = {
             **who(identity),
             "limit": Int8(limit),
-            "share": Int8(MAX_CLAIMS),
+            "rounds": Int8(SHARE_ROUNDS),
+            "least": Int8(LEAST_SHARE),
             "scan": Int8(limit * _WINDOW),
             "names": Texts(names),
             "unknown_after": float(unknown_after),
@@ -52,10 +53,10 @@ class OrchestrationVerbs(Verbs):
             "reroute": Int8(MAX_REROUTE),
         }
         rows = await self._links.fetch.run(_SQL["fetch"], params)
-        items = [_item(list(group)) for id_, group in groupby(rows, key=lambda row: row[2]) if id_ is not None]
-        raced, next_due, *_ = rows[0]
+        items = [_item(list(group)) for id_, group in groupby(rows, key=lambda row: row[3]) if id_ is not None]
+        raced, next_due, left, *_ = rows[0]
         if items:
-            return OrchestrationFetch(items=items, raced=False, next_due=None)
+            return OrchestrationFetch(items=items, raced=False, next_due=None, left=left)
         return OrchestrationFetch(items=[], raced=raced, next_due=None if next_due is None else max(0.0, next_due))
 
     async def read_history(self, keys: Sequence[tuple[str, int]]) -> Sequence[Sequence[str]]:
@@ -83,7 +84,7 @@ class OrchestrationVerbs(Verbs):
 
 
 def _item(rows: Sequence[Row]) -> OrchestrationItem:
-    _, _, instance_id, execution_id, name, version, event_count, claims, unknown_for, *_ = rows[0]
+    _, _, _, instance_id, execution_id, name, version, event_count, claims, unknown_for, *_ = rows[0]
     return OrchestrationItem(
         instance_id=instance_id,
         execution_id=execution_id,
@@ -92,5 +93,5 @@ def _item(rows: Sequence[Row]) -> OrchestrationItem:
         event_count=event_count,
         claims=claims,
         unknown_for=unknown_for,
-        messages=[Message(row[9], row[10]) for row in rows],
+        messages=[Message(row[10], row[11]) for row in rows],
     )

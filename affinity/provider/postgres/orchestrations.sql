@@ -28,7 +28,7 @@ WITH seen AS MATERIALIZED (
     FROM (SELECT instance_id, min(rank) AS rank, min(visible_at) AS first FROM seen GROUP BY instance_id) s
     LEFT JOIN instances i USING (instance_id)
     LEFT JOIN alive_workers w ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation
-), eligible AS (
+), eligible AS MATERIALIZED (
     SELECT *, row_number() OVER (PARTITION BY ours ORDER BY rank, first) AS place FROM state
     WHERE NOT gone AND (ours OR owner IS NULL
         AND (known OR unknown_since IS NULL
@@ -36,10 +36,15 @@ WITH seen AS MATERIALIZED (
         AND EXISTS (
             SELECT FROM alive_workers
             WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining))
+), share AS MATERIALIZED (
+    -- What one fetch takes while others could: see limits.fair_share.
+    SELECT waiting.n, workers.n > 1 AS shared,
+        CASE WHEN workers.n > 1 THEN greatest(%(least)s, ceil(waiting.n::float8 / (%(rounds)s * workers.n))::bigint)
+             ELSE %(limit)s END AS most
+    FROM (SELECT count(*) AS n FROM alive_workers WHERE NOT draining) workers,
+        (SELECT count(*) AS n FROM eligible WHERE NOT ours) waiting
 ), chosen AS MATERIALIZED (
-    SELECT * FROM eligible
-    WHERE ours OR place <= %(share)s
-       OR NOT EXISTS (SELECT FROM alive_workers WHERE worker_id <> %(worker)s AND NOT draining)
+    SELECT * FROM eligible WHERE ours OR place <= (SELECT most FROM share)
     ORDER BY rank, first LIMIT %(limit)s
 ), free AS MATERIALIZED (
     -- As it was when the messages were read: an owner that came back just now may have consumed them.
@@ -78,7 +83,7 @@ WITH seen AS MATERIALIZED (
 ), removed AS (
     DELETE FROM orchestrator_queue o USING orphans x WHERE o.id = x.id
 )
-SELECT i.raced, i.next_due, g.instance_id, g.execution_id, g.name, g.version, g.event_count, g.claims, g.unknown_for,
+SELECT i.raced, i.next_due, (SELECT shared AND n > most FROM share), g.instance_id, g.execution_id, g.name, g.version, g.event_count, g.claims, g.unknown_for,
     m.id, m.payload
 FROM (SELECT) one
 LEFT JOIN (

@@ -7,7 +7,7 @@ from typing import Final
 from psycopg.types.numeric import Int8
 
 from affinity.limits import MAX_REROUTE
-from affinity.provider.contract import Sweep
+from affinity.provider.contract import OFFER_SECONDS, Sweep
 from affinity.provider.postgres.base import Verbs
 from affinity.provider.statements import load_statements
 
@@ -29,6 +29,7 @@ class SweepVerbs(Verbs):
             **dict(zip(("queued_session", "queued_route", "session"), begun[0], strict=True)),
             "window": Int8(WINDOW),
             "reroute": Int8(MAX_REROUTE),
+            "offer_seconds": OFFER_SECONDS,
             "session_retention": float(session_retention),
             "worker_retention": float(worker_retention),
         }

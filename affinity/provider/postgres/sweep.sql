@@ -28,11 +28,12 @@ WITH RECURSIVE mark (session_id, route, n) AS (
 ), wrong AS MATERIALIZED (
     SELECT m.session_id, m.route, coalesce('w:' || h.worker_id, 'new') AS truth
     FROM mark m LEFT JOIN held_sessions h ON h.session_id = m.session_id
-    WHERE m.route <> coalesce('w:' || h.worker_id, 'new')
+    WHERE m.route <> coalesce('w:' || h.worker_id, 'new') AND NOT (m.route > 'new:' AND m.route < 'new;')
 ), route (name) AS (
-    -- Each distinct mark of a worker once, in the same way: what a dead one leaves behind does not wait for its window.
-    SELECT least((SELECT route FROM worker_queue WHERE route > 'w:' ORDER BY route LIMIT 1),
-                 (SELECT route FROM orchestrator_queue WHERE route > 'w:' ORDER BY route LIMIT 1))
+    -- Each distinct mark of a worker once, in the same way: what a dead one leaves behind does not wait for its window,
+    -- nor does what one was offered and has not taken in time.
+    SELECT least((SELECT route FROM worker_queue WHERE route > 'new:' ORDER BY route LIMIT 1),
+                 (SELECT route FROM orchestrator_queue WHERE route > 'new:' ORDER BY route LIMIT 1))
     UNION ALL
     SELECT least((SELECT q.route FROM worker_queue q WHERE q.route > r.name ORDER BY q.route LIMIT 1),
                  (SELECT o.route FROM orchestrator_queue o WHERE o.route > r.name ORDER BY o.route LIMIT 1))
@@ -40,10 +41,16 @@ WITH RECURSIVE mark (session_id, route, n) AS (
 ), dead AS MATERIALIZED (
     -- Apart, and first: joined with a queue at once, the planner would rather read all of that.
     SELECT r.name FROM route r
-    WHERE r.name IS NOT NULL AND NOT EXISTS (SELECT FROM alive_workers w WHERE w.worker_id = substr(r.name, 3))
+    WHERE r.name > 'w:' AND NOT EXISTS (SELECT FROM alive_workers w WHERE w.worker_id = substr(r.name, 3))
 ), orphans AS MATERIALIZED (
-    SELECT o.* FROM dead d CROSS JOIN LATERAL (
-        SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id FROM worker_queue q WHERE q.route = d.name
+    SELECT o.*
+    FROM (
+        SELECT name, 'infinity'::timestamptz AS until FROM dead
+        UNION ALL
+        SELECT name, (SELECT clock()) - %(offer_seconds)s * interval '1 s' FROM route WHERE name < 'new;'
+    ) m CROSS JOIN LATERAL (
+        SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id FROM worker_queue q
+        WHERE q.route = m.name AND q.visible_at <= m.until
         ORDER BY q.visible_at LIMIT %(reroute)s
     ) o
     LIMIT %(reroute)s

@@ -113,6 +113,7 @@ def _item_columns(turns: Sequence[Turn]) -> Params:
         "item_payload": Texts([item.payload for _, item in items]),
         "item_delay": Floats([item.delay for _, item in items]),
         "item_here": Bools([item.lock_here for _, item in items]),
+        "item_claim": Bools([item.claim_here for _, item in items]),
     }
 
 

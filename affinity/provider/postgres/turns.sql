@@ -258,15 +258,17 @@ WITH fenced AS MATERIALIZED (
              OR h.incarnation = %(incarnation)s AND (h.session_id, h.epoch) IN (SELECT session_id, epoch FROM held)),
         false) AS locked
     FROM unnest(%(item_turn)s, %(item_instance)s, %(item_execution)s, %(item_activity)s, %(item_name)s,
-                %(item_session)s, %(item_payload)s, %(item_delay)s, %(item_here)s)
-         WITH ORDINALITY AS w (n, instance_id, execution_id, activity_id, name, session_id, payload, delay, here, ord)
+                %(item_session)s, %(item_payload)s, %(item_delay)s, %(item_here)s, %(item_claim)s)
+         WITH ORDINALITY AS w (n, instance_id, execution_id, activity_id, name, session_id, payload, delay, here, claim,
+                               ord)
     LEFT JOIN held_sessions h ON h.session_id = w.session_id
     WHERE (SELECT flags FROM ok)[w.n]
 ), items_added AS (
     INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
         lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at)
     SELECT instance_id, execution_id, activity_id, name, session_id,
-        CASE WHEN session_id IS NULL THEN 'free' ELSE coalesce('w:' || holder, 'new') END,
+        CASE WHEN session_id IS NULL THEN 'free' WHEN holder IS NOT NULL THEN 'w:' || holder
+             WHEN claim AND delay <= 0 THEN %(offer)s ELSE 'new' END,
         -- Items of one batch are a microsecond apart, so that they are delivered in their order.
         (SELECT clock()) + delay * interval '1 s' + ord * interval '1 us', payload,
         CASE WHEN locked THEN %(worker)s END, CASE WHEN locked THEN %(incarnation)s END,

@@ -8,7 +8,7 @@ from typing import Final
 from psycopg.types.numeric import Int8
 
 from affinity.errors import Contention
-from affinity.limits import MAX_CLAIMS, MAX_REROUTE
+from affinity.limits import LEAST_SHARE, MAX_BATCH, MAX_REROUTE, SHARE_ROUNDS
 from affinity.provider.contract import (
     TOUCH_SLACK,
     FetchOptions,
@@ -55,6 +55,7 @@ class WorkItemVerbs(Verbs):
             items=items,
             raced=bool(raced and not items) or claimed.raced,
             next_due=None if items else _positive(next_due),
+            left=claimed.left,
         )
 
     async def _claim(self, identity: WorkerIdentity, options: FetchOptions, limit: int) -> WorkFetch | None:
@@ -64,7 +65,9 @@ class WorkItemVerbs(Verbs):
             **_choices(options),
             "names": list(options.names),
             "limit": limit,
-            "share": MAX_CLAIMS,
+            "rounds": SHARE_ROUNDS,
+            "least": LEAST_SHARE,
+            "count": MAX_BATCH,
             "token": self._token(identity),
             "reroute": MAX_REROUTE,
         }
@@ -72,8 +75,9 @@ class WorkItemVerbs(Verbs):
             *_, rows = await self._links.fetch.script(_SQL["claim"], params)
         except Contention:  # what the fetch has found is ours, and must not be lost with the claim
             return None
-        items = [_work_item(row[2:]) for row in rows if row[1] is not None]
-        return WorkFetch(items=items, raced=bool(rows[0][0]), next_due=None)
+        raced, left, *_ = rows[0]
+        items = [_work_item(row[3:]) for row in rows if row[2] is not None]
+        return WorkFetch(items=items, raced=bool(raced), next_due=None, left=bool(left))
 
     async def renew_work_item_lock(
         self, identity: WorkerIdentity, locks: Sequence[WorkLock], timeouts: Timeouts

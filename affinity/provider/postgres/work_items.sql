@@ -54,7 +54,7 @@ WITH own AS MATERIALIZED (
             WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining)
         AND EXISTS (
             SELECT FROM deliverable_items q
-            WHERE q.route = 'new'
+            WHERE q.route IN ('new', %(offer)s)
               AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s)
                    OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
               AND (SELECT h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s
@@ -98,25 +98,36 @@ SELECT FROM workers WHERE worker_id = %(worker)s FOR NO KEY UPDATE;
 WITH room AS MATERIALIZED (
     SELECT %(max_sessions)s - count(*) AS n FROM sessions s
     WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+), share AS MATERIALIZED (
+    -- What one fetch takes while others could: see limits.fair_share.
+    SELECT waiting.n, workers.n > 1 AS shared,
+        CASE WHEN workers.n > 1 THEN greatest(%(least)s, ceil(waiting.n::float8 / (%(rounds)s * workers.n))::bigint)
+             ELSE %(limit)s END AS most
+    FROM (SELECT count(*) AS n FROM alive_workers WHERE NOT draining) workers,
+        (SELECT count(*) AS n
+         FROM (SELECT FROM worker_queue q WHERE q.route = 'new' AND q.visible_at <= (SELECT clock()) LIMIT %(count)s) q
+        ) waiting
 ), waiting AS MATERIALIZED (
-    SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.unknown_since, q.visible_at,
-        s.worker_id AS last_worker, s.incarnation AS last_incarnation,
-        coalesce(s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock(), false)
-        AS ours
-    FROM deliverable_items q LEFT JOIN sessions s ON s.session_id = q.session_id
-    WHERE q.route = 'new'
-      AND EXISTS (
-          SELECT FROM alive_workers
-          WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining)
-      AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s)
-           OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
-      AND (SELECT h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s
-           FROM held_sessions h WHERE h.session_id = q.session_id) IS NOT TRUE
-    -- Not more than our share is locked: what we leave is for others, at the same time.
-    ORDER BY q.visible_at
-    LIMIT CASE WHEN EXISTS (SELECT FROM alive_workers WHERE worker_id <> %(worker)s AND NOT draining)
-               THEN least(%(limit)s, %(share)s) ELSE %(limit)s END
-    FOR NO KEY UPDATE OF q SKIP LOCKED
+    -- What is offered to us comes first. Not more than our share is locked: what we leave is for others, at the same time.
+    SELECT q.*
+    FROM (VALUES (%(offer)s, %(limit)s), ('new', (SELECT most FROM share))) AS part (route, most)
+    CROSS JOIN LATERAL (
+        SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.unknown_since, q.visible_at, q.route,
+            s.worker_id AS last_worker, s.incarnation AS last_incarnation,
+            coalesce(s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock(), false)
+            AS ours
+        FROM deliverable_items q LEFT JOIN sessions s ON s.session_id = q.session_id
+        WHERE q.route = part.route
+          AND EXISTS (
+              SELECT FROM alive_workers
+              WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining)
+          AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s)
+               OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
+          AND (SELECT h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s
+               FROM held_sessions h WHERE h.session_id = q.session_id) IS NOT TRUE
+        ORDER BY q.visible_at LIMIT part.most FOR NO KEY UPDATE OF q SKIP LOCKED
+    ) q
+    LIMIT %(limit)s
 ), wanted AS MATERIALIZED (
     SELECT session_id, last_worker, last_incarnation
     FROM (
@@ -178,7 +189,8 @@ WITH room AS MATERIALIZED (
         q.attempts, q.failures, extract(epoch FROM clock() - p.unknown_since)::float8 AS unknown_for
 )
 SELECT (SELECT n FROM room) > 0 AND (SELECT count(*) FROM claimed) <= (SELECT count(*) - 1 FROM wanted)
-       OR (SELECT n FROM room) > 0 AND NOT EXISTS (SELECT FROM waiting) AS raced, t.*
+       OR (SELECT n FROM room) > 0 AND NOT EXISTS (SELECT FROM waiting) AS raced,
+    (SELECT shared AND n > most FROM share) AS left, t.*
 FROM (SELECT) one LEFT JOIN taken t ON true
 ORDER BY t.n
 

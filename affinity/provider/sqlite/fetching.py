@@ -1,13 +1,14 @@
 """Fetching work items.
 
 A fetch that finds nothing must cost next to nothing, since idle workers poll: it looks first, on a snapshot, and
-takes the write lock only when there is something to take or a stale mark to repair. It reads three index ranges,
+takes the write lock only when there is something to take or a stale mark to repair. It reads four index ranges,
 never the items of other workers' sessions:
 
     own     items of sessions that the caller holds. One whose session it holds no more is a stale mark.
     free    session-free items.
     new     items whose session nobody holds, each of which claims it; looked at only while there is room for a session.
-            One whose session is held by now is a stale mark.
+            One whose session is held by now is a stale mark. Those that are offered to the caller come first, then a
+            share of those that are anyone's.
 
 Stale marks that are met are repaired on the spot. That bounds the scan without ever stranding work or spinning: a
 fetch that met too many of them says ``raced``, and there are fewer of them when it is repeated.
@@ -18,12 +19,12 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any, Final, NamedTuple
 
-from affinity.limits import MAX_CLAIMS
+from affinity.limits import MAX_BATCH, fair_share
 from affinity.provider.contract import FetchOptions, WorkerIdentity, WorkFetch, WorkItem, WorkKey, WorkLock
 from affinity.provider.sqlite import sessions
 from affinity.provider.sqlite.database import Database, Tx, to_json
 from affinity.provider.sqlite.payloads import read_payloads
-from affinity.provider.sqlite.sessions import FREE, NEW, Lease, own_route
+from affinity.provider.sqlite.sessions import FREE, NEW, Lease, offer_route, own_route
 from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.statements import load_statements
 
@@ -75,13 +76,12 @@ def _take(tx: Tx, tokens: Tokens, identity: WorkerIdentity, options: FetchOption
     row = tx.row(SQL["peek"], arguments)
     if row is None:  # the lease ended while we waited for the lock
         return NOTHING
-    draining, shared, held, _ = row
+    draining, workers, held, _ = row
     harvest = _Harvest(tx, tokens, identity, options, arguments)
     harvest.reap(arguments["own"])
     harvest.reap(FREE)
     if held < options.max_sessions and not draining:
-        room = options.max_sessions - held
-        harvest.reap(NEW, room=min(room, MAX_CLAIMS) if shared else room)
+        harvest.claim(options.max_sessions - held, workers)
     return harvest.bring_in()
 
 
@@ -101,6 +101,18 @@ class _Harvest:
         self._stale: defaultdict[str, set[str]] = defaultdict(set)  # sessions by the mark that their items should have
         self._room = 0
         self._raced = False
+        self._left = False
+
+    def claim(self, room: int, workers: int) -> None:
+        """Pick from what nobody holds, up to ``room`` sessions; ``workers`` could do so, the caller being one."""
+        self.reap(self._arguments["offer"], room)
+        room -= len(self._claimed)
+        if workers > 1:
+            waiting = self._tx.value(SQL["count_new"], {**self._arguments, "count": MAX_BATCH})
+            share = fair_share(waiting, workers)
+            self._left = share < waiting
+            room = min(room, share)
+        self.reap(NEW, room)
 
     def reap(self, route: str, room: int = 0) -> None:
         """Pick from one range, and repair the marks in it that turn out to be stale; ``room`` is for new sessions."""
@@ -139,7 +151,7 @@ class _Harvest:
             )
             for one in picked
         ]
-        return WorkFetch(items=items, raced=False, next_due=None)
+        return WorkFetch(items=items, raced=False, next_due=None, left=self._left)
 
     def _scan(self, route: str, spare: int) -> list[_Candidate]:
         if len(self._picked) >= self._options.limit:
@@ -156,7 +168,7 @@ class _Harvest:
             self._picked[one.id] = one
             return
         truth = NEW if lease is None else lease.route
-        if truth != route:
+        if truth != route and not (truth == NEW and route == self._arguments["offer"]):
             self._stale[truth].add(session_id)
         elif session_id in self._claimed or self._room:
             self._room -= session_id not in self._claimed
@@ -198,6 +210,7 @@ def _arguments(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> dict[
         "worker_id": identity.worker_id,
         "incarnation": identity.incarnation,
         "own": own_route(identity.worker_id),
+        "offer": offer_route(identity.worker_id),
         "names": to_json(list(options.names)),
         "unknown_before": tx.now - options.unknown_after,
     }

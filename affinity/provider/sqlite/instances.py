@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from affinity.limits import MAX_BATCH, MAX_CLAIMS
+from affinity.limits import MAX_BATCH, fair_share
 from affinity.provider.contract import Message, OrchestrationFetch, OrchestrationItem, Release, WorkerIdentity
 from affinity.provider.sqlite.database import PORTION, Database, Tx, to_json
 from affinity.provider.sqlite.messages import reroute_instances
@@ -98,9 +98,9 @@ def _take(tx: Tx, identity: WorkerIdentity, wanted: Wanted) -> OrchestrationFetc
         return NOTHING
     search.scan(search.own)
     search.repair()
-    draining, shared, _ = row
+    draining, workers, _ = row
     if not draining:
-        search.scan(NEW, most=MAX_CLAIMS if shared else wanted.limit)
+        search.scan(NEW, most=search.share(workers))
         search.repair()
     search.take()
     return search.answer()
@@ -127,6 +127,7 @@ class _Search:
         self.stale: dict[str, str] = {}  # instances by the mark that their messages should have
         self._unowned: set[str] = set()
         self._raced = False
+        self._left = False
 
     @property
     def full(self) -> bool:
@@ -144,6 +145,15 @@ class _Search:
             if self.full or len(rows) < page or (self._unowned and len(self._unowned) >= most):
                 return
         self._raced = bool(self.stale)
+
+    def share(self, workers: int) -> int:
+        """How many of the instances that nobody owns the caller may take; ``workers`` could, the caller being one."""
+        if workers == 1:
+            return self._limit
+        waiting = self._tx.value(SQL["count_unowned"], {**self.arguments, "count": MAX_BATCH})
+        share = fair_share(waiting, workers)
+        self._left = share < waiting
+        return share
 
     def repair(self) -> None:
         """Re-mark what the scan found to be stale."""
@@ -164,7 +174,7 @@ class _Search:
         """What was found, with its messages."""
         messages = self._messages()
         items = [self._item(row, messages[row[0]]) for row in self.found.values()]
-        return OrchestrationFetch(items=items, raced=self._raced and not items, next_due=None)
+        return OrchestrationFetch(items=items, raced=self._raced and not items, next_due=None, left=self._left)
 
     def _see(self, row: list[Any], route: str, most: int) -> None:
         instance_id, owner, incarnation = row[0], row[7], row[8]

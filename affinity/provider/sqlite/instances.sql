@@ -1,7 +1,7 @@
--- peek: whether the caller is draining, whether others could take instances too, and whether messages of instances that
+-- peek: whether the caller is draining, how many workers could take instances, and whether messages of instances that
 -- nobody owns are there
 SELECT w.draining,
-       EXISTS (SELECT 1 FROM workers WHERE worker_id <> :worker_id AND locked_until > :now AND NOT draining),
+       (SELECT count(*) FROM workers WHERE locked_until > :now AND NOT draining),
        NOT w.draining AND EXISTS (
            SELECT 1 FROM orchestrator_queue AS q
            CROSS JOIN instances AS i ON i.instance_id = q.instance_id
@@ -13,6 +13,13 @@ SELECT w.draining,
        )
 FROM workers AS w
 WHERE w.worker_id = :worker_id AND w.incarnation = :incarnation AND w.locked_until > :now;
+
+-- count_unowned: instances with messages that nobody owns, as far as it matters
+SELECT count(*) FROM (
+    SELECT DISTINCT instance_id FROM orchestrator_queue
+    WHERE route = 'new' AND visible_at <= :now AND id NOT IN (SELECT value FROM json_each(:exclude))
+    LIMIT :count
+);
 
 -- next_due: when the next message of an instance of the caller's, or (unless it is draining) of nobody's, is visible
 SELECT min(due) FROM (

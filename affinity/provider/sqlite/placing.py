@@ -8,7 +8,7 @@ from typing import Any, Final
 from affinity.provider.contract import NewWorkItem, Placed, Token, WorkerIdentity, WorkItem, WorkLock
 from affinity.provider.sqlite import sessions
 from affinity.provider.sqlite.database import Tx
-from affinity.provider.sqlite.sessions import FREE, NEW, Lease
+from affinity.provider.sqlite.sessions import FREE, NEW, Lease, offer_route
 from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.sqlite.work_items import SQL
 
@@ -43,7 +43,8 @@ class Placing:
         """Where an item goes."""
         lease = None if item.session_id is None else self._leases.get(item.session_id)
         token = self._tokens.next() if self._locks_here(item, lease) else None
-        self._rows.append((item.key, item.name, item.session_id, _route(item, lease), item.delay, token, item.payload))
+        route = self._route(item, lease)
+        self._rows.append((item.key, item.name, item.session_id, route, item.delay, token, item.payload))
         if token is None:
             return Placed(item=None, holder=lease.worker_id if lease is not None and lease.held else None)
         if item.session_id is not None:
@@ -65,11 +66,12 @@ class Placing:
             return False
         return item.session_id is None or (lease is not None and lease.held_by(self._identity))
 
-
-def _route(item: NewWorkItem, lease: Lease | None) -> str:
-    if item.session_id is None:
-        return FREE
-    return NEW if lease is None else lease.route
+    def _route(self, item: NewWorkItem, lease: Lease | None) -> str:
+        if item.session_id is None:
+            return FREE
+        if lease is not None and lease.held:
+            return lease.route
+        return offer_route(self._identity.worker_id) if item.claim_here and item.delay <= 0 else NEW
 
 
 def _delivered(item: NewWorkItem, token: Token, lease: Lease | None) -> WorkItem:

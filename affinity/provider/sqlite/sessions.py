@@ -43,6 +43,16 @@ def own_route(worker_id: str) -> str:
     return f"w:{worker_id}"
 
 
+def offer_route(worker_id: str) -> str:
+    """The mark of what belongs to nobody and is offered to a worker first."""
+    return f"{NEW}:{worker_id}"
+
+
+def is_offer(route: str) -> bool:
+    """Whether this is the mark of something that is offered to a worker."""
+    return route.startswith(offer_route(""))
+
+
 def read_leases(tx: Tx, session_ids: Collection[str]) -> dict[str, Lease]:
     """Rows of the sessions among ``session_ids`` that have one."""
     if not session_ids:

@@ -4,7 +4,8 @@ Every mark is right when it is written. It goes stale when a session changes han
 `MAX_REROUTE` queued items, when a session lock expires, and when a worker dies. So the sweep looks there, and
 nowhere else:
 
-* marks of names that are not alive, found by jumping through the index from mark to mark;
+* marks of names that are not alive, and offers that were not taken in time, found by jumping through the index from
+  mark to mark;
 * sessions held by the living: two probes of the index for each, for marks below and above the right one;
 * sessions of the living whose lock ended since the last complete sweep (with a margin). A lock that ended earlier was
   seen by that sweep, and what was queued since then was marked ``'new'`` from the start.
@@ -15,13 +16,14 @@ worker's fetches.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 from affinity.limits import MAX_REROUTE
-from affinity.provider.contract import Sweep
+from affinity.provider.contract import OFFER_SECONDS, Sweep
 from affinity.provider.sqlite.database import Tx
 from affinity.provider.sqlite.messages import reroute_messages
-from affinity.provider.sqlite.sessions import own_route
+from affinity.provider.sqlite.sessions import is_offer, own_route
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "sweep.sql")
@@ -79,10 +81,11 @@ class _Repair:
             self._tx.run(SQL["set_swept_clean"], {"now": self._tx.now})
 
     def _orphans(self, alive: set[str]) -> None:
-        """What is marked for names that are not alive."""
+        """What is marked for names that are not alive, and what they were offered, alive or not, some time ago."""
         for (route,) in self._tx.rows(SQL["item_routes"]):
             if route not in alive:
-                self._reroute("reroute_orphans", {"route": route})
+                until = self._tx.now - OFFER_SECONDS if is_offer(route) else math.inf
+                self._reroute("reroute_orphans", {"route": route, "until": until})
         for (route,) in self._tx.rows(SQL["message_routes"]):
             if route not in alive and not self.exhausted:
                 self.rerouted += reroute_messages(self._tx, route, MAX_REROUTE - self.rerouted)

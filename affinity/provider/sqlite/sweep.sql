@@ -14,9 +14,9 @@ UPDATE counters SET value = :now WHERE name = 'swept_clean';
 -- workers: names by whether they are alive
 SELECT worker_id, incarnation, locked_until > :now FROM workers;
 
--- item_routes: marks that stand in the work queue, found one by one in the index
+-- item_routes: marks with the name of a worker that stand in the work queue, found one by one in the index
 WITH RECURSIVE marks (route) AS (
-    SELECT min(route) FROM worker_queue WHERE route > 'w:'
+    SELECT min(route) FROM worker_queue WHERE route > 'new:'
     UNION ALL
     SELECT (SELECT min(route) FROM worker_queue WHERE route > marks.route) FROM marks WHERE marks.route IS NOT NULL
 )
@@ -31,7 +31,7 @@ WITH RECURSIVE marks (route) AS (
 )
 SELECT route FROM marks WHERE route IS NOT NULL;
 
--- reroute_orphans: re-mark items that are marked for a worker which is gone
+-- reroute_orphans: re-mark items that are marked for a worker which is gone, or has not taken what it was offered
 UPDATE worker_queue SET route = stale.truth
 FROM (
     SELECT q.id, CASE WHEN s.locked_until > :now AND w.worker_id IS NOT NULL
@@ -39,7 +39,7 @@ FROM (
     FROM worker_queue AS q
     LEFT JOIN sessions AS s ON s.session_id = q.session_id
     LEFT JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND w.locked_until > :now
-    WHERE q.route = :route
+    WHERE q.route = :route AND q.visible_at <= :until
     LIMIT :limit
 ) AS stale
 WHERE worker_queue.id = stale.id;

@@ -1,7 +1,7 @@
--- peek: whether the caller is draining, whether others could claim too, how many sessions it holds, and whether there is
+-- peek: whether the caller is draining, how many workers could claim, how many sessions it holds, and whether there is
 -- something to fetch without claiming one
 SELECT w.draining,
-       EXISTS (SELECT 1 FROM workers WHERE worker_id <> :worker_id AND locked_until > :now AND NOT draining),
+       (SELECT count(*) FROM workers WHERE locked_until > :now AND NOT draining),
        (SELECT count(*) FROM sessions
         WHERE worker_id = :worker_id AND locked_until > :now AND incarnation = :incarnation),
        EXISTS (
@@ -23,12 +23,15 @@ WHERE w.worker_id = :worker_id AND w.incarnation = :incarnation AND w.locked_unt
 -- peek_new: whether there is something to fetch that claims a session
 SELECT EXISTS (
     SELECT 1 FROM worker_queue AS q
-    WHERE q.route = 'new' AND q.visible_at <= :now
+    WHERE q.route IN ('new', :offer) AND q.visible_at <= :now
       AND (q.lock_token IS NULL OR q.locked_until <= :now
            OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
       AND (q.unknown_since IS NULL OR q.unknown_since <= :unknown_before
            OR q.name IN (SELECT value FROM json_each(:names)))
 );
+
+-- count_new: items that claim a session and are anyone's, as far as it matters
+SELECT count(*) FROM (SELECT 1 FROM worker_queue WHERE route = 'new' AND visible_at <= :now LIMIT :count);
 
 -- next_due: when the next item on the caller's own route is visible, or a free one, or one that claims a session
 SELECT min(due) FROM (
