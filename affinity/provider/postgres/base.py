@@ -10,7 +10,8 @@ from typing import LiteralString
 
 from affinity.provider.contract import WorkerIdentity, WorkKey, WorkLock
 from affinity.provider.postgres.arrays import Ints, Texts
-from affinity.provider.postgres.connections import Links, Params
+from affinity.provider.postgres.connections import Links
+from affinity.provider.postgres.conversation import Params
 
 
 class Verbs:

@@ -2,40 +2,38 @@
 
 States of one `Link`::
 
-    closed ──first call──► open ──call──► busy ──reply, or an error that the database reports──► open
-    busy ──the connection broke──► closed                 ConnectionLost; the next call connects again
-    busy ──nobody waits any more──► abandoned ──reply within `GRACE`──► open
-    abandoned ──no reply──► closed
+    closed ──first call──► connecting ──► open ──call──► busy ──reply, or an error that the database reports──► open
+    connecting, busy ──failed, or the connection broke──► closed     ConnectionLost; the next call connects again
+    connecting, busy ──`DEADLINE`──► closed                          ConnectionLost
+    connecting, busy ──nobody waits any more──► abandoned ──connected, or reply, within `GRACE`──► open
+    abandoned ──neither──► closed                                    the server is asked to stop; nobody waits for that
 
 Invariants
     * One call at a time on a connection; calls wait for each other in order.
-    * A call is a task of the link, not of whoever awaits it. Whoever awaits may be cancelled, and then goes at once;
-      the call comes to its end by itself, so that no connection is left in the middle of a conversation, and a silent
-      network cannot hold up somebody who has a deadline to keep.
+    * A call belongs to the link, not to whoever awaits it. Whoever awaits may be cancelled, and then goes at once. A
+      call that was not sent never will be; one that was comes to its end by itself, so that no connection is left in
+      the middle of a conversation, and a silent network cannot hold up somebody who has a deadline to keep.
     * A call is one message to the server, in autocommit. A client that is paused at any moment holds no lock.
+
+No task, lock or timer is made for a call: it is sent by whoever calls, or by the reply to the call before it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Awaitable, Callable, Mapping
-from functools import cache
-from typing import Any, Final, LiteralString, TypeAlias, TypeVar
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final, LiteralString
 
 import psycopg
-from psycopg import AsyncClientCursor, AsyncConnection, AsyncRawCursor
+from psycopg import AsyncConnection
 
 from affinity.errors import ConnectionLost
 from affinity.provider.postgres.arrays import register_arrays
-from affinity.provider.postgres.errors import translated
+from affinity.provider.postgres.conversation import Conversation, Outcome, Params, Row
+from affinity.provider.postgres.errors import translate
 from affinity.provider.postgres.target import COLD, HOT, Target
-
-Row: TypeAlias = tuple[Any, ...]
-Params: TypeAlias = Mapping[str, Any]
-T = TypeVar("T")
-
-_PLACEHOLDER: Final = re.compile(r"%\((?P<name>\w+)\)s|%%")
 
 DEADLINE: Final = 40.0
 """Seconds for one call, above the server's own statement_timeout: past it the network must be gone."""
@@ -47,96 +45,174 @@ CLOSING: Final = 1.0
 """Seconds for a polite goodbye."""
 
 
+@dataclass(slots=True, eq=False)
+class _Call:
+    ask: Callable[[Conversation], None]
+    reply: asyncio.Future[list[list[Row]]]  # done before the answer is there: nobody waits any more
+
+
 class Link:
-    """One connection, made when it is first needed and again after it broke."""
+    """One connection, made when it is first needed and again after it broke. For one event loop."""
 
     def __init__(self, target: Target, application_name: str, settings: dict[str, str]) -> None:
         self._target = target
         self._conninfo = target.connect(application_name, settings)
-        self._connection: AsyncConnection[Row] | None = None
-        self._turn = asyncio.Lock()
-        self._serving: asyncio.Task[Any] | None = None  # the call that has the connection
-        self._calls: set[asyncio.Task[Any]] = set()
+        self._waiting: deque[_Call] = deque()
+        self._current: _Call | None = None  # the call that has the connection, or for which it is made
+        self._until = 0.0  # the loop's time at which the current call is given up
+        self._alarm: asyncio.TimerHandle | None = None  # one for many calls: it looks at `_until` when it rings
+        self._conversation: Conversation | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()  # connecting, and goodbyes
         self._closed = False
 
     async def run(self, statement: LiteralString, params: Params | None = None) -> list[Row]:
         """One prepared statement; its rows."""
-        return await self.use(lambda connection: _prepared(connection, statement, params))
+        (rows,) = await self._call(lambda conversation: conversation.execute(statement, params))
+        return rows
 
     async def script(self, statements: LiteralString, params: Params | None = None) -> list[list[Row]]:
         """Several statements in one message and one transaction, each with a snapshot of its own; the rows of each.
 
         The server gets all of them before it begins: it never waits for us in the middle.
         """
-        return await self.use(lambda connection: _script(connection, statements, params))
+        return await self._call(lambda conversation: conversation.script(statements, params))
 
     async def aclose(self) -> None:
-        """Close for good. Calls that are under way are given up."""
+        """Close for good. Calls that are under way are given up. Idempotent."""
         self._closed = True
-        for call in list(self._calls):
-            _end(call)
-        if self._calls:
-            await asyncio.wait(self._calls, timeout=CLOSING)
-        await self._drop()
+        given_up = [*self._waiting] if self._current is None else [self._current, *self._waiting]
+        self._current = None
+        self._waiting.clear()
+        for call in given_up:
+            if not call.reply.done():
+                call.reply.set_exception(ConnectionLost(f"{self._target.name}: the provider was closed"))
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._drop()
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=CLOSING)
+            for task in late:
+                task.cancel()
 
     # -- one call
 
-    async def use(self, work: Callable[[AsyncConnection[Row]], Awaitable[T]]) -> T:
-        """Whatever else is to be done with the connection."""
-        task = asyncio.ensure_future(self._serve(work))
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if not task.done():
-                self._abandon(task)
-            elif task.cancelled() and self._closed:
-                raise ConnectionLost(f"{self._target.name}: the provider was closed") from None
-            raise
-
-    def _abandon(self, task: asyncio.Task[Any]) -> None:
-        """Nobody waits for it. If it has begun it may end, in a while; its outcome is no news."""
-        task.add_done_callback(_ignore)
-        if task is self._serving:
-            asyncio.get_running_loop().call_later(GRACE, _end, task)
-        else:
-            task.cancel()
-
-    async def _serve(self, work: Callable[[AsyncConnection[Row]], Awaitable[T]]) -> T:
-        async with self._turn:
-            self._serving = asyncio.current_task()
-            try:
-                async with asyncio.timeout(DEADLINE):
-                    with translated(self._target):
-                        return await work(await self._open())
-            except TimeoutError:
-                raise ConnectionLost(f"{self._target.name}: no answer within {DEADLINE:.0f} s") from None
-            except ConnectionLost:
-                await self._drop()  # though it may still be open: to a server that is now a standby, for one
-                raise
-            finally:
-                self._serving = None
-                await self._check()
-
-    async def _open(self) -> AsyncConnection[Row]:
+    async def _call(self, ask: Callable[[Conversation], None]) -> list[list[Row]]:
         if self._closed:
             raise ConnectionLost(f"{self._target.name}: the provider is closed")
-        if self._connection is None:
-            self._connection = await connect(self._conninfo)
-        return self._connection
+        call = _Call(ask, asyncio.get_running_loop().create_future())
+        self._waiting.append(call)
+        if self._current is None:
+            self._go_on()
+        try:
+            return await call.reply
+        except asyncio.CancelledError:
+            self._abandon(call)
+            raise
 
-    async def _check(self) -> None:
-        """Keep a connection only if it is idle: anything else is the middle of a conversation."""
-        connection = self._connection
-        if connection is not None and connection.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE:
-            await self._drop()
+    def _abandon(self, call: _Call) -> None:
+        """Nobody waits for it. If it has begun it may end, in a while; its outcome is no news."""
+        if call is self._current:
+            self._until = min(self._until, asyncio.get_running_loop().time() + GRACE)
+            self._set_alarm()
+        elif not call.reply.cancelled():
+            call.reply.exception()  # an error that came at the same moment: asyncio would complain that nobody saw it
 
-    async def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.pgconn.finish()  # closes the socket at once, where close() would first wait to be polite
-            await connection.close()
+    def _go_on(self) -> None:
+        """Begin the calls that wait, until one of them has the connection."""
+        while self._waiting and self._current is None:
+            call = self._waiting.popleft()
+            if call.reply.done():
+                continue
+            self._current = call
+            self._until = asyncio.get_running_loop().time() + DEADLINE
+            if self._alarm is None:
+                self._set_alarm()
+            if self._conversation is None:
+                self._connecting = self._spawn(self._connect())
+            else:
+                self._ask(call, self._conversation)
+
+    async def _connect(self) -> None:
+        try:
+            connection = await connect(self._conninfo)
+        except Exception as error:
+            self._connecting = None
+            self._end(error)
+        else:
+            self._connecting = None
+            self._conversation = Conversation(connection, self._ended)
+            call = self._current
+            assert call is not None
+            if call.reply.done():
+                self._current = None
+            else:
+                self._ask(call, self._conversation)
+        self._go_on()
+
+    def _ask(self, call: _Call, conversation: Conversation) -> None:
+        try:
+            call.ask(conversation)
+        except Exception as error:  # the connection's, or that of a value that cannot be sent
+            self._end(error)
+
+    def _ended(self, outcome: Outcome) -> None:
+        self._end(outcome)
+        self._go_on()
+
+    def _end(self, outcome: Outcome) -> None:
+        """The current call is over, whether or not somebody waits for it."""
+        call, self._current = self._current, None
+        assert call is not None
+        if isinstance(outcome, psycopg.Error):
+            error = translate(outcome, self._target)
+            error.__cause__ = outcome
+            outcome = error
+        # A connection may be lost though it is still open: to a server that is now a standby, for one. And it is kept
+        # only if it is idle: anything else is the middle of a conversation.
+        if isinstance(outcome, ConnectionLost) or (self._conversation is not None and not self._conversation.idle):
+            self._drop()
+        if call.reply.done():
+            return
+        if isinstance(outcome, Exception):
+            call.reply.set_exception(outcome)
+        else:
+            call.reply.set_result(outcome)
+
+    # -- the end of a connection
+
+    def _set_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = asyncio.get_running_loop().call_at(self._until, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        if self._current is None:
+            return  # the next call sets it
+        if asyncio.get_running_loop().time() < self._until:
+            self._set_alarm()  # it was set for a call before this one
+        else:
+            self._ended(ConnectionLost(f"{self._target.name}: no answer within {DEADLINE:g} s"))
+
+    def _drop(self) -> None:
+        if self._connecting is not None:
+            self._connecting.cancel()
+            self._connecting = None
+        conversation, self._conversation = self._conversation, None
+        if conversation is None:
+            return
+        conversation.mute()
+        if conversation.asking:
+            self._spawn(conversation.interrupt(CLOSING))
+        else:
+            conversation.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
 
 class Links:
@@ -166,53 +242,3 @@ async def connect(conninfo: str) -> AsyncConnection[Row]:
     connection.prepared_max = None
     register_arrays(connection)
     return connection
-
-
-async def _prepared(connection: AsyncConnection[Row], statement: LiteralString, params: Params | None) -> list[Row]:
-    query, names = numbered(statement)
-    values = [params[name] for name in names] if params is not None else None
-    async with AsyncRawCursor(connection) as cursor:
-        await cursor.execute(query, values, prepare=True, binary=True)
-        # Not `description`, which would describe every column at every call.
-        return await cursor.fetchall() if cursor.pgresult is not None and cursor.pgresult.nfields else []
-
-
-@cache
-def numbered(statement: LiteralString) -> tuple[bytes, tuple[str, ...]]:
-    """The statement with the server's own placeholders, and the names that they stand for.
-
-    psycopg would do this at every call for a statement of this length: a third of a millisecond for a commit. Bytes,
-    because it would encode and hash a string at every call too, to find out that it is prepared already.
-    """
-    names: dict[str, int] = {}
-
-    def number(found: re.Match[str]) -> str:
-        name = found["name"]
-        return "%" if name is None else f"${names.setdefault(name, len(names) + 1)}"
-
-    return _PLACEHOLDER.sub(number, statement).encode(), tuple(names)
-
-
-async def _script(connection: AsyncConnection[Row], text: LiteralString, params: Params | None) -> list[list[Row]]:
-    # Client-side binding: only PostgreSQL's simple protocol takes several statements in one message.
-    async with AsyncClientCursor(connection) as cursor:
-        await cursor.execute(text, params)
-        found = [await _rows(cursor)]
-        while cursor.nextset():
-            found.append(await _rows(cursor))
-        return found
-
-
-async def _rows(cursor: AsyncClientCursor[Row]) -> list[Row]:
-    return await cursor.fetchall() if cursor.description else []
-
-
-def _end(task: asyncio.Task[Any]) -> None:
-    """Cancel, and again: psycopg answers the first by asking the server to stop, which a silent server never does."""
-    if task.cancel():
-        asyncio.get_running_loop().call_later(GRACE / 4, _end, task)
-
-
-def _ignore(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()

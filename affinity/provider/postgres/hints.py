@@ -19,7 +19,8 @@ from affinity.errors import ConnectionLost
 from affinity.provider.contract import Hint, HintSource, WorkerIdentity
 from affinity.provider.postgres.arrays import Texts
 from affinity.provider.postgres.base import Verbs
-from affinity.provider.postgres.connections import Row, connect
+from affinity.provider.postgres.connections import connect
+from affinity.provider.postgres.conversation import Row
 from affinity.provider.postgres.errors import translate, translated
 from affinity.provider.postgres.target import Target
 

@@ -18,7 +18,7 @@ from affinity.provider.contract import (
 )
 from affinity.provider.postgres.arrays import Bools, Ints, Texts
 from affinity.provider.postgres.base import Verbs, who
-from affinity.provider.postgres.connections import Row
+from affinity.provider.postgres.conversation import Row
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "orchestrations.sql")

@@ -70,7 +70,7 @@ class PostgresProvider(
         """
         links = Links(Target.parse(url), application_name)
         try:
-            await links.misc.use(lambda connection: check_version(connection, links.target))
+            await check_version(links.misc.run, links.target)
         except BaseException:
             await links.aclose()
             raise

@@ -13,7 +13,7 @@ from affinity.provider.contract import (
     Turn,
 )
 from affinity.provider.postgres.arrays import Bools, Floats, Ints, Texts
-from affinity.provider.postgres.connections import Params
+from affinity.provider.postgres.conversation import Params
 
 _NOTHING: Final = InstanceUpdate(status="running")
 

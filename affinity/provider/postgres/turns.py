@@ -18,7 +18,7 @@ from affinity.provider.contract import (
     WorkLock,
 )
 from affinity.provider.postgres.base import Verbs, who, without
-from affinity.provider.postgres.connections import Params, Row
+from affinity.provider.postgres.conversation import Params, Row
 from affinity.provider.postgres.states import state_columns
 from affinity.provider.postgres.turn_columns import (
     ends,

@@ -24,7 +24,7 @@ from affinity.provider.contract import (
 )
 from affinity.provider.postgres.arrays import Bools, Floats, Texts
 from affinity.provider.postgres.base import Verbs, flags, lock_columns, who, without
-from affinity.provider.postgres.connections import Params, Row
+from affinity.provider.postgres.conversation import Params, Row
 from affinity.provider.postgres.states import state_columns
 from affinity.provider.statements import load_statements
 

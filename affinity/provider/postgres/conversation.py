@@ -1,0 +1,238 @@
+"""One open connection, and what is said on it: libpq's non-blocking calls, driven by the event loop's own callbacks.
+
+States of one `Conversation`::
+
+    idle ──`execute`, `script`──► asking ──the whole reply──► idle       `ended` is called: the rows, or the error
+    asking ──a statement is prepared, at its first use──► asking         now it is executed
+    asking ──the connection broke, or a COPY wants to begin──► unusable  `ended` is called: the error
+    any ──`mute`──► unusable                                             `ended` is not called any more
+
+Invariants
+    * It is asked while it is `idle`, and not again before `ended`.
+    * A reply is read to its end before it is told, so that an error leaves the connection usable.
+    * While there is more to send, we read too: neither side waits for the other with both sockets full.
+    * A broken connection is an error of a call. What comes while nobody asks, be it the end, stays unread until the
+      next call, which hears the server's own words; and a closed socket does not keep the event loop busy.
+
+psycopg connects, converts values and names errors. Its cursors would do the rest too, at three times the cost: a
+cursor, a generator, a lock, a reader and a timer for each statement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache, partial
+from typing import Any, Final, LiteralString, TypeAlias
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.abc import Buffer
+from psycopg.adapt import PyFormat, Transformer
+from psycopg.errors import error_from_result
+from psycopg.pq import ExecStatus, Format, TransactionStatus
+from psycopg.pq.abc import PGresult
+
+Row: TypeAlias = tuple[Any, ...]
+Params: TypeAlias = Mapping[str, Any]
+Outcome: TypeAlias = list[list[Row]] | Exception
+"""The rows of each statement, or why there are none."""
+
+_Key: TypeAlias = tuple[bytes, tuple[int, ...] | None]
+"""A statement and the types of its values, which are part of what is prepared."""
+
+_Packed: TypeAlias = Sequence[Buffer | None]
+_Formats: TypeAlias = Sequence[int] | None
+
+_PLACEHOLDER: Final = re.compile(r"%\((?P<name>\w+)\)s|%%")
+_COPY: Final = (ExecStatus.COPY_IN, ExecStatus.COPY_OUT, ExecStatus.COPY_BOTH)
+
+
+class Conversation:
+    """Asks one thing at a time, and calls ``ended`` when it has the answer. Bound to the running event loop."""
+
+    def __init__(self, connection: AsyncConnection[Row], ended: Callable[[Outcome], None]) -> None:
+        self._connection = connection
+        self._ended = ended
+        self._pgconn = connection.pgconn
+        self._socket = self._pgconn.socket  # libpq forgets it when the connection breaks
+        self._loop = asyncio.get_running_loop()
+        self._listening = False
+        self._transformer = Transformer(connection)
+        self._names: dict[_Key, bytes] = {}  # of statements that the server has prepared
+        self._then: Callable[[], None] | None = None  # what to ask next, for the same call
+        self._results: list[PGresult] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether it may be asked something: open, and not in the middle of anything."""
+        return self._pgconn.transaction_status == TransactionStatus.IDLE
+
+    @property
+    def asking(self) -> bool:
+        """Whether the server is at work on something."""
+        return self._pgconn.transaction_status == TransactionStatus.ACTIVE
+
+    # -- asking: raises what psycopg raises, or what is wrong with a value; then `ended` is not called
+
+    def execute(self, statement: LiteralString, params: Params | None = None) -> None:
+        """One statement, prepared at its first use. Its values are received in binary."""
+        query, names = numbered(statement)
+        values = [params[name] for name in names] if params is not None else []
+        packed = self._transformer.dump_sequence(values, [PyFormat.AUTO] * len(values))
+        formats = self._transformer.formats
+        key = query, self._transformer.types
+        name = self._names.get(key)
+        if name is not None:
+            self._execute(name, packed, formats)
+        else:
+            name = b"affinity_%d" % len(self._names)
+            self._pgconn.send_prepare(name, *key)
+            self._sent(then=partial(self._prepared, key, name, packed, formats))
+
+    def _prepared(self, key: _Key, name: bytes, packed: _Packed, formats: _Formats) -> None:
+        self._names[key] = name
+        self._execute(name, packed, formats)
+
+    def _execute(self, name: bytes, packed: _Packed, formats: _Formats) -> None:
+        self._pgconn.send_query_prepared(name, packed, formats, Format.BINARY)
+        self._sent()
+
+    def script(self, statements: LiteralString, params: Params | None = None) -> None:
+        """Several statements in one message: only PostgreSQL's simple protocol takes them, with values in the text."""
+        if params is None:
+            text = statements.encode()
+        else:
+            template, names = _template(statements)
+            text = template % {name: self._literal(params[name.decode()]) for name in names}
+        self._pgconn.send_query(text)
+        self._sent()
+
+    def _literal(self, value: Any) -> bytes:
+        return b"NULL" if value is None else self._transformer.as_literal(value)
+
+    def _sent(self, then: Callable[[], None] | None = None) -> None:
+        self._results = []
+        self._then = then
+        if self._pgconn.flush():
+            self._loop.add_writer(self._socket, self._writable)
+        if not self._listening:
+            self._listening = True
+            self._listen()
+
+    # -- answers
+
+    def _writable(self) -> None:
+        try:
+            if not self._pgconn.flush():
+                self._loop.remove_writer(self._socket)
+        except psycopg.Error as error:
+            self._ended(error)
+
+    def _readable(self) -> None:
+        if not self.asking:  # for the next call
+            self._listening = False
+            self._loop.remove_reader(self._socket)
+            return
+        outcome: Outcome | None
+        try:
+            outcome = self._read()
+            if outcome is not None and self._then is not None:
+                self._then()
+                return
+        except Exception as error:
+            outcome = error
+        if outcome is not None:
+            self._ended(outcome)
+        else:
+            self._loop.call_soon(self._listen)
+
+    def _listen(self) -> None:
+        """Once more whenever there is more to come: after an error of the socket uvloop calls a reader once, and then
+        never. The server's last words come with such an error, and are not all that there is to read.
+        """
+        if self._listening:
+            self._loop.remove_reader(self._socket)
+            self._loop.add_reader(self._socket, self._readable)
+
+    def _read(self) -> list[list[Row]] | None:
+        """Take what has come; the whole reply, or None while more is to come."""
+        pgconn = self._pgconn
+        try:
+            pgconn.consume_input()
+        except psycopg.OperationalError:
+            self._rows()  # the server may have said why before it went: that is raised, then
+            raise
+        while not pgconn.is_busy():
+            result = pgconn.get_result()
+            if result is None:
+                return self._rows()
+            self._results.append(result)
+            if result.status in _COPY:  # it would come again and again
+                return self._rows()
+        return None
+
+    def _rows(self) -> list[list[Row]]:
+        results, self._results = self._results, []
+        return [self._load(result) for result in results]
+
+    def _load(self, result: PGresult) -> list[Row]:
+        status = result.status
+        if status == ExecStatus.TUPLES_OK:
+            if not result.nfields:
+                return []
+            self._transformer.set_pgresult(result)
+            rows = self._transformer.load_rows(0, result.ntuples, tuple)
+            self._transformer.set_pgresult(None)  # it may be large
+            return rows
+        if status in (ExecStatus.COMMAND_OK, ExecStatus.EMPTY_QUERY):
+            return []
+        if status == ExecStatus.FATAL_ERROR:
+            raise error_from_result(result)
+        raise psycopg.ProgrammingError(f"unexpected reply: {ExecStatus(status).name}")
+
+    # -- the end
+
+    def mute(self) -> None:
+        """Say and hear no more."""
+        self._listening = False
+        with suppress(OSError):  # libpq has closed the socket of a broken connection
+            self._loop.remove_writer(self._socket)
+        self._loop.remove_reader(self._socket)
+
+    def close(self) -> None:
+        """At once. To be muted before."""
+        self._pgconn.finish()  # psycopg's own close() does no more
+
+    async def interrupt(self, timeout: float) -> None:
+        """Ask the server to stop what it is doing, for at most ``timeout`` seconds, and close. To be muted before."""
+        try:
+            with suppress(psycopg.Error, OSError):
+                await self._connection.cancel_safe(timeout=timeout)
+        finally:
+            self.close()
+
+
+@cache
+def numbered(statement: LiteralString) -> tuple[bytes, tuple[str, ...]]:
+    """The statement with the server's own placeholders, and the names that they stand for.
+
+    psycopg would do this at every call for a statement of this length: a third of a millisecond for a commit. Bytes,
+    because their hash is kept, and a string would have to be encoded at every call.
+    """
+    names: dict[str, int] = {}
+
+    def number(found: re.Match[str]) -> str:
+        name = found["name"]
+        return "%" if name is None else f"${names.setdefault(name, len(names) + 1)}"
+
+    return _PLACEHOLDER.sub(number, statement).encode(), tuple(names)
+
+
+@cache
+def _template(text: LiteralString) -> tuple[bytes, frozenset[bytes]]:
+    """The text as Python's ``%`` takes it for bytes, and the names that it wants."""
+    names = frozenset(found["name"].encode() for found in _PLACEHOLDER.finditer(text) if found["name"] is not None)
+    return _PLACEHOLDER.sub(lambda found: found[0][:-1] + ("b" if found["name"] else "%"), text).encode(), names

@@ -1,0 +1,389 @@
+"""PostgreSQL: one connection and the calls on it, on both event loops: what is sent, in which order, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from importlib.util import find_spec
+from typing import Any, Final
+
+import anyio
+import psycopg
+import pytest
+from psycopg import AsyncConnection
+
+from affinity.errors import ConnectionLost, DatabaseFailure, SchemaMismatch
+from affinity.provider.postgres import connections
+from affinity.provider.postgres.arrays import Texts
+from affinity.provider.postgres.connections import Link
+from affinity.provider.postgres.conversation import Conversation, Outcome
+from affinity.provider.postgres.target import HOT, Target
+from tests.provider.postgres_stage import PATIENCE, SOMEBODY_WAITS, terminate, until
+
+pytestmark = pytest.mark.anyio
+
+LOOPS: Final = [False, True] if find_spec("uvloop") else [False]
+
+PID: Final = "SELECT pg_backend_pid()"
+WAIT: Final = "UPDATE gate SET passed = passed + 1 RETURNING passed"
+NOBODY_WAITS: Final = "SELECT count(*) = 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+
+
+@pytest.fixture(params=LOOPS, ids=lambda uvloop: "uvloop" if uvloop else "asyncio", scope="module")
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    """Workers run on uvloop where it is installed, and applications on whatever they like."""
+    return "asyncio", {"use_uvloop": request.param}
+
+
+@pytest.fixture
+def admin(postgres_database: str) -> Iterator[psycopg.Connection[Any]]:
+    """A plain connection, which can keep others from the table."""
+    with psycopg.connect(postgres_database, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+async def link(postgres_database: str, admin: psycopg.Connection[Any]) -> AsyncIterator[Link]:
+    """A connection of the hot loop, not yet made."""
+    admin.execute("CREATE SCHEMA affinity")
+    admin.execute("CREATE TABLE affinity.gate AS SELECT 0 AS passed")
+    async with aclosing(Link(Target.parse(postgres_database), "affinity link", HOT)) as link:
+        yield link
+
+
+@pytest.fixture
+def watcher(postgres_database: str) -> Iterator[psycopg.Connection[Any]]:
+    """Another, which is free while the first is in a transaction."""
+    with psycopg.connect(postgres_database, autocommit=True) as connection:
+        yield connection
+
+
+def shut(admin: psycopg.Connection[Any]) -> None:
+    """Within a transaction, at the end of which it is open again."""
+    admin.execute("LOCK TABLE affinity.gate")
+
+
+# --- what is sent -----------------------------------------------------------------------------------------------------
+
+
+async def test_calls_go_in_order(link: Link) -> None:
+    """Those that wait for the connection, and those that wait for each other."""
+    await link.script("CREATE SEQUENCE turn")
+    turns = await asyncio.gather(*(link.run("SELECT nextval('turn')") for _ in range(50)))
+    assert turns == [[(n,)] for n in range(1, 51)]
+
+
+async def test_thirty_megabytes_go_through_and_come_back(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than any socket takes at once: the rest is sent when it can be, and the next call waits for its turn."""
+    written = 0
+    writable = Conversation._writable
+
+    def count(conversation: Conversation) -> None:
+        nonlocal written
+        written += 1
+        writable(conversation)
+
+    monkeypatch.setattr(Conversation, "_writable", count)
+    large = bytes(range(256)) * (30 * 4096)
+    statement = "SELECT %(value)s::bytea, octet_length(%(value)s::bytea)"
+    for _ in range(2):  # prepared, and prepared already
+        written = 0
+        answers = await asyncio.gather(
+            link.run(statement, {"value": large}), link.run(WAIT), link.script("SELECT %(value)s", {"value": "x"})
+        )
+        assert answers[0] == [(large, len(large))]
+        assert answers[2] == [[("x",)]]
+        assert written > 1
+
+
+async def test_a_value_may_be_missing_at_one_time_and_not_at_another(link: Link) -> None:
+    """A statement is prepared for the types that it gets."""
+    for value in (None, "x", None, "y", 3, 2**40, 1.5, True, "z"):
+        text = None if value is None else f"a{str(value).lower()}%"
+        assert await link.run("SELECT %(value)s, 'a' || %(value)s || '%%'", {"value": value}) == [(value, text)]
+    found = await link.run("SELECT cardinality(%(value)s), %(none)s::text", {"value": Texts(["a", None]), "none": None})
+    assert found == [(2, None)]
+
+
+async def test_a_script_has_the_rows_of_each_statement(link: Link) -> None:
+    """Its values are quoted; one that fails undoes all of it."""
+    params = {"text": "it's 100% \\ %(n)s", "n": -1, "none": None, "names": ["a", "b'"]}
+    found = await link.script(
+        "CREATE TABLE made (n int); INSERT INTO made VALUES (1 - %(n)s); -- as it is: %%\n"
+        "SELECT n, n = 2 FROM made; SELECT FROM made; SELECT %(text)s, %(none)s, %(names)s::text[], 5 %% 3",
+        params,
+    )
+    assert found == [[], [], [(2, True)], [], [("it's 100% \\ %(n)s", None, ["a", "b'"], 2)]]
+    assert await link.script("SELECT 5 % 3") == [[(2,)]]
+    assert await link.script("") == [[]]
+    with pytest.raises(DatabaseFailure, match="division"):
+        await link.script("INSERT INTO made VALUES (7); SELECT 1 / 0; SELECT 1")
+    assert await link.run("SELECT n FROM made") == [(2,)]
+
+
+# --- what goes wrong with one call ------------------------------------------------------------------------------------
+
+
+async def test_an_error_leaves_the_connection_usable(link: Link) -> None:
+    """Reported by the server while it prepares or executes, or found before anything was sent."""
+    pid = await link.run(PID)
+    for _ in range(2):
+        with pytest.raises(DatabaseFailure, match="division"):
+            await link.run("SELECT 1 / %(n)s::int", {"n": 0})
+        with pytest.raises(SchemaMismatch):
+            await link.run("SELECT * FROM later")
+        with pytest.raises(DatabaseFailure, match="cannot adapt"):
+            await link.run("SELECT %(value)s", {"value": object()})
+        with pytest.raises(UnicodeEncodeError):
+            await link.run("SELECT %(value)s", {"value": Texts(["\ud800"])})
+        with pytest.raises(KeyError):
+            await link.run("SELECT %(value)s", {})
+    await link.script("CREATE TABLE later (n int)")
+    assert await link.run("SELECT * FROM later") == []
+    assert await link.run(PID) == pid
+
+
+async def test_any_number_of_calls_may_fail_one_after_the_other(link: Link) -> None:
+    """Though none of them is sent, and the one before the last of them is."""
+    bad = [link.run("SELECT %(value)s", {"value": object()}) for _ in range(3_000)]
+    *failures, good = await asyncio.gather(*bad, link.run("SELECT 1"), return_exceptions=True)
+    assert {type(failure) for failure in failures} == {DatabaseFailure}
+    assert good == [(1,)]
+
+
+async def test_a_copy_is_refused(link: Link) -> None:
+    """It would wait for us, or we for it; the next call has a connection of its own."""
+    for statement in ("COPY (SELECT 1) TO STDOUT", "COPY pg_type FROM STDIN"):
+        with pytest.raises(DatabaseFailure, match="COPY"):
+            await link.script(statement)
+        assert await link.run("SELECT 1") == [(1,)]
+
+
+# --- what goes wrong with the connection ------------------------------------------------------------------------------
+
+
+async def test_a_connection_that_is_ended_between_calls_is_noticed_by_the_next(
+    link: Link, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the server's words, whatever it has said before; until then the closed socket does not keep us busy."""
+    told = 0
+    noticed = anyio.Event()
+    readable = Conversation._readable
+
+    def count(conversation: Conversation) -> None:
+        nonlocal told
+        readable(conversation)
+        told += 1
+        noticed.set()
+
+    pid = await link.run(PID)
+    with monkeypatch.context() as patch:
+        patch.setattr(Conversation, "_readable", count)
+        terminate(admin)
+        with pytest.raises(ConnectionLost, match="terminating connection"):
+            await link.run(PID)
+        await link.run(PID)
+        told, noticed = 0, anyio.Event()
+        terminate(admin)
+        with anyio.fail_after(PATIENCE):
+            await noticed.wait()
+        for _ in range(10):
+            await anyio.sleep(0.001)
+        assert told == 1
+        with pytest.raises(ConnectionLost, match="terminating connection"):
+            await link.run(PID)
+    assert await link.run(PID) not in ([], pid)
+
+
+async def test_a_connection_that_is_ended_in_the_middle_of_a_call(
+    link: Link, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any]
+) -> None:
+    """The call says so; the one after it has another connection."""
+    with admin.transaction():
+        shut(admin)
+        stuck, waiting = (asyncio.create_task(link.run(statement)) for statement in (WAIT, "SELECT 1"))
+        await until(watcher, SOMEBODY_WAITS)
+        terminate(watcher)
+        with pytest.raises(ConnectionLost, match="terminating connection"):
+            await stuck
+        assert await waiting == [(1,)]
+
+
+async def test_a_call_that_is_not_answered_ends(
+    link: Link, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So does its statement, though nobody waits for that; the time of a call begins when it has the connection."""
+    monkeypatch.setattr(connections, "DEADLINE", 0.2)
+    with admin.transaction():
+        shut(admin)
+        stuck = [asyncio.create_task(link.run(WAIT)) for _ in range(2)]
+        waiting = asyncio.create_task(link.run("SELECT 1"))
+        for call in stuck:
+            with pytest.raises(ConnectionLost, match=r"no answer within 0\.2 s"):
+                await call
+        assert await waiting == [(1,)]
+        await until(watcher, NOBODY_WAITS)
+    assert await link.run(WAIT) == [(1,)]
+
+
+# --- calls that nobody waits for any more -----------------------------------------------------------------------------
+
+
+async def test_a_call_that_had_not_begun_never_does(
+    link: Link, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any]
+) -> None:
+    """The abandoned one before it comes to its end, and those behind are served, on the same connection."""
+    pid = await link.run(PID)
+    with admin.transaction():
+        shut(admin)
+        begun, never, behind = (asyncio.create_task(link.run(statement)) for statement in (WAIT, WAIT, PID))
+        await until(watcher, SOMEBODY_WAITS)
+        for call in (begun, never):
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+        assert not behind.done()
+    assert await behind == pid
+    assert await link.run(WAIT) == [(2,)]
+
+
+async def test_an_abandoned_call_that_is_not_answered_is_stopped(
+    link: Link, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And those behind it have another connection."""
+    monkeypatch.setattr(connections, "GRACE", 0.1)
+    with admin.transaction():
+        shut(admin)
+        begun, behind = (asyncio.create_task(link.run(statement)) for statement in (WAIT, "SELECT 1"))
+        await until(watcher, SOMEBODY_WAITS)
+        begun.cancel()
+        assert await behind == [(1,)]
+        await until(watcher, NOBODY_WAITS)
+    assert await link.run(WAIT) == [(1,)]
+
+
+async def test_an_error_that_comes_with_a_cancellation_is_no_news(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is told, and asyncio does not complain that nobody has looked at it."""
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    end = Link._end
+
+    def end_and_cancel(link: Link, outcome: Outcome) -> None:
+        end(link, outcome)
+        call.cancel()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Link, "_end", end_and_cancel)
+        call = asyncio.create_task(link.run("SELECT 1 / 0"))
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    gc.collect()
+    assert complaints == []
+    assert await link.run("SELECT 1") == [(1,)]
+
+
+async def test_an_attempt_to_connect_that_nobody_waits_for_is_given_up(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the grace; whoever comes then makes an attempt of its own."""
+    attempts = 0
+    connect = connections.connect
+
+    async def second(conninfo: str) -> AsyncConnection[Any]:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            await anyio.sleep_forever()
+        return await connect(conninfo)
+
+    monkeypatch.setattr(connections, "connect", second)
+    monkeypatch.setattr(connections, "GRACE", 0.05)
+    with anyio.move_on_after(0.01):
+        await link.run(WAIT)
+    assert await link.run(WAIT) == [(1,)]
+    assert attempts == 2
+
+
+async def test_a_connection_that_is_made_in_the_grace_serves_the_next_call(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that it was made for is not sent any more."""
+    attempts = 0
+    go = anyio.Event()
+    connect = connections.connect
+
+    async def slow(conninfo: str) -> AsyncConnection[Any]:
+        nonlocal attempts
+        attempts += 1
+        await go.wait()
+        return await connect(conninfo)
+
+    monkeypatch.setattr(connections, "connect", slow)
+    with anyio.move_on_after(0.01):
+        await link.run(WAIT)
+    go.set()
+    assert await link.run(WAIT) == [(1,)]
+    assert attempts == 1
+
+
+# --- closing ----------------------------------------------------------------------------------------------------------
+
+
+async def test_closing_ends_every_call(
+    link: Link, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any]
+) -> None:
+    """The one under way, whose statement ends too, and those that wait; once is enough, twice is no harm."""
+    with admin.transaction():
+        shut(admin)
+        calls = [asyncio.create_task(link.run(WAIT)) for _ in range(3)]
+        await until(watcher, SOMEBODY_WAITS)
+        await link.aclose()
+        for call in calls:
+            with pytest.raises(ConnectionLost, match="the provider was closed"):
+                await call
+        await link.aclose()
+        await until(watcher, NOBODY_WAITS)
+    with pytest.raises(ConnectionLost, match="the provider is closed"):
+        await link.run(WAIT)
+    assert admin.execute("SELECT passed FROM affinity.gate").fetchone() == (0,)
+
+
+async def test_closing_does_not_wait_for_a_connection(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attempt is given up."""
+
+    async def never(_: str) -> AsyncConnection[Any]:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    monkeypatch.setattr(connections, "connect", never)
+    call = asyncio.create_task(link.run(WAIT))
+    await anyio.sleep(0)
+    await link.aclose()
+    assert not link._tasks
+    with pytest.raises(ConnectionLost, match="the provider was closed"):
+        await call
+
+
+async def test_closing_waits_for_a_silent_server_only_so_long(
+    link: Link, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may not even answer the request to stop."""
+
+    async def never(_: AsyncConnection[Any], *, timeout: float) -> None:
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(AsyncConnection, "cancel_safe", never)
+    monkeypatch.setattr(connections, "CLOSING", 0.05)
+    with admin.transaction():
+        shut(admin)
+        call = asyncio.create_task(link.run(WAIT))
+        await until(watcher, SOMEBODY_WAITS)
+        with anyio.fail_after(PATIENCE):
+            await link.aclose()
+        with pytest.raises(ConnectionLost, match="the provider was closed"):
+            await call
+        with anyio.fail_after(PATIENCE):
+            while link._tasks:
+                await anyio.sleep(0)
