@@ -5,7 +5,8 @@ once. No timer is involved: an idle system has the latency of one statement, a b
 
 The outcomes of a large batch are handed out in pieces, with a step of the event loop between two of them: what the
 first ones set going is on its way to the database while the rest is still being handed out, so that the process and the
-database work at the same time instead of by turns.
+database work at the same time instead of by turns. A batch that is smaller than such a piece is worth less than what
+it costs: it waits for what the last one has set going, as far as that comes back without waiting for anything itself.
 
 Why it is safe: `Provider.commit_turn` applies a turn whole or not at all, and only while its fence holds (see `Turn`).
 Whoever submitted it learns the outcome and acts on it:
@@ -48,6 +49,9 @@ MAX_BATCH_BYTES = 16 * 1024 * 1024
 
 HAND_OUT = 16
 """Outcomes that are handed out in one step of the event loop."""
+
+JOIN_STEPS = 3
+"""Steps of the event loop in which an activity that waits for nothing begins, ends, and is noticed to have ended."""
 
 
 @dataclass(slots=True)
@@ -97,9 +101,11 @@ class GroupCommit(Generic[Request, Result]):
                     self._arrived = anyio.Event()
                     self._idle.set()
                     await self._arrived.wait()
-                    self._idle = (
-                        anyio.Event()
-                    )  # only here: whoever waits for the end of a busy spell waits on one event
+                    # Only here: whoever waits for the end of a busy spell waits on one event.
+                    self._idle = anyio.Event()
+                elif len(self._queue) < HAND_OUT:
+                    for _ in range(JOIN_STEPS):
+                        await anyio.lowlevel.checkpoint()
                 async with self._writing:
                     self._in_flight = self._take()
                     answers = await self._write(self._in_flight)

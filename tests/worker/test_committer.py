@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import anyio
 import anyio.lowlevel
@@ -90,6 +92,29 @@ async def test_the_first_outcomes_are_at_work_while_the_rest_is_handed_out() -> 
         await desk.commits.flushed()
         assert heard == list(range(count))
         assert desk.database.batches == [list(range(count)), [1000]]
+
+
+@pytest.mark.parametrize(("others", "batches"), [(HAND_OUT - 1, 2), (HAND_OUT, 3)])
+async def test_a_small_batch_waits_for_what_the_last_one_has_set_going(others: int, batches: int) -> None:
+    """An activity that ends at once is in the very next batch, unless that is large enough by itself."""
+    async with running() as desk:
+        submit = partial(desk.submit, 1000)
+
+        async def activity() -> None:
+            return None
+
+        def done(_: object) -> None:
+            asyncio.get_running_loop().create_task(activity()).add_done_callback(lambda _: submit())
+
+        desk.commits.submit(0, done)
+        await desk.database.asked.wait()
+        desk.submit(*range(1, others + 1))
+        desk.database.gate.set()
+        while 1000 not in [number for number, _ in desk.answers]:
+            await anyio.lowlevel.checkpoint()
+        assert len(desk.database.batches) == batches
+        assert desk.database.batches[-1][-1] == 1000
+        assert sum(map(len, desk.database.batches)) == others + 2
 
 
 async def test_a_pause_waits_for_every_outcome_and_holds_the_next_batch() -> None:
