@@ -26,6 +26,7 @@ _BY_STATE: Final[dict[str, type[ProviderError]]] = {
     "40P01": Contention,  # deadlock
     "55P03": Contention,  # lock timeout
     "57014": Contention,  # statement timeout: nothing was changed
+    "ZT001": Contention,  # our own function `refuse`
     "23505": Duplicate,
     "57P01": ConnectionLost,  # terminated by an administrator
     "57P02": ConnectionLost,  # crash of the server

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Final
 
 from affinity.provider.contract import (
@@ -11,10 +12,12 @@ from affinity.provider.contract import (
     NewWorkItem,
     SessionHold,
     Turn,
+    WorkLock,
 )
 from affinity.provider.postgres.arrays import Bools, Floats, Ints, Texts
 from affinity.provider.postgres.conversation import Params
 
+_instance_id = attrgetter("instance_id")
 _NOTHING: Final = InstanceUpdate(status="running")
 
 
@@ -28,9 +31,32 @@ def ends(turn: Turn) -> bool:
     return turn.update is not None and (turn.update.continued or turn.update.status in FINISHED)
 
 
+def plain_columns(turns: Sequence[Turn]) -> Params:
+    """What turns need that take results and queue work, and do nothing else."""
+    acks = sorted([ack for turn in turns for ack in turn.acks])
+    items = [item for turn in turns for item in turn.work_items]
+    return {
+        **_turn_columns(sorted(turns, key=_instance_id)),
+        **_event_columns(turns),
+        **_ack_columns(acks),
+        **_item_columns(items),
+        "here": Texts({item.session_id for item in items if item.lock_here and item.session_id is not None}),
+    }
+
+
 def lean_columns(turns: Sequence[Turn]) -> Params:
-    """What every statement needs."""
-    return {**_turn_columns(turns), **_event_columns(turns), **_ack_columns(turns), **_item_columns(turns)}
+    """What turns of any kind need, each part with the number of its turn."""
+    acks = [(n, ack) for n, turn in _numbered(turns) for ack in turn.acks]
+    items = _items(turns)
+    return {
+        **_turn_columns(turns),
+        **_event_columns(turns),
+        "event_turn": Ints([n for n, turn in _numbered(turns) for _ in turn.history]),
+        **_ack_columns([ack for _, ack in acks]),
+        "ack_turn": Ints([n for n, _ in acks]),
+        **_item_columns([item for _, item in items]),
+        "item_turn": Ints([n for n, _ in items]),
+    }
 
 
 def rest_columns(turns: Sequence[Turn]) -> Params:
@@ -61,24 +87,21 @@ def update_columns(turns: Sequence[Turn]) -> Params:
 
 
 def _event_columns(turns: Sequence[Turn]) -> Params:
-    of = [(n, turn) for n, turn in _numbered(turns) for _ in turn.history]
+    of = [turn for turn in turns for _ in turn.history]
     return {
-        "event_turn": Ints([n for n, _ in of]),
-        "event_instance": Texts([turn.instance_id for _, turn in of]),
-        "event_execution": Ints([turn.execution_id for _, turn in of]),
+        "event_instance": Texts([turn.instance_id for turn in of]),
+        "event_execution": Ints([turn.execution_id for turn in of]),
         "event_id": Ints([turn.event_count + number for turn in turns for number in range(1, len(turn.history) + 1)]),
         "event": Texts([event for turn in turns for event in turn.history]),
     }
 
 
-def _ack_columns(turns: Sequence[Turn]) -> Params:
-    acks = [(n, ack) for n, turn in _numbered(turns) for ack in turn.acks]
+def _ack_columns(acks: Sequence[WorkLock]) -> Params:
     return {
-        "ack_turn": Ints([n for n, _ in acks]),
-        "ack_instance": Texts([ack.key.instance_id for _, ack in acks]),
-        "ack_execution": Ints([ack.key.execution_id for _, ack in acks]),
-        "ack_activity": Ints([ack.key.activity_id for _, ack in acks]),
-        "ack_token": Texts([ack.token for _, ack in acks]),
+        "ack_instance": Texts([ack.key.instance_id for ack in acks]),
+        "ack_execution": Ints([ack.key.execution_id for ack in acks]),
+        "ack_activity": Ints([ack.key.activity_id for ack in acks]),
+        "ack_token": Texts([ack.token for ack in acks]),
     }
 
 
@@ -101,19 +124,17 @@ def _removal_columns(turns: Sequence[Turn]) -> Params:
     }
 
 
-def _item_columns(turns: Sequence[Turn]) -> Params:
-    items = _items(turns)
+def _item_columns(items: Sequence[NewWorkItem]) -> Params:
     return {
-        "item_turn": Ints([n for n, _ in items]),
-        "item_instance": Texts([item.key.instance_id for _, item in items]),
-        "item_execution": Ints([item.key.execution_id for _, item in items]),
-        "item_activity": Ints([item.key.activity_id for _, item in items]),
-        "item_name": Texts([item.name for _, item in items]),
-        "item_session": Texts([item.session_id for _, item in items]),
-        "item_payload": Texts([item.payload for _, item in items]),
-        "item_delay": Floats([item.delay for _, item in items]),
-        "item_here": Bools([item.lock_here for _, item in items]),
-        "item_claim": Bools([item.claim_here for _, item in items]),
+        "item_instance": Texts([item.key.instance_id for item in items]),
+        "item_execution": Ints([item.key.execution_id for item in items]),
+        "item_activity": Ints([item.key.activity_id for item in items]),
+        "item_name": Texts([item.name for item in items]),
+        "item_session": Texts([item.session_id for item in items]),
+        "item_payload": Texts([item.payload for item in items]),
+        "item_delay": Floats([item.delay for item in items]),
+        "item_here": Bools([item.lock_here for item in items]),
+        "item_claim": Bools([item.claim_here for item in items]),
     }
 
 

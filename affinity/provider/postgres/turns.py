@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, Final, LiteralString
 
+from affinity.errors import Contention
 from affinity.provider.contract import (
     NewWorkItem,
     Placed,
@@ -25,6 +27,7 @@ from affinity.provider.postgres.turn_columns import (
     finishes,
     hold_columns,
     lean_columns,
+    plain_columns,
     rest_columns,
     update_columns,
 )
@@ -32,7 +35,9 @@ from affinity.provider.postgres.work_items import lengths
 from affinity.provider.statements import load_statements
 from affinity.records import StateWrite
 
-_COMMIT: Final = load_statements(__package__, "turns.sql")["commit"]
+_SQL: Final = load_statements(__package__, "turns.sql")
+_COMMIT: Final = _SQL["commit"]
+_PLAIN: Final = _SQL["plain"]
 
 # Most turns take the result of one activity and queue the next. For them, most of the statement would be started and
 # stopped for nothing, which is most of what a small batch costs. So a batch has the same statement with those parts
@@ -55,8 +60,12 @@ class TurnVerbs(Verbs):
         if not turns:
             return []
         token = self._token(identity)
+        common = {**who(identity), **lengths(timeouts), "token": token}
         parts = _needed(turns)
-        params = {**who(identity), **lengths(timeouts), "token": token, **lean_columns(turns), **_columns(turns, parts)}
+        if not parts:
+            with suppress(Contention):  # nothing was changed
+                return _results(turns, await self._links.commit.run(_PLAIN, {**common, **plain_columns(turns)}), token)
+        params = {**common, **lean_columns(turns), **_columns(turns, parts)}
         return _results(turns, await self._links.commit.run(_statement(parts), params), token)
 
 

@@ -345,3 +345,70 @@ UNION ALL SELECT 'conflict', ord, NULL, NULL, NULL FROM conflict
 -- [twice
 UNION ALL SELECT 'conflict', ord, NULL, NULL, NULL FROM twice
 -- twice]
+
+-- plain: commits a batch in which every turn takes results and queues work, and does nothing else; all of it or nothing
+-- Most batches are such, and pass. So nothing is asked first: rows are written where they are as they must be, and at
+-- the end it is counted whether they all were. If not, an error undoes everything, and `commit` judges turn by turn.
+-- Turns and results come in the order of their keys: that is the order in which their rows are locked.
+WITH advanced AS (
+    UPDATE instances i
+    SET event_count = i.event_count + t.added, claims = 0, unknown_since = NULL, updated_at = clock()
+    FROM unnest(%(instance)s, %(execution)s, %(events)s, %(added)s) AS t (instance_id, execution_id, events, added)
+    WHERE i.instance_id = t.instance_id
+      AND i.owner_worker = %(worker)s AND i.owner_incarnation = %(incarnation)s AND i.status IN ('pending', 'running')
+      AND i.execution_id = t.execution_id AND i.event_count = t.events
+    RETURNING 1
+), removed AS (
+    DELETE FROM worker_queue q
+    USING unnest(%(ack_instance)s, %(ack_execution)s, %(ack_activity)s, %(ack_token)s)
+          AS a (instance_id, execution_id, activity_id, token)
+    WHERE q.instance_id = a.instance_id AND q.execution_id = a.execution_id AND q.activity_id = a.activity_id
+      AND q.lock_token = a.token AND q.locked_until > clock()
+      AND (SELECT count(*) FROM advanced) >= 0 -- always true: it makes the instances come first
+    RETURNING q.session_id
+), held AS MATERIALIZED (
+    SELECT s.session_id, s.epoch, s.locked_until FROM sessions s
+    WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM removed) || %(here)s)
+      AND (s.worker_id = %(worker)s) IS TRUE AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+    ORDER BY s.session_id FOR NO KEY UPDATE
+), touched AS (
+    UPDATE sessions s SET locked_until = clock() + %(session_lock)s * interval '1 s', touched_at = clock()
+    FROM held WHERE s.session_id = held.session_id
+      AND held.locked_until < clock() + %(touch_below)s * interval '1 s'
+), events AS (
+    INSERT INTO history (instance_id, execution_id, event_id, event)
+    SELECT * FROM unnest(%(event_instance)s, %(event_execution)s, %(event_id)s, %(event)s)
+), placed AS MATERIALIZED (
+    SELECT w.*, h.epoch, h.worker_id AS holder,
+        coalesce(w.here AND w.delay <= 0
+        AND EXISTS (
+            SELECT FROM alive_workers
+            WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining)
+        AND (w.session_id IS NULL
+             OR h.incarnation = %(incarnation)s AND (h.session_id, h.epoch) IN (SELECT session_id, epoch FROM held)),
+        false) AS locked
+    FROM unnest(%(item_instance)s, %(item_execution)s, %(item_activity)s, %(item_name)s, %(item_session)s,
+                %(item_payload)s, %(item_delay)s, %(item_here)s, %(item_claim)s)
+         WITH ORDINALITY AS w (instance_id, execution_id, activity_id, name, session_id, payload, delay, here, claim,
+                               ord)
+    LEFT JOIN held_sessions h ON h.session_id = w.session_id
+), items_added AS (
+    INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
+        lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at)
+    SELECT instance_id, execution_id, activity_id, name, session_id,
+        CASE WHEN session_id IS NULL THEN 'free' WHEN holder IS NOT NULL THEN 'w:' || holder
+             WHEN claim AND delay <= 0 THEN %(offer)s ELSE 'new' END,
+        (SELECT clock()) + delay * interval '1 s' + ord * interval '1 us', payload,
+        CASE WHEN locked THEN %(worker)s END, CASE WHEN locked THEN %(incarnation)s END,
+        CASE WHEN locked THEN %(token)s || '.' || ord END,
+        CASE WHEN locked THEN clock() + %(item_lock)s * interval '1 s' END, locked::int, clock()
+    FROM placed
+)
+SELECT 'turns', CASE WHEN (SELECT count(*) FROM advanced) = cardinality(%(instance)s)
+                      AND (SELECT count(*) FROM removed) = cardinality(%(ack_token)s)
+                      AND EXISTS (
+                          SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
+                     THEN NULL ELSE refuse() END,
+    NULL::bigint, NULL::text, array_fill(true, ARRAY[cardinality(%(instance)s)])
+UNION ALL SELECT 'here', ord, epoch, NULL, NULL FROM placed WHERE locked
+UNION ALL SELECT 'there', ord, NULL, holder, NULL FROM placed WHERE holder IS NOT NULL AND NOT locked
