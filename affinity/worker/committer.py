@@ -5,8 +5,8 @@ once. No timer is involved: an idle system has the latency of one statement, a b
 
 The outcomes of a large batch are handed out in pieces, with a step of the event loop between two of them: what the
 first ones set going is on its way to the database while the rest is still being handed out, so that the process and the
-database work at the same time instead of by turns. A batch that is smaller than such a piece is worth less than what
-it costs: it waits for what the last one has set going, as far as that comes back without waiting for anything itself.
+database work at the same time instead of by turns. A batch that is `SMALL` is worth less than what it costs: it waits
+for what the last one has set going, as far as that comes back without waiting for anything itself.
 
 Why it is safe: `Provider.commit_turn` applies a turn whole or not at all, and only while its fence holds (see `Turn`).
 Whoever submitted it learns the outcome and acts on it:
@@ -47,8 +47,11 @@ MAX_CONTENTIONS = 20
 MAX_BATCH_BYTES = 16 * 1024 * 1024
 """Weight of one batch, if it has more than one request: one statement must stay far below what a message may hold."""
 
-HAND_OUT = 16
+HAND_OUT = 24
 """Outcomes that are handed out in one step of the event loop."""
+
+SMALL = 16
+"""Requests that are too few for a batch of their own while more may join them."""
 
 JOIN_STEPS = 3
 """Steps of the event loop in which an activity that waits for nothing begins, ends, and is noticed to have ended."""
@@ -103,7 +106,7 @@ class GroupCommit(Generic[Request, Result]):
                     await self._arrived.wait()
                     # Only here: whoever waits for the end of a busy spell waits on one event.
                     self._idle = anyio.Event()
-                elif len(self._queue) < HAND_OUT:
+                elif len(self._queue) < SMALL:
                     for _ in range(JOIN_STEPS):
                         await anyio.lowlevel.checkpoint()
                 async with self._writing:

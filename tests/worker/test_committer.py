@@ -12,7 +12,7 @@ import anyio.lowlevel
 import pytest
 
 from affinity.errors import ConnectionLost, DatabaseFailure, ProviderError
-from affinity.worker.committer import HAND_OUT, MAX_BATCH_BYTES, GroupCommit
+from affinity.worker.committer import HAND_OUT, MAX_BATCH_BYTES, SMALL, GroupCommit
 from affinity.worker.retry import Availability
 
 pytestmark = pytest.mark.anyio
@@ -94,7 +94,7 @@ async def test_the_first_outcomes_are_at_work_while_the_rest_is_handed_out() -> 
         assert desk.database.batches == [list(range(count)), [1000]]
 
 
-@pytest.mark.parametrize(("others", "batches"), [(HAND_OUT - 1, 2), (HAND_OUT, 3)])
+@pytest.mark.parametrize(("others", "batches"), [(SMALL - 1, 2), (SMALL, 3)])
 async def test_a_small_batch_waits_for_what_the_last_one_has_set_going(others: int, batches: int) -> None:
     """An activity that ends at once is in the very next batch, unless that is large enough by itself."""
     async with running() as desk:
