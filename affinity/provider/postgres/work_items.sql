@@ -131,9 +131,10 @@ WITH room AS MATERIALIZED (
 ), wanted AS MATERIALIZED (
     SELECT session_id, last_worker, last_incarnation
     FROM (
-        SELECT *, row_number() OVER (PARTITION BY ours ORDER BY first) AS place
+        SELECT *, row_number() OVER (PARTITION BY ours ORDER BY anyones, first) AS place
         FROM (
-            SELECT session_id, last_worker, last_incarnation, ours, min(visible_at) AS first
+            SELECT session_id, last_worker, last_incarnation, ours, min(visible_at) AS first,
+                bool_and(route = 'new') AS anyones
             FROM waiting GROUP BY session_id, last_worker, last_incarnation, ours
         ) sessions_waiting
     ) ranked
