@@ -91,9 +91,9 @@ class Bed:
         launched = [self.workers.launch(f"worker-{number}", **options) for number in range(size)]
         return [worker.ready() for worker in launched]
 
-    def warm_up(self) -> None:
-        """A few walks that do not count."""
-        self.walk("warm", WARM_UPS, WARM_UP)
+    def warm_up(self, workers: int = 1) -> None:
+        """A few walks a worker that do not count."""
+        self.walk("warm", WARM_UPS * workers, WARM_UP)
 
     def walk(self, prefix: str, walks: int, walk: Walk) -> Walked:
         """Run walks and check what they give back."""
@@ -115,7 +115,7 @@ def walk_fresh(run: Run, system: System, walks: int, walk: Walk, *, workers: int
     """Walks of one system in a new database with new workers."""
     with run.bed(system) as bed:
         crew = bed.crew(workers)
-        bed.warm_up()
+        bed.warm_up(workers)
         before = sum(worker.cpu_seconds() for worker in crew)
         walked = bed.walk("walk", walks, walk)
         return Cost(walked=walked, cpu=sum(worker.cpu_seconds() for worker in crew) - before)
