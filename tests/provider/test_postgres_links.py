@@ -7,12 +7,13 @@ import gc
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any, Final, LiteralString
 
 import anyio
 import psycopg
 import pytest
 from psycopg import AsyncConnection
+from psycopg.types.numeric import Int8
 
 from affinity.errors import ConnectionLost, DatabaseFailure, SchemaMismatch
 from affinity.provider.postgres import connections
@@ -105,6 +106,22 @@ async def test_a_value_may_be_missing_at_one_time_and_not_at_another(link: Link)
         assert await link.run("SELECT %(value)s, 'a' || %(value)s || '%%'", {"value": value}) == [(value, text)]
     found = await link.run("SELECT cardinality(%(value)s), %(none)s::text", {"value": Texts(["a", None]), "none": None})
     assert found == [(2, None)]
+
+
+async def test_statements_together_are_one_transaction_with_a_snapshot_each(link: Link) -> None:
+    """Each is prepared once, also if the first time they failed; an error undoes all, and the connection is kept."""
+    await link.script("CREATE TABLE made (n bigint)")
+    ((pid,),) = await link.run("SELECT pg_backend_pid()")
+    both: tuple[LiteralString, ...] = ("INSERT INTO made VALUES (%(n)s)", "SELECT count(*), 6 / %(n)s FROM made")
+    with pytest.raises(DatabaseFailure, match="division by zero"):
+        await link.together(both, {"n": Int8(0)})
+    assert await link.together(both, {"n": Int8(2)}) == [[], [(1, 3)]]
+    assert await link.together(both, {"n": Int8(3)}) == [[], [(2, 2)]]
+    assert await link.run("SELECT n FROM made ORDER BY n") == [(2,), (3,)]
+    prepared = "SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE %(text)s"
+    assert await link.run(prepared, {"text": "INSERT INTO made%"}) == [(1,)]
+    assert await link.run(prepared, {"text": "%6 / $%"}) == [(1,)]
+    assert await link.run("SELECT pg_backend_pid()") == [(pid,)]
 
 
 async def test_a_script_has_the_rows_of_each_statement(link: Link) -> None:

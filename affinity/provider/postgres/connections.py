@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString
 
@@ -70,6 +70,10 @@ class Link:
         """One prepared statement; its rows."""
         (rows,) = await self._call(lambda conversation: conversation.execute(statement, params))
         return rows
+
+    async def together(self, statements: Sequence[LiteralString], params: Params) -> list[list[Row]]:
+        """As `script`, of statements that are worth preparing."""
+        return await self._call(lambda conversation: conversation.together(statements, params))
 
     async def script(self, statements: LiteralString, params: Params | None = None) -> list[list[Row]]:
         """Several statements in one message and one transaction, each with a snapshot of its own; the rows of each.

@@ -2,10 +2,10 @@
 
 States of one `Conversation`::
 
-    idle ──`execute`, `script`──► asking ──the whole reply──► idle       `ended` is called: the rows, or the error
-    asking ──a statement is prepared, at its first use──► asking         now it is executed
-    asking ──the connection broke, or a COPY wants to begin──► unusable  `ended` is called: the error
-    any ──`mute`──► unusable                                             `ended` is not called any more
+    idle ──`execute`, `together`, `script`──► asking ──the reply──► idle   `ended` is called: the rows, or the error
+    asking ──a statement is prepared, at its first use──► asking           now it is executed
+    asking ──the connection broke, or a COPY wants to begin──► unusable    `ended` is called: the error
+    any ──`mute`──► unusable                                               `ended` is not called any more
 
 Invariants
     * It is asked while it is `idle`, and not again before `ended`.
@@ -25,6 +25,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
+from itertools import count
 from typing import Any, Final, LiteralString, TypeAlias
 
 import psycopg
@@ -62,6 +63,8 @@ class Conversation:
         self._listening = False
         self._transformer = Transformer(connection)
         self._names: dict[_Key, bytes] = {}  # of statements that the server has prepared
+        self._numbers = count()
+        self._piped: list[tuple[_Key, bytes] | None] = []  # what is prepared on the way, in a pipeline; None: executed
         self._then: Callable[[], None] | None = None  # what to ask next, for the same call
         self._results: list[PGresult] = []
 
@@ -79,18 +82,23 @@ class Conversation:
 
     def execute(self, statement: LiteralString, params: Params | None = None) -> None:
         """One statement, prepared at its first use. Its values are received in binary."""
-        query, names = numbered(statement)
-        values = [params[name] for name in names] if params is not None else []
-        packed = self._transformer.dump_sequence(values, [PyFormat.AUTO] * len(values))
-        formats = self._transformer.formats
-        key = query, self._transformer.types
+        key, packed, formats = self._packed(statement, params)
         name = self._names.get(key)
         if name is not None:
             self._execute(name, packed, formats)
         else:
-            name = b"affinity_%d" % len(self._names)
+            name = self._new_name()
             self._pgconn.send_prepare(name, *key)
             self._sent(then=partial(self._prepared, key, name, packed, formats))
+
+    def _packed(self, statement: LiteralString, params: Params | None) -> tuple[_Key, _Packed, _Formats]:
+        query, names = numbered(statement)
+        values = [params[name] for name in names] if params is not None else []
+        packed = self._transformer.dump_sequence(values, [PyFormat.AUTO] * len(values))
+        return (query, self._transformer.types), packed, self._transformer.formats
+
+    def _new_name(self) -> bytes:
+        return b"affinity_%d" % next(self._numbers)
 
     def _prepared(self, key: _Key, name: bytes, packed: _Packed, formats: _Formats) -> None:
         self._names[key] = name
@@ -98,6 +106,24 @@ class Conversation:
 
     def _execute(self, name: bytes, packed: _Packed, formats: _Formats) -> None:
         self._pgconn.send_query_prepared(name, packed, formats, Format.BINARY)
+        self._sent()
+
+    def together(self, statements: Sequence[LiteralString], params: Params) -> None:
+        """Several statements in one message and one transaction, prepared at their first use, each with a snapshot of
+        its own. Their values are received in binary.
+        """
+        commands = [self._packed(statement, params) for statement in statements]
+        self._pgconn.enter_pipeline_mode()
+        self._piped = []
+        for key, packed, formats in commands:
+            name = self._names.get(key)
+            if name is None:
+                name = self._new_name()
+                self._pgconn.send_prepare(name, *key)
+                self._piped.append((key, name))
+            self._pgconn.send_query_prepared(name, packed, formats, Format.BINARY)
+            self._piped.append(None)
+        self._pgconn.pipeline_sync()
         self._sent()
 
     def script(self, statements: LiteralString, params: Params | None = None) -> None:
@@ -168,6 +194,11 @@ class Conversation:
         while not pgconn.is_busy():
             result = pgconn.get_result()
             if result is None:
+                if self._piped:
+                    continue  # the end of one statement's reply, not of all
+                return self._rows()
+            if result.status == ExecStatus.PIPELINE_SYNC:
+                pgconn.exit_pipeline_mode()
                 return self._rows()
             self._results.append(result)
             if result.status in _COPY:  # it would come again and again
@@ -176,7 +207,23 @@ class Conversation:
 
     def _rows(self) -> list[list[Row]]:
         results, self._results = self._results, []
+        if self._piped:
+            results = self._executed(results)
         return [self._load(result) for result in results]
+
+    def _executed(self, results: list[PGresult]) -> list[PGresult]:
+        """Of the results of a pipeline those that are not of preparing; or the first error. What was prepared before
+        an error stays so.
+        """
+        piped, self._piped = self._piped, []
+        executed = []
+        for prepared, result in zip(piped, results, strict=False):  # fewer, if the connection broke
+            if prepared is None or result.status != ExecStatus.COMMAND_OK:
+                executed.append(result)
+            else:
+                key, name = prepared
+                self._names[key] = name
+        return executed
 
     def _load(self, result: PGresult) -> list[Row]:
         status = result.status

@@ -29,6 +29,7 @@ from affinity.provider.postgres.states import state_columns
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "work_items.sql")
+_CLAIM: Final = (_SQL["claim_alone"], _SQL["claim"])
 _ACK: Final = without(_SQL["ack"], "state")
 _ACK_WITH_STATE: Final = without(_SQL["ack"], "plain")
 
@@ -63,16 +64,16 @@ class WorkItemVerbs(Verbs):
         params = {
             **who(identity),
             **_choices(options),
-            "names": list(options.names),
-            "limit": limit,
-            "rounds": SHARE_ROUNDS,
-            "least": LEAST_SHARE,
-            "count": MAX_BATCH,
+            "names": Texts(options.names),
+            "limit": Int8(limit),
+            "rounds": Int8(SHARE_ROUNDS),
+            "least": Int8(LEAST_SHARE),
+            "count": Int8(MAX_BATCH),
             "token": self._token(identity),
-            "reroute": MAX_REROUTE,
+            "reroute": Int8(MAX_REROUTE),
         }
         try:
-            *_, rows = await self._links.fetch.script(_SQL["claim"], params)
+            *_, rows = await self._links.fetch.together(_CLAIM, params)
         except Contention:  # what the fetch has found is ours, and must not be lost with the claim
             return None
         raced, left, *_ = rows[0]

@@ -91,10 +91,11 @@ LEFT JOIN idle i ON NOT EXISTS (SELECT FROM picked)
 LEFT JOIN taken t ON true
 ORDER BY t.n
 
--- claim: take sessions that nobody holds, with their waiting items; those who watch them are told by a trigger
--- Capacity must be counted after every other claim of this worker, and drain, has ended: lock, then count anew.
-SELECT FROM workers WHERE worker_id = %(worker)s FOR NO KEY UPDATE;
+-- claim_alone: capacity must be counted after every other claim of this worker, and drain, has ended: lock, then count anew
+SELECT FROM workers WHERE worker_id = %(worker)s FOR NO KEY UPDATE
 
+-- claim: take sessions that nobody holds, with their waiting items; those who watch them are told by a trigger
+-- Sent together with `claim_alone`.
 WITH room AS MATERIALIZED (
     SELECT %(max_sessions)s - count(*) AS n FROM sessions s
     WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
