@@ -120,8 +120,8 @@ class Surroundings(Protocol):
         """How many new work items this worker would run at once."""
         ...
 
-    def has_room_for_session(self) -> bool:
-        """Whether this worker would claim a further session."""
+    def may_claim(self, session_id: str) -> bool:
+        """Whether this worker would claim the session, if nobody holds it. To be asked when it is to be offered."""
         ...
 
     def submit_turn(self, turn: Turn, done: Callable[[TurnResult | ProviderError], None]) -> None:
@@ -316,7 +316,7 @@ class InstanceTable:
             acks=[i.lock for i in consumed if i.lock is not None],
             states=[state for i in consumed if (state := i.state) is not None],
             lock_here=self._around.slots_for_new_work(),
-            claim_here=self._around.has_room_for_session(),
+            may_claim=self._around.may_claim,
         )
         live.committing = True
         self._around.submit_turn(built.turn, partial(self._settled, live, built, step, consumed))

@@ -22,6 +22,7 @@ from affinity.orchestration.events import Event
 from affinity.orchestration.registry import SessionListener
 from affinity.orchestration.wire import ActivityTask
 from affinity.provider.contract import (
+    OFFER_SECONDS,
     FetchOptions,
     Provider,
     Release,
@@ -119,6 +120,7 @@ class Runtime:
         self._draining = False
         self._lapsed = False
         self._tenure = 0  # counts the lapses: what was asked in one tenure is not used in the next
+        self._offers: dict[str, float] = {}  # sessions that may be on offer to us, and until when at most
         self._left = False  # the last look took a share: others get a chance before the next
         self._backlog = False  # the last fetch filled every slot: new work waits its turn in the queue
         self._uncertain = False  # a reply was lost: items may be locked to us that we do not know of
@@ -177,9 +179,22 @@ class Runtime:
             return 0
         return max(0, self.activities.free_slots - self._promised)
 
-    def has_room_for_session(self) -> bool:
-        """Whether this worker would claim a further session, as far as it knows."""
-        return len(self.sessions) < self._options.max_sessions_per_runtime
+    def may_claim(self, session_id: str) -> bool:
+        """Whether this worker has room for a session that it does not hold, with those that are being offered to it:
+        what is offered to a full worker is late.
+        """
+        if session_id in self.sessions:
+            return False  # an item of it is locked here, or it is somebody else's by now
+        if self._room() <= 0:
+            now = time.monotonic()
+            self._offers = {s: end for s, end in self._offers.items() if end > now and s not in self.sessions}
+        if self._room() <= 0:
+            return False
+        self._offers[session_id] = time.monotonic() + OFFER_SECONDS
+        return True
+
+    def _room(self) -> int:
+        return self._options.max_sessions_per_runtime - len(self.sessions) - len(self._offers)
 
     def submit_turn(self, turn: Turn, done: Callable[[TurnResult | ProviderError], None]) -> None:
         """Commit a turn with the next batch."""

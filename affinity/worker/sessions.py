@@ -45,6 +45,9 @@ class HeldSessions:
     def __len__(self) -> int:
         return len(self._held)
 
+    def __contains__(self, session_id: str) -> bool:
+        return session_id in self._held
+
     def begin(self, session_id: str, epoch: int) -> None:
         """A work item of the session starts here."""
         held = self._held.get(session_id)

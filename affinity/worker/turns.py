@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pydantic_core import to_json
@@ -85,7 +85,7 @@ def build_turn(
     acks: Sequence[WorkLock],
     states: Sequence[StateWrite] = (),
     lock_here: int,
-    claim_here: bool = False,
+    may_claim: Callable[[str], bool] = lambda _: False,
 ) -> BuiltTurn:
     """Translate ``step`` of ``execution`` into the turn to commit.
 
@@ -97,10 +97,11 @@ def build_turn(
         acks: locks of the work items whose results it consumed.
         states: session state that goes with those results.
         lock_here: at most this many new work items ask to be run by this worker at once.
-        claim_here: whether a session that nobody holds may begin on this worker. It does if it is the only one of the
+        may_claim: whether a session may begin on this worker, if nobody holds it. Asked when it is the only one of the
             step; the sessions of a fan-out are for all workers.
     """
-    rows = _Rows(claim_here=claim_here and _is_of_one_session(step))
+    session_id = _only_session(step) if lock_here else None
+    rows = _Rows(claim_here=session_id is not None and may_claim(session_id))
     for event_id, event in step.events:
         if type(event) not in INPUTS:
             _add_rows(rows, execution, event_id, event, lock_here)
@@ -128,9 +129,10 @@ def build_turn(
     return BuiltTurn(turn, rows.tasks)
 
 
-def _is_of_one_session(step: Step) -> bool:
-    named = {event.session_id for _, event in step.events if isinstance(event, ActivityScheduled)}
-    return len(named - {None}) == 1
+def _only_session(step: Step) -> str | None:
+    """The session of all new work of the step that has one, if it is the same."""
+    named = {event.session_id for _, event in step.events if isinstance(event, ActivityScheduled)} - {None}
+    return named.pop() if len(named) == 1 else None
 
 
 def _add_rows(rows: _Rows, execution: Execution, event_id: int, event: object, lock_here: int) -> None:
