@@ -5,7 +5,7 @@ once. No timer is involved: an idle system has the latency of one statement, a b
 
 The outcomes of a large batch are handed out in pieces, with a step of the event loop between two of them: what the
 first ones set going is on its way to the database while the rest is still being handed out, so that the process and the
-database work at the same time instead of by turns. A batch that is `SMALL` is worth less than what it costs: it waits
+database work at the same time instead of by turns. A batch below `SMALL` is worth less than what it costs: it waits
 for what the last one has set going, as far as that comes back without waiting for anything itself.
 
 Why it is safe: `Provider.commit_turn` applies a turn whole or not at all, and only while its fence holds (see `Turn`).

@@ -228,6 +228,23 @@ async def test_a_connection_that_is_ended_in_the_middle_of_a_call(
         assert await waiting == [(1,)]
 
 
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_connection_that_breaks_in_the_middle_of_several_statements_says_so(
+    link: Link, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any], first: bool
+) -> None:
+    """In whichever of them, prepared at once or before; the next call has another connection."""
+    both: tuple[LiteralString, ...] = (WAIT, "SELECT %(n)s + 1") if first else ("SELECT %(n)s + 1", WAIT)
+    for times in (1, 2):
+        with admin.transaction():
+            shut(admin)
+            stuck = asyncio.create_task(link.together(both, {"n": Int8(1)}))
+            await until(watcher, SOMEBODY_WAITS)
+            terminate(watcher)
+            with pytest.raises(ConnectionLost, match="terminating connection"):
+                await stuck
+        assert [(times,)] in await link.together(both, {"n": Int8(1)})
+
+
 async def test_a_call_that_is_not_answered_ends(
     link: Link, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

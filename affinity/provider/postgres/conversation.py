@@ -194,9 +194,12 @@ class Conversation:
         while not pgconn.is_busy():
             result = pgconn.get_result()
             if result is None:
-                if self._piped:
-                    continue  # the end of one statement's reply, not of all
-                return self._rows()
+                if not self._piped:
+                    return self._rows()
+                if not self.asking:  # a broken connection says None for ever
+                    self._rows()
+                    raise psycopg.OperationalError("the connection broke in the middle of a reply")
+                continue  # the end of one statement's reply, not of all
             if result.status == ExecStatus.PIPELINE_SYNC:
                 pgconn.exit_pipeline_mode()
                 return self._rows()

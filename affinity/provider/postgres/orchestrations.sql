@@ -83,8 +83,8 @@ WITH seen AS MATERIALIZED (
 ), removed AS (
     DELETE FROM orchestrator_queue o USING orphans x WHERE o.id = x.id
 )
-SELECT i.raced, i.next_due, (SELECT shared AND n > most FROM share), g.instance_id, g.execution_id, g.name, g.version, g.event_count, g.claims, g.unknown_for,
-    m.id, m.payload
+SELECT i.raced, i.next_due, (SELECT shared AND n > most FROM share), g.instance_id, g.execution_id, g.name, g.version,
+    g.event_count, g.claims, g.unknown_for, m.id, m.payload
 FROM (SELECT) one
 LEFT JOIN (
     got g CROSS JOIN LATERAL (

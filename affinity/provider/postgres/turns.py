@@ -39,12 +39,12 @@ _SQL: Final = load_statements(__package__, "turns.sql")
 _COMMIT: Final = _SQL["commit"]
 _PLAIN: Final = _SQL["plain"]
 
-# Most turns take the result of one activity and queue the next. For them, most of the statement would be started and
-# stopped for nothing, which is most of what a small batch costs. So a batch has the same statement with those parts
-# only that it has a use for: `update` for what an instance says beyond its history, `rest` for whatever else a plain
-# turn does not do, `hold` for holds and watches, `state` for session state, `twice` when two writes in the batch are of
-# one session. Holds and states need all rows of sessions locked before anything is decided (`pinned`); without them,
-# those that we hold are locked later, and are fewer.
+# Most turns take the result of one activity and queue the next: a batch of such has a statement of its own, `plain`.
+# Most of the general one would be started and stopped for nothing, which is most of what a small batch costs; so a
+# batch has it with those parts only that it has a use for: `update` for what an instance says beyond its history,
+# `rest` for whatever else a plain turn does not do, `hold` for holds and watches, `state` for session state, `twice`
+# when two writes in the batch are of one session. Holds and states need all rows of sessions locked before anything is
+# decided (`pinned`); without them, those that we hold are locked later, and are fewer.
 _PARTS: Final = frozenset({"update", "same", "rest", "hold", "unheld", "state", "twice", "pinned", "unpinned"})
 
 _NOWHERE: Final = Placed(item=None, holder=None)
