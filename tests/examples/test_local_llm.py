@@ -23,12 +23,6 @@ from examples.local_llm.run import Plan, Talk
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "examples.local_llm", "--conversations", "2"]
 
-INTERRUPTIBLE = """
-import runpy, signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may have had it ignored
-runpy.run_module("examples.local_llm", run_name="__main__", alter_sys=True)
-"""
-
 needs_model = pytest.mark.skipif(
     bool(missing_packages()), reason=f"not installed, being large: {', '.join(missing_packages())}"
 )
@@ -105,7 +99,7 @@ def test_slots_are_restored_where_they_were_saved_and_read_anew_where_not() -> N
 @needs_model
 def test_an_interrupt_ends_all_workers(tmp_path: Path) -> None:
     environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-c", INTERRUPTIBLE]
+    command = [sys.executable, "-m", "examples.local_llm"]
     with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert process.stderr.readline().endswith("…\n")

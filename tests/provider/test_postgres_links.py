@@ -7,6 +7,7 @@ import gc
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final, LiteralString
 
 import anyio
@@ -22,6 +23,7 @@ from affinity.provider.postgres.connections import Link
 from affinity.provider.postgres.conversation import Conversation, Outcome
 from affinity.provider.postgres.target import HOT, Target
 from tests.provider.postgres_stage import PATIENCE, SOMEBODY_WAITS, terminate, until
+from tests.servers.tls import tls_front
 
 pytestmark = pytest.mark.anyio
 
@@ -45,12 +47,22 @@ def admin(postgres_database: str) -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
+@pytest.fixture(params=["plain", "tls"])
+def where(request: pytest.FixtureRequest, postgres_database: str, tmp_path: Path) -> Iterator[str]:
+    """The same database, as it is and behind TLS, where what has come is not what the socket holds."""
+    if request.param == "plain":
+        yield postgres_database
+    else:
+        with tls_front(postgres_database, tmp_path) as front:
+            yield front.url(sslmode="verify-full", sslrootcert=front.authority)
+
+
 @pytest.fixture
-async def link(postgres_database: str, admin: psycopg.Connection[Any]) -> AsyncIterator[Link]:
+async def link(where: str, admin: psycopg.Connection[Any]) -> AsyncIterator[Link]:
     """A connection of the hot loop, not yet made."""
     admin.execute("CREATE SCHEMA affinity")
     admin.execute("CREATE TABLE affinity.gate AS SELECT 0 AS passed")
-    async with aclosing(Link(Target.parse(postgres_database), "affinity link", HOT)) as link:
+    async with aclosing(Link(Target.parse(where), "affinity link", HOT)) as link:
         yield link
 
 
@@ -260,6 +272,25 @@ async def test_a_call_that_is_not_answered_ends(
         assert await waiting == [(1,)]
         await until(watcher, NOBODY_WAITS)
     assert await link.run(WAIT) == [(1,)]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"sslrootcert": "system"}, "certificate verify failed"),
+        ({"sslrootcert": "/nowhere.pem"}, "does not exist"),
+        ({"sslmode": "disable", "sslrootcert": ""}, "closed the connection"),
+    ],
+)
+async def test_a_server_that_does_not_prove_who_it_is_gets_no_call(
+    postgres_database: str, tmp_path: Path, change: dict[str, str], why: str
+) -> None:
+    """Nor does TLS fall back to none."""
+    with tls_front(postgres_database, tmp_path) as front:
+        settings = {"sslmode": "verify-full", "sslrootcert": str(front.authority)} | change
+        async with aclosing(Link(Target.parse(front.url(**settings)), "affinity link", HOT)) as link:
+            with pytest.raises(ConnectionLost, match=why):
+                await link.run(PID)
 
 
 # --- calls that nobody waits for any more -----------------------------------------------------------------------------
