@@ -150,6 +150,7 @@ class WorkFetch:
     raced: bool  # a claim was lost to another worker, or a row was locked by one: try again at once
     next_due: float | None  # seconds until something of ours, or unclaimed, becomes visible, when ``items`` is empty
     left: bool = False  # it was a share: more waits that nobody holds, left to others for a moment
+    more: bool = False  # it ended at the limit: more waits that the caller could have at once
 
 
 @frozen(kw_only=True)

@@ -122,7 +122,8 @@ class Runtime:
         self._tenure = 0  # counts the lapses: what was asked in one tenure is not used in the next
         self._offers: dict[str, float] = {}  # sessions that may be on offer to us, and until when at most
         self._left = False  # the last look took a share: others get a chance before the next
-        self._backlog = False  # the last fetch filled every slot: new work waits its turn in the queue
+        self._told = False  # there may be work that no look has seen
+        self._backlog = False  # work in the queue waits for a slot: new work of ours waits its turn there
         self._uncertain = False  # a reply was lost: items may be locked to us that we do not know of
         self._promised = 0  # slots that turns in flight have asked for
         self._database_time = (0.0, time.monotonic())
@@ -174,10 +175,15 @@ class Runtime:
         self._database_time = (lease.database_time.timestamp(), time.monotonic())
 
     def slots_for_new_work(self) -> int:
-        """How many new work items this worker would run at once; none while others wait in the queue for a slot."""
+        """How many new work items this worker would run at once; none while others wait in the queue for a slot, and
+        one less while some may.
+        """
         if not self._serving or self._backlog:
             return 0
-        return max(0, self.activities.free_slots - self._promised)
+        return max(0, self._slots() - self._told)
+
+    def _slots(self) -> int:
+        return self.activities.free_slots - self._promised
 
     def may_claim(self, session_id: str) -> bool:
         """Whether this worker has room for a session that it does not hold, with those that are being offered to it:
@@ -260,6 +266,7 @@ class Runtime:
 
     def poke(self) -> None:
         """Look into the queues soon."""
+        self._told = True
         self._look.set()
 
     def deliver_result(self, item: WorkItem, event: Event, pledge: Pledge | None) -> None:
@@ -283,8 +290,8 @@ class Runtime:
 
     def slot_freed(self) -> None:
         """A slot is free: somebody may wait for it."""
-        if self._backlog:
-            self.poke()
+        if self._told or self._backlog:
+            self._look.set()
 
     # -- writing
 
@@ -319,6 +326,7 @@ class Runtime:
             with anyio.move_on_after(pause):
                 await self._look.wait()
             self._look = anyio.Event()
+            self._told |= pause > 0
 
     async def _fetch_once(self) -> float:
         """One look into both queues; returns the seconds until the next is due."""
@@ -332,15 +340,15 @@ class Runtime:
         return max(0.0, min(due))
 
     async def _fetch_work(self, tenure: int) -> float:
-        limit = min(self.activities.free_slots - self._promised, FETCH_LIMIT) if self._serving else 0
-        self._backlog = limit <= 0
+        limit = min(self._slots(), FETCH_LIMIT) if self._serving else 0
         if limit <= 0:
             return self._options.poll_interval
+        self._told = False
         fetched = await self._provider.fetch_work_item(self._identity, self._fetch_options(limit))
         if tenure != self._tenure:
             self._uncertain = True
             return 0.0
-        self._backlog = len(fetched.items) >= limit
+        self._backlog = fetched.more and limit < FETCH_LIMIT
         self._left |= fetched.left
         for item in fetched.items:
             self.run(item)

@@ -11,6 +11,8 @@ import pytest
 from affinity import App, RuntimeOptions, Worker
 from affinity.client import Client, Start
 from affinity.errors import ActivityFailed, OrchestrationFailed, UnknownActivity, UnknownOrchestration
+from affinity.orchestration.wire import ActivityTask
+from affinity.provider.contract import WorkItem
 from tests.apps import app
 from tests.waiting import started
 
@@ -125,6 +127,29 @@ async def test_a_burst_is_shared_and_each_session_begins_where_its_instance_is(a
         assert sum(held) == 60
         assert [worker.runtime.instances.turns for worker in (one, two)] == [21 * sessions for sessions in held]
         assert min(held) >= 15
+
+
+@pytest.mark.parametrize(("slots", "limit"), [(20, 200), (40, 10)], ids=["no slot more", "more than one fetch takes"])
+async def test_turns_stay_fused_where_each_session_has_a_slot(
+    any_url: str, client: Client, monkeypatch: pytest.MonkeyPatch, slots: int, limit: int
+) -> None:
+    """A fetch that took all there was, and as much as it could, leaves nobody waiting for a slot."""
+    monkeypatch.setattr("affinity.worker.runtime.FETCH_LIMIT", limit)
+    runs = await client.start_many([Start("walk", 30) for _ in range(20)])
+    async with Worker(app, any_url, RuntimeOptions.make(**OPTIONS, worker_concurrency=slots)) as worker:
+        fetched = 0
+        run = worker.runtime.run
+
+        def count(item: WorkItem, task: ActivityTask | None = None) -> None:
+            nonlocal fetched
+            fetched += task is None  # one that a turn has placed here comes with its task
+            run(item, task)
+
+        monkeypatch.setattr(worker.runtime, "run", count)
+        for one in runs:
+            await client.wait(one.instance_id, timeout=60)
+        assert worker.runtime.instances.turns == 20 * 31
+        assert fetched <= 5 * 20
 
 
 async def test_the_sessions_of_one_orchestration_are_for_all_workers(any_url: str, client: Client) -> None:

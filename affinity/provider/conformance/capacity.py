@@ -1,4 +1,6 @@
-"""Capacity: how many sessions a worker holds, and what it still does when it holds that many (design 4.7)."""
+"""Capacity: how many sessions a worker holds, and what it still does when it holds that many (design 4.7); how much one
+fetch takes.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from affinity.provider.conformance.world import World, at_once
 
 
 class CapacityRules(Rules):
-    """``FetchOptions.max_sessions``."""
+    """``FetchOptions.max_sessions``, and ``limit``."""
 
     async def test_a_full_worker_claims_no_new_session(self, world: World) -> None:
         """The next worker does (design 4.7)."""
@@ -91,6 +93,37 @@ class CapacityRules(Rules):
         await a.provider.create_instance([new_instance(f"i{number}") for number in range(60)])
         instances = await a.fetch_instances(50)
         assert (len(instances.items), instances.left) == (50, False)
+
+    async def test_a_fetch_that_ends_at_its_limit_says_whether_there_is_more(self, world: World) -> None:
+        """Of whichever kind (contract: WorkFetch.more)."""
+        a = await world.worker("a")
+        await world.use(a, "s")
+        for kind in (["s", "s", "s"], [None, None, None], ["s", "s", None], ["s", None, "t"], ["u", "v", "w"]):
+            await world.enqueue(*kind)
+            found = [await a.fetch(2) for _ in range(2)]
+            assert [(len(one.items), one.more) for one in found] == [(2, True), (1, False)], kind
+            await world.enqueue(*kind)
+            fetched = await a.fetch(3)
+            assert (len(fetched.items), fetched.more) == (3, False), kind
+
+    async def test_what_the_caller_could_not_have_is_not_more(self, world: World) -> None:
+        """Later, or in hand, or another's, or unknown, or of a session too many (contract: WorkFetch.more)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        await world.use(a, "s")
+        await world.use(b, "theirs")
+        await world.enqueue(None)
+        await b.take_one()
+        await world.enqueue(None, name="unheard of")
+        unheard_of = await b.take_one()
+        await world.enqueue("s", None, delay=60)
+        await world.enqueue("theirs", "s", "new")
+        await b.give_back(unheard_of, unknown=True, count_attempt=False)
+        fetched = await a.fetch(1, max_sessions=1)
+        assert ([item.session_id for item in fetched.items], fetched.more) == (["s"], False)
+        await world.enqueue("s")
+        await a.drain()
+        fetched = await a.fetch(1)
+        assert ([item.session_id for item in fetched.items], fetched.more) == (["s"], False)
 
     async def test_capacity_zero_takes_no_session_work(self, world: World) -> None:
         """But session-free work (design 4.7)."""

@@ -44,10 +44,15 @@ class WorkItemVerbs(Verbs):
         """
         params = {**who(identity), **_choices(options), "token": self._token(identity)}
         rows = await self._links.fetch.run(_SQL["fetch"], {**params, "names": Texts(options.names)})
-        claimable, raced, next_due, *_ = rows[0]
-        items = [_work_item(row[4:]) for row in rows if row[3] is not None]
-        if not claimable:
-            return WorkFetch(items=items, raced=bool(raced), next_due=None if items else _positive(next_due))
+        claimable, more, raced, next_due, *_ = rows[0]
+        items = [_work_item(row[5:]) for row in rows if row[4] is not None]
+        if not claimable or len(items) >= options.limit:
+            return WorkFetch(
+                items=items,
+                raced=bool(raced),
+                next_due=None if items else _positive(next_due),
+                more=bool(more) or (claimable and bool(items)),
+            )
         claimed = await self._claim(identity, options, options.limit - len(items))
         if claimed is None:
             return WorkFetch(items=items, raced=True, next_due=None)
@@ -57,6 +62,7 @@ class WorkItemVerbs(Verbs):
             raced=bool(raced and not items) or claimed.raced,
             next_due=None if items else _positive(next_due),
             left=claimed.left,
+            more=claimed.more,
         )
 
     async def _claim(self, identity: WorkerIdentity, options: FetchOptions, limit: int) -> WorkFetch | None:
@@ -76,9 +82,9 @@ class WorkItemVerbs(Verbs):
             *_, rows = await self._links.fetch.together(_CLAIM, params)
         except Contention:  # what the fetch has found is ours, and must not be lost with the claim
             return None
-        raced, left, *_ = rows[0]
-        items = [_work_item(row[3:]) for row in rows if row[2] is not None]
-        return WorkFetch(items=items, raced=bool(raced), next_due=None, left=bool(left))
+        raced, left, more, *_ = rows[0]
+        items = [_work_item(row[4:]) for row in rows if row[3] is not None]
+        return WorkFetch(items=items, raced=bool(raced), next_due=None, left=bool(left), more=bool(more))
 
     async def renew_work_item_lock(
         self, identity: WorkerIdentity, locks: Sequence[WorkLock], timeouts: Timeouts

@@ -47,8 +47,10 @@ WITH own AS MATERIALIZED (
     WHERE q.instance_id = p.instance_id AND q.execution_id = p.execution_id AND q.activity_id = p.activity_id
     RETURNING p.n, q.instance_id, q.execution_id, q.activity_id, q.lock_token, q.name, q.payload, q.session_id, p.epoch,
         q.attempts, q.failures, extract(epoch FROM clock() - p.unknown_since)::float8 AS unknown_for
+), found AS MATERIALIZED (
+    SELECT count(*) AS n FROM picked
 ), claimable AS (
-    SELECT (SELECT count(*) FROM picked) < %(limit)s AND %(max_sessions)s > 0
+    SELECT %(max_sessions)s > 0
         AND EXISTS (
             SELECT FROM alive_workers
             WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining)
@@ -62,6 +64,16 @@ WITH own AS MATERIALIZED (
         AND (SELECT count(*) FROM sessions s
              WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
             ) < %(max_sessions)s AS yes
+), more AS (
+    -- Only looked at when the limit was reached: what is there beside what we have just locked.
+    SELECT (SELECT count(*)
+            FROM (SELECT FROM deliverable_items q WHERE q.route = %(route)s LIMIT %(limit)s + 1) q)
+         + (SELECT count(*)
+            FROM (SELECT FROM deliverable_items q
+                  WHERE q.route = 'free'
+                    AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s)
+                         OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
+                  LIMIT %(limit)s + 1) q) > %(limit)s AS yes
 ), idle AS (
     -- Only looked at when nothing was found: what is there but locked by another's fetch, and what comes next.
     SELECT EXISTS (
@@ -85,9 +97,10 @@ WITH own AS MATERIALIZED (
          ORDER BY q.visible_at LIMIT 1)
     ) - clock())::float8 AS next_due
 )
-SELECT c.yes, i.raced, i.next_due, t.*
-FROM claimable c
-LEFT JOIN idle i ON NOT EXISTS (SELECT FROM picked)
+SELECT c.yes, m.yes, i.raced, i.next_due, t.*
+FROM found f CROSS JOIN claimable c
+LEFT JOIN more m ON f.n >= %(limit)s
+LEFT JOIN idle i ON f.n = 0
 LEFT JOIN taken t ON true
 ORDER BY t.n
 
@@ -192,7 +205,14 @@ WITH room AS MATERIALIZED (
 )
 SELECT (SELECT n FROM room) > 0 AND (SELECT count(*) FROM claimed) <= (SELECT count(*) - 1 FROM wanted)
        OR (SELECT n FROM room) > 0 AND NOT EXISTS (SELECT FROM waiting) AS raced,
-    (SELECT shared AND n > most FROM share) AS left, t.*
+    (SELECT shared AND n > most FROM share) AS left,
+    (SELECT count(*) FROM picked) >= %(limit)s
+        AND (SELECT count(*)
+             FROM (SELECT FROM deliverable_items q
+                   WHERE q.route IN ('new', %(offer)s)
+                     AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s)
+                          OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
+                   LIMIT %(limit)s + 1) q) > %(limit)s AS more, t.*
 FROM (SELECT) one LEFT JOIN taken t ON true
 ORDER BY t.n
 

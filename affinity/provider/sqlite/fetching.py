@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 from affinity.limits import MAX_BATCH, fair_share
 from affinity.provider.contract import FetchOptions, WorkerIdentity, WorkFetch, WorkItem, WorkKey, WorkLock
 from affinity.provider.sqlite import sessions
-from affinity.provider.sqlite.database import Database, Tx, to_json
+from affinity.provider.sqlite.database import Database, Row, Tx, to_json
 from affinity.provider.sqlite.payloads import read_payloads
 from affinity.provider.sqlite.sessions import FREE, NEW, Lease, offer_route, own_route
 from affinity.provider.sqlite.tokens import Tokens
@@ -63,12 +63,21 @@ def _look(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch 
     row = tx.row(SQL["peek"], arguments)
     if row is None:
         return NOTHING
-    draining, _, held, own_or_free = row
-    claims = held < options.max_sessions and not draining
-    if own_or_free or (claims and tx.value(SQL["peek_new"], arguments)):
+    claims = _may_claim(row, options)
+    if _anything(tx, row, claims, arguments):
         return None
     due = tx.value(SQL["next_due"], {**arguments, "claims": claims})
     return WorkFetch(items=(), raced=False, next_due=None if due is None else due - tx.now)
+
+
+def _may_claim(peeked: Row, options: FetchOptions) -> bool:
+    draining, _, held, _ = peeked
+    return bool(held < options.max_sessions and not draining)
+
+
+def _anything(tx: Tx, peeked: Row, claims: bool, arguments: dict[str, Any]) -> bool:
+    *_, own_or_free = peeked
+    return bool(own_or_free or (claims and tx.value(SQL["peek_new"], arguments)))
 
 
 def _take(tx: Tx, tokens: Tokens, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
@@ -76,11 +85,11 @@ def _take(tx: Tx, tokens: Tokens, identity: WorkerIdentity, options: FetchOption
     row = tx.row(SQL["peek"], arguments)
     if row is None:  # the lease ended while we waited for the lock
         return NOTHING
-    draining, workers, held, _ = row
+    _, workers, held, _ = row
     harvest = _Harvest(tx, tokens, identity, options, arguments)
     harvest.reap(arguments["own"])
     harvest.reap(FREE)
-    if held < options.max_sessions and not draining:
+    if _may_claim(row, options):
         harvest.claim(options.max_sessions - held, workers)
     return harvest.bring_in()
 
@@ -151,7 +160,15 @@ class _Harvest:
             )
             for one in picked
         ]
-        return WorkFetch(items=items, raced=False, next_due=None, left=self._left)
+        return WorkFetch(items=items, raced=False, next_due=None, left=self._left, more=self._more())
+
+    def _more(self) -> bool:
+        """After all that was picked is locked, whether there would be something for another fetch."""
+        if len(self._picked) < self._options.limit:
+            return False
+        peeked = self._tx.row(SQL["peek"], self._arguments)
+        assert peeked is not None
+        return _anything(self._tx, peeked, _may_claim(peeked, self._options), self._arguments)
 
     def _scan(self, route: str, spare: int) -> list[_Candidate]:
         if len(self._picked) >= self._options.limit:
