@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from statistics import median
@@ -38,33 +39,47 @@ AWAY = 2
 def replicas(run: Run) -> Report:
     """Throughput by number of workers; then instances away from their session, and between two sessions."""
     report = Report("replicas")
-    walks, length = run.sized(100, 4), run.sized(50, 4)
-    sizes = SIZES if not run.quick else SIZES[:2]
-    measures = [
-        partial(_together, run, report, one, size, walks=walks, length=length) for one in run.having() for size in sizes
-    ]
+    short, long = run.sized(50, 4), run.sized(400, 6)
+    cases = [_Case(one, size, short) for one in run.having() for size in _sizes(run)]
+    cases += [_Case(run.ours, size, long) for size in _sizes(run)]
+    measures = [partial(_together, run, report, case) for case in cases]
     over_rounds(run.rounds, [*measures, partial(_apart, run, report), partial(_between, run, report)])
     ours = run.ours.name
-    alone = report.median(_case(1), ours, RATE)
-    for size in sizes[1:]:
-        rate = report.median(_case(size), ours, RATE)
-        if alone is not None and rate is not None:
-            report.bar(f"{_case(size)}: rate / rate of one", rate / alone, NO_FALL)
+    for case in cases:
+        rate, alone = (report.median(one.name, ours, RATE) for one in (case, replace(case, workers=1)))
+        if case.system is run.ours and case.workers > 1 and rate is not None and alone is not None:
+            report.bar(f"{case.name}: rate / rate of one", rate / alone, NO_FALL)
     report.bar("away: instances that converge, %", report.median("away", ours, LOCAL), CONVERGED_BAR)
     report.bar("two sessions: moves an instance", report.median("two sessions", ours, MOVES), MOVES_BAR, "less")
     return report
 
 
-def _case(size: int) -> str:
-    return "1 worker" if size == 1 else f"{size} workers"
+@dataclass(frozen=True)
+class _Case:
+    """So many workers, for the same walks of so many turns: a short run, where they must find their sessions first, and
+    a long one, which the peers would take minutes for.
+    """
+
+    system: System
+    workers: int
+    turns: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.workers} worker{'s' if self.workers > 1 else ''}, {self.turns} turns"
 
 
-def _together(run: Run, report: Report, system: System, size: int, *, walks: int, length: int) -> None:
-    with run.excused(report, _case(size), system):
-        walked = walk_fresh(run, system, walks, Walk(turns=length), workers=size).walked
+def _sizes(run: Run) -> Sequence[int]:
+    return SIZES[:2] if run.quick else SIZES
+
+
+def _together(run: Run, report: Report, case: _Case) -> None:
+    with run.excused(report, case.name, case.system):
+        walks = run.sized(100, 4)
+        walked = walk_fresh(run, case.system, walks, Walk(turns=case.turns), workers=case.workers).walked
         ran = Counter(one.pid for walk in walked.walks for one in walk)
         share = max(ran.values()) / ran.total() * 100
-        run.note(report, _case(size), system, {RATE: walked.rate, BUSIEST: share})
+        run.note(report, case.name, case.system, {RATE: walked.rate, BUSIEST: share})
 
 
 @contextmanager
