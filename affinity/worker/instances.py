@@ -156,6 +156,10 @@ class Surroundings(Protocol):
         """Look into the queues soon."""
         ...
 
+    def look_in(self, seconds: float) -> None:
+        """Look into the queues when that much time has passed."""
+        ...
+
 
 class InstanceTable:
     """The live instances, bounded by ``size``, least recently used first out."""
@@ -386,6 +390,8 @@ class InstanceTable:
             self._around.hint(None, cancel=True)
         if turn.instances or any(not message.delay for message in turn.messages):
             self._around.hint(None)
+        if timers := [message.delay for message in turn.messages if message.delay]:
+            self._around.look_in(min(timers))
 
     # -- moving to where the work is
 

@@ -4,6 +4,7 @@ changes.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import time
@@ -268,6 +269,11 @@ class Runtime:
         """Look into the queues soon."""
         self._told = True
         self._look.set()
+
+    def look_in(self, seconds: float) -> None:
+        """Look into the queues when that much time has passed: the next poll sees what is due after it."""
+        if seconds < self._options.poll_interval:
+            asyncio.get_running_loop().call_later(seconds, self.poke)
 
     def deliver_result(self, item: WorkItem, event: Event, pledge: Pledge | None) -> None:
         """An activity has ended."""

@@ -70,6 +70,12 @@ async def test_timers_and_events(worker: Worker, client: Client) -> None:
     await client.wait((await client.start("nap", 0.3)).instance_id, timeout=30)
 
 
+async def test_a_short_timer_does_not_wait_for_the_poll(any_url: str, client: Client) -> None:
+    """Which would come after the end of this test."""
+    async with Worker(app, any_url, RuntimeOptions.make(poll_interval=60, worker_lease_timeout=90, stall_timeout=90)):
+        await client.wait((await client.start("nap", 0.05)).instance_id, timeout=30)
+
+
 async def test_events_survive_continue_as_new(worker: Worker, client: Client) -> None:
     """All events are there before the first execution starts; each execution takes one."""
     await client.start("relay", 6, instance_id="relay")
