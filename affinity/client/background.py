@@ -130,10 +130,12 @@ class Waker:
 
     def __init__(self, provider: Provider) -> None:
         self._provider = provider
+        self._workers: set[str | None] = set()
         self._wanted = anyio.Event()
 
-    def wake(self) -> None:
-        """A worker should look into the queues."""
+    def wake(self, worker: str | None = None) -> None:
+        """That worker, or whichever it may be, should look into the queues."""
+        self._workers.add(worker)
         self._wanted.set()
 
     async def run(self) -> None:
@@ -145,15 +147,16 @@ class Waker:
     async def flush(self) -> None:
         """Send the hint that is still wanted, if one is."""
         with anyio.move_on_after(FAREWELL_SECONDS, shield=True):
-            if self._wanted.is_set():
+            if self._workers:
                 await self._send()
 
     async def _send(self) -> None:
-        wanted, self._wanted = self._wanted, anyio.Event()
+        workers, self._workers = self._workers, set()
+        self._wanted = anyio.Event()
         try:
-            await self._provider.wake({None: Hint()})
+            await self._provider.wake(dict.fromkeys(workers, Hint()))
         except ProviderError as error:
             logger.debug("a wake-up hint was not sent: %s", error)
         except anyio.get_cancelled_exc_class():
-            self._wanted = wanted  # for `flush`
+            self._workers |= workers  # for `flush`
             raise

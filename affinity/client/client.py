@@ -237,10 +237,10 @@ class Client:
 
     async def _send(self, batch: Sequence[NewMessage]) -> Sequence[Delivery]:
         # Contention changed nothing; after a lost connection, another try could be a duplicate.
-        deliveries = await insist(partial(self._provider.send_message, batch), retry=(Contention,))
-        if "delivered" in deliveries:
-            self._waker.wake()
-        return deliveries
+        sent = await insist(partial(self._provider.send_message, batch), retry=(Contention,))
+        for owner in {one.owner for one in sent if one.delivery == "delivered"}:
+            self._waker.wake(owner)
+        return [one.delivery for one in sent]
 
     # -- waiting
 

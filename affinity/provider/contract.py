@@ -380,6 +380,14 @@ Delivery: TypeAlias = Literal["delivered", "unknown", "finished"]
 Deletion: TypeAlias = Literal["deleted", "unknown", "running"]
 
 
+@frozen()
+class Sent:
+    """Answer to `Provider.send_message` for one message."""
+
+    delivery: Delivery
+    owner: str | None = None  # of a delivered one: the worker whose instance it is for; None: nobody has it
+
+
 @frozen(kw_only=True)
 class Sweep:
     """What one call of `Provider.sweep` did."""
@@ -606,7 +614,7 @@ class Provider(Protocol):
         """Create instances with their start messages. False: the id was there, nothing changed."""
         ...
 
-    async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
+    async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Sent]:
         """Queue messages for instances, in order."""
         ...
 

@@ -15,7 +15,7 @@ from affinity.client import Client, ExternalEvent, Start
 from affinity.client import calls as calls_module
 from affinity.errors import AccessDenied, ClientError, ConnectionLost, Contention, ProviderError
 from affinity.limits import MAX_BATCH
-from affinity.provider.contract import Delivery, Hint, InstanceInfo, NewInstance, NewMessage, Provider
+from affinity.provider.contract import Hint, InstanceInfo, NewInstance, NewMessage, Provider, Sent
 
 pytestmark = pytest.mark.anyio
 
@@ -49,6 +49,8 @@ class Script:
     done: set[str] = field(default_factory=set)
     existing: set[str] = field(default_factory=set)
     hints: int = 0
+    woken: list[str | None] = field(default_factory=list)
+    owner: str | None = None
     hint_sent: anyio.Event = field(default_factory=anyio.Event)
     gate: anyio.Event | None = None
 
@@ -64,9 +66,9 @@ class Script:
         self._called("create", len(instances))
         return new
 
-    async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
+    async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Sent]:
         self._called("send", len(messages))
-        return ["delivered"] * len(messages)
+        return [Sent("delivered", self.owner)] * len(messages)
 
     async def get_instance(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
         self._called("get", len(instance_ids))
@@ -74,6 +76,7 @@ class Script:
 
     async def wake(self, workers: Mapping[str | None, Hint]) -> None:
         self.hints += 1
+        self.woken += workers
         self.hint_sent.set()
         if self.gate is not None:
             await self.gate.wait()
@@ -215,6 +218,18 @@ async def test_a_start_that_made_no_work_wakes_nobody(script: Script, client: Cl
     await client.start("brew", instance_id="t")
     await anyio.wait_all_tasks_blocked()
     assert script.hints == 0
+
+
+async def test_an_event_wakes_the_worker_that_has_the_instance(script: Script, client: Client) -> None:
+    """And no other, as far as that is known."""
+    script.owner = "w"
+    await client.raise_events([ExternalEvent("t", "pour"), ExternalEvent("t", "pour")])
+    await anyio.wait_all_tasks_blocked()
+    assert script.woken == ["w"]
+    script.owner = None
+    await client.cancel("t")
+    await anyio.wait_all_tasks_blocked()
+    assert script.woken == ["w", None]
 
 
 async def test_a_hint_that_fails_harms_nobody(script: Script, client: Client) -> None:

@@ -12,7 +12,6 @@ import anyio.to_thread
 
 from affinity.provider.contract import (
     Deletion,
-    Delivery,
     FetchOptions,
     Hint,
     HintSource,
@@ -22,6 +21,7 @@ from affinity.provider.contract import (
     NewMessage,
     OrchestrationFetch,
     Release,
+    Sent,
     SessionInfo,
     Sweep,
     Timeouts,
@@ -230,7 +230,7 @@ class SqliteProvider:
         await self.wake({None: Hint()})
         return created
 
-    async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
+    async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Sent]:
         """See `Provider.send_message`. Wakes workers as `create_instance` does."""
         delivered = await self._write(send_all, messages)
         await self.wake({None: Hint()})
