@@ -1,6 +1,7 @@
-"""Hints: NOTIFY on one channel for each schema, with the worker's id and a letter for each kind.
+"""Hints: NOTIFY with a letter for each kind, on one channel for each schema, and on one for each worker of it, so that
+the processes of others sleep on.
 
-A hint is ``letters:worker``; no worker means all of them. They are sent in a statement of their own, never by the
+They are sent in a statement of their own, never by the
 transaction that they tell of: a commit with a NOTIFY takes a lock that is the database's only one, and would make the
 commits of all workers wait for each other.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from typing import Final
 
 import anyio
@@ -24,7 +26,7 @@ from affinity.provider.postgres.conversation import Row
 from affinity.provider.postgres.errors import translate, translated
 from affinity.provider.postgres.target import Target
 
-_NOTIFY: Final = "SELECT pg_notify(%(channel)s, hint) FROM unnest(%(hints)s) AS hint"
+_NOTIFY: Final = "SELECT pg_notify(channel, hint) FROM unnest(%(channels)s, %(hints)s) AS sent (channel, hint)"
 
 
 class HintVerbs(Verbs):
@@ -38,26 +40,28 @@ class HintVerbs(Verbs):
             connection = await connect(target.connect(f"{self._links.application_name} hints", {}))
         try:
             with translated(target):
-                await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(_channel(target))))
-            yield _Subscription(connection, target, identity.worker_id)
+                for worker_id in (None, identity.worker_id):
+                    channel = sql.Identifier(_channel(target, worker_id))
+                    await connection.execute(sql.SQL("LISTEN {}").format(channel))
+            yield _Subscription(connection, target)
         finally:
             connection.pgconn.finish()
 
     async def wake(self, workers: Mapping[str | None, Hint]) -> None:
         """See `affinity.provider.contract.Provider`."""
-        hints = [_encode(worker, hint) for worker, hint in workers.items() if hint.work or hint.cancel]
+        target = self._links.target
+        hints = {_channel(target, worker): text for worker, hint in workers.items() if (text := _encode(hint))}
         if hints:
-            params = {"channel": _channel(self._links.target), "hints": Texts(hints)}
+            params = {"channels": Texts(hints), "hints": Texts(hints.values())}
             await self._links.misc.run(_NOTIFY, params)
 
 
 class _Subscription:
     """Notifications gather in the connection until `wait` fetches them."""
 
-    def __init__(self, connection: AsyncConnection[Row], target: Target, worker_id: str) -> None:
+    def __init__(self, connection: AsyncConnection[Row], target: Target) -> None:
         self._connection = connection
         self._target = target
-        self._worker_id = worker_id
 
     async def wait(self, timeout: float) -> Hint | None:
         """See `affinity.provider.contract.HintSource`."""
@@ -68,30 +72,29 @@ class _Subscription:
             try:
                 # stop_after=1: one notification, and those that came with it.
                 async for notice in self._connection.notifies(timeout=left, stop_after=1):
-                    merged = _merge(merged, self._decode(notice))
+                    merged = _merge(merged, _decode(notice))
             except psycopg.OperationalError as error:
                 raise ConnectionLost(str(translate(error, self._target))) from error
             if left == 0.0:
                 break
         return merged
 
-    def _decode(self, notice: Notify) -> Hint | None:
-        kinds, _, worker_id = notice.payload.partition(":")
-        if worker_id not in ("", self._worker_id):
-            return None
-        return Hint(work="w" in kinds, cancel="c" in kinds)
+
+def _channel(target: Target, worker_id: str | None) -> str:
+    """Of one worker, or of all. Both names may be longer than the 63 bytes that a channel's may have."""
+    name = target.schema if worker_id is None else f"{target.schema} {worker_id}"
+    return f"affinity_{sha256(name.encode()).hexdigest()[:40]}"
 
 
-def _channel(target: Target) -> str:
-    """Fits 63 bytes, which a schema's name may fill alone: a schema of that length is its own channel."""
-    return f"{target.schema}_hints" if len(target.schema) < 58 else target.schema  # noqa: PLR2004 -- 63 less "_hints"
+def _encode(hint: Hint) -> str:
+    return "w" * hint.work + "c" * hint.cancel
 
 
-def _encode(worker_id: str | None, hint: Hint) -> str:
-    return f"{'w' * hint.work}{'c' * hint.cancel}:{worker_id or ''}"
+def _decode(notice: Notify) -> Hint:
+    return Hint(work="w" in notice.payload, cancel="c" in notice.payload)
 
 
-def _merge(one: Hint | None, other: Hint | None) -> Hint | None:
-    if one is None or other is None:
-        return one or other
+def _merge(one: Hint | None, other: Hint) -> Hint:
+    if one is None:
+        return other
     return Hint(work=one.work or other.work, cancel=one.cancel or other.cancel)
