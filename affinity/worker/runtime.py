@@ -66,6 +66,9 @@ SHARE_SECONDS = 0.005
 up.
 """
 
+PLENTY = 0.9
+"""Share of the sessions that a worker may hold, below which it is full no more."""
+
 FETCH_LIMIT = 200
 """Work items, and instances, that one fetch takes at most: one statement stays short."""
 
@@ -125,6 +128,7 @@ class Runtime:
         self._left = False  # the last look took a share: others get a chance before the next
         self._told = False  # there may be work that no look has seen
         self._backlog = False  # work in the queue waits for a slot: new work of ours waits its turn there
+        self._full = False  # it was said that there is room for no further session
         self._uncertain = False  # a reply was lost: items may be locked to us that we do not know of
         self._promised = 0  # slots that turns in flight have asked for
         self._database_time = (0.0, time.monotonic())
@@ -441,6 +445,22 @@ class Runtime:
         while True:
             await anyio.sleep(CHORE_SECONDS)
             await self.sessions.sweep()
+            self._report_capacity()
+
+    def _report_capacity(self) -> None:
+        """Say so when there is room for no further session, and again only after there was plenty."""
+        held, most = len(self.sessions), self._options.max_sessions_per_runtime
+        if held >= most > 0 and not self._full:
+            self._full = True
+            logger.warning(
+                "worker %s: holds %d sessions and takes no more (max_sessions_per_runtime); new ones wait for other"
+                " workers, or until one here has had no work for %g s (session_lock_timeout)",
+                self.worker_id,
+                held,
+                self._options.session_lock_timeout,
+            )
+        elif held < PLENTY * most:
+            self._full = False
 
     async def _sweeps(self) -> None:
         """Once a second, by whichever worker comes first: stale marks and dead rows."""

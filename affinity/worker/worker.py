@@ -286,6 +286,8 @@ class Worker:
         self.metrics.gauge(
             "held_sessions", "Sessions whose work ran here and whose lock has not ended", lambda: len(runtime.sessions)
         )
+        most = self.options.max_sessions_per_runtime
+        self.metrics.gauge("session_capacity", "Sessions that it may hold at once", lambda: most)
         self.metrics.gauge("turns", "Turns committed since the start", lambda: runtime.instances.turns)
         self.metrics.gauge("replays", "Histories replayed since the start", lambda: runtime.instances.replays)
         if self.options.metrics_port is not None:

@@ -169,6 +169,26 @@ async def test_the_sessions_of_one_orchestration_are_for_all_workers(any_url: st
         assert min(len(worker.runtime.sessions) for worker in (one, two)) >= 15
 
 
+async def test_a_worker_says_when_it_is_full(sqlite_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Once for each time that it became so, with the option that would have it take more."""
+    options = RuntimeOptions.make(**OPTIONS, max_sessions_per_runtime=2)
+    async with Worker(app, sqlite_url, options) as worker, Client(sqlite_url) as client:
+        runs = await client.start_many([Start("walk", 1) for _ in range(2)])
+        for run in runs:
+            await client.wait(run.instance_id, timeout=30)
+        runtime = worker.runtime
+        runtime._report_capacity()
+        runtime._report_capacity()
+        await runtime.sessions.lost_all()
+        runtime._report_capacity()
+        for name in ("a", "b"):
+            runtime.sessions.begin(name, 1)
+        runtime._report_capacity()
+    said = [text for record in caplog.records if "takes no more" in (text := record.getMessage())]
+    assert len(said) == 2
+    assert "holds 2 sessions and takes no more (max_sessions_per_runtime)" in said[0]
+
+
 async def test_a_worker_is_offered_no_more_sessions_than_it_has_room_for(
     any_url: str, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
