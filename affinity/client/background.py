@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -130,13 +130,20 @@ class Waker:
 
     def __init__(self, provider: Provider) -> None:
         self._provider = provider
-        self._workers: set[str | None] = set()
+        self._anybody = False
+        self._instances: set[str] = set()
         self._wanted = anyio.Event()
 
-    def wake(self, worker: str | None = None) -> None:
-        """That worker, or whichever it may be, should look into the queues."""
-        self._workers.add(worker)
+    def wake(self) -> None:
+        """A worker should look into the queues, whichever it may be."""
+        self._anybody = True
         self._wanted.set()
+
+    def wake_owners(self, instance_ids: Iterable[str]) -> None:
+        """The workers that own these instances should."""
+        self._instances.update(instance_ids)
+        if self._instances:
+            self._wanted.set()
 
     async def run(self) -> None:
         """Send hints until cancelled."""
@@ -147,16 +154,18 @@ class Waker:
     async def flush(self) -> None:
         """Send the hint that is still wanted, if one is."""
         with anyio.move_on_after(FAREWELL_SECONDS, shield=True):
-            if self._workers:
+            if self._wanted.is_set():
                 await self._send()
 
     async def _send(self) -> None:
-        workers, self._workers = self._workers, set()
-        self._wanted = anyio.Event()
+        wanted, self._wanted = self._wanted, anyio.Event()
+        anybody, self._anybody = self._anybody, False
+        instances, self._instances = self._instances, set()
         try:
-            await self._provider.wake(dict.fromkeys(workers, Hint()))
+            await self._provider.wake({None: Hint()} if anybody else {}, () if anybody else instances)
         except ProviderError as error:
             logger.debug("a wake-up hint was not sent: %s", error)
-        except anyio.get_cancelled_exc_class():
-            self._workers |= workers  # for `flush`
+        except anyio.get_cancelled_exc_class():  # for `flush`
+            self._wanted, self._anybody = wanted, anybody
+            self._instances |= instances
             raise

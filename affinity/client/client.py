@@ -237,10 +237,10 @@ class Client:
 
     async def _send(self, batch: Sequence[NewMessage]) -> Sequence[Delivery]:
         # Contention changed nothing; after a lost connection, another try could be a duplicate.
-        sent = await insist(partial(self._provider.send_message, batch), retry=(Contention,))
-        for owner in {one.owner for one in sent if one.delivery == "delivered"}:
-            self._waker.wake(owner)
-        return [one.delivery for one in sent]
+        deliveries = await insist(partial(self._provider.send_message, batch), retry=(Contention,))
+        told = zip(batch, deliveries, strict=True)
+        self._waker.wake_owners(message.instance_id for message, delivery in told if delivery == "delivered")
+        return deliveries
 
     # -- waiting
 

@@ -380,14 +380,6 @@ Delivery: TypeAlias = Literal["delivered", "unknown", "finished"]
 Deletion: TypeAlias = Literal["deleted", "unknown", "running"]
 
 
-@frozen()
-class Sent:
-    """Answer to `Provider.send_message` for one message."""
-
-    delivery: Delivery
-    owner: str | None = None  # of a delivered one: the worker whose instance it is for; None: nobody has it
-
-
 @frozen(kw_only=True)
 class Sweep:
     """What one call of `Provider.sweep` did."""
@@ -604,8 +596,10 @@ class Provider(Protocol):
         """Subscribe to wake-up hints for this worker."""
         ...
 
-    async def wake(self, workers: Mapping[str | None, Hint]) -> None:
-        """Send hints to workers by id; None: to all. Best effort, off the hot path."""
+    async def wake(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
+        """Send hints to workers by id; None: to all. And tell the owners of these instances to look into the queues;
+        where nobody alive owns one, all. Best effort, off the hot path.
+        """
         ...
 
     # -- the client
@@ -614,7 +608,7 @@ class Provider(Protocol):
         """Create instances with their start messages. False: the id was there, nothing changed."""
         ...
 
-    async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Sent]:
+    async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
         """Queue messages for instances, in order."""
         ...
 

@@ -152,6 +152,10 @@ class Surroundings(Protocol):
         """Wake a worker; None: whoever can."""
         ...
 
+    def hint_owner(self, instance_id: str) -> None:
+        """Wake the worker that owns an instance, which is not live here."""
+        ...
+
     def poke(self) -> None:
         """Look into the queues soon."""
         ...
@@ -388,8 +392,13 @@ class InstanceTable:
             self._around.cancel(turn.instance_id, turn.execution_id, activity_id, "no longer awaited")
         if turn.cancel_activities or (turn.update is not None and turn.update.status == "cancelled"):
             self._around.hint(None, cancel=True)
-        if turn.instances or any(not message.delay for message in turn.messages):
+        if turn.instances:
             self._around.hint(None)
+        for instance_id in {message.instance_id for message in turn.messages if not message.delay}:
+            if instance_id in self._live:
+                self._around.poke()
+            else:
+                self._around.hint_owner(instance_id)
         if timers := [message.delay for message in turn.messages if message.delay]:
             self._around.look_in(min(timers))
 

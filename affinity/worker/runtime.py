@@ -224,7 +224,8 @@ class Runtime:
         """Send a result the plain way; its instance lives elsewhere."""
 
         def done(result: bool | ProviderError) -> None:
-            self._queued()
+            if result is True:
+                self.hint_owner(ack.lock.key.instance_id)
             if pledge is not None:
                 pledge.settle(result is True)
             if result is False and ack.state is not None:  # the token is dead, or the state met a newer one
@@ -268,6 +269,10 @@ class Runtime:
             self._check.set()
         if worker != self.worker_id:
             self._waker.hint(worker, cancel=cancel)
+
+    def hint_owner(self, instance_id: str) -> None:
+        """Wake the worker that owns an instance, which is not live here."""
+        self._waker.hint_owner(instance_id)
 
     def poke(self) -> None:
         """Look into the queues soon."""

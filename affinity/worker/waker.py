@@ -19,6 +19,7 @@ class Waker:
     def __init__(self, provider: Provider) -> None:
         self._provider = provider
         self._pending: dict[str | None, Hint] = {}
+        self._instances: set[str] = set()
         self._arrived = anyio.Event()
 
     def hint(self, worker: str | None, *, cancel: bool = False) -> None:
@@ -27,13 +28,21 @@ class Waker:
         self._pending[worker] = Hint(work=True, cancel=cancel or (before is not None and before.cancel))
         self._arrived.set()
 
+    def hint_owner(self, instance_id: str) -> None:
+        """Wake the worker that owns an instance."""
+        self._instances.add(instance_id)
+        self._arrived.set()
+
     async def run(self) -> None:
         """Send for ever."""
         while True:
             await self._arrived.wait()
             self._arrived = anyio.Event()
             pending, self._pending = self._pending, {}
+            instances, self._instances = self._instances, set()
+            if None in pending:  # everybody is told to look
+                instances.clear()
             # Only a hint: the poll finds the work anyway, and the loops that matter report the database's state.
             with contextlib.suppress(ProviderError):
-                await self._provider.wake(pending)
+                await self._provider.wake(pending, instances)
             await anyio.sleep(COALESCE_SECONDS)

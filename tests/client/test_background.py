@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -15,7 +15,7 @@ from affinity.client import Client, ExternalEvent, Start
 from affinity.client import calls as calls_module
 from affinity.errors import AccessDenied, ClientError, ConnectionLost, Contention, ProviderError
 from affinity.limits import MAX_BATCH
-from affinity.provider.contract import Hint, InstanceInfo, NewInstance, NewMessage, Provider, Sent
+from affinity.provider.contract import Delivery, Hint, InstanceInfo, NewInstance, NewMessage, Provider
 
 pytestmark = pytest.mark.anyio
 
@@ -49,8 +49,7 @@ class Script:
     done: set[str] = field(default_factory=set)
     existing: set[str] = field(default_factory=set)
     hints: int = 0
-    woken: list[str | None] = field(default_factory=list)
-    owner: str | None = None
+    woken: list[tuple[set[str | None], set[str]]] = field(default_factory=list)
     hint_sent: anyio.Event = field(default_factory=anyio.Event)
     gate: anyio.Event | None = None
 
@@ -66,17 +65,17 @@ class Script:
         self._called("create", len(instances))
         return new
 
-    async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Sent]:
+    async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
         self._called("send", len(messages))
-        return [Sent("delivered", self.owner)] * len(messages)
+        return ["delivered"] * len(messages)
 
     async def get_instance(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
         self._called("get", len(instance_ids))
         return [info(key, "completed" if key in self.done else "running") for key in instance_ids]
 
-    async def wake(self, workers: Mapping[str | None, Hint]) -> None:
+    async def wake(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
         self.hints += 1
-        self.woken += workers
+        self.woken.append((set(workers), set(owners_of)))
         self.hint_sent.set()
         if self.gate is not None:
             await self.gate.wait()
@@ -220,16 +219,14 @@ async def test_a_start_that_made_no_work_wakes_nobody(script: Script, client: Cl
     assert script.hints == 0
 
 
-async def test_an_event_wakes_the_worker_that_has_the_instance(script: Script, client: Client) -> None:
-    """And no other, as far as that is known."""
-    script.owner = "w"
-    await client.raise_events([ExternalEvent("t", "pour"), ExternalEvent("t", "pour")])
+async def test_an_event_wakes_the_owner_of_the_instance(script: Script, client: Client) -> None:
+    """And a start wakes everybody, owners among them."""
+    await client.raise_events([ExternalEvent("t", "pour"), ExternalEvent("t", "pour"), ExternalEvent("u", "pour")])
     await anyio.wait_all_tasks_blocked()
-    assert script.woken == ["w"]
-    script.owner = None
+    await client.start("brew")
     await client.cancel("t")
     await anyio.wait_all_tasks_blocked()
-    assert script.woken == ["w", None]
+    assert script.woken == [(set(), {"t", "u"}), ({None}, set())]
 
 
 async def test_a_hint_that_fails_harms_nobody(script: Script, client: Client) -> None:

@@ -16,6 +16,7 @@ import psycopg
 from affinity.provider.conformance.builders import TIMEOUTS, message_ids, timer, work_item
 from affinity.provider.conformance.peer import Peer
 from affinity.provider.contract import (
+    Hint,
     Incarnation,
     InstanceUpdate,
     NewMessage,
@@ -121,6 +122,7 @@ def hot_verbs(peer: Peer, at: list[OrchestrationItem]) -> list[Callable[[], Awai
         everything,
         finish,
         lambda: peer.provider.send_message([NewMessage(instance_id="j", payload="x")]),
+        lambda: peer.provider.wake({None: Hint()}, ["i", "j"]),
         lambda: peer.provider.read_history([("j", 1)]),
         lambda: peer.provider.get_instance(["j"]),
         peer.renew_lease,

@@ -70,6 +70,33 @@ async def test_timers_and_events(worker: Worker, client: Client) -> None:
     await client.wait((await client.start("nap", 0.3)).instance_id, timeout=30)
 
 
+@pytest.mark.parametrize("cached", [10_000, 0])
+@pytest.mark.parametrize("sessions", [1, 100])
+async def test_whoever_is_concerned_is_told(any_url: str, client: Client, cached: int, sessions: int) -> None:
+    """Of results, children, events and new executions, wherever they are for: no poll comes before the end."""
+    options = RuntimeOptions.make(
+        poll_interval=60,
+        worker_lease_timeout=90,
+        stall_timeout=90,
+        instance_cache_size=cached,
+        max_sessions_per_runtime=sessions,
+    )
+    async with (
+        Worker(app, any_url, options),
+        Worker(app, any_url, options.model_copy(update={"worker_node_id": "other"})),
+    ):
+        if sessions == 1:  # each of them has one of the two
+            await client.wait((await client.start("alternate", 10)).instance_id, timeout=30)
+            return
+        runs = await client.start_many([Start("parent", 5), Start("fan_out", 20), Start("walk", 5), Start("nap", 0.05)])
+        await client.start("relay", 6, instance_id="relay")
+        for n in range(6):
+            await client.raise_event("relay", "item", n)
+        for run in runs:
+            await client.wait(run.instance_id, timeout=30)
+        assert await client.wait("relay", timeout=30) == [6, 5]
+
+
 async def test_a_short_timer_does_not_wait_for_the_poll(any_url: str, client: Client) -> None:
     """Which would come after the end of this test."""
     async with Worker(app, any_url, RuntimeOptions.make(poll_interval=60, worker_lease_timeout=90, stall_timeout=90)):

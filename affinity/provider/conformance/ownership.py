@@ -202,5 +202,4 @@ class OwnershipRules(Rules):
 
 async def send(peer: Peer, instance_id: str, text: str) -> None:
     """Send one message to an instance that there is."""
-    (sent,) = await peer.provider.send_message([NewMessage(instance_id=instance_id, payload=text)])
-    assert sent.delivery == "delivered"
+    assert list(await peer.provider.send_message([NewMessage(instance_id=instance_id, payload=text)])) == ["delivered"]

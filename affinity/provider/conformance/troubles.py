@@ -7,6 +7,7 @@ import pytest
 
 from affinity.errors import ConnectionLost, Contention, Duplicate, ProviderError, WorkerFenced
 from affinity.provider.conformance.base import Rules
+from affinity.provider.conformance.builders import SHORT_LEASE, new_instance
 from affinity.provider.conformance.harness import Trouble
 from affinity.provider.conformance.peer import Peer
 from affinity.provider.conformance.world import World
@@ -92,6 +93,26 @@ class TroubleRules(Rules):
                 await ready.wait()
             await (await world.open()).wake({None: Hint()})
         assert all(done.is_set() for done in heard)
+
+    async def test_the_owner_of_an_instance_can_be_told(self, world: World) -> None:
+        """By whoever it is, the owner too (contract: wake)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        await a.own("i")
+        async with a.provider.hints(a.identity) as source:
+            for provider in (b.provider, a.provider, await world.open()):
+                await provider.wake({}, ["i"])
+                assert (await self._collect(source, 1)).work
+
+    async def test_for_an_instance_that_nobody_owns_all_are_told(self, world: World) -> None:
+        """Be it that its owner is dead, or that there is none (contract: wake)."""
+        a, b = await world.worker("a", SHORT_LEASE), await world.worker("b")
+        await a.own("i")
+        await b.provider.create_instance([new_instance("new")])
+        await world.advance(SHORT_LEASE + 1)
+        async with b.provider.hints(b.identity) as source:
+            for instance_id in ("i", "new"):
+                await a.provider.wake({"a": Hint()}, [instance_id])
+                assert (await self._collect(source, 1)).work
 
     async def test_hints_that_came_together_are_merged(self, world: World) -> None:
         """Nothing of them is lost (contract: HintSource.wait)."""

@@ -9,11 +9,11 @@ from psycopg.types.numeric import Int8
 
 from affinity.provider.contract import (
     Deletion,
+    Delivery,
     InstanceFilter,
     InstanceInfo,
     NewInstance,
     NewMessage,
-    Sent,
     SessionInfo,
 )
 from affinity.provider.postgres.arrays import Floats, Ints, Texts
@@ -43,7 +43,7 @@ class ClientVerbs(Verbs):
         rows = await self._links.quick.run(_SQL["create"], params)
         return flags(len(instances), (n for (n,) in rows))
 
-    async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Sent]:
+    async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
         """See `affinity.provider.contract.Provider`."""
         if not messages:
             return []
@@ -54,10 +54,10 @@ class ClientVerbs(Verbs):
             "timer_execution": Ints(message.timer and message.timer[0] for message in messages),
             "timer_id": Ints(message.timer and message.timer[1] for message in messages),
         }
-        sent = [Sent("unknown")] * len(messages)
-        for n, unfinished, owner in await self._links.quick.run(_SQL["send"], params):
-            sent[n - 1] = Sent("delivered", owner) if unfinished else Sent("finished")
-        return sent
+        deliveries: list[Delivery] = ["unknown"] * len(messages)
+        for n, unfinished in await self._links.quick.run(_SQL["send"], params):
+            deliveries[n - 1] = "delivered" if unfinished else "finished"
+        return deliveries
 
     async def get_instance(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
         """See `affinity.provider.contract.Provider`."""

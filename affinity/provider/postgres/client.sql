@@ -26,19 +26,20 @@ SELECT n FROM outcome WHERE new
 
 -- send: messages for instances that have not finished
 WITH message AS MATERIALIZED (
-    SELECT m.*, i.status IN ('pending', 'running') AS unfinished, w.worker_id AS owner
+    SELECT m.*, i.status, i.owner_worker, i.owner_incarnation
     FROM unnest(%(instance)s, %(payload)s, %(delay)s, %(timer_execution)s, %(timer_id)s)
          WITH ORDINALITY AS m (instance_id, payload, delay, timer_execution, timer_id, n)
     JOIN instances i USING (instance_id)
-    LEFT JOIN alive_workers w ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation
 ), sent AS (
     INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload, timer_execution, timer_id)
-    SELECT instance_id, coalesce('w:' || owner, 'new'), (SELECT clock()) + delay * interval '1 s', payload,
-        timer_execution, timer_id
-    FROM message WHERE unfinished
-    ORDER BY n
+    SELECT m.instance_id, coalesce('w:' || w.worker_id, 'new'), (SELECT clock()) + m.delay * interval '1 s', m.payload,
+        m.timer_execution, m.timer_id
+    FROM message m
+    LEFT JOIN alive_workers w ON w.worker_id = m.owner_worker AND w.incarnation = m.owner_incarnation
+    WHERE m.status IN ('pending', 'running')
+    ORDER BY m.n
 )
-SELECT n, unfinished, owner FROM message
+SELECT n, status IN ('pending', 'running') FROM message
 
 -- get: instances by id
 SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_status, i.output, i.error, i.parent_id,

@@ -230,9 +230,9 @@ class Links:
         self.application_name = application_name
         self.commit = link("commit", HOT)  # turns and acks
         self.fetch = link("fetch", HOT)
-        self.quick = link("quick", HOT)  # leases, renewals, give-backs, histories, what clients ask of an instance
+        self.quick = link("quick", HOT)  # leases, renewals, give-backs, histories, hints, what a client asks
         self.states = link("states", HOT)  # session states on their own: one of them may take seconds
-        self.misc = link("misc", COLD)  # listings, the sweep, hints
+        self.misc = link("misc", COLD)  # listings, the sweep
 
     async def aclose(self) -> None:
         """Close all. Idempotent."""

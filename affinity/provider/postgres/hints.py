@@ -8,7 +8,7 @@ commits of all workers wait for each other.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from typing import Final
@@ -26,7 +26,18 @@ from affinity.provider.postgres.conversation import Row
 from affinity.provider.postgres.errors import translate, translated
 from affinity.provider.postgres.target import Target
 
-_NOTIFY: Final = "SELECT pg_notify(channel, hint) FROM unnest(%(channels)s, %(hints)s) AS sent (channel, hint)"
+_NOTIFY: Final = """
+WITH told AS (
+    SELECT worker_id, hint FROM unnest(%(workers)s, %(hints)s) AS h (worker_id, hint)
+    UNION
+    SELECT w.worker_id, 'w'
+    FROM unnest(%(instances)s) AS k (instance_id)
+    LEFT JOIN instances i USING (instance_id)
+    LEFT JOIN alive_workers w ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation
+)
+SELECT pg_notify('affinity_' || left(encode(sha256(convert_to(name, 'UTF8')), 'hex'), 40), hint)
+FROM (SELECT concat_ws(' ', %(schema)s::text, worker_id) AS name, hint FROM told) named
+"""
 
 
 class HintVerbs(Verbs):
@@ -47,13 +58,17 @@ class HintVerbs(Verbs):
         finally:
             connection.pgconn.finish()
 
-    async def wake(self, workers: Mapping[str | None, Hint]) -> None:
+    async def wake(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
         """See `affinity.provider.contract.Provider`."""
-        target = self._links.target
-        hints = {_channel(target, worker): text for worker, hint in workers.items() if (text := _encode(hint))}
-        if hints:
-            params = {"channels": Texts(hints), "hints": Texts(hints.values())}
-            await self._links.misc.run(_NOTIFY, params)
+        hints = {worker: text for worker, hint in workers.items() if (text := _encode(hint))}
+        if hints or owners_of:
+            params = {
+                "workers": Texts(hints),
+                "hints": Texts(hints.values()),
+                "instances": Texts(owners_of),
+                "schema": self._links.target.schema,
+            }
+            await self._links.quick.run(_NOTIFY, params)
 
 
 class _Subscription:
@@ -81,7 +96,9 @@ class _Subscription:
 
 
 def _channel(target: Target, worker_id: str | None) -> str:
-    """Of one worker, or of all. Both names may be longer than the 63 bytes that a channel's may have."""
+    """Of one worker, or of all, as the statement above says it too. Names may be longer than the 63 bytes that a
+    channel's may have.
+    """
     name = target.schema if worker_id is None else f"{target.schema} {worker_id}"
     return f"affinity_{sha256(name.encode()).hexdigest()[:40]}"
 

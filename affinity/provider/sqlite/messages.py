@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from affinity.limits import MAX_REROUTE
-from affinity.provider.contract import FINISHED, NewInstance, NewMessage, Sent
+from affinity.provider.contract import FINISHED, Delivery, NewInstance, NewMessage
 from affinity.provider.sqlite.database import Tx, to_json
 from affinity.provider.statements import load_statements
 
@@ -53,12 +53,11 @@ def create_all(tx: Tx, instances: Sequence[NewInstance]) -> list[bool]:
     return created
 
 
-def send_all(tx: Tx, messages: Sequence[NewMessage]) -> list[Sent]:
+def send_all(tx: Tx, messages: Sequence[NewMessage]) -> list[Delivery]:
     """See `Provider.send_message`."""
-    ids = [message.instance_id for message in messages]
-    statuses, owners = read_statuses(tx, ids), _owners(tx, ids)
+    statuses = read_statuses(tx, [message.instance_id for message in messages])
     send(tx, messages)
-    return [_sent(statuses.get(one), owners.get(one)) for one in ids]
+    return [_delivery(statuses.get(message.instance_id)) for message in messages]
 
 
 def read_statuses(tx: Tx, instance_ids: Collection[str]) -> dict[str, str]:
@@ -79,14 +78,7 @@ def reroute_messages(tx: Tx, route: str, limit: int) -> int:
     return tx.run(SQL["reroute_messages"], {"route": route, "limit": limit, "now": tx.now})
 
 
-def _owners(tx: Tx, instance_ids: Collection[str]) -> dict[str, str]:
-    """The live workers that own instances."""
-    if not instance_ids:
-        return {}
-    return dict(tx.gather(SQL["owners"], {"instance_ids": to_json(list(instance_ids)), "now": tx.now}))
-
-
-def _sent(status: str | None, owner: str | None) -> Sent:
+def _delivery(status: str | None) -> Delivery:
     if status is None:
-        return Sent("unknown")
-    return Sent("finished") if status in FINISHED else Sent("delivered", owner)
+        return "unknown"
+    return "finished" if status in FINISHED else "delivered"

@@ -2,13 +2,6 @@
 SELECT json_group_array(json_array(i.instance_id, i.status))
 FROM json_each(:instance_ids) AS j CROSS JOIN instances AS i ON i.instance_id = j.value;
 
--- owners: who owns some instances, as far as they are alive
-SELECT json_group_array(json_array(i.instance_id, w.worker_id))
-FROM json_each(:instance_ids) AS j
-CROSS JOIN instances AS i ON i.instance_id = j.value
-JOIN workers AS w
-    ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation AND w.locked_until > :now;
-
 -- send: queue messages on the routes of their owners, unless their instance is missing or has finished
 -- (the array is read in order, so the order of arrival is that of the batch)
 INSERT INTO orchestrator_queue (instance_id, route, visible_at, timer_execution, timer_id, payload)

@@ -12,6 +12,7 @@ import anyio.to_thread
 
 from affinity.provider.contract import (
     Deletion,
+    Delivery,
     FetchOptions,
     Hint,
     HintSource,
@@ -21,7 +22,6 @@ from affinity.provider.contract import (
     NewMessage,
     OrchestrationFetch,
     Release,
-    Sent,
     SessionInfo,
     Sweep,
     Timeouts,
@@ -216,9 +216,11 @@ class SqliteProvider:
         """See `Provider.hints`."""
         return self._subscribe(identity)
 
-    async def wake(self, workers: Mapping[str | None, Hint]) -> None:
-        """Hand hints to the workers of this process; those of others see the commit that the hint is about."""
-        subscriptions.send(self._path, workers)
+    async def wake(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
+        """Hand hints to the workers of this process; those of others see the commit that the hint is about. They are
+        few: all are told, rather than to ask the database who owns an instance.
+        """
+        subscriptions.send(self._path, {**workers, None: Hint()} if owners_of else workers)
 
     # -- the client
 
@@ -230,7 +232,7 @@ class SqliteProvider:
         await self.wake({None: Hint()})
         return created
 
-    async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Sent]:
+    async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
         """See `Provider.send_message`. Wakes workers as `create_instance` does."""
         delivered = await self._write(send_all, messages)
         await self.wake({None: Hint()})
