@@ -166,6 +166,7 @@ class Waker:
         except ProviderError as error:
             logger.debug("a wake-up hint was not sent: %s", error)
         except anyio.get_cancelled_exc_class():  # for `flush`
-            self._wanted, self._anybody = wanted, anybody
+            self._wanted = wanted
+            self._anybody |= anybody
             self._instances |= instances
             raise

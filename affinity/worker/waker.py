@@ -40,8 +40,8 @@ class Waker:
             self._arrived = anyio.Event()
             pending, self._pending = self._pending, {}
             instances, self._instances = self._instances, set()
-            if None in pending:  # everybody is told to look
-                instances.clear()
+            if None in pending:
+                instances.clear()  # their owners are told with everybody
             # Only a hint: the poll finds the work anyway, and the loops that matter report the database's state.
             with contextlib.suppress(ProviderError):
                 await self._provider.wake(pending, instances)
