@@ -47,8 +47,6 @@ WITH own AS MATERIALIZED (
     WHERE q.instance_id = p.instance_id AND q.execution_id = p.execution_id AND q.activity_id = p.activity_id
     RETURNING p.n, q.instance_id, q.execution_id, q.activity_id, q.lock_token, q.name, q.payload, q.session_id, p.epoch,
         q.attempts, q.failures, extract(epoch FROM clock() - p.unknown_since)::float8 AS unknown_for
-), found AS MATERIALIZED (
-    SELECT count(*) AS n FROM picked
 ), claimable AS (
     SELECT %(max_sessions)s > 0
         AND EXISTS (
@@ -98,9 +96,9 @@ WITH own AS MATERIALIZED (
     ) - clock())::float8 AS next_due
 )
 SELECT c.yes, m.yes, i.raced, i.next_due, t.*
-FROM found f CROSS JOIN claimable c
-LEFT JOIN more m ON f.n >= %(limit)s
-LEFT JOIN idle i ON f.n = 0
+FROM claimable c
+LEFT JOIN more m ON (SELECT count(*) FROM picked) >= %(limit)s
+LEFT JOIN idle i ON NOT EXISTS (SELECT FROM picked)
 LEFT JOIN taken t ON true
 ORDER BY t.n
 
