@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from contextlib import suppress
+from typing import Final, LiteralString
 
 from psycopg.types.numeric import Int8
 
+from affinity.errors import Contention
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import OFFER_SECONDS, Sweep
 from affinity.provider.postgres.base import Verbs
@@ -14,14 +16,31 @@ from affinity.provider.statements import load_statements
 WINDOW: Final = 5_000
 """Queued sessions, and session rows, that one sweep looks at: some tens of milliseconds, however many there are."""
 
+DEAD: Final = 50_000
+"""Dead rows of a queue that are worth a vacuum: some tens of megabytes."""
+
+TOO_MANY: Final = 1_000_000
+"""Dead rows that our vacuums must have failed to remove: something keeps them visible, and looking at all of them again
+and again would make it worse. Then it is left to autovacuum.
+"""
+
 _SQL: Final = load_statements(__package__, "sweep.sql")
+_VACUUM: Final[dict[str, LiteralString]] = {
+    # Without truncation, for which all others would have to wait.
+    table: f"VACUUM (SKIP_LOCKED, TRUNCATE false) {table}"
+    for table in ("worker_queue", "orchestrator_queue")
+}
 
 
 class SweepVerbs(Verbs):
     """`sweep`."""
 
     async def sweep(self, *, interval: float, session_retention: float, worker_retention: float) -> Sweep:
-        """See `affinity.provider.contract.Provider`."""
+        """See `affinity.provider.contract.Provider`.
+
+        It vacuums the queues too, if they are ours. Autovacuum comes once a minute, by default; until then a busy queue
+        of a hundred rows has grown by hundreds of megabytes, which no longer fit into the server's memory.
+        """
         begun = await self._links.misc.run(_SQL["begin"], {"interval": float(interval)})
         if not begun:
             return Sweep(swept=False)
@@ -32,11 +51,16 @@ class SweepVerbs(Verbs):
             "offer_seconds": OFFER_SECONDS,
             "session_retention": float(session_retention),
             "worker_retention": float(worker_retention),
+            "dead": Int8(DEAD),
+            "too_many": Int8(TOO_MANY),
         }
-        ((items, messages, sessions, workers, holds),) = await self._links.misc.run(_SQL["repair"], bounds)
+        ((items, messages, sessions, workers, holds, bloated),) = await self._links.misc.run(_SQL["repair"], bounds)
         more = max(items, messages, sessions, workers, holds) >= MAX_REROUTE
         if more:
             await self._links.misc.run(_SQL["again"])
+        for table in bloated:
+            with suppress(Contention):  # it took too long, and goes on another time
+                await self._links.misc.script(_VACUUM[table])
         return Sweep(
             swept=True,
             rerouted=items + messages,

@@ -117,4 +117,8 @@ WITH RECURSIVE mark (session_id, route, n) AS (
     WHERE sweeps.ctid = mine.ctid
 )
 SELECT (SELECT count(*) FROM items), (SELECT count(*) FROM messages), (SELECT count(*) FROM removed_sessions),
-    (SELECT count(*) FROM removed_workers), (SELECT count(*) FROM removed_holds)
+    (SELECT count(*) FROM removed_workers), (SELECT count(*) FROM removed_holds),
+    ARRAY(
+        SELECT c.relname::text
+        FROM unnest(ARRAY['worker_queue'::regclass, 'orchestrator_queue'::regclass]) AS q (oid) JOIN pg_class c USING (oid)
+        WHERE pg_stat_get_dead_tuples(c.oid) BETWEEN %(dead)s AND %(too_many)s AND pg_has_role(c.relowner, 'USAGE'))
