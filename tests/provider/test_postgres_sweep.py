@@ -1,17 +1,21 @@
-"""PostgreSQL: a sweep looks at a part of what there is, and the next one goes on from there, whoever runs it."""
+"""PostgreSQL: a sweep looks at a part of what there is, and the next one goes on from there, whoever runs it; and it
+vacuums.
+"""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from affinity.provider.contract import Sweep
 from affinity.provider.postgres import PostgresProvider, sweep
-from tests.provider.postgres_stage import administrator, opened, registered
+from tests.provider.postgres_stage import administrator, opened, registered, until
 
 pytestmark = pytest.mark.anyio
 
@@ -107,3 +111,66 @@ async def test_old_sessions_are_removed_window_by_window(
     assert [done.sessions_removed for done in await swept(sweepers, 3)] == [5, 5, 3]
     assert admin.execute("SELECT count(*) FROM sessions").fetchone() == (12,)
     assert [done.sessions_removed for done in await swept(sweepers, 3)] == [0, 0, 0]
+
+
+# --- vacuum -----------------------------------------------------------------------------------------------------------
+
+DEAD_ROWS: Final = "SELECT pg_stat_get_dead_tuples('worker_queue'::regclass) >= 100"
+
+
+@pytest.fixture
+async def dead(admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred rows have gone, which are worth a vacuum."""
+    monkeypatch.setattr(sweep, "DEAD", 100)
+    queue(admin, 1, 100, "new")
+    admin.execute("DELETE FROM worker_queue")
+    admin.execute("SELECT pg_stat_force_next_flush()")
+    await until(admin, DEAD_ROWS)
+
+
+def vacuums(admin: psycopg.Connection[Any]) -> int:
+    found = admin.execute("SELECT vacuum_count FROM pg_stat_user_tables WHERE relname = 'worker_queue'").fetchone()
+    assert found is not None
+    return int(found[0])
+
+
+@pytest.mark.usefixtures("dead")
+async def test_dead_rows_of_a_queue_are_vacuumed(sweepers: list[PostgresProvider], admin: Any) -> None:
+    """Once: then they are dead no more."""
+    await swept(sweepers, 3)
+    assert vacuums(admin) == 1
+    assert admin.execute(DEAD_ROWS).fetchone() == (False,)
+
+
+@pytest.mark.usefixtures("dead")
+async def test_dead_rows_that_vacuums_did_not_remove_are_left_alone(
+    sweepers: list[PostgresProvider], admin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long transaction keeps them visible, and there are ever more of them."""
+    monkeypatch.setattr(sweep, "TOO_MANY", 99)
+    monkeypatch.setattr(sweep, "DEAD", 10)
+    await swept(sweepers, 2)
+    assert vacuums(admin) == 0
+
+
+@pytest.mark.usefixtures("dead", "sweepers")
+async def test_a_worker_that_does_not_own_the_tables_leaves_them_to_autovacuum(
+    postgres_migrated: str, admin: psycopg.Connection[Any]
+) -> None:
+    """With the rights that the documentation names; PostgreSQL would warn of a vacuum in its log each time."""
+    role = sql.Identifier(f"plain_{uuid.uuid4().hex}")
+    grants = (
+        "CREATE ROLE {}",
+        "GRANT USAGE ON SCHEMA affinity TO {}",
+        "GRANT USAGE ON ALL SEQUENCES IN SCHEMA affinity TO {}",
+        "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA affinity TO {}",
+    )
+    for statement in grants:
+        admin.execute(sql.SQL(statement).format(role))
+    try:
+        async with opened(postgres_migrated, role=role.as_string().strip('"')) as provider:
+            assert (await provider.sweep(interval=0, session_retention=HOUR, worker_retention=HOUR)).swept
+        assert vacuums(admin) == 0
+    finally:
+        for statement in ("DROP OWNED BY {}", "DROP ROLE {}"):
+            admin.execute(sql.SQL(statement).format(role))
