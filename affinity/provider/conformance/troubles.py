@@ -102,6 +102,8 @@ class TroubleRules(Rules):
             for provider in (b.provider, a.provider, await world.open()):
                 await provider.wake({}, ["i"])
                 assert (await self._collect(source, 1)).work
+            await b.provider.wake({None: Hint(work=False, cancel=True)}, ["i"])
+            assert await self._collect(source, 2) == Hint(work=True, cancel=True)
 
     async def test_for_an_instance_that_nobody_owns_all_are_told(self, world: World) -> None:
         """Be it that its owner is dead, or that there is none (contract: wake)."""

@@ -1,9 +1,8 @@
 """Hints: NOTIFY with a letter for each kind, on one channel for each schema, and on one for each worker of it, so that
 the processes of others sleep on.
 
-They are sent in a statement of their own, never by the
-transaction that they tell of: a commit with a NOTIFY takes a lock that is the database's only one, and would make the
-commits of all workers wait for each other.
+They are sent in a statement of their own, never by the transaction that they tell of: a commit with a NOTIFY takes a
+lock that is the database's only one, and would make the commits of all workers wait for each other.
 """
 
 from __future__ import annotations

@@ -220,7 +220,9 @@ class SqliteProvider:
         """Hand hints to the workers of this process; those of others see the commit that the hint is about. They are
         few: all are told, rather than to ask the database who owns an instance.
         """
-        subscriptions.send(self._path, {**workers, None: Hint()} if owners_of else workers)
+        subscriptions.send(self._path, workers)
+        if owners_of:
+            subscriptions.send(self._path, {None: Hint()})
 
     # -- the client
 
