@@ -1,7 +1,8 @@
 """Batches as parameters: one typed array a column, packed into PostgreSQL's binary format in one go.
 
 psycopg's own dumper for lists looks at every element to find their type. Here the type is known, and is the same for an
-empty batch and for one of NULLs: a statement is prepared once, whatever it carries.
+empty batch and for one of NULLs: a statement is prepared once, whatever it carries. A worker spends its time here, so
+nothing is asked twice: a column is packed where it is made, and sent as it is.
 """
 
 from __future__ import annotations
@@ -9,15 +10,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, ClassVar, Generic, TypeVar
-
-from psycopg import AsyncConnection
-from psycopg.adapt import Dumper
-from psycopg.pq import Format
+from typing import ClassVar
 
 from affinity.limits import MAX_BATCH
-
-T = TypeVar("T")
 
 _EMPTY = struct.Struct("!iiI")  # dimensions, whether there are NULLs, element type
 _HEAD = struct.Struct("!iiIii")  # the same, then length and lower bound
@@ -25,7 +20,7 @@ _LENGTH = struct.Struct("!i").pack
 _INT = struct.Struct("!iq").pack
 _FLOAT = struct.Struct("!id").pack
 _NULL = _LENGTH(-1)
-_BOOLS = (_LENGTH(1) + b"\0", _LENGTH(1) + b"\1")
+_BOOLS = {None: _NULL, False: _LENGTH(1) + b"\0", True: _LENGTH(1) + b"\1"}
 
 
 @lru_cache(maxsize=8 * MAX_BATCH)
@@ -34,101 +29,81 @@ def _head(element: int, length: int) -> bytes:
     return _HEAD.pack(1, 1, element, length, 1) if length else _EMPTY.pack(0, 0, element)
 
 
-class Column(Generic[T]):
-    """The values of one column of a batch."""
+class Column:
+    """The values of one column of a batch, as PostgreSQL receives an array of them."""
 
-    __slots__ = ("values",)
+    __slots__ = ("packed",)
 
-    element: ClassVar[int]  # oid of the element type
-    array: ClassVar[int]  # oid of the array type
-
-    def __init__(self, values: Iterable[T | None] = ()) -> None:
-        self.values = values if isinstance(values, list) else list(values)
-
-    def packed(self) -> bytes:
-        """The column as PostgreSQL receives an array."""
-        return _head(self.element, len(self.values)) + b"".join(self.elements())
-
-    def elements(self) -> list[bytes]:
-        """The elements, each with its length before it: a worker spends its time here."""
-        raise NotImplementedError
+    array: ClassVar[int]  # oid of the array's type
+    packed: bytes
 
 
-class Texts(Column[str]):
-    """``text[]``, in UTF-8, which is the encoding of every connection of ours."""
+class Texts(Column):
+    """``text[]``, in UTF-8, which is the encoding of every connection of ours.
+
+    Raises:
+        UnicodeEncodeError: a value is no text: it has half of a surrogate pair.
+    """
 
     __slots__ = ()
-    element, array = 25, 1009
+    array = 1009
 
-    def elements(self) -> list[bytes]:
-        parts = []
-        for value in self.values:
+    def __init__(self, values: Iterable[str | None] = ()) -> None:
+        parts: list[bytes] = []
+        length = 0
+        for value in values:
+            length += 1
             if value is None:
                 parts.append(_NULL)
             else:
                 raw = value.encode()
                 parts += _LENGTH(len(raw)), raw
-        return parts
+        self.packed = _head(25, length) + b"".join(parts)
 
 
-class Blobs(Column[bytes]):
+class Blobs(Column):
     """``bytea[]``."""
 
     __slots__ = ()
-    element, array = 17, 1001
+    array = 1001
 
-    def elements(self) -> list[bytes]:
+    def __init__(self, values: Iterable[bytes | None] = ()) -> None:
         parts: list[bytes] = []
-        for value in self.values:
+        length = 0
+        for value in values:
+            length += 1
             parts += (_NULL,) if value is None else (_LENGTH(len(value)), value)
-        return parts
+        self.packed = _head(17, length) + b"".join(parts)
 
 
-class Ints(Column[int]):
+class Ints(Column):
     """``bigint[]``."""
 
     __slots__ = ()
-    element, array = 20, 1016
+    array = 1016
 
-    def elements(self) -> list[bytes]:
-        return [_NULL if value is None else _INT(8, value) for value in self.values]
+    def __init__(self, values: Iterable[int | None] = ()) -> None:
+        parts = [_NULL if value is None else _INT(8, value) for value in values]
+        self.packed = _head(20, len(parts)) + b"".join(parts)
 
 
-class Floats(Column[float]):
+class Floats(Column):
     """``double precision[]``."""
 
     __slots__ = ()
-    element, array = 701, 1022
+    array = 1022
 
-    def elements(self) -> list[bytes]:
-        return [_NULL if value is None else _FLOAT(8, value) for value in self.values]
+    def __init__(self, values: Iterable[float | None] = ()) -> None:
+        parts = [_NULL if value is None else _FLOAT(8, value) for value in values]
+        self.packed = _head(701, len(parts)) + b"".join(parts)
 
 
-class Bools(Column[bool]):
+class Bools(Column):
     """``boolean[]``."""
 
     __slots__ = ()
-    element, array = 16, 1000
+    array = 1000
 
-    def elements(self) -> list[bytes]:
-        return [_NULL if value is None else _BOOLS[value] for value in self.values]
-
-
-def _dumper(column: type[Column[Any]]) -> type[Dumper]:
-    class ColumnDumper(Dumper):
-        format = Format.BINARY
-        oid = column.array
-
-        def dump(self, obj: Column[Any]) -> bytes:
-            return obj.packed()
-
-    return ColumnDumper
-
-
-_DUMPERS = {column: _dumper(column) for column in (Texts, Blobs, Ints, Floats, Bools)}
-
-
-def register_arrays(connection: AsyncConnection[Any]) -> None:
-    """Teach a connection to send columns."""
-    for column, dumper in _DUMPERS.items():
-        connection.adapters.register_dumper(column, dumper)
+    def __init__(self, values: Iterable[bool | None] = ()) -> None:
+        parts = [_BOOLS[value] for value in values]
+        self.packed = _head(16, len(parts)) + b"".join(parts)

@@ -30,7 +30,6 @@ import psycopg
 from psycopg import AsyncConnection
 
 from affinity.errors import ConnectionLost
-from affinity.provider.postgres.arrays import register_arrays
 from affinity.provider.postgres.conversation import Conversation, Outcome, Params, Row
 from affinity.provider.postgres.errors import translate
 from affinity.provider.postgres.target import COLD, HOT, Target
@@ -244,5 +243,4 @@ async def connect(conninfo: str) -> AsyncConnection[Row]:
     """A connection in autocommit that prepares every statement at once and receives binary values."""
     connection = await AsyncConnection.connect(conninfo, autocommit=True, prepare_threshold=0)
     connection.prepared_max = None
-    register_arrays(connection)
     return connection

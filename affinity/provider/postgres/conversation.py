@@ -24,6 +24,7 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import count
 from typing import Any, Final, LiteralString, TypeAlias
@@ -36,19 +37,33 @@ from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus, Format, TransactionStatus
 from psycopg.pq.abc import PGresult
 
+from affinity.provider.postgres.arrays import Column
+
 Row: TypeAlias = tuple[Any, ...]
 Params: TypeAlias = Mapping[str, Any]
 Outcome: TypeAlias = list[list[Row]] | Exception
 """The rows of each statement, or why there are none."""
 
-_Key: TypeAlias = tuple[bytes, tuple[int, ...] | None]
-"""A statement and the types of its values, which are part of what is prepared."""
-
 _Packed: TypeAlias = Sequence[Buffer | None]
-_Formats: TypeAlias = Sequence[int] | None
+_Formats: TypeAlias = Sequence[int]
 
 _PLACEHOLDER: Final = re.compile(r"%\((?P<name>\w+)\)s|%%")
 _COPY: Final = (ExecStatus.COPY_IN, ExecStatus.COPY_OUT, ExecStatus.COPY_BOTH)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shape:
+    """A statement with the server's own placeholders, and what they stand for: columns come last."""
+
+    query: bytes
+    others: tuple[str, ...]
+    columns: tuple[str, ...]
+    types: tuple[int, ...]  # of the columns
+    formats: tuple[int, ...]  # of the columns
+
+
+_Key: TypeAlias = tuple[_Shape, tuple[int, ...] | None]
+"""A statement, and the types of its other values: they are part of what is prepared."""
 
 
 class Conversation:
@@ -62,6 +77,7 @@ class Conversation:
         self._loop = asyncio.get_running_loop()
         self._listening = False
         self._transformer = Transformer(connection)
+        self._shapes: dict[LiteralString, _Shape] = {}
         self._names: dict[_Key, bytes] = {}  # of statements that the server has prepared
         self._numbers = count()
         self._piped: list[tuple[_Key, bytes] | None] = []  # what is prepared on the way, in a pipeline; None: executed
@@ -82,23 +98,31 @@ class Conversation:
 
     def execute(self, statement: LiteralString, params: Params | None = None) -> None:
         """One statement, prepared at its first use. Its values are received in binary."""
-        key, packed, formats = self._packed(statement, params)
+        key, packed, formats = self._packed(statement, params or {})
         name = self._names.get(key)
         if name is not None:
             self._execute(name, packed, formats)
         else:
             name = self._new_name()
-            self._pgconn.send_prepare(name, *key)
+            self._prepare(name, key)
             self._sent(then=partial(self._prepared, key, name, packed, formats))
 
-    def _packed(self, statement: LiteralString, params: Params | None) -> tuple[_Key, _Packed, _Formats]:
-        query, names = numbered(statement)
-        values = [params[name] for name in names] if params is not None else []
+    def _packed(self, statement: LiteralString, params: Params) -> tuple[_Key, _Packed, _Formats]:
+        """Columns come packed; psycopg packs the rest, and says of which types it is."""
+        shape = self._shapes.get(statement)
+        if shape is None:
+            shape = self._shapes[statement] = _shape(statement, params)
+        values = [params[name] for name in shape.others]
         packed = self._transformer.dump_sequence(values, [PyFormat.AUTO] * len(values))
-        return (query, self._transformer.types), packed, self._transformer.formats
+        formats = [*(self._transformer.formats or ()), *shape.formats]
+        return (shape, self._transformer.types), [*packed, *[params[name].packed for name in shape.columns]], formats
 
     def _new_name(self) -> bytes:
         return b"affinity_%d" % next(self._numbers)
+
+    def _prepare(self, name: bytes, key: _Key) -> None:
+        shape, types = key
+        self._pgconn.send_prepare(name, shape.query, [*(types or ()), *shape.types])
 
     def _prepared(self, key: _Key, name: bytes, packed: _Packed, formats: _Formats) -> None:
         self._names[key] = name
@@ -119,7 +143,7 @@ class Conversation:
             name = self._names.get(key)
             if name is None:
                 name = self._new_name()
-                self._pgconn.send_prepare(name, *key)
+                self._prepare(name, key)
                 self._piped.append((key, name))
             self._pgconn.send_query_prepared(name, packed, formats, Format.BINARY)
             self._piped.append(None)
@@ -265,20 +289,17 @@ class Conversation:
             self.close()
 
 
-@cache
-def numbered(statement: LiteralString) -> tuple[bytes, tuple[str, ...]]:
-    """The statement with the server's own placeholders, and the names that they stand for.
-
-    psycopg would do this at every call for a statement of this length: a third of a millisecond for a commit. Bytes,
-    because their hash is kept, and a string would have to be encoded at every call.
+def _shape(statement: LiteralString, params: Params) -> _Shape:
+    """To be kept: psycopg looks for the placeholders at every call, which takes a third of a millisecond in a statement
+    as long as a commit.
     """
-    names: dict[str, int] = {}
-
-    def number(found: re.Match[str]) -> str:
-        name = found["name"]
-        return "%" if name is None else f"${names.setdefault(name, len(names) + 1)}"
-
-    return _PLACEHOLDER.sub(number, statement).encode(), tuple(names)
+    names = dict.fromkeys(found["name"] for found in _PLACEHOLDER.finditer(statement) if found["name"] is not None)
+    columns = tuple(name for name in names if isinstance(params[name], Column))
+    others = tuple(name for name in names if name not in columns)
+    numbers = {name: f"${number}" for number, name in enumerate(others + columns, 1)}
+    query = _PLACEHOLDER.sub(lambda found: numbers[found["name"]] if found["name"] is not None else "%", statement)
+    types = tuple(params[name].array for name in columns)
+    return _Shape(query.encode(), others, columns, types, (Format.BINARY,) * len(columns))
 
 
 @cache
