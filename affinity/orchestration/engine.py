@@ -44,6 +44,9 @@ _CANCELLATIONS: Final[dict[type[ev.Event], Callable[[int], ev.Event]]] = {
 }
 
 
+_NOTHING: Final[Mapping[int, ev.Hold]] = {}
+
+
 class BufferFullError(Exception):
     """The execution has ``MAX_BUFFERED_EVENTS`` that nobody waits for."""
 
@@ -240,16 +243,20 @@ class Execution:
         events = self._scheduler.journal.take()
         statuses = [event.value for _, event in events if type(event) is ev.CustomStatusSet]
         before, after = self._held, self._scheduler.held
-        step = Step(
+        begun: Mapping[int, ev.Hold] = _NOTHING
+        over: Sequence[int] = []
+        if before or after:  # few orchestrations hold anything
+            begun = {event_id: hold for event_id, hold in after.items() if event_id not in before}
+            over = [event_id for event_id in before if event_id not in after]
+            self._held = dict(after)
+        return Step(
             events=events,
             custom_status=statuses[-1] if statuses else None,
             outcome=self.outcome if events else None,
             consumed=consumed,
-            holds={event_id: hold for event_id, hold in after.items() if event_id not in before},
-            unholds=[event_id for event_id in before if event_id not in after],
+            holds=begun,
+            unholds=over,
         )
-        self._held = dict(after)
-        return step
 
     # --- inputs -----------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ Whoever submitted it learns the outcome and acts on it:
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -79,11 +80,11 @@ class GroupCommit(Generic[Request, Result]):
     _queue: deque[_Pending[Request, Result]] = field(default_factory=deque)
     _in_flight: list[_Pending[Request, Result]] = field(default_factory=list)
     _outcomes: deque[tuple[_Pending[Request, Result], Result | ProviderError]] = field(default_factory=deque)
-    _arrived: anyio.Event = field(default_factory=anyio.Event)
+    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _answered: anyio.Event = field(default_factory=anyio.Event)
     _heard: anyio.Event = field(default_factory=anyio.Event)
-    _idle: anyio.Event = field(default_factory=anyio.Event)
-    _writing: anyio.Lock = field(default_factory=partial(anyio.Lock, fast_acquire=True))
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def unwritten(self) -> list[Request]:
@@ -101,11 +102,10 @@ class GroupCommit(Generic[Request, Result]):
             tasks.start_soon(self._hand_out_rest)
             while True:
                 if not self._queue:
-                    self._arrived = anyio.Event()
+                    self._arrived.clear()
                     self._idle.set()
                     await self._arrived.wait()
-                    # Only here: whoever waits for the end of a busy spell waits on one event.
-                    self._idle = anyio.Event()
+                    self._idle.clear()  # only here: a busy spell ends when all is written
                 elif len(self._queue) < SMALL:
                     for _ in range(JOIN_STEPS):
                         await anyio.lowlevel.checkpoint()
@@ -152,9 +152,7 @@ class GroupCommit(Generic[Request, Result]):
         return [outcome for pending in batch for outcome in await self._write([pending])]  # only the culprit fails
 
     async def _attempt(self, requests: list[Request]) -> Sequence[Result]:
-        async def write() -> Sequence[Result]:
-            return await self.write(requests)
-
+        write = partial(self.write, requests)
         if self.insist:
             return await self.availability.insist(write)
         for _ in range(MAX_CONTENTIONS):

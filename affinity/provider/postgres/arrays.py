@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from affinity.limits import MAX_BATCH
 
@@ -37,6 +37,9 @@ class Column:
     array: ClassVar[int]  # oid of the array's type
     packed: bytes
 
+    def __init__(self, values: Iterable[Any]) -> None:
+        raise NotImplementedError
+
 
 class Texts(Column):
     """``text[]``, in UTF-8, which is the encoding of every connection of ours.
@@ -48,7 +51,7 @@ class Texts(Column):
     __slots__ = ()
     array = 1009
 
-    def __init__(self, values: Iterable[str | None] = ()) -> None:
+    def __init__(self, values: Iterable[str | None]) -> None:
         parts: list[bytes] = []
         length = 0
         for value in values:
@@ -67,7 +70,7 @@ class Blobs(Column):
     __slots__ = ()
     array = 1001
 
-    def __init__(self, values: Iterable[bytes | None] = ()) -> None:
+    def __init__(self, values: Iterable[bytes | None]) -> None:
         parts: list[bytes] = []
         length = 0
         for value in values:
@@ -82,7 +85,7 @@ class Ints(Column):
     __slots__ = ()
     array = 1016
 
-    def __init__(self, values: Iterable[int | None] = ()) -> None:
+    def __init__(self, values: Iterable[int | None]) -> None:
         parts = [_NULL if value is None else _INT(8, value) for value in values]
         self.packed = _head(20, len(parts)) + b"".join(parts)
 
@@ -93,7 +96,7 @@ class Floats(Column):
     __slots__ = ()
     array = 1022
 
-    def __init__(self, values: Iterable[float | None] = ()) -> None:
+    def __init__(self, values: Iterable[float | None]) -> None:
         parts = [_NULL if value is None else _FLOAT(8, value) for value in values]
         self.packed = _head(701, len(parts)) + b"".join(parts)
 
@@ -104,6 +107,6 @@ class Bools(Column):
     __slots__ = ()
     array = 1000
 
-    def __init__(self, values: Iterable[bool | None] = ()) -> None:
+    def __init__(self, values: Iterable[bool | None]) -> None:
         parts = [_BOOLS[value] for value in values]
         self.packed = _head(16, len(parts)) + b"".join(parts)

@@ -48,7 +48,16 @@ _Packed: TypeAlias = Sequence[Buffer | None]
 _Formats: TypeAlias = Sequence[int]
 
 _PLACEHOLDER: Final = re.compile(r"%\((?P<name>\w+)\)s|%%")
-_COPY: Final = (ExecStatus.COPY_IN, ExecStatus.COPY_OUT, ExecStatus.COPY_BOTH)
+# As libpq's numbers: to look a member up in its enumeration takes longer than to compare it.
+_IDLE: Final = int(TransactionStatus.IDLE)
+_ACTIVE: Final = int(TransactionStatus.ACTIVE)
+_BINARY: Final = int(Format.BINARY)
+_AUTO: Final = PyFormat.AUTO
+_TUPLES: Final = int(ExecStatus.TUPLES_OK)
+_DONE: Final = frozenset({int(ExecStatus.COMMAND_OK), int(ExecStatus.EMPTY_QUERY)})
+_FAILED: Final = int(ExecStatus.FATAL_ERROR)
+_SYNC: Final = int(ExecStatus.PIPELINE_SYNC)
+_COPY: Final = frozenset({int(ExecStatus.COPY_IN), int(ExecStatus.COPY_OUT), int(ExecStatus.COPY_BOTH)})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,12 +96,12 @@ class Conversation:
     @property
     def idle(self) -> bool:
         """Whether it may be asked something: open, and not in the middle of anything."""
-        return self._pgconn.transaction_status == TransactionStatus.IDLE
+        return self._pgconn.transaction_status == _IDLE
 
     @property
     def asking(self) -> bool:
         """Whether the server is at work on something."""
-        return self._pgconn.transaction_status == TransactionStatus.ACTIVE
+        return self._pgconn.transaction_status == _ACTIVE
 
     # -- asking: raises what psycopg raises, or what is wrong with a value; then `ended` is not called
 
@@ -113,7 +122,7 @@ class Conversation:
         if shape is None:
             shape = self._shapes[statement] = _shape(statement, params)
         values = [params[name] for name in shape.others]
-        packed = self._transformer.dump_sequence(values, [PyFormat.AUTO] * len(values))
+        packed = self._transformer.dump_sequence(values, [_AUTO] * len(values))
         formats = [*(self._transformer.formats or ()), *shape.formats]
         return (shape, self._transformer.types), [*packed, *[params[name].packed for name in shape.columns]], formats
 
@@ -129,7 +138,7 @@ class Conversation:
         self._execute(name, packed, formats)
 
     def _execute(self, name: bytes, packed: _Packed, formats: _Formats) -> None:
-        self._pgconn.send_query_prepared(name, packed, formats, Format.BINARY)
+        self._pgconn.send_query_prepared(name, packed, formats, _BINARY)
         self._sent()
 
     def together(self, statements: Sequence[LiteralString], params: Params) -> None:
@@ -145,7 +154,7 @@ class Conversation:
                 name = self._new_name()
                 self._prepare(name, key)
                 self._piped.append((key, name))
-            self._pgconn.send_query_prepared(name, packed, formats, Format.BINARY)
+            self._pgconn.send_query_prepared(name, packed, formats, _BINARY)
             self._piped.append(None)
         self._pgconn.pipeline_sync()
         self._sent()
@@ -224,7 +233,7 @@ class Conversation:
                     self._rows()
                     raise psycopg.OperationalError("the connection broke in the middle of a reply")
                 continue  # the end of one statement's reply, not of all
-            if result.status == ExecStatus.PIPELINE_SYNC:
+            if result.status == _SYNC:
                 pgconn.exit_pipeline_mode()
                 return self._rows()
             self._results.append(result)
@@ -254,16 +263,16 @@ class Conversation:
 
     def _load(self, result: PGresult) -> list[Row]:
         status = result.status
-        if status == ExecStatus.TUPLES_OK:
+        if status == _TUPLES:
             if not result.nfields:
                 return []
             self._transformer.set_pgresult(result)
             rows = self._transformer.load_rows(0, result.ntuples, tuple)
             self._transformer.set_pgresult(None)  # it may be large
             return rows
-        if status in (ExecStatus.COMMAND_OK, ExecStatus.EMPTY_QUERY):
+        if status in _DONE:
             return []
-        if status == ExecStatus.FATAL_ERROR:
+        if status == _FAILED:
             raise error_from_result(result)
         raise psycopg.ProgrammingError(f"unexpected reply: {ExecStatus(status).name}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any, Final, LiteralString
+from typing import Final, LiteralString
 
 from affinity.errors import Contention
 from affinity.provider.contract import (
@@ -71,10 +71,12 @@ class TurnVerbs(Verbs):
 
 def _needed(turns: Sequence[Turn]) -> frozenset[str]:
     """The parts of the statement that this batch has a use for."""
+    if all(map(_is_plain, turns)):
+        return frozenset()
     states = [write.new.session_id for turn in turns for write in turn.states]
     wanted = {
         "update": any(map(_updates, turns)),
-        "rest": not all(map(_is_plain, turns)),
+        "rest": any(map(_does_more, turns)),
         "hold": any(map(_holds, turns)),
         "state": bool(states),
         "twice": len(set(states)) < len(states),
@@ -82,12 +84,22 @@ def _needed(turns: Sequence[Turn]) -> frozenset[str]:
     return frozenset(part for part, is_wanted in wanted.items() if is_wanted)
 
 
+def _is_plain(turn: Turn) -> bool:
+    """Whether it takes results and queues work, and does nothing else: it has no use for any part."""
+    return (
+        turn.update is None
+        and turn.custom_status is None
+        and not (turn.states or turn.holds or turn.unholds or turn.watches)
+        and not _does_more(turn)
+    )
+
+
 def _updates(turn: Turn) -> bool:
     return turn.update is not None or turn.custom_status is not None
 
 
-def _is_plain(turn: Turn) -> bool:
-    return not (
+def _does_more(turn: Turn) -> bool:
+    return bool(
         turn.consumed
         or turn.messages
         or turn.instances
@@ -122,53 +134,64 @@ def _writes(turns: Sequence[Turn]) -> Sequence[tuple[int, StateWrite]]:
 
 
 def _results(turns: Sequence[Turn], rows: Sequence[Row], token: str) -> list[TurnResult]:
-    found: dict[str, dict[int, Row]] = {name: {} for name in ("turns", "lost", "conflict", "here", "there")}
-    for row in rows:
-        found[row[0]][row[1]] = row
-    ((*_, flags),) = found["turns"].values()
-    answers = _Answers(found, token)
-    return [answers.of(turn, committed) for turn, committed in zip(turns, flags, strict=True)]
-
-
-class _Answers:
-    """Reads what was found in the order of the batch: elements are numbered through all its turns."""
-
-    def __init__(self, found: dict[str, dict[int, Row]], token: str) -> None:
-        self._found = found
-        self._token = token
-        self._ack = self._state = self._item = 1  # numbers of the next turn's first ones
-
-    def of(self, turn: Turn, committed: bool) -> TurnResult:
-        """The answer for the next turn."""
-        if committed:
-            answer = TurnResult(committed=True, placed=self._placed(turn))
+    """The answers in the order of the batch: elements are numbered through all its turns."""
+    found = _Found(token)
+    for what, ord_, epoch, holder, flags in rows:
+        if what == "here":
+            found.here[ord_] = epoch
+        elif what == "there":
+            found.there[ord_] = holder
+        elif what == "turns":
+            found.committed = flags
         else:
-            answer = TurnResult(committed=False, lost_acks=self._lost(turn), conflicts=self._conflicts(turn))
-        self._ack += len(turn.acks)
-        self._state += len(turn.states)
-        self._item += 0 if finishes(turn) else len(turn.work_items)  # those that were sent
-        return answer
-
-    def _lost(self, turn: Turn) -> list[WorkLock]:
-        return [ack for ord_, ack in enumerate(turn.acks, self._ack) if ord_ in self._found["lost"]]
-
-    def _conflicts(self, turn: Turn) -> list[str]:
-        numbered = enumerate(turn.states, self._state)
-        return [write.new.session_id for ord_, write in numbered if ord_ in self._found["conflict"]]
-
-    def _placed(self, turn: Turn) -> list[Placed]:
-        if finishes(turn):
-            return [_NOWHERE] * len(turn.work_items)
-        return [self._place(ord_, item) for ord_, item in enumerate(turn.work_items, self._item)]
-
-    def _place(self, ord_: int, item: NewWorkItem) -> Placed:
-        if (here := self._found["here"].get(ord_)) is not None:
-            return Placed(item=_locked(item, Token(f"{self._token}.{ord_}"), here[2]), holder=None)
-        there = self._found["there"].get(ord_)
-        return Placed(item=None, holder=there[3]) if there is not None else _NOWHERE
+            found.void[what].add(ord_)
+    ack = state = item = 1  # numbers of the next turn's first ones
+    results = []
+    for turn, committed in zip(turns, found.committed, strict=True):
+        finished = finishes(turn)
+        if not committed:
+            results.append(found.refused(turn, ack, state))
+        elif finished:
+            results.append(TurnResult(committed=True, placed=[_NOWHERE] * len(turn.work_items)))
+        else:
+            results.append(TurnResult(committed=True, placed=found.placed(turn.work_items, item)))
+        ack += len(turn.acks)
+        state += len(turn.states)
+        item += 0 if finished else len(turn.work_items)  # those that were sent
+    return results
 
 
-def _locked(item: NewWorkItem, token: Token, epoch: Any) -> WorkItem:
+class _Found:
+    """What a statement said, by the numbers of the elements of which it said it."""
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+        self.committed: Sequence[bool] = ()
+        self.here: dict[int, int | None] = {}  # items that were locked, with the epochs of their sessions
+        self.there: dict[int, str] = {}  # items whose sessions others hold
+        self.void: dict[str, set[int]] = {"lost": set(), "conflict": set()}  # acks, state writes
+
+    def placed(self, items: Sequence[NewWorkItem], first: int) -> list[Placed]:
+        """Where the items of a turn went."""
+        here, there = self.here, self.there
+        return [
+            Placed(_locked(item, Token(f"{self.token}.{ord_}"), here[ord_]), None)
+            if ord_ in here
+            else Placed(None, there.get(ord_))
+            for ord_, item in enumerate(items, first)
+        ]
+
+    def refused(self, turn: Turn, ack: int, state: int) -> TurnResult:
+        """Why a turn was not committed, if it is not for its fence."""
+        lost, conflict = self.void["lost"], self.void["conflict"]
+        return TurnResult(
+            committed=False,
+            lost_acks=[lock for ord_, lock in enumerate(turn.acks, ack) if ord_ in lost],
+            conflicts=[write.new.session_id for ord_, write in enumerate(turn.states, state) if ord_ in conflict],
+        )
+
+
+def _locked(item: NewWorkItem, token: Token, epoch: int | None) -> WorkItem:
     return WorkItem(
         lock=WorkLock(item.key, token),
         name=item.name,
