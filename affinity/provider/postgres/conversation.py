@@ -299,8 +299,10 @@ class Conversation:
 
 
 def _shape(statement: LiteralString, params: Params) -> _Shape:
-    """To be kept: psycopg looks for the placeholders at every call, which takes a third of a millisecond in a statement
-    as long as a commit.
+    """What a name stands for is a column in every call, or in none.
+
+    To be kept: psycopg looks for the placeholders at every call, a third of a millisecond for a statement as long as a
+    commit.
     """
     names = dict.fromkeys(found["name"] for found in _PLACEHOLDER.finditer(statement) if found["name"] is not None)
     columns = tuple(name for name in names if isinstance(params[name], Column))
