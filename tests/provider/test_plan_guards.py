@@ -30,7 +30,7 @@ from tests.provider.postgres_stage import (
     some_sessions,
     some_work,
 )
-from tests.provider.test_postgres_plans import AUTO_EXPLAIN, MANY, MOST, _crowd, _listening, _watched
+from tests.provider.test_postgres_plans import AUTO_EXPLAIN, CROWDS, MANY, MOST, Crowd, _crowd, _listening, _watched
 
 pytestmark = pytest.mark.anyio
 
@@ -49,18 +49,16 @@ def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
-@pytest.mark.parametrize("analyzed", [False, True])
+@pytest.mark.parametrize("crowd", CROWDS)
 async def test_rarer_forms_read_what_they_need(
-    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, analyzed: bool
+    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:
     """Among 20,000 foreign rows in each table, with statistics and without, no step of any plan reads many of them."""
     async with opened(postgres_migrated) as provider:
         peer = await registered(provider)
         await registered(provider, "other")
+        _crowd(admin, crowd)
         first, second = await some_sessions(peer), await peer.own("n")
-        _crowd(admin)
-        if analyzed:
-            admin.execute("VACUUM ANALYZE")
         async with _watched(postgres_migrated, monkeypatch) as (watched, check):
             for verb in rarer_verbs(replace(peer, provider=watched), first, second):
                 await check(verb)
@@ -96,9 +94,9 @@ def rarer_verbs(peer: Peer, first: OrchestrationItem, second: OrchestrationItem)
     return [everything, by_hand, prune, hand_over]
 
 
-@pytest.mark.parametrize("analyzed", [False, True])
+@pytest.mark.parametrize("crowd", CROWDS)
 async def test_a_sweep_does_not_read_the_queues(
-    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, analyzed: bool
+    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:
     """Nor what is held, nor all sessions, queued or not: of those it looks at a window."""
     monkeypatch.setattr(sweep, "WINDOW", MOST // 4)
@@ -106,14 +104,14 @@ async def test_a_sweep_does_not_read_the_queues(
     monkeypatch.setattr(connections, "connect", partial(_listening, plans, connections.connect))
     async with opened(postgres_migrated, **AUTO_EXPLAIN) as provider:
         await registered(provider, "other")
-        _crowd(admin)
+        _crowd(admin, crowd)
         admin.execute(
             "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at,"
             " payload, enqueued_at) SELECT 'y', 1, i, 'work', 'queued' || i, 'new', clock(), '', clock()"
             " FROM generate_series(1, %s) i",
             [MANY],
         )
-        if analyzed:
+        if crowd == "mixed":  # else the statistics are those from before
             admin.execute("VACUUM ANALYZE")
         for _ in range(2):
             plans.clear()

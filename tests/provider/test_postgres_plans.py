@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, LiteralString, TypeAlias, TypeVar
 
 import psycopg
 import pytest
@@ -39,6 +39,11 @@ def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 MANY: Final = 20_000
+Crowd: TypeAlias = Literal["unknown", "mixed", "lopsided"]
+CROWDS: Final[Sequence[Crowd]] = ("unknown", "mixed", "lopsided")
+"""What the planner takes the queue of work for: it has no statistics; several workers have items there; it knows of
+nothing but a great many items of one worker and one instance, so that it expects none on any other route.
+"""
 AUTO_EXPLAIN: Final = {
     "session_preload_libraries": "auto_explain",
     "auto_explain.log_min_duration": "0",
@@ -51,34 +56,30 @@ MOST: Final = 200
 """Rows that a step of a plan may read: the verbs below handle a handful each."""
 
 
-@pytest.mark.parametrize("analyzed", [False, True])
+@pytest.mark.parametrize("crowd", CROWDS)
 async def test_hot_statements_read_what_they_need(
-    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, analyzed: bool
+    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:
     """Among 20,000 foreign rows in each table, with statistics and without, no step of any plan reads many of them."""
     async with opened(postgres_migrated) as provider:
         peer = await registered(provider)
         await registered(provider, "other")
+        _crowd(admin, crowd)
         stage = await some_work(peer)
-        _crowd(admin)
-        if analyzed:
-            admin.execute("VACUUM ANALYZE")
         async with _watched(postgres_migrated, monkeypatch) as (watched, check):
             for verb in hot_verbs(replace(peer, provider=watched), stage):
                 await check(verb)
 
 
-@pytest.mark.parametrize("analyzed", [False, True])
+@pytest.mark.parametrize("crowd", CROWDS)
 async def test_statements_of_session_state_read_what_they_need(
-    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, analyzed: bool
+    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:
     """The same for states, holds and watches, and for what a claim does for those who watch."""
     async with opened(postgres_migrated) as provider:
         peer = await registered(provider)
+        _crowd(admin, crowd)
         at = await some_sessions(peer)
-        _crowd(admin)
-        if analyzed:
-            admin.execute("VACUUM ANALYZE")
         async with _watched(postgres_migrated, monkeypatch) as (watched, check):
             for verb in session_verbs(replace(peer, provider=watched), at):
                 await check(verb)
@@ -111,8 +112,7 @@ async def test_a_page_of_records_costs_the_same_among_many(
     """Whatever it is filtered by, though what it finds was written long before all others."""
     async with opened(postgres_migrated) as provider:
         await registered(provider, "rare")
-        _crowd(admin)
-        admin.execute("VACUUM ANALYZE")
+        _crowd(admin, "mixed")
         async with _watched(postgres_migrated, monkeypatch) as (watched, check):
             for where in PAGES:
                 found = await check(partial(watched.states.list, where, 10))
@@ -165,17 +165,22 @@ def _check_plan(node: dict[str, Any], query: str) -> None:
         _check_plan(child, query)
 
 
-def _crowd(admin: psycopg.Connection[Any]) -> None:
+def _crowd(admin: psycopg.Connection[Any], crowd: Crowd) -> None:
     """What another worker has; and many sessions of ours, with nothing to do."""
-    for statement in (
-        "INSERT INTO sessions SELECT w || i, w, w || '-1', nextval('epochs'), clock() + '1 h', clock(), clock()"
-        " FROM generate_series(1, %s / 4) i, unnest(ARRAY['a', 'other']) w",
-        "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at,"
-        " payload, enqueued_at) SELECT 'x', 1, i, 'work', 'other' || i %% 100 + 1, 'w:other', clock(), '', clock()"
-        " FROM generate_series(1, %s) i",
+    offered: tuple[LiteralString, ...] = (
         "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at,"
         " payload, enqueued_at) SELECT 'offered', 1, i, 'work', 'offered' || i, 'new:other', clock() + '1 h', '',"
         " clock() FROM generate_series(1, %s) i",
+    )
+    queued: tuple[LiteralString, ...] = (
+        "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at,"
+        " payload, enqueued_at) SELECT 'x', 1, nextval('epochs'), 'work', 'other' || i %% 100 + 1, 'w:other', clock(),"
+        " '', clock() FROM generate_series(1, %s) i",
+    )
+    for statement in (
+        *(queued * 5 if crowd == "lopsided" else offered + queued),
+        "INSERT INTO sessions SELECT w || i, w, w || '-1', nextval('epochs'), clock() + '1 h', clock(), clock()"
+        " FROM generate_series(1, %s / 4) i, unnest(ARRAY['a', 'other']) w",
         "INSERT INTO instances (instance_id, name, owner_worker, owner_incarnation, created_at, updated_at)"
         " SELECT 'x' || i, 'flow', 'other', 'other-1', clock(), clock() FROM generate_series(1, %s) i",
         "INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)"
@@ -199,3 +204,5 @@ def _crowd(admin: psycopg.Connection[Any]) -> None:
         "INSERT INTO sessions SELECT 'rare' || i, 'rare', 'rare-1', nextval('epochs'), clock() + '1 h', clock(),"
         " clock() FROM generate_series(1, 20) i"
     )
+    if crowd != "unknown":
+        admin.execute("VACUUM ANALYZE")

@@ -22,8 +22,12 @@ WITH fenced AS MATERIALIZED (
         SELECT *, NULL, NULL
         FROM unnest(%(cancel_turn)s, %(cancel_instance)s, %(cancel_execution)s, %(cancel_activity)s)
         UNION ALL
-        SELECT f.n, q.instance_id, q.execution_id, q.activity_id, NULL, NULL
-        FROM unnest(%(finish_turn)s, %(finish_instance)s) AS f (n, instance_id) JOIN worker_queue q USING (instance_id)
+        SELECT f.n, q.*, NULL, NULL
+        FROM unnest(%(finish_turn)s, %(finish_instance)s) AS f (n, instance_id)
+        -- OFFSET 0: one instance after the other, though statistics may say that any instance has most of the queue.
+        CROSS JOIN LATERAL (
+            SELECT instance_id, execution_id, activity_id FROM worker_queue WHERE instance_id = f.instance_id OFFSET 0
+        ) q
         -- rest]
     ) d JOIN worker_queue q USING (instance_id, execution_id, activity_id)
     WHERE (d.ord IS NULL OR q.lock_token = d.token AND q.locked_until > clock())

@@ -184,8 +184,10 @@ WITH room AS MATERIALIZED (
     FROM waiting w JOIN claimed c USING (session_id)
 ), others AS MATERIALIZED (
     SELECT q.instance_id, q.execution_id, q.activity_id
-    FROM claimed c JOIN worker_queue q ON q.session_id = c.session_id AND q.route <> %(route)s
-    WHERE (q.instance_id, q.execution_id, q.activity_id) NOT IN (
+    FROM worker_queue q
+    -- By a list, which leaves no choice: of a join the planner might begin with all that "another route" seems to hold.
+    WHERE q.session_id = ANY (ARRAY (SELECT session_id FROM claimed)) AND q.route <> %(route)s
+      AND (q.instance_id, q.execution_id, q.activity_id) NOT IN (
         SELECT instance_id, execution_id, activity_id FROM waiting)
     LIMIT %(reroute)s FOR NO KEY UPDATE OF q SKIP LOCKED
 ), marked AS (
@@ -374,8 +376,9 @@ WITH ours AS MATERIALIZED (
     WHERE q.instance_id = o.instance_id AND q.execution_id = o.execution_id AND q.activity_id = o.activity_id
 ), others AS MATERIALIZED (
     SELECT q.instance_id, q.execution_id, q.activity_id
-    FROM held h JOIN worker_queue q ON q.session_id = h.session_id AND q.route <> 'new'
-    WHERE (q.instance_id, q.execution_id, q.activity_id) NOT IN (
+    FROM worker_queue q
+    WHERE q.session_id = ANY (ARRAY (SELECT session_id FROM held)) AND q.route <> 'new'
+      AND (q.instance_id, q.execution_id, q.activity_id) NOT IN (
         SELECT instance_id, execution_id, activity_id FROM ours)
     LIMIT %(reroute)s FOR NO KEY UPDATE OF q SKIP LOCKED
 ), marked AS (
