@@ -94,6 +94,7 @@ class GroupCommit(Generic[Request, Result]):
     def submit(self, request: Request, done: Callable[[Result | ProviderError], None], weight: int = 0) -> None:
         """Queue a request for the next batch; ``weight`` is its size in bytes, where that may be large."""
         self._queue.append(_Pending(request, done, weight))
+        self._idle.clear()
         self._arrived.set()
 
     async def run(self) -> None:
@@ -105,7 +106,6 @@ class GroupCommit(Generic[Request, Result]):
                     self._arrived.clear()
                     self._idle.set()
                     await self._arrived.wait()
-                    self._idle.clear()  # only here: a busy spell ends when all is written
                 elif len(self._queue) < SMALL:
                     for _ in range(JOIN_STEPS):
                         await anyio.lowlevel.checkpoint()
@@ -128,7 +128,7 @@ class GroupCommit(Generic[Request, Result]):
 
     async def flushed(self) -> None:
         """Wait until nothing is queued or in flight, and every outcome has been handed out."""
-        while self._queue or self._outcomes or not self._idle.is_set():
+        while self._outcomes or not self._idle.is_set():
             await (self._heard if self._outcomes else self._idle).wait()
 
     def _take(self) -> list[_Pending[Request, Result]]:

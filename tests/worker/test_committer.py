@@ -72,6 +72,16 @@ async def test_what_arrives_during_a_commit_goes_together_in_the_next() -> None:
         assert desk.answers == [(n, n * 10) for n in (1, 2, 3, 4)]
 
 
+async def test_a_flush_waits_for_what_was_submitted_a_moment_ago() -> None:
+    """Though whoever writes has not been told yet; and it does not keep it from being told."""
+    async with running() as desk:
+        desk.database.gate.set()
+        await desk.commits.flushed()
+        desk.submit(1)
+        await desk.commits.flushed()
+        assert desk.answers == [(1, 10)]
+
+
 async def test_the_first_outcomes_are_at_work_while_the_rest_is_handed_out() -> None:
     """Whoever hears of its outcome in the first piece has its next request on the way before the last one hears."""
     count = 5 * HAND_OUT
