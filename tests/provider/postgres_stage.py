@@ -96,9 +96,12 @@ def hot_verbs(peer: Peer, at: list[OrchestrationItem]) -> list[Callable[[], Awai
         hand.update({item.lock.key.activity_id: item for item in await peer.take(10)})
         assert len(hand) == 3
 
-    async def fused() -> None:
-        here = replace(work_item(second, 9, "s"), lock_here=True)
-        assert (await peer.commit_one(second, acks=[hand[1].lock], work_items=[here])).placed[0].item is not None
+    async def fused(at: OrchestrationItem) -> None:
+        """The second time it is expected that the work stays here."""
+        here = replace(work_item(at, 9 + at.event_count, "s"), lock_here=True)
+        (place,) = (await peer.commit_one(at, acks=[hand[1].lock], work_items=[here])).placed
+        assert place.item is not None
+        hand[1] = place.item
 
     async def everything() -> None:
         messages = [timer(first, 7, 60), NewMessage(instance_id="j", payload="x")]
@@ -111,7 +114,8 @@ def hot_verbs(peer: Peer, at: list[OrchestrationItem]) -> list[Callable[[], Awai
 
     return [
         fetch,
-        fused,
+        partial(fused, second),
+        partial(fused, replace(second, event_count=2)),
         peer.fetch,
         peer.fetch_instances,
         lambda: peer.renew(hand[2], hand[3]),

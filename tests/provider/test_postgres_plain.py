@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, LiteralString
+from typing import Any, Literal, LiteralString, TypeAlias, get_args
 
 import psycopg
 import pytest
 
 from affinity.provider.conformance.builders import turn, work_item
 from affinity.provider.conformance.peer import Peer
-from affinity.provider.contract import InstanceUpdate, Token, TurnResult
+from affinity.provider.contract import InstanceUpdate, OrchestrationItem, Token, Turn, TurnResult, WorkItem
 from affinity.provider.postgres import PostgresProvider, turns
 from tests.provider.postgres_stage import administrator, opened, registered
 
 pytestmark = pytest.mark.anyio
 
-PLAIN = turns._PLAIN
+KINDS = {turns._PLAIN: "plain", turns._PLAIN_HERE: "here"}
 
 
 @pytest.fixture
@@ -35,12 +35,12 @@ async def provider(postgres_migrated: str) -> AsyncIterator[PostgresProvider]:
 
 @pytest.fixture
 def asked(provider: PostgresProvider, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The statements with which turns are committed from now on, by whether they are the plain one."""
+    """The statements with which turns are committed from now on, by their kind."""
     link, names = provider._links.commit, list[str]()
     run = link.run
 
     async def noting(statement: LiteralString, params: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        names.append("plain" if statement == PLAIN else "general")
+        names.append(KINDS.get(statement, "general"))
         return await run(statement, params)
 
     monkeypatch.setattr(link, "run", noting)
@@ -147,11 +147,146 @@ async def test_whatever_else_a_turn_does_takes_the_general_statement(
 async def test_a_worker_whose_lease_ended_writes_nothing(
     provider: PostgresProvider, admin: psycopg.Connection[Any], asked: list[str]
 ) -> None:
-    """By either statement; nor does one whose name another process has taken."""
+    """By any statement; nor does one whose name another process has taken."""
     peer = await registered(provider)
     at = await peer.own("i")
     admin.execute("UPDATE workers SET locked_until = clock()")
-    assert not (await peer.commit_one(at, work_items=[work_item(at, 1)])).committed
-    assert asked == ["plain", "general"]
+    for here in (False, True):
+        asked.clear()
+        assert not (await peer.commit_one(at, work_items=[replace(work_item(at, 1), lock_here=here)])).committed
+        assert asked == ["here" if here else "plain", "general"]
     assert admin.execute("SELECT count(*) FROM worker_queue").fetchone() == (0,)
     assert admin.execute("SELECT event_count FROM instances").fetchone() == (0,)
+
+
+async def with_sessions(peer: Peer, name: str, *sessions: str | None) -> tuple[OrchestrationItem, list[WorkItem]]:
+    """An instance, and a work item of each of these sessions, which ``peer`` has in hand."""
+    at = await peer.own(name)
+    await peer.commit_one(at, work_items=[work_item(at, n, session) for n, session in enumerate(sessions, 1)])
+    return replace(at, event_count=1), await peer.take(len(sessions))
+
+
+def fused(at: OrchestrationItem, done: WorkItem, number: int, session_id: str | None, **fields: Any) -> Turn:
+    """A turn that takes that result, and has the next item locked."""
+    item = replace(work_item(at, number, session_id), lock_here=True, **fields)
+    return turn(at, acks=[done.lock], work_items=[item])
+
+
+def after(at: OrchestrationItem) -> OrchestrationItem:
+    """The instance after one more turn."""
+    return replace(at, event_count=at.event_count + 1)
+
+
+async def test_work_that_stays_here_is_written_and_told_as_by_the_other_statements(
+    provider: PostgresProvider, admin: psycopg.Connection[Any], asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In no order of keys, of two sessions and of none, beside the result of a session that gets no more."""
+    peer = await registered(provider)
+    needed = turns._needed
+    said, wrote = {}, {}
+    for name, kind in (("1st", "here"), ("2nd", "general")):
+        mine = [f"{name}-{session}" for session in ("b", "a", "c")]
+        z, (b, c, free) = await with_sessions(peer, f"{name}-z", mine[0], mine[2], None)
+        a, (one,) = await with_sessions(peer, f"{name}-a", mine[1])
+        first = await peer.commit(fused(z, b, 7, mine[0]), fused(a, one, 7, mine[1]))
+        held = [place.item for result in first for place in result.placed]
+        assert held[0] is not None
+        assert held[1] is not None
+        admin.execute(
+            "UPDATE sessions SET locked_until = clock() + interval '1 s' WHERE session_id LIKE %s", [f"{name}-%"]
+        )
+        if kind == "general":
+            monkeypatch.setattr(turns, "_needed", lambda _: frozenset({"rest"}))
+        asked.clear()
+        both = await peer.commit(
+            turn(
+                after(z),
+                acks=[c.lock, held[0].lock, free.lock],
+                work_items=[
+                    replace(work_item(z, n, s), lock_here=True) for n, s in ((8, mine[0]), (9, mine[0]), (10, None))
+                ],
+                history=["one", "two"],
+            ),
+            fused(after(a), held[1], 8, mine[1]),
+        )
+        assert asked == [kind]
+        monkeypatch.setattr(turns, "_needed", needed)
+        said[kind], wrote[kind] = placed(both, name), rows(admin, name)
+        epochs = dict(admin.execute("SELECT session_id, epoch FROM sessions").fetchall())
+        taken = [place.item for result in both for place in result.placed]
+        assert [item and item.session_epoch for item in taken] == [
+            epochs.get(item and item.session_id) for item in taken
+        ]
+        assert await peer.check(*filter(None, taken)) == [True] * 4
+        # Touched: those of the results too.
+        assert admin.execute(
+            "SELECT count(*) FROM sessions WHERE locked_until < clock() + interval '2 s'"
+        ).fetchone() == (0,)
+    assert said["here"] == said["general"]
+    assert len(said["here"]) == 4
+    assert wrote["here"] == wrote["general"]
+
+
+Spoil: TypeAlias = Literal["expired", "somebody's", "new epoch", "gone", "draining", "delayed"]
+
+
+@pytest.mark.parametrize("spoil", get_args(Spoil))
+async def test_work_that_was_expected_here_is_placed_where_it_belongs(
+    provider: PostgresProvider, admin: psycopg.Connection[Any], asked: list[str], spoil: Spoil
+) -> None:
+    """The guess costs a statement when it is wrong, and is not made again."""
+    peer = await registered(provider)
+    await registered(provider, "b")
+    at, (done,) = await with_sessions(peer, "i", "s")
+    (told,) = await peer.commit(fused(at, done, 2, "s"))
+    assert told.placed[0].item is not None
+    spoiling: dict[Spoil, LiteralString] = {
+        "expired": "UPDATE sessions SET locked_until = clock()",
+        "somebody's": "UPDATE sessions SET worker_id = 'b', incarnation = 'b-1', epoch = nextval('epochs')",
+        "new epoch": "UPDATE sessions SET epoch = nextval('epochs')",
+        "gone": "DELETE FROM sessions",
+        "draining": "UPDATE workers SET draining = true WHERE worker_id = 'a'",
+        "delayed": "SELECT",
+    }
+    admin.execute(spoiling[spoil])
+    asked.clear()
+    late = {"delay": 60.0} if spoil == "delayed" else {}
+    (told,) = await peer.commit(fused(after(at), told.placed[0].item, 3, "s", **late))
+    assert told.committed
+    (place,) = told.placed
+    if spoil == "new epoch":
+        assert asked == ["here"]
+        assert place.item is not None
+        assert (place.item.session_epoch,) == admin.execute("SELECT epoch FROM sessions").fetchone()
+        return
+    assert asked == (["plain"] if spoil == "delayed" else ["here", "general"])
+    assert place.item is None
+    assert place.holder == {"somebody's": "b", "draining": "a", "delayed": "a"}.get(spoil)
+    assert admin.execute("SELECT activity_id, lock_token FROM worker_queue").fetchall() == [(3, None)]
+    if spoil != "delayed":
+        asked.clear()
+        assert (
+            await peer.commit_one(after(after(at)), work_items=[replace(work_item(at, 4, "s"), lock_here=True)])
+        ).committed
+        assert asked == ["plain"]
+
+
+async def test_only_so_many_guesses_are_kept(
+    provider: PostgresProvider, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "_REMEMBERED", 2)
+    peer = await registered(provider)
+    at, _ = await with_sessions(peer, "i", "s", "t", "u")
+    for number, session_id, kind in (
+        (4, "s", "plain"),
+        (5, "s", "here"),
+        (6, "t", "plain"),
+        (7, "u", "plain"),
+        (8, "s", "plain"),
+        (9, "u", "here"),
+    ):
+        asked.clear()
+        here = replace(work_item(at, number, session_id), lock_here=True)
+        assert (await peer.commit_one(at, work_items=[here])).placed[0].item is not None
+        at = after(at)
+        assert asked == [kind]

@@ -31,16 +31,15 @@ def ends(turn: Turn) -> bool:
     return turn.update is not None and (turn.update.continued or turn.update.status in FINISHED)
 
 
-def plain_columns(turns: Sequence[Turn]) -> Params:
-    """What turns need that take results and queue work, and do nothing else."""
+def plain_columns(turns: Sequence[Turn], items: Sequence[NewWorkItem]) -> Params:
+    """What turns need that take results and queue work, these items, and do nothing else."""
     acks = sorted([ack for turn in turns for ack in turn.acks])
-    items = [item for turn in turns for item in turn.work_items]
     return {
         **_turn_columns(sorted(turns, key=_instance_id)),
         **_event_columns(turns),
         **_ack_columns(acks),
         **_item_columns(items),
-        "here": Texts({item.session_id for item in items if item.lock_here and item.session_id is not None}),
+        "here": Texts(sorted({item.session_id for item in items if item.lock_here and item.session_id is not None})),
     }
 
 
@@ -55,6 +54,7 @@ def lean_columns(turns: Sequence[Turn]) -> Params:
         **_ack_columns([ack for _, ack in acks]),
         "ack_turn": Ints([n for n, _ in acks]),
         **_item_columns([item for _, item in items]),
+        **place_columns([item for _, item in items]),
         "item_turn": Ints([n for n, _ in items]),
     }
 
@@ -132,6 +132,12 @@ def _item_columns(items: Sequence[NewWorkItem]) -> Params:
         "item_name": Texts([item.name for item in items]),
         "item_session": Texts([item.session_id for item in items]),
         "item_payload": Texts([item.payload for item in items]),
+    }
+
+
+def place_columns(items: Sequence[NewWorkItem]) -> Params:
+    """What is needed besides when it is not taken for granted where new work belongs."""
+    return {
         "item_delay": Floats([item.delay for item in items]),
         "item_here": Bools([item.lock_here for item in items]),
         "item_claim": Bools([item.claim_here for item in items]),

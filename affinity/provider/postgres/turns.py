@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import count
 from typing import Final, LiteralString
 
 from affinity.errors import Contention
 from affinity.provider.contract import (
+    Incarnation,
     NewWorkItem,
     Placed,
     Timeouts,
@@ -20,6 +22,7 @@ from affinity.provider.contract import (
     WorkLock,
 )
 from affinity.provider.postgres.base import Verbs, who, without
+from affinity.provider.postgres.connections import Links
 from affinity.provider.postgres.conversation import Params, Row
 from affinity.provider.postgres.states import state_columns
 from affinity.provider.postgres.turn_columns import (
@@ -27,6 +30,7 @@ from affinity.provider.postgres.turn_columns import (
     finishes,
     hold_columns,
     lean_columns,
+    place_columns,
     plain_columns,
     rest_columns,
     update_columns,
@@ -37,7 +41,8 @@ from affinity.records import StateWrite
 
 _SQL: Final = load_statements(__package__, "turns.sql")
 _COMMIT: Final = _SQL["commit"]
-_PLAIN: Final = _SQL["plain"]
+_PLAIN: Final = without(_SQL["plain"], "here")
+_PLAIN_HERE: Final = without(_SQL["plain"], "anywhere")
 
 # Most turns take the result of one activity and queue the next: a batch of such has a statement of its own, `plain`.
 # Most of the general one would be started and stopped for nothing, which is most of what a small batch costs; so a
@@ -49,9 +54,18 @@ _PARTS: Final = frozenset({"update", "same", "rest", "hold", "unheld", "state", 
 
 _NOWHERE: Final = Placed(item=None, holder=None)
 
+_REMEMBERED: Final = 100_000
+"""Sessions of which it is remembered whose they were; the oldest are forgotten first."""
+
 
 class TurnVerbs(Verbs):
     """`commit_turn`."""
+
+    def __init__(self, links: Links) -> None:
+        super().__init__(links)
+        # Sessions whose work was locked by its committer when it was queued last, and by which one. It is a guess where
+        # the next belongs, and no more: it chooses between two statements, and each of them looks for itself.
+        self._here: dict[str, Incarnation] = {}
 
     async def commit_turn(
         self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts
@@ -64,9 +78,50 @@ class TurnVerbs(Verbs):
         parts = _needed(turns)
         if not parts:
             with suppress(Contention):  # nothing was changed
-                return _results(turns, await self._links.commit.run(_PLAIN, {**common, **plain_columns(turns)}), token)
+                return await self._commit_plain(identity, turns, common, token)
         params = {**common, **lean_columns(turns), **_columns(turns, parts)}
-        return _results(turns, await self._links.commit.run(_statement(parts), params), token)
+        return self._results(identity, turns, await self._links.commit.run(_statement(parts), params), token)
+
+    async def _commit_plain(
+        self, identity: WorkerIdentity, turns: Sequence[Turn], common: Params, token: str
+    ) -> list[TurnResult]:
+        """All of them, or `Contention` and nothing is changed."""
+        items = [item for turn in turns for item in turn.work_items]
+        params = {**common, **plain_columns(turns, items)}
+        if self._all_here(identity, items):
+            ((_, sessions, epochs),) = await self._links.commit.run(_PLAIN_HERE, params)
+            return _placed_here(turns, dict(zip(sessions, epochs, strict=True)), token)
+        rows = await self._links.commit.run(_PLAIN, {**params, **place_columns(items)})
+        return self._results(identity, turns, rows, token)
+
+    def _all_here(self, identity: WorkerIdentity, items: Sequence[NewWorkItem]) -> bool:
+        """Whether all of this new work is there to be locked by its committer, as far as we can tell."""
+        me, here = identity.incarnation, self._here
+        for item in items:
+            if not item.lock_here or item.delay > 0:
+                return False
+            if item.session_id is not None and here.get(item.session_id) != me:
+                return False
+        return bool(items)
+
+    def _results(
+        self, identity: WorkerIdentity, turns: Sequence[Turn], rows: Sequence[Row], token: str
+    ) -> list[TurnResult]:
+        """The answers, of which we remember what they say of sessions."""
+        results = _results(turns, rows, token)
+        for turn, result in zip(turns, results, strict=True):
+            for item, place in zip(turn.work_items, result.placed, strict=False):  # none if it was not committed
+                if item.session_id is not None and item.lock_here:
+                    self._remember(item.session_id, identity.incarnation if place.item is not None else None)
+        return results
+
+    def _remember(self, session_id: str, holder: Incarnation | None) -> None:
+        if holder is None:
+            self._here.pop(session_id, None)
+            return
+        if len(self._here) >= _REMEMBERED:
+            del self._here[next(iter(self._here))]
+        self._here[session_id] = holder
 
 
 def _needed(turns: Sequence[Turn]) -> frozenset[str]:
@@ -159,6 +214,21 @@ def _results(turns: Sequence[Turn], rows: Sequence[Row], token: str) -> list[Tur
         state += len(turn.states)
         item += 0 if finished else len(turn.work_items)  # those that were sent
     return results
+
+
+def _placed_here(turns: Sequence[Turn], epochs: Mapping[str | None, int], token: str) -> list[TurnResult]:
+    """The answers to turns all of whose work was locked; with the epochs of its sessions."""
+    number = count(1)
+    return [
+        TurnResult(
+            committed=True,
+            placed=[
+                Placed(_locked(item, Token(f"{token}.{next(number)}"), epochs.get(item.session_id)), None)
+                for item in turn.work_items
+            ],
+        )
+        for turn in turns
+    ]
 
 
 class _Found:

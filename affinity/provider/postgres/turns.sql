@@ -354,6 +354,8 @@ UNION ALL SELECT 'conflict', ord, NULL, NULL, NULL FROM twice
 -- Most batches are such, and pass. So nothing is asked first: rows are written where they are as they must be, and at
 -- the end it is counted whether they all were. If not, an error undoes everything, and `commit` judges turn by turn.
 -- Turns and results come in the order of their keys: that is the order in which their rows are locked.
+-- Part `anywhere` finds out where the new work belongs; part `here` takes for granted that all of it is to be locked by
+-- us, so that there is no plan for anything else to start, and counts that as well.
 WITH advanced AS (
     UPDATE instances i
     SET event_count = i.event_count + t.added, claims = 0, unknown_since = NULL, updated_at = clock()
@@ -382,6 +384,7 @@ WITH advanced AS (
 ), events AS (
     INSERT INTO history (instance_id, execution_id, event_id, event)
     SELECT * FROM unnest(%(event_instance)s, %(event_execution)s, %(event_id)s, %(event)s)
+-- [anywhere
 ), placed AS MATERIALIZED (
     SELECT w.*, h.epoch, h.worker_id AS holder,
         coalesce(w.here AND w.delay <= 0
@@ -396,9 +399,20 @@ WITH advanced AS (
          WITH ORDINALITY AS w (instance_id, execution_id, activity_id, name, session_id, payload, delay, here, claim,
                                ord)
     LEFT JOIN held_sessions h ON h.session_id = w.session_id
+-- anywhere]
 ), items_added AS (
     INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
         lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at)
+    -- [here
+    SELECT instance_id, execution_id, activity_id, name, session_id,
+        CASE WHEN session_id IS NULL THEN 'free' ELSE %(route)s END,
+        (SELECT clock()) + ord * interval '1 us', payload,
+        %(worker)s, %(incarnation)s, %(token)s || '.' || ord, clock() + %(item_lock)s * interval '1 s', 1, clock()
+    FROM unnest(%(item_instance)s, %(item_execution)s, %(item_activity)s, %(item_name)s, %(item_session)s,
+                %(item_payload)s)
+         WITH ORDINALITY AS w (instance_id, execution_id, activity_id, name, session_id, payload, ord)
+    -- here]
+    -- [anywhere
     SELECT instance_id, execution_id, activity_id, name, session_id,
         CASE WHEN session_id IS NULL THEN 'free' WHEN holder IS NOT NULL THEN 'w:' || holder
              WHEN claim AND delay <= 0 THEN %(offer)s ELSE 'new' END,
@@ -407,7 +421,21 @@ WITH advanced AS (
         CASE WHEN locked THEN %(token)s || '.' || ord END,
         CASE WHEN locked THEN clock() + %(item_lock)s * interval '1 s' END, locked::int, clock()
     FROM placed
+    -- anywhere]
 )
+-- [here
+SELECT CASE WHEN (SELECT count(*) FROM advanced) = cardinality(%(instance)s)
+             AND (SELECT count(*) FROM removed) = cardinality(%(ack_token)s)
+             -- All of them, as a rule, in the same order; and the results may have been of others.
+             AND (sessions = %(here)s OR sessions @> %(here)s)
+             AND EXISTS (
+                 SELECT FROM alive_workers
+                 WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining)
+            THEN NULL ELSE refuse() END,
+    sessions, epochs
+FROM (SELECT ARRAY (SELECT session_id FROM held) AS sessions, ARRAY (SELECT epoch FROM held) AS epochs OFFSET 0) h
+-- here]
+-- [anywhere
 SELECT 'turns', CASE WHEN (SELECT count(*) FROM advanced) = cardinality(%(instance)s)
                       AND (SELECT count(*) FROM removed) = cardinality(%(ack_token)s)
                       AND EXISTS (
@@ -416,3 +444,4 @@ SELECT 'turns', CASE WHEN (SELECT count(*) FROM advanced) = cardinality(%(instan
     NULL::bigint, NULL::text, array_fill(true, ARRAY[cardinality(%(instance)s)])
 UNION ALL SELECT 'here', ord, epoch, NULL, NULL FROM placed WHERE locked
 UNION ALL SELECT 'there', ord, NULL, holder, NULL FROM placed WHERE holder IS NOT NULL AND NOT locked
+-- anywhere]
