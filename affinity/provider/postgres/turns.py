@@ -98,7 +98,7 @@ class TurnVerbs(Verbs):
         """Whether all of this new work is there to be locked by its committer, as far as we can tell."""
         me, here = identity.incarnation, self._here
         for item in items:
-            if not item.lock_here or item.delay > 0:
+            if not item.lock_here or item.claim_here or item.delay > 0:
                 return False
             if item.session_id is not None and here.get(item.session_id) != me:
                 return False
