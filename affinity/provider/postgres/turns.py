@@ -44,12 +44,13 @@ _COMMIT: Final = _SQL["commit"]
 _PLAIN: Final = without(_SQL["plain"], "here")
 _PLAIN_HERE: Final = without(_SQL["plain"], "anywhere")
 
-# Most turns take the result of one activity and queue the next: a batch of such has a statement of its own, `plain`.
-# Most of the general one would be started and stopped for nothing, which is most of what a small batch costs; so a
-# batch has it with those parts only that it has a use for: `update` for what an instance says beyond its history,
-# `rest` for whatever else a plain turn does not do, `hold` for holds and watches, `state` for session state, `twice`
-# when two writes in the batch are of one session. Holds and states need all rows of sessions locked before anything is
-# decided (`pinned`); without them, those that we hold are locked later, and are fewer.
+# Most turns take the result of one activity and queue the next, on the same worker: a batch of such has a statement of
+# its own, `plain`, in two forms, of which one takes for granted that the work stays here. Most of the general one would
+# be started and stopped for nothing, which is most of what a small batch costs; so a batch has it with those parts only
+# that it has a use for: `update` for what an instance says beyond its history, `rest` for whatever else a plain turn
+# does not do, `hold` for holds and watches, `state` for session state, `twice` when two writes in the batch are of one
+# session. Holds and states need all rows of sessions locked before anything is decided (`pinned`); without them, those
+# that we hold are locked later, and are fewer.
 _PARTS: Final = frozenset({"update", "same", "rest", "hold", "unheld", "state", "twice", "pinned", "unpinned"})
 
 _NOWHERE: Final = Placed(item=None, holder=None)
@@ -80,7 +81,7 @@ class TurnVerbs(Verbs):
             with suppress(Contention):  # nothing was changed
                 return await self._commit_plain(identity, turns, common, token)
         params = {**common, **lean_columns(turns), **_columns(turns, parts)}
-        return self._results(identity, turns, await self._links.commit.run(_statement(parts), params), token)
+        return self._noted(identity, turns, await self._links.commit.run(_statement(parts), params), token)
 
     async def _commit_plain(
         self, identity: WorkerIdentity, turns: Sequence[Turn], common: Params, token: str
@@ -92,7 +93,7 @@ class TurnVerbs(Verbs):
             ((_, sessions, epochs),) = await self._links.commit.run(_PLAIN_HERE, params)
             return _placed_here(turns, dict(zip(sessions, epochs, strict=True)), token)
         rows = await self._links.commit.run(_PLAIN, {**params, **place_columns(items)})
-        return self._results(identity, turns, rows, token)
+        return self._noted(identity, turns, rows, token)
 
     def _all_here(self, identity: WorkerIdentity, items: Sequence[NewWorkItem]) -> bool:
         """Whether all of this new work is there to be locked by its committer, as far as we can tell."""
@@ -104,10 +105,10 @@ class TurnVerbs(Verbs):
                 return False
         return bool(items)
 
-    def _results(
+    def _noted(
         self, identity: WorkerIdentity, turns: Sequence[Turn], rows: Sequence[Row], token: str
     ) -> list[TurnResult]:
-        """The answers, of which we remember what they say of sessions."""
+        """The answers; what they say of sessions is remembered."""
         results = _results(turns, rows, token)
         for turn, result in zip(turns, results, strict=True):
             for item, place in zip(turn.work_items, result.placed, strict=False):  # none if it was not committed
