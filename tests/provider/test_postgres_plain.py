@@ -150,11 +150,13 @@ async def test_a_worker_whose_lease_ended_writes_nothing(
     """By any statement; nor does one whose name another process has taken."""
     peer = await registered(provider)
     at = await peer.own("i")
-    admin.execute("UPDATE workers SET locked_until = clock()")
-    for here in (False, True):
-        asked.clear()
-        assert not (await peer.commit_one(at, work_items=[replace(work_item(at, 1), lock_here=here)])).committed
-        assert asked == ["here" if here else "plain", "general"]
+    ended: tuple[LiteralString, ...] = ("locked_until = clock()", "locked_until = clock() + '1 h', incarnation = 'a-2'")
+    for change in ended:
+        admin.execute("UPDATE workers SET " + change)
+        for here in (False, True):
+            asked.clear()
+            assert not (await peer.commit_one(at, work_items=[replace(work_item(at, 1), lock_here=here)])).committed
+            assert asked == ["here" if here else "plain", "general"]
     assert admin.execute("SELECT count(*) FROM worker_queue").fetchone() == (0,)
     assert admin.execute("SELECT event_count FROM instances").fetchone() == (0,)
 

@@ -117,12 +117,11 @@ class TurnVerbs(Verbs):
         return results
 
     def _remember(self, session_id: str, holder: Incarnation | None) -> None:
-        if holder is None:
-            self._here.pop(session_id, None)
-            return
-        if len(self._here) >= _REMEMBERED:
-            del self._here[next(iter(self._here))]
-        self._here[session_id] = holder
+        self._here.pop(session_id, None)  # and not only replaced, so that it becomes the newest
+        if holder is not None:
+            if len(self._here) >= _REMEMBERED:
+                del self._here[next(iter(self._here))]
+            self._here[session_id] = holder
 
 
 def _needed(turns: Sequence[Turn]) -> frozenset[str]:
