@@ -49,8 +49,8 @@ class SessionManager:
                 print(summary.session_id, summary.metadata.name)
             await manager.prune(older_than=30 * 86_400, dry_run=True)
 
-    A session is named by its whole id, or by the beginning of it that no other id has. Every call raises a
-    `ProviderError` when the store refuses or fails.
+    To look at a session, name it by its whole id, or by a beginning that no other id has; to delete one, by its whole
+    id. Every call raises a `ProviderError` when the store refuses or fails.
     """
 
     def __init__(self, store: SessionStore) -> None:
@@ -128,11 +128,15 @@ class SessionManager:
 
     # -- removing
 
-    async def delete(self, text: str, *, cascade: bool = True, dry_run: bool = False) -> Sequence[str]:
-        """Remove the record of the session that ``text`` names, as `resolve` does, also while the session is held.
+    async def delete(
+        self, session_id: str, *, allow_prefix: bool = False, cascade: bool = True, dry_run: bool = False
+    ) -> Sequence[str]:
+        """Remove the record of a session, also while the session is held.
 
         Args:
-            text: which.
+            session_id: the whole id.
+            allow_prefix: take the beginning of one session's id too, as `resolve` does. Not for code that may run
+                twice: once the session of that id is gone, the same text can name another one.
             cascade: the records of its children too, and of theirs.
             dry_run: change nothing.
 
@@ -140,9 +144,15 @@ class SessionManager:
             The ids of the records that were (or would be) removed: that of the session itself first.
 
         Raises:
-            SessionNotFound, SessionAmbiguous, InvalidId: as for `resolve`.
+            SessionNotFound: no record has this id.
+            SessionAmbiguous: with ``allow_prefix``, as for `resolve`.
+            InvalidId: as for `resolve`.
         """
-        return await self._store.delete([await self.resolve(text)], cascade=cascade, dry_run=dry_run)
+        named = await self.resolve(session_id) if allow_prefix else check_id(session_id, "session id")
+        removed = await self._store.delete([named], cascade=cascade, dry_run=dry_run)
+        if not removed:
+            raise SessionNotFound(f"no session has the id {named!r}, and a deletion takes whole ids")
+        return removed
 
     async def prune(
         self,

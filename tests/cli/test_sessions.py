@@ -172,7 +172,7 @@ def test_show(database: Path) -> None:
     assert document("sessions", "show", "chat-2")["state_base64"] == "/wA="
 
 
-@pytest.mark.parametrize("command", [["show"], ["delete", "--yes"], ["export"]])
+@pytest.mark.parametrize("command", [["show"], ["delete", "--allow-prefix", "--yes"], ["export"]])
 def test_a_session_is_named_by_a_unique_beginning(database: Path, command: list[str]) -> None:
     put(database, "chat-17")
     put(database, "chat-18")
@@ -204,6 +204,17 @@ def test_delete_of_one() -> None:
     done = document("sessions", "delete", "kid", "--no-cascade", "--yes")
     assert done == {"removed": ["kid"], "dry_run": False}
     assert sorted(listed()) == ["grandkid", "other", "top"]
+
+
+def test_delete_takes_a_beginning_only_when_told_to(database: Path) -> None:
+    put(database, "customer-1")
+    put(database, "customer-17")
+    assert run("sessions", "delete", "customer-1", "--yes").stdout == "customer-1\n"
+    for option in ("--yes", "--dry-run"):
+        assert "no session has the id 'customer-1'" in refused(FAILED, "sessions", "delete", "customer-1", option)
+    assert listed() == ["customer-17"]
+    assert run("sessions", "delete", "customer-1", "--allow-prefix", "--yes").stdout == "customer-17\n"
+    assert listed() == []
 
 
 @pytest.mark.usefixtures("family")

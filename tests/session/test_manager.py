@@ -216,8 +216,31 @@ async def test_delete_takes_the_children_along_and_says_so(stage: Stage) -> None
     would = await stage.manager.delete("top", dry_run=True)
     assert (would[0], sorted(would)) == ("top", ["grandkid", "kid", "top"])
     assert len(await stage.ids()) == 5
-    assert sorted(await stage.manager.delete("to")) == sorted(would)
+    assert sorted(await stage.manager.delete("top")) == sorted(would)
     assert sorted(await stage.ids()) == ["odd", "other"]
+
+
+async def test_a_repeated_delete_takes_no_other_session(stage: Stage) -> None:
+    """The id of the first begins that of the second, and is gone after the first call."""
+    for session_id in ("customer-1", "customer-17"):
+        await stage.put(session_id)
+    assert await stage.manager.delete("customer-1") == ["customer-1"]
+    for dry_run in (True, False):
+        with pytest.raises(SessionNotFound, match=r"'customer-1'.*whole ids"):
+            await stage.manager.delete("customer-1", dry_run=dry_run)
+    assert await stage.ids() == ["customer-17"]
+
+
+async def test_delete_takes_a_beginning_where_that_is_asked_for(stage: Stage) -> None:
+    for session_id in ("chat-17", "chat-18", "plan-1"):
+        await stage.put(session_id)
+    with pytest.raises(SessionAmbiguous, match="'chat-17', 'chat-18'"):
+        await stage.manager.delete("chat", allow_prefix=True)
+    assert await stage.manager.delete("plan", allow_prefix=True, dry_run=True) == ["plan-1"]
+    assert await stage.manager.delete("plan", allow_prefix=True) == ["plan-1"]
+    with pytest.raises(SessionNotFound):
+        await stage.manager.delete("plan", allow_prefix=True)
+    assert await stage.ids() == ["chat-18", "chat-17"]
 
 
 async def test_delete_without_cascade_leaves_the_children(stage: Stage) -> None:

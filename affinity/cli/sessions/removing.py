@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import cast
 
 import click
@@ -17,21 +17,28 @@ from affinity.session import Pruned
 
 @click.command(cls=Command, short_help="Remove a record, and its children's.")
 @click.argument("session_id", metavar="ID")
+@click.option("--allow-prefix", is_flag=True, help="ID may be the beginning of one session's id.")
 @click.option("--cascade/--no-cascade", default=True, help="Its children too, and theirs.  [default: --cascade]")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @command
-def delete(shell: Shell, *, session_id: str, cascade: bool, dry_run: bool, yes: bool) -> None:
+def delete(shell: Shell, *, session_id: str, allow_prefix: bool, cascade: bool, dry_run: bool, yes: bool) -> None:
     """Remove the record of the session ID, and with it those of its children, and of theirs.
 
-    A worker that holds the session forgets what it has in memory, and begins anew. The ids of what was removed go to
-    stdout, one a line.
+    ID is the whole id, unless --allow-prefix is given. A worker that holds the session forgets what it has in memory,
+    and begins anew. The ids of what was removed go to stdout, one a line.
 
     Examples:
       affinity sessions delete chat-17 --dry-run
       affinity sessions delete chat-17 --yes
+      affinity sessions delete chat-1 --allow-prefix
     """
-    doomed = with_client(shell, lambda client: client.session_manager.delete(session_id, cascade=cascade, dry_run=True))
+
+    def would_remove(client: Client) -> Awaitable[Sequence[str]]:
+        manager = client.session_manager
+        return manager.delete(session_id, allow_prefix=allow_prefix, cascade=cascade, dry_run=True)
+
+    doomed = with_client(shell, would_remove)
     if not dry_run:
         if not yes:
             confirm(f"Remove {_family(doomed)}?")
