@@ -293,8 +293,10 @@ class TimeFuture(_ValueFuture[datetime]):
     _title = "utc_now()"
 
     def _command(self) -> ev.Command:
-        return ev.TimeRead(self._scheduler.journal.now())
+        journal = self._scheduler.journal
+        return ev.TimeRead(max(journal.latest, journal.now()))
 
     def _scheduled(self, recorded: ev.Event) -> None:
         assert isinstance(recorded, ev.TimeRead)  # the journal has matched the type
+        self._scheduler.journal.latest = recorded.value
         self.settle(datetime.fromtimestamp(recorded.value, UTC))

@@ -329,7 +329,9 @@ class OrchestrationContext:
         return GuidFuture(self._scheduler)
 
     def utc_now(self) -> DurableFuture[datetime]:
-        """Await the present time of the database, aware and in UTC, the same in every replay."""
+        """Await the present time of the database, aware and in UTC, the same in every replay. Within an execution it
+        never runs backwards, whatever the database's clock does.
+        """
         self._scheduler.require_running()
         return TimeFuture(self._scheduler)
 

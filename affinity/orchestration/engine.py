@@ -296,6 +296,7 @@ class Execution:
         if self._main is not None:
             return False
         self._scheduler.journal.input(event)
+        self._scheduler.journal.latest = event.time
         self._scheduler.inbox.carry(event.carried)
         self.parent = event.parent
         self._main = Task(self._scheduler, _body(self.definition, self._context, event.input))

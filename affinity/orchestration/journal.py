@@ -50,12 +50,14 @@ class HistoryFullError(Exception):
 class Journal:
     """Position in the history, and the events that were appended since the last ``take``."""
 
-    __slots__ = ("_appended", "_recorded", "children", "new_guid", "now", "position")
+    __slots__ = ("_appended", "_recorded", "children", "latest", "new_guid", "now", "position")
 
     def __init__(self) -> None:
         self.position = 0
         """Id of the last event."""
         self.now: Callable[[], float] = float
+        self.latest = 0.0
+        """The latest time in the history, in unix seconds: another database server's clock may be behind it."""
         self.new_guid: Callable[[], str] = str
         self.children: dict[int, str] = {}
         """Instance ids of the sub-orchestrations that were ever scheduled, by event id."""

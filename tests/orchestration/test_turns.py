@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -430,3 +431,30 @@ def test_a_step_does_not_depend_on_the_length_of_the_history() -> None:
     for _ in range(2000):
         live.advance(live.execution, ev.ActivityCompleted(live.execution.event_count, "null"))
     assert calls_of_a_turn(live) == first
+
+
+@pytest.mark.parametrize("is_replayed", [False, True])
+def test_the_time_never_runs_backwards(is_replayed: bool) -> None:
+    """The clock of the next primary may be behind: the times that the history has are its lower bound."""
+
+    async def times(ctx: OrchestrationContext) -> list[float]:
+        read = [await ctx.utc_now()]
+        for _ in range(2):
+            await ctx.schedule_timer(1)
+            read.append(await ctx.utc_now())
+        return [each.timestamp() for each in read]
+
+    live = Live(times)
+    execution = live.execution
+    history: list[ev.Event] = []
+    inputs: list[tuple[ev.Event, float]] = [
+        (ev.OrchestrationStarted("times", "", "null", time=1000.0), 990.0),
+        (ev.TimerFired(3), 995.0),
+        (ev.TimerFired(6), 1001.0),
+    ]
+    for given, now in inputs:
+        step = execution.advance([given], now=partial(float, now), new_guid=str)
+        history += new_events(step)
+        if is_replayed:
+            execution = live.replayed(history)
+    assert [event.value for event in history if isinstance(event, ev.TimeRead)] == [1000.0, 1000.0, 1001.0]
