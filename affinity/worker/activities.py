@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -75,6 +75,12 @@ class _Running:
         if self.task is not None:
             self.task.cancel()
 
+    def drop(self, reason: str) -> None:
+        """Cancel it, once, without an outcome."""
+        if self.cancelled is None:
+            self.cancelled = reason
+            self.cancel(reason)
+
     def time_out(self) -> None:
         """Its time is over: unlike a cancelled one, it has an outcome."""
         if self.cancelled is None:
@@ -103,7 +109,8 @@ class ActivityRunner:
         self._sessions = sessions
         self._outcomes = outcomes
         self._observe = observe
-        self._running: dict[WorkKey, _Running] = {}
+        # By lock: after a lapse an item may be fetched again while its former run, of the same key, still ends.
+        self._running: dict[WorkLock, _Running] = {}
         self._leaving: dict[
             str, list[WorkItem]
         ] = {}  # items that go back with their session once its other work has ended
@@ -148,7 +155,7 @@ class ActivityRunner:
             worker_id=self._options.worker_node_id,
             session_store=self._states,
         )
-        running = self._running[key] = _Running(item, context)
+        running = self._running[item.lock] = _Running(item, context)
         # A bare task: a task group's bookkeeping costs more than the rest of a turn. `_ended` takes whatever comes out
         # of it, and `aclose` waits for what is left.
         coroutine = self._result(key.activity_id, running, definition, task)
@@ -187,7 +194,7 @@ class ActivityRunner:
 
     def _ended(self, running: _Running, task: ActivityTask, done: asyncio.Task[Event]) -> None:
         """The task is over, even if it was cancelled before its first step."""
-        del self._running[running.item.lock.key]
+        del self._running[running.item.lock]
         error = asyncio.CancelledError("cancelled") if done.cancelled() else done.exception()
         try:
             self._finish(running, task, None if error else done.result(), error)
@@ -295,31 +302,30 @@ class ActivityRunner:
 
     # -- cancelling
 
-    def cancel(self, key: WorkKey, reason: str) -> None:
-        """Cancel an activity if it runs here; its outcome is dropped."""
-        if (running := self._running.get(key)) is not None and running.cancelled is None:
-            running.cancelled = reason
-            running.cancel(reason)
+    def cancel(self, keys: Collection[WorkKey], reason: str) -> None:
+        """Cancel these activities as far as they run here; their outcomes are dropped."""
+        for lock, running in list(self._running.items()):
+            if lock.key in keys:
+                running.drop(reason)
 
     def cancel_locks(self, locks: Sequence[WorkLock], reason: str) -> None:
         """Cancel the activities that run under these locks."""
         for lock in locks:
-            running = self._running.get(lock.key)
-            if running is not None and running.item.lock == lock:
-                self.cancel(lock.key, reason)
+            if (running := self._running.get(lock)) is not None:
+                running.drop(reason)
             self._locks.discard(lock)
 
     def cancel_all(self, reason: str) -> None:
         """Cancel everything that runs."""
-        for key in list(self._running):
-            self.cancel(key, reason)
+        for running in list(self._running.values()):
+            running.drop(reason)
         self._leaving.clear()
         self._locks.clear()
 
     def interrupt_all(self) -> None:
         """Cancel everything and give it back, without burning an attempt (drain)."""
         for running in list(self._running.values()):
-            self.cancel(running.item.lock.key, "the worker is draining")
+            running.drop("the worker is draining")
             self._outcomes.submit_abandon(WorkAbandon(lock=running.item.lock, count_attempt=False))
 
     async def drained(self) -> None:

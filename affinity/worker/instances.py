@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -46,6 +46,7 @@ from affinity.provider.contract import (
     WorkAbandon,
     WorkAck,
     WorkItem,
+    WorkKey,
     WorkLock,
 )
 from affinity.records import StateWrite
@@ -144,8 +145,8 @@ class Surroundings(Protocol):
         """Run a work item that is locked to this worker."""
         ...
 
-    def cancel(self, instance_id: str, execution_id: int, activity_id: int, reason: str) -> None:
-        """Cancel an activity if it runs here."""
+    def cancel(self, keys: Collection[WorkKey], reason: str) -> None:
+        """Cancel activities as far as they run here."""
         ...
 
     def hint(self, worker: str | None, *, cancel: bool = False) -> None:
@@ -388,8 +389,9 @@ class InstanceTable:
 
     def _spread(self, turn: Turn) -> None:
         """Tell others, and ourselves, what the turn has queued or cancelled."""
-        for activity_id in turn.cancel_activities:
-            self._around.cancel(turn.instance_id, turn.execution_id, activity_id, "no longer awaited")
+        if turn.cancel_activities:
+            keys = {WorkKey(turn.instance_id, turn.execution_id, each) for each in turn.cancel_activities}
+            self._around.cancel(keys, "no longer awaited")
         if turn.cancel_activities or (turn.update is not None and turn.update.status == "cancelled"):
             self._around.hint(None, cancel=True)
         if turn.instances:

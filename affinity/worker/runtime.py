@@ -8,7 +8,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -257,9 +257,9 @@ class Runtime:
         else:
             self.submit_abandon(WorkAbandon(lock=item.lock, count_attempt=False))
 
-    def cancel(self, instance_id: str, execution_id: int, activity_id: int, reason: str) -> None:
-        """Cancel an activity if it runs here."""
-        self.activities.cancel(WorkKey(instance_id, execution_id, activity_id), reason)
+    def cancel(self, keys: Collection[WorkKey], reason: str) -> None:
+        """Cancel activities as far as they run here."""
+        self.activities.cancel(keys, reason)
 
     def hint(self, worker: str | None, *, cancel: bool = False) -> None:
         """Wake a worker, or everybody."""
