@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -62,7 +63,7 @@ class Servers:
         if age not in self._templates:
             server = self.server(age)
             name = server.create_database()
-            anyio.run(migrate, server.url(name))
+            _run(migrate, server.url(name))
             self._templates[age] = name
         return self._templates[age]
 
@@ -70,9 +71,15 @@ class Servers:
         """The URL of a database on that server which is nobody's, made ready for `PostgresHarness`."""
         if age not in self._shared:
             url = self.server(age).url(self.server(age).create_database())
-            anyio.run(PostgresHarness.prepare, url)
+            _run(PostgresHarness.prepare, url)
             self._shared[age] = url
         return self._shared[age]
+
+    def without_databases(self) -> Servers:
+        """The same servers, as if nobody had asked for a template or a shared database yet."""
+        fresh = Servers(self._stack)
+        fresh._offers, fresh._open = self._offers, self._open
+        return fresh
 
     def _offer(self, age: str) -> Offer:
         if self._offers is None:
@@ -149,6 +156,12 @@ def all_urls(sqlite_url: str, servers: Servers) -> Iterator[dict[str, str]]:
         yield {"sqlite": sqlite_url} | {
             age: _database(servers.server(age), stack, servers.template(age)) for age in ("old", "new")
         }
+
+
+def _run(work: Callable[[str], Awaitable[object]], url: str) -> None:
+    """Run to its end on a thread of its own: async fixtures and tests, whose loop is running, may ask for a database too."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(anyio.run, work, url).result()
 
 
 def _database(server: PostgresServer, stack: ExitStack, template: str | None = None) -> str:
