@@ -31,13 +31,13 @@ async def client(any_url: str) -> AsyncIterator[Client]:
 def silenced(url: str) -> Iterator[None]:
     """The database answers no worker."""
     if url.startswith("sqlite:"):
-        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as connection:
-            connection.execute("BEGIN EXCLUSIVE")
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as file:
+            file.execute("BEGIN EXCLUSIVE")
             yield
-            connection.execute("ROLLBACK")
+            file.execute("ROLLBACK")
     else:
-        with administrator(url) as connection, connection.transaction():
-            connection.execute("LOCK TABLE workers, worker_queue IN ACCESS EXCLUSIVE MODE")
+        with administrator(url) as admin, admin.transaction():
+            admin.execute("LOCK TABLE workers, worker_queue IN ACCESS EXCLUSIVE MODE")
             yield
             raise psycopg.Rollback
 
