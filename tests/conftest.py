@@ -159,7 +159,7 @@ def all_urls(sqlite_url: str, servers: Servers) -> Iterator[dict[str, str]]:
 
 
 def _run(work: Callable[[str], Awaitable[object]], url: str) -> None:
-    """Run to its end on a thread of its own: async fixtures and tests, whose loop is running, may ask for a database too."""
+    """Run to its end on a thread of its own: async tests, whose loop is running, may ask for a database too."""
     with ThreadPoolExecutor(1) as thread:
         thread.submit(anyio.run, work, url).result()
 
