@@ -31,6 +31,8 @@ class ParentRef(NamedTuple):
     instance_id: str
     execution_id: int
     schedule_id: int
+    birth: str | None = None
+    """Birth token of that instance; None when a release before birth tokens wrote it."""
 
 
 class Hold(NamedTuple):

@@ -169,11 +169,17 @@ def _read_retry(value: dict[str, Any]) -> RetryPolicy:
 
 
 def _write_parent(parent: ParentRef) -> str:
-    return to_json(parent._asdict()).decode()
+    return to_json({name: value for name, value in parent._asdict().items() if value is not None}).decode()
 
 
 def _read_parent(value: dict[str, Any]) -> ParentRef:
-    return ParentRef(_string(value["instance_id"]), _integer(value["execution_id"]), _integer(value["schedule_id"]))
+    birth = value.get("birth")
+    return ParentRef(
+        _string(value["instance_id"]),
+        _integer(value["execution_id"]),
+        _integer(value["schedule_id"]),
+        None if birth is None else _string(birth),
+    )
 
 
 def _write_hold(hold: Hold) -> str:

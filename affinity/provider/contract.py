@@ -13,6 +13,7 @@ Terms
     can be fetched by nobody else **while the incarnation that locked it is alive**; when that worker's lease has ended
     or its name has a new incarnation, the item is free again, though its token still acks until somebody fetches it.
     *owned instance*: its ``instances`` row names an incarnation, and that very incarnation is alive.
+    *birth token*: what tells an instance from another one that had its id before. Ids are reused, birth tokens are not.
 
 Rules for every verb
     * One clock, the database's, read after any lock wait. Durations are seconds (float), instants aware UTC datetimes.
@@ -36,6 +37,7 @@ Routing marks
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import field
@@ -50,6 +52,9 @@ Incarnation = NewType("Incarnation", str)
 
 Token = NewType("Token", str)
 """The name of one lock on one work item; a redelivery has another."""
+
+Birth = NewType("Birth", str)
+"""A random name of one instance: who creates another under the same id, after a deletion, gives it another."""
 
 TOUCH_SLACK: Final = 0.02
 """Share of the session lock timeout that a touch may fall short of."""
@@ -188,11 +193,12 @@ class NewInstance:
     parent_id: str | None = None
     delay: float = 0.0  # seconds until the start message is visible
     on_exists: str | None = None  # payload sent to ``parent_id`` when the id was taken
+    birth: Birth = field(default_factory=lambda: Birth(secrets.token_hex(8)))
 
 
 @frozen(kw_only=True)
 class NewMessage:
-    """A message for an instance; dropped when the instance does not exist or has finished."""
+    """A message for an instance; dropped when the instance does not exist, has finished, or is not the one meant."""
 
     instance_id: str
     payload: str
@@ -200,6 +206,7 @@ class NewMessage:
     timer: tuple[int, int] | None = (
         None  # (execution id, event id) of the timer that it is, so that it can be cancelled
     )
+    birth: Birth | None = None  # of the instance that is meant; None: whichever has the id
 
 
 class Message(NamedTuple):
@@ -214,6 +221,7 @@ class OrchestrationItem:
     """An instance that the caller now owns, with its visible messages in order of visibility, then of arrival."""
 
     instance_id: str
+    birth: Birth
     execution_id: int
     name: str
     version: str | None
@@ -274,23 +282,26 @@ class SessionWatch(NamedTuple):
 class Turn:
     """One step of one instance, committed whole or not at all.
 
-    The fence: the instance is owned by the caller's incarnation, is not finished, runs execution ``execution_id`` and
-    has exactly ``event_count`` events; every lock in ``acks`` has a live token; and every write in ``states`` passes
-    its own fence (`StateWrite`). Otherwise nothing of the turn is applied. Of several writes of one session in a batch
-    the first passes.
+    The fence: the instance is owned by the caller's incarnation, has the birth token ``birth``, is not finished, runs
+    execution ``execution_id`` and has exactly ``event_count`` events; every lock in ``acks`` has a live token; and
+    every write in ``states`` passes its own fence (`StateWrite`). Otherwise nothing of the turn is applied. Of several
+    writes of one session in a batch the first passes.
     """
 
     instance_id: str
+    birth: Birth
     execution_id: int
     event_count: int
     history: Sequence[str]  # events event_count + 1, + 2, …
-    consumed: Sequence[int] = ()  # ids of messages
+    consumed: Sequence[int] = ()  # ids of messages; those of other instances are left alone
     acks: Sequence[WorkLock] = ()  # work items whose results are in ``history``; their sessions are touched
     work_items: Sequence[NewWorkItem] = ()
     messages: Sequence[NewMessage] = ()
     instances: Sequence[NewInstance] = ()
-    cancel_activities: Sequence[int] = ()  # activity ids of this execution, removed from the queue whoever runs them
-    cancel_timers: Sequence[int] = ()  # timer event ids of this execution
+    # Of this execution, including what this very turn queues: activity ids, removed from the queue whichever worker
+    # runs them, and event ids of timers.
+    cancel_activities: Sequence[int] = ()
+    cancel_timers: Sequence[int] = ()
     update: InstanceUpdate | None = None  # a finished status also removes all queue rows of the instance
     custom_status: str | None = None  # JSON; None leaves it as it is
     states: Sequence[StateWrite] = ()  # session state of the activities whose results are in ``history``

@@ -37,6 +37,7 @@ from affinity.orchestration.engine import Execution, Step
 from affinity.orchestration.events import Event, OrchestrationStarted, TimerFired
 from affinity.orchestration.wire import ANY_EXECUTION, ActivityTask, decode_event, decode_message, encode_message
 from affinity.provider.contract import (
+    Birth,
     OrchestrationItem,
     Placed,
     Provider,
@@ -94,6 +95,7 @@ class LiveInstance:
     """An instance whose coroutine is in memory."""
 
     execution: Execution
+    birth: Birth
     mailbox: list[Input] = field(default_factory=list)
     committing: bool = False
     away: str | None = None  # the other worker on whose sessions the last turns placed their work
@@ -228,7 +230,7 @@ class InstanceTable:
         live = self._live.get(item.instance_id)
         if live is None:
             return False
-        same = live.execution.execution_id == item.execution_id
+        same = (live.birth, live.execution.execution_id) == (item.birth, item.execution_id)
         if same and (live.committing or live.execution.event_count == item.event_count):
             return True
         self._drop(live)
@@ -251,7 +253,7 @@ class InstanceTable:
             self._unknown(item)
             return
         execution = Execution(definition, item.instance_id, item.execution_id)
-        live = self._live[item.instance_id] = LiveInstance(execution)
+        live = self._live[item.instance_id] = LiveInstance(execution, item.birth)
         self.replays += bool(history)
         try:
             execution.replay([decode_event(text) for text in history])
@@ -320,6 +322,7 @@ class InstanceTable:
         built = build_turn(
             live.execution,
             step,
+            birth=live.birth,
             first_version=live.execution.definition.version if first else None,
             consumed=[i.message_id for i in consumed if i.message_id is not None],
             acks=[i.lock for i in consumed if i.lock is not None],

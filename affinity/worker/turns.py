@@ -16,6 +16,7 @@ from affinity.orchestration.events import (
     ActivityScheduled,
     CancelRequested,
     ContinuedAsNew,
+    Event,
     OrchestrationCancelled,
     OrchestrationCompleted,
     OrchestrationFailed,
@@ -40,6 +41,7 @@ from affinity.orchestration.wire import (
     encode_task,
 )
 from affinity.provider.contract import (
+    Birth,
     InstanceUpdate,
     NewInstance,
     NewMessage,
@@ -58,6 +60,7 @@ from affinity.records import StateWrite
 class _Rows:
     """The rows of one turn, while they are collected."""
 
+    birth: Birth
     work_items: list[NewWorkItem] = field(default_factory=list)
     tasks: list[ActivityTask] = field(default_factory=list)
     messages: list[NewMessage] = field(default_factory=list)
@@ -80,6 +83,7 @@ def build_turn(
     execution: Execution,
     step: Step,
     *,
+    birth: Birth,
     first_version: str | None,
     consumed: Sequence[int],
     acks: Sequence[WorkLock],
@@ -92,6 +96,7 @@ def build_turn(
     Args:
         execution: after the step; its events before the step are the fence.
         step: what `Execution.advance` gave.
+        birth: token of the instance.
         first_version: the version to pin, when this is the first turn of an execution.
         consumed: ids of the messages that the step consumed.
         acks: locks of the work items whose results it consumed.
@@ -101,7 +106,7 @@ def build_turn(
             step; the sessions of a fan-out are for all workers.
     """
     session_id = _only_session(step) if lock_here else None
-    rows = _Rows(claim_here=session_id is not None and may_claim(session_id))
+    rows = _Rows(birth=birth, claim_here=session_id is not None and may_claim(session_id))
     for event_id, event in step.events:
         if type(event) not in INPUTS:
             _add_rows(rows, execution, event_id, event, lock_here)
@@ -109,6 +114,7 @@ def build_turn(
         _add_outcome(rows, execution, step.outcome)
     turn = Turn(
         instance_id=execution.instance_id,
+        birth=birth,
         execution_id=execution.execution_id,
         event_count=execution.event_count - len(step.events),
         history=[encode_event(event) for _, event in step.events],
@@ -157,7 +163,7 @@ def _add_rows(rows: _Rows, execution: Execution, event_id: int, event: object, l
             fired = encode_message(run, TimerFired(schedule_id=event_id))
             rows.messages.append(NewMessage(instance_id=me, payload=fired, delay=event.delay, timer=(run, event_id)))
         case SubOrchestrationScheduled():
-            rows.instances.append(_child(execution, event_id, event))
+            rows.instances.append(_child(execution, rows.birth, event_id, event))
         case ActivityCancelled():
             rows.cancel_activities.append(event.schedule_id)
         case TimerCancelled():
@@ -171,8 +177,8 @@ def _add_rows(rows: _Rows, execution: Execution, event_id: int, event: object, l
             rows.messages.append(NewMessage(instance_id=execution.child_id(event.schedule_id), payload=stop))
 
 
-def _child(execution: Execution, event_id: int, event: SubOrchestrationScheduled) -> NewInstance:
-    me = ParentRef(instance_id=execution.instance_id, execution_id=execution.execution_id, schedule_id=event_id)
+def _child(execution: Execution, birth: Birth, event_id: int, event: SubOrchestrationScheduled) -> NewInstance:
+    me = ParentRef(execution.instance_id, execution.execution_id, event_id, birth)
     start = OrchestrationStarted(name=event.name, version=event.version or "", input=event.input, parent=me)
     taken = SubOrchestrationFailed(
         schedule_id=event_id,
@@ -204,8 +210,16 @@ def _add_outcome(rows: _Rows, execution: Execution, outcome: object) -> None:
         return
     rows.watches.clear()  # nobody is left to be told
     if (parent := execution.parent) is not None:
-        answer = encode_message(parent.execution_id, _answer(parent.schedule_id, outcome))
-        rows.messages.append(NewMessage(instance_id=parent.instance_id, payload=answer))
+        rows.messages.append(_to_parent(parent, _answer(parent.schedule_id, outcome)))
+
+
+def _to_parent(parent: ParentRef, answer: Event) -> NewMessage:
+    """For that very parent: another instance may have its id by now."""
+    return NewMessage(
+        instance_id=parent.instance_id,
+        payload=encode_message(parent.execution_id, answer),
+        birth=None if parent.birth is None else Birth(parent.birth),
+    )
 
 
 def _answer(schedule_id: int, outcome: object) -> SubOrchestrationCompleted | SubOrchestrationFailed:
@@ -256,16 +270,13 @@ def fail_unstarted(item: OrchestrationItem, error: AffinityError) -> Turn:
     started = [event for event in received if isinstance(event, OrchestrationStarted)]
     failed = OrchestrationFailed(error_type=type(error).__name__, message=str(error))
     parents = [start.parent for start in started if start.parent is not None]
-    answers = [(parent, _answer(parent.schedule_id, failed)) for parent in parents]
     return Turn(
         instance_id=item.instance_id,
+        birth=item.birth,
         execution_id=item.execution_id,
         event_count=item.event_count,
         history=[*map(encode_event, started), encode_event(failed)],
         consumed=[message.id for message in item.messages],
-        messages=[
-            NewMessage(instance_id=parent.instance_id, payload=encode_message(parent.execution_id, answer))
-            for parent, answer in answers
-        ],
+        messages=[_to_parent(parent, _answer(parent.schedule_id, failed)) for parent in parents],
         update=InstanceUpdate(status="failed", error=_error_json(failed.error_type, failed.message)),
     )

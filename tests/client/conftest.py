@@ -96,6 +96,7 @@ class Puppet:
         ]
         turn = Turn(
             instance_id=item.instance_id,
+            birth=item.birth,
             execution_id=item.execution_id,
             event_count=item.event_count,
             history=[encode_event(replace(event, version="1.0.0", time=1.0)) for event in started] + (history or []),

@@ -19,6 +19,7 @@ import pytest
 from affinity.errors import AccessDenied, ConnectionLost, Contention, DatabaseFailure, Duplicate, SchemaMismatch
 from affinity.provider import sqlite as package
 from affinity.provider.contract import (
+    Birth,
     FetchOptions,
     Hint,
     Incarnation,
@@ -37,6 +38,7 @@ from affinity.provider.sqlite.workers import instant
 from affinity.provider.statements import load_statements
 
 TIMEOUTS = Timeouts(work_item_lock=30.0, session_lock=300.0)
+BIRTH = Birth("born")
 PATIENCE = 30.0  # seconds of real time for what comes at once
 
 
@@ -317,7 +319,7 @@ async def owner(provider: Provider, instance_id: str) -> WorkerIdentity:
 
 
 def new_instance(instance_id: str) -> NewInstance:
-    return NewInstance(instance_id=instance_id, name="flow", version=None, start="start")
+    return NewInstance(instance_id=instance_id, birth=BIRTH, name="flow", version=None, start="start")
 
 
 def new_item(instance_id: str, number: int, session_id: str | None = None) -> NewWorkItem:
@@ -326,7 +328,8 @@ def new_item(instance_id: str, number: int, session_id: str | None = None) -> Ne
 
 
 def new_turn(instance_id: str, **step: Any) -> Turn:
-    return Turn(**{"instance_id": instance_id, "execution_id": 1, "event_count": 0, "history": ["event"], **step})
+    fence = {"instance_id": instance_id, "birth": BIRTH, "execution_id": 1, "event_count": 0}
+    return Turn(**{**fence, "history": ["event"], **step})
 
 
 @contextmanager

@@ -62,8 +62,8 @@ def new_instance(instance_id: str, **fields: Any) -> NewInstance:
 
 def turn(at: OrchestrationItem, **step: Any) -> Turn:
     """A turn at the fence that ``at`` shows; it records one event unless ``history`` says otherwise."""
-    fence = {"instance_id": at.instance_id, "execution_id": at.execution_id, "event_count": at.event_count}
-    return Turn(**{**fence, "history": ["event"], **step})
+    fence = {"instance_id": at.instance_id, "birth": at.birth, "execution_id": at.execution_id}
+    return Turn(**{**fence, "event_count": at.event_count, "history": ["event"], **step})
 
 
 def payloads(item: OrchestrationItem) -> Sequence[str]:

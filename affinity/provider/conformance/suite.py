@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from affinity.provider.conformance.batches import BatchRules
+from affinity.provider.conformance.births import BirthRules
 from affinity.provider.conformance.capacity import CapacityRules
 from affinity.provider.conformance.client import ClientRules
 from affinity.provider.conformance.epochs import EpochRules
@@ -15,6 +16,7 @@ from affinity.provider.conformance.locks import LockRules
 from affinity.provider.conformance.ownership import OwnershipRules
 from affinity.provider.conformance.placing import PlacingRules
 from affinity.provider.conformance.routing import RoutingRules
+from affinity.provider.conformance.same_turn import SameTurnRules
 from affinity.provider.conformance.state_batches import StateBatchRules
 from affinity.provider.conformance.states import StateRules
 from affinity.provider.conformance.sweeping import SweepRules
@@ -38,6 +40,8 @@ class ProviderConformance(
     UnknownRules,
     SweepRules,
     TurnRules,
+    SameTurnRules,
+    BirthRules,
     PlacingRules,
     OwnershipRules,
     ClientRules,

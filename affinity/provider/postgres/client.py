@@ -33,6 +33,7 @@ class ClientVerbs(Verbs):
             return []
         params = {
             "instance": Texts(new.instance_id for new in instances),
+            "birth": Texts(new.birth for new in instances),
             "name": Texts(new.name for new in instances),
             "version": Texts(new.version for new in instances),
             "start": Texts(new.start for new in instances),
@@ -49,6 +50,7 @@ class ClientVerbs(Verbs):
             return []
         params = {
             "instance": Texts(message.instance_id for message in messages),
+            "birth": Texts(message.birth for message in messages),
             "payload": Texts(message.payload for message in messages),
             "delay": Floats(message.delay for message in messages),
             "timer_execution": Ints(message.timer and message.timer[0] for message in messages),

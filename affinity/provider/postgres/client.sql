@@ -1,11 +1,11 @@
 -- create: instances with their start messages; those whose id was there are reported to their parents, where asked
 WITH wanted AS MATERIALIZED (
     SELECT *, row_number() OVER (PARTITION BY instance_id ORDER BY n) AS copy
-    FROM unnest(%(instance)s, %(name)s, %(version)s, %(start)s, %(parent)s, %(delay)s, %(on_exists)s)
-         WITH ORDINALITY AS c (instance_id, name, version, start, parent_id, delay, on_exists, n)
+    FROM unnest(%(instance)s, %(birth)s, %(name)s, %(version)s, %(start)s, %(parent)s, %(delay)s, %(on_exists)s)
+         WITH ORDINALITY AS c (instance_id, birth, name, version, start, parent_id, delay, on_exists, n)
 ), created AS (
-    INSERT INTO instances (instance_id, name, version, parent_id, created_at, updated_at)
-    SELECT instance_id, name, version, parent_id, (SELECT clock()), (SELECT clock())
+    INSERT INTO instances (instance_id, birth, name, version, parent_id, created_at, updated_at)
+    SELECT instance_id, birth, name, version, parent_id, (SELECT clock()), (SELECT clock())
     FROM wanted WHERE copy = 1 ORDER BY instance_id
     ON CONFLICT (instance_id) DO NOTHING
     RETURNING instance_id
@@ -27,9 +27,9 @@ SELECT n FROM outcome WHERE new
 -- send: messages for instances that have not finished
 WITH message AS MATERIALIZED (
     SELECT m.*, i.status, i.owner_worker, i.owner_incarnation
-    FROM unnest(%(instance)s, %(payload)s, %(delay)s, %(timer_execution)s, %(timer_id)s)
-         WITH ORDINALITY AS m (instance_id, payload, delay, timer_execution, timer_id, n)
-    JOIN instances i USING (instance_id)
+    FROM unnest(%(instance)s, %(birth)s, %(payload)s, %(delay)s, %(timer_execution)s, %(timer_id)s)
+         WITH ORDINALITY AS m (instance_id, birth, payload, delay, timer_execution, timer_id, n)
+    JOIN instances i ON i.instance_id = m.instance_id AND (m.birth IS NULL OR i.birth = m.birth)
 ), sent AS (
     INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload, timer_execution, timer_id)
     SELECT m.instance_id, coalesce('w:' || w.worker_id, 'new'), (SELECT clock()) + m.delay * interval '1 s', m.payload,

@@ -84,14 +84,15 @@ class OrchestrationVerbs(Verbs):
 
 
 def _item(rows: Sequence[Row]) -> OrchestrationItem:
-    _, _, _, instance_id, execution_id, name, version, event_count, claims, unknown_for, *_ = rows[0]
+    _, _, _, instance_id, birth, execution_id, name, version, event_count, claims, unknown_for, *_ = rows[0]
     return OrchestrationItem(
         instance_id=instance_id,
+        birth=birth,
         execution_id=execution_id,
         name=name,
         version=version,
         event_count=event_count,
         claims=claims,
         unknown_for=unknown_for,
-        messages=[Message(row[10], row[11]) for row in rows],
+        messages=[Message(row[11], row[12]) for row in rows],
     )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, LiteralString
 
 from psycopg.errors import UniqueViolation
 from psycopg.types.numeric import Int8
 
 from affinity.errors import Contention, SessionWriteConflict
 from affinity.provider.contract import WorkerIdentity
-from affinity.provider.postgres.arrays import Blobs, Ints, Texts
+from affinity.provider.postgres.arrays import Blobs, Column, Ints, Texts
 from affinity.provider.postgres.base import Verbs, who
 from affinity.provider.postgres.connections import Links
 from affinity.provider.postgres.conversation import Params, Row
@@ -140,15 +140,14 @@ class PostgresStates:
         return [_summary(row) for row in await self._links.misc.run(_SQL["list"], params)]
 
 
-def state_columns(writes: Sequence[tuple[int, StateWrite]]) -> Params:
-    """Writes that go with a result as columns, each with the number of what it goes with."""
-    news = [write.new for _, write in writes]
+def state_columns(writes: Sequence[StateWrite]) -> dict[LiteralString, Column]:
+    """Writes that go with results as columns."""
+    news = [write.new for write in writes]
     metadata = [new.metadata for new in news]
     return {
-        "state_turn": Ints(n for n, _ in writes),
         "state_session": Texts(new.session_id for new in news),
-        "state_base": Ints(write.base_version for _, write in writes),
-        "state_epoch": Ints(write.epoch for _, write in writes),
+        "state_base": Ints(write.base_version for write in writes),
+        "state_epoch": Ints(write.epoch for write in writes),
         "state": Blobs(new.state for new in news),
         "state_encoding": Texts(new.encoding for new in news),
         "state_schema": Ints(new.schema_version for new in news),

@@ -22,7 +22,7 @@ from affinity.provider.contract import (
     WorkKey,
     WorkLock,
 )
-from affinity.provider.postgres.arrays import Bools, Floats, Texts
+from affinity.provider.postgres.arrays import Bools, Floats, Ints, Texts
 from affinity.provider.postgres.base import Verbs, flags, lock_columns, who, without
 from affinity.provider.postgres.conversation import Params, Row
 from affinity.provider.postgres.states import state_columns
@@ -118,7 +118,9 @@ class WorkItemVerbs(Verbs):
             "message": Texts(ack.message for ack in first),
         }
         if writes := [(n, ack.state) for n, ack in enumerate(first, 1) if ack.state is not None]:
-            rows = await self._links.commit.run(_ACK_WITH_STATE, {**params, **state_columns(writes)})
+            numbers = {"state_turn": Ints(n for n, _ in writes)}
+            states = state_columns([write for _, write in writes])
+            rows = await self._links.commit.run(_ACK_WITH_STATE, {**params, **numbers, **states})
         else:
             rows = await self._links.commit.run(_ACK, params)
         return flags(len(acks), (places[n - 1] + 1 for (n,) in rows))

@@ -177,7 +177,7 @@ class _Search:
         return OrchestrationFetch(items=items, raced=self._raced and not items, next_due=None, left=self._left)
 
     def _see(self, row: list[Any], route: str, most: int) -> None:
-        instance_id, owner, incarnation = row[0], row[7], row[8]
+        instance_id, owner, incarnation = row[0], row[8], row[9]
         truth = NEW if owner is None else own_route(owner)
         ours = owner == self._identity.worker_id and incarnation == self._identity.incarnation
         if truth != route:
@@ -191,9 +191,10 @@ class _Search:
             self._unowned.add(instance_id)
 
     def _item(self, row: list[Any], messages: list[Message]) -> OrchestrationItem:
-        instance_id, execution_id, name, version, event_count, claims, unknown_for, *_ = row
+        instance_id, birth, execution_id, name, version, event_count, claims, unknown_for, *_ = row
         return OrchestrationItem(
             instance_id=instance_id,
+            birth=birth,
             execution_id=execution_id,
             name=name,
             version=version,

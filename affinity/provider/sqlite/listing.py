@@ -72,10 +72,10 @@ def count_work(tx: Tx) -> dict[str, int]:
 
 
 def _delete(tx: Tx, instance_id: str, force: bool) -> Deletion:
-    status = messages.read_statuses(tx, [instance_id]).get(instance_id)
-    if status is None:
+    known = messages.read_statuses(tx, [instance_id]).get(instance_id)
+    if known is None:
         return "unknown"
-    if status not in FINISHED and not force:
+    if known.status not in FINISHED and not force:
         return "running"
     turns.clear(tx, [instance_id])
     tx.run(SQL["delete_history"], (instance_id,))

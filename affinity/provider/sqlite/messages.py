@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import FINISHED, Delivery, NewInstance, NewMessage
@@ -16,7 +16,8 @@ SQL: Final = load_statements(__package__, "messages.sql")
 def send(tx: Tx, messages: Sequence[NewMessage]) -> None:
     """Queue messages in order; those to instances that are missing or finished are dropped."""
     rows = [
-        (message.instance_id, message.delay, *(message.timer or (None, None)), message.payload) for message in messages
+        (message.instance_id, message.delay, *(message.timer or (None, None)), message.payload, message.birth)
+        for message in messages
     ]
     tx.many(SQL["send"], rows, {"now": tx.now})
 
@@ -38,7 +39,7 @@ def insert_new(tx: Tx, instances: Sequence[NewInstance]) -> tuple[list[bool], li
         elif new.on_exists is not None and new.parent_id is not None:
             outbox.append(NewMessage(instance_id=new.parent_id, payload=new.on_exists))
     rows = [
-        (new.instance_id, new.name, new.version, new.parent_id)
+        (new.instance_id, new.birth, new.name, new.version, new.parent_id)
         for new, is_new in zip(instances, created, strict=True)
         if is_new
     ]
@@ -57,14 +58,20 @@ def send_all(tx: Tx, messages: Sequence[NewMessage]) -> list[Delivery]:
     """See `Provider.send_message`."""
     statuses = read_statuses(tx, [message.instance_id for message in messages])
     send(tx, messages)
-    return [_delivery(statuses.get(message.instance_id)) for message in messages]
+    return [_delivery(statuses.get(message.instance_id), message.birth) for message in messages]
 
 
-def read_statuses(tx: Tx, instance_ids: Collection[str]) -> dict[str, str]:
-    """Statuses of the instances that there are."""
+class _Known(NamedTuple):
+    status: str
+    birth: str
+
+
+def read_statuses(tx: Tx, instance_ids: Collection[str]) -> dict[str, _Known]:
+    """Statuses and birth tokens of the instances that there are."""
     if not instance_ids:
         return {}
-    return dict(tx.gather(SQL["statuses"], {"instance_ids": to_json(list(instance_ids))}))
+    rows = tx.gather(SQL["statuses"], {"instance_ids": to_json(list(instance_ids))})
+    return {instance_id: _Known(*known) for instance_id, *known in rows}
 
 
 def reroute_instances(tx: Tx, instance_ids: Collection[str], route: str) -> None:
@@ -78,7 +85,7 @@ def reroute_messages(tx: Tx, route: str, limit: int) -> int:
     return tx.run(SQL["reroute_messages"], {"route": route, "limit": limit, "now": tx.now})
 
 
-def _delivery(status: str | None) -> Delivery:
-    if status is None:
+def _delivery(known: _Known | None, birth: str | None) -> Delivery:
+    if known is None or birth not in {None, known.birth}:
         return "unknown"
-    return "finished" if status in FINISHED else "delivered"
+    return "finished" if known.status in FINISHED else "delivered"

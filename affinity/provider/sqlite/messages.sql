@@ -1,5 +1,5 @@
--- statuses: how far some instances are
-SELECT json_group_array(json_array(i.instance_id, i.status))
+-- statuses: how far some instances are, and their birth tokens
+SELECT json_group_array(json_array(i.instance_id, i.status, i.birth))
 FROM json_each(:instance_ids) AS j CROSS JOIN instances AS i ON i.instance_id = j.value;
 
 -- send: queue messages on the routes of their owners, unless their instance is missing or has finished
@@ -11,11 +11,11 @@ FROM json_each(:rows) AS j
 CROSS JOIN instances AS i ON i.instance_id = j.value ->> 0
 LEFT JOIN workers AS w
     ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation AND w.locked_until > :now
-WHERE i.status NOT IN ('completed', 'failed', 'cancelled');
+WHERE i.status NOT IN ('completed', 'failed', 'cancelled') AND (j.value ->> 5 IS NULL OR i.birth = j.value ->> 5);
 
 -- create: instances whose ids are not taken
-INSERT INTO instances (instance_id, name, version, parent_id, created_at, updated_at)
-SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, :now, :now FROM json_each(:rows);
+INSERT INTO instances (instance_id, birth, name, version, parent_id, created_at, updated_at)
+SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, :now, :now FROM json_each(:rows);
 
 -- reroute_instances: re-mark messages of instances, as many as the limit allows
 UPDATE orchestrator_queue SET route = :route WHERE id IN (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from affinity.provider.contract import FINISHED, InstanceUpdate, Placed, Timeouts, Turn, TurnResult, WorkerIdentity
 from affinity.provider.sqlite import holds, sessions
@@ -26,6 +26,10 @@ from affinity.provider.statements import load_statements
 SQL: Final = load_statements(__package__, "turns.sql")
 
 _GOES_ON: Final = InstanceUpdate(status="running")
+
+
+_Fence: TypeAlias = tuple[Any, ...]
+"""Birth token, execution id and number of events of an instance."""
 
 
 class _Passed(NamedTuple):
@@ -62,18 +66,18 @@ def commit(
     ]
 
 
-def _read_fences(tx: Tx, identity: WorkerIdentity, turns: Sequence[Turn]) -> dict[str, tuple[int, int]]:
-    """Execution and number of events of the instances that the caller owns and that have not finished."""
+def _read_fences(tx: Tx, identity: WorkerIdentity, turns: Sequence[Turn]) -> dict[str, _Fence]:
+    """Where the instances stand that the caller owns and that have not finished."""
     arguments = {
         "instance_ids": to_json([turn.instance_id for turn in turns]),
         "worker_id": identity.worker_id,
         "incarnation": identity.incarnation,
     }
-    return {name: (execution, events) for name, execution, events in tx.gather(SQL["fences"], arguments)}
+    return {name: tuple(fence) for name, *fence in tx.gather(SQL["fences"], arguments)}
 
 
 def _judge_all(
-    turns: Sequence[Turn], fences: dict[str, tuple[int, int]], found: Sequence[Held | None], judge: Judge
+    turns: Sequence[Turn], fences: dict[str, _Fence], found: Sequence[Held | None], judge: Judge
 ) -> list[_Passed | TurnResult]:
     """Check all turns; ``found`` has what their acks name, one after the other."""
     remaining = iter(found)
@@ -82,7 +86,7 @@ def _judge_all(
 
 
 def _judge(
-    turn: Turn, found: Sequence[Held | None], fences: dict[str, tuple[int, int]], spent: set[int], judge: Judge
+    turn: Turn, found: Sequence[Held | None], fences: dict[str, _Fence], spent: set[int], judge: Judge
 ) -> _Passed | TurnResult:
     """Check a turn; what it uses up, its fence, its acks and its sessions' states, is there for no other turn of the
     batch.
@@ -91,7 +95,7 @@ def _judge(
     missing = len(acked) < len(found)
     lost = [lock for lock, held in zip(turn.acks, found, strict=True) if held not in acked] if missing else []
     conflicts = judge.refuse(turn.states)
-    if lost or conflicts or fences.get(turn.instance_id) != (turn.execution_id, turn.event_count):
+    if lost or conflicts or fences.get(turn.instance_id) != (turn.birth, turn.execution_id, turn.event_count):
         return TurnResult(committed=False, lost_acks=lost, conflicts=conflicts)
     del fences[turn.instance_id]
     spent.update(held.id for held in acked)

@@ -1,0 +1,241 @@
+"""PostgreSQL: a batch of turns is committed as a whole, or judged; and where its new work goes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, LiteralString, TypeAlias, get_args
+
+import psycopg
+import pytest
+
+from affinity.errors import Contention
+from affinity.provider.conformance.builders import turn, work_item
+from affinity.provider.conformance.peer import Peer
+from affinity.provider.contract import OrchestrationItem, Token, Turn, TurnResult, WorkItem
+from affinity.provider.postgres import PostgresProvider, turns
+from tests.provider.postgres_stage import administrator, opened, registered
+
+pytestmark = pytest.mark.anyio
+
+Kind: TypeAlias = Literal["here", "placed", "judge"]
+"""What the server is asked: to lock all new work to its committer, to place each item, or which turns do not pass."""
+
+
+@pytest.fixture
+def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
+    """A plain connection to the test's database."""
+    with administrator(postgres_migrated) as connection:
+        yield connection
+
+
+@pytest.fixture
+async def provider(postgres_migrated: str) -> AsyncIterator[PostgresProvider]:
+    async with opened(postgres_migrated) as provider:
+        yield provider
+
+
+@pytest.fixture
+def asked(provider: PostgresProvider, monkeypatch: pytest.MonkeyPatch) -> list[Kind]:
+    """What is asked from now on, in order."""
+    link, kinds = provider._links.commit, list[Kind]()
+    run = link.run
+
+    async def noting(statement: LiteralString, params: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        placed: Kind = "placed" if "item_here" in (params or {}) else "here"
+        kinds.append("judge" if statement == turns._JUDGE else placed)
+        return await run(statement, params)
+
+    monkeypatch.setattr(link, "run", noting)
+    return kinds
+
+
+async def test_a_batch_that_does_not_pass_as_a_whole_is_judged_turn_by_turn(
+    provider: PostgresProvider, admin: psycopg.Connection[Any], asked: list[Kind]
+) -> None:
+    """Nothing of the first attempt is left."""
+    peer = await registered(provider)
+    good, behind = await peer.own("good"), await peer.own("behind")
+    await peer.commit_one(good, work_items=[work_item(good, 1)])
+    (item,) = await peer.take_all()
+    dead = item.lock._replace(token=Token("dead"))
+    good = replace(good, event_count=1)
+    asked.clear()
+    results = await peer.commit(
+        turn(good, acks=[item.lock], work_items=[work_item(good, 2)]),
+        turn(replace(behind, event_count=7), work_items=[work_item(behind, 1)]),
+    )
+    assert [result.committed for result in results] == [True, False]
+    assert asked == ["placed", "judge", "placed"]
+    (result,) = await peer.commit(turn(behind, acks=[dead]))
+    assert (result.committed, result.lost_acks) == (False, [dead])
+    assert admin.execute("SELECT instance_id, activity_id FROM worker_queue").fetchall() == [("good", 2)]
+    assert admin.execute("SELECT instance_id, count(*) FROM history GROUP BY 1").fetchall() == [("good", 2)]
+
+
+async def test_a_batch_that_is_refused_though_each_turn_passes_is_contention(
+    provider: PostgresProvider, admin: psycopg.Connection[Any], asked: list[Kind], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody changes a fence each time between the judgement and the commit: it does not go on for ever."""
+    peer = await registered(provider)
+    at = await peer.own("i")
+    run = provider._links.commit.run
+
+    async def disturbed(statement: LiteralString, params: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        admin.execute("UPDATE instances SET event_count = %s", [0 if statement == turns._JUDGE else 1])
+        return await run(statement, params)
+
+    monkeypatch.setattr(provider._links.commit, "run", disturbed)
+    with pytest.raises(Contention, match="again and again"):
+        await peer.commit_one(at)
+    assert asked == ["here", "judge"] * 5
+    assert admin.execute("SELECT count(*) FROM history").fetchone() == (0,)
+
+
+async def test_a_worker_whose_lease_ended_writes_nothing(
+    provider: PostgresProvider, admin: psycopg.Connection[Any], asked: list[Kind]
+) -> None:
+    """Nor does one whose name another process has taken."""
+    peer = await registered(provider)
+    at = await peer.own("i")
+    ended: tuple[LiteralString, ...] = ("locked_until = clock()", "locked_until = clock() + '1 h', incarnation = 'a-2'")
+    for change in ended:
+        admin.execute("UPDATE workers SET " + change)
+        for here in (False, True):
+            asked.clear()
+            assert not (await peer.commit_one(at, work_items=[replace(work_item(at, 1), lock_here=here)])).committed
+            assert asked == ["here" if here else "placed", "judge"]
+    assert admin.execute("SELECT count(*) FROM worker_queue").fetchone() == (0,)
+    assert admin.execute("SELECT event_count FROM instances").fetchone() == (0,)
+
+
+def rows(admin: psycopg.Connection[Any], name: str) -> list[Sequence[Any]]:
+    """What the tables say of these turns."""
+    asked: tuple[LiteralString, ...] = (
+        "SELECT instance_id, status, execution_id, event_count, claims, owner_worker FROM instances"
+        " WHERE instance_id LIKE %s ORDER BY 1",
+        "SELECT instance_id, execution_id, event_id, event FROM history WHERE instance_id LIKE %s ORDER BY 1, 2, 3",
+        "SELECT instance_id, activity_id, session_id, route, name, payload, lock_worker, lock_incarnation,"
+        " lock_token IS NULL, attempts, visible_at > clock() + interval '50 s', locked_until > clock(),"
+        " rank() OVER (ORDER BY visible_at) FROM worker_queue WHERE instance_id LIKE %s ORDER BY 1, 2",
+        "SELECT session_id, worker_id, incarnation, locked_until > clock() FROM sessions WHERE session_id LIKE %s"
+        " ORDER BY 1",
+    )
+    found = [row for question in asked for row in admin.execute(question, [f"{name}-%"]).fetchall()]
+    return [[str(value).replace(name, "") for value in row] for row in found]
+
+
+def placed(results: list[TurnResult], name: str) -> list[Any]:
+    """What the caller was told, without tokens and epochs."""
+    assert all(result.committed for result in results)
+    places = [place for result in results for place in result.placed]
+    return [
+        (p.holder, p.item and (p.item.lock.key.activity_id, str(p.item.session_id).replace(name, ""))) for p in places
+    ]
+
+
+async def with_sessions(peer: Peer, name: str, *sessions: str | None) -> tuple[OrchestrationItem, list[WorkItem]]:
+    """An instance, and a work item of each of these sessions, which ``peer`` has in hand."""
+    at = await peer.own(name)
+    await peer.commit_one(at, work_items=[work_item(at, n, session) for n, session in enumerate(sessions, 1)])
+    return replace(at, event_count=1), await peer.take(len(sessions))
+
+
+def fused(at: OrchestrationItem, done: WorkItem, number: int, session_id: str | None, **fields: Any) -> Turn:
+    """A turn that takes that result, and has the next item locked."""
+    item = replace(work_item(at, number, session_id), lock_here=True, **fields)
+    return turn(at, acks=[done.lock], work_items=[item])
+
+
+def after(at: OrchestrationItem) -> OrchestrationItem:
+    """The instance after one more turn."""
+    return replace(at, event_count=at.event_count + 1)
+
+
+async def test_work_that_stays_here_is_written_and_answered_as_if_it_were_placed(
+    provider: PostgresProvider, admin: psycopg.Connection[Any], asked: list[Kind]
+) -> None:
+    """In no order of keys, of two sessions and of none, beside the result of a session that gets no more."""
+    peer = await registered(provider)
+    said, wrote = {}, {}
+    kinds: tuple[Kind, ...] = ("here", "placed")
+    for name, kind in zip(("1st", "2nd"), kinds, strict=True):
+        mine = [f"{name}-{session}" for session in ("b", "a", "c")]
+        z, (b, c, free) = await with_sessions(peer, f"{name}-z", mine[0], mine[2], None)
+        a, (one,) = await with_sessions(peer, f"{name}-a", mine[1])
+        # Together with an item that is for anyone, each of the others is placed.
+        other = await peer.own(f"{name}-other")
+        more = [turn(other, work_items=[work_item(other, 1)])] if kind == "placed" else []
+        admin.execute(
+            "UPDATE sessions SET locked_until = clock() + interval '1 s' WHERE session_id LIKE %s", [f"{name}-%"]
+        )
+        asked.clear()
+        both = await peer.commit(
+            turn(
+                z,
+                acks=[c.lock, b.lock, free.lock],
+                work_items=[
+                    replace(work_item(z, n, s), lock_here=True) for n, s in ((8, mine[0]), (9, mine[0]), (10, None))
+                ],
+                history=["one", "two"],
+            ),
+            fused(a, one, 8, mine[1]),
+            *more,
+        )
+        assert asked == [kind]
+        both = both[:2]
+        admin.execute("DELETE FROM worker_queue WHERE instance_id = %s", [f"{name}-other"])
+        admin.execute("DELETE FROM history WHERE instance_id = %s", [f"{name}-other"])
+        admin.execute("DELETE FROM instances WHERE instance_id = %s", [f"{name}-other"])
+        said[kind], wrote[kind] = placed(both, name), rows(admin, name)
+        epochs = dict(admin.execute("SELECT session_id, epoch FROM sessions").fetchall())
+        taken = [place.item for result in both for place in result.placed]
+        assert [item and item.session_epoch for item in taken] == [
+            epochs.get(item and item.session_id) for item in taken
+        ]
+        assert await peer.check(*filter(None, taken)) == [True] * 4
+        # Touched: those of the results too.
+        assert admin.execute(
+            "SELECT count(*) FROM sessions WHERE locked_until < clock() + interval '2 s'"
+        ).fetchone() == (0,)
+    assert said["here"] == said["placed"]
+    assert len(said["here"]) == 4
+    assert wrote["here"] == wrote["placed"]
+
+
+Spoil: TypeAlias = Literal["expired", "somebody's", "new epoch", "gone", "draining", "delayed", "offered"]
+
+
+@pytest.mark.parametrize("spoil", get_args(Spoil))
+async def test_work_that_was_asked_to_stay_here_is_placed_where_it_belongs(
+    provider: PostgresProvider, admin: psycopg.Connection[Any], asked: list[Kind], spoil: Spoil
+) -> None:
+    """In one call, whatever happened to its session meanwhile."""
+    peer = await registered(provider)
+    await registered(provider, "b")
+    at, (done,) = await with_sessions(peer, "i", "s")
+    (told,) = await peer.commit(fused(at, done, 2, "s"))
+    assert told.placed[0].item is not None
+    spoiling: dict[Spoil, LiteralString] = {
+        "expired": "UPDATE sessions SET locked_until = clock()",
+        "somebody's": "UPDATE sessions SET worker_id = 'b', incarnation = 'b-1', epoch = nextval('epochs')",
+        "new epoch": "UPDATE sessions SET epoch = nextval('epochs')",
+        "gone": "DELETE FROM sessions",
+        "draining": "UPDATE workers SET draining = true WHERE worker_id = 'a'",
+        "delayed": "SELECT",
+        "offered": "UPDATE sessions SET locked_until = clock()",
+    }
+    admin.execute(spoiling[spoil])
+    asked.clear()
+    fields: dict[Spoil, dict[str, Any]] = {"delayed": {"delay": 60.0}, "offered": {"claim_here": True}}
+    (told,) = await peer.commit(fused(after(at), told.placed[0].item, 3, "s", **fields.get(spoil, {})))
+    assert told.committed
+    (place,) = told.placed
+    assert asked == ["placed" if spoil in fields else "here"]
+    if spoil == "new epoch":
+        assert place.item is not None
+        assert (place.item.session_epoch,) == admin.execute("SELECT epoch FROM sessions").fetchone()
+        return
+    assert place.item is None
+    assert place.holder == {"somebody's": "b", "draining": "a", "delayed": "a"}.get(spoil)
+    assert admin.execute("SELECT activity_id, lock_token FROM worker_queue").fetchall() == [(3, None)]
