@@ -12,8 +12,9 @@ Fences
     the store means that somebody else has written since.
     *epoch*: of the lease under which the writer works (`docs/leases.md`). A write under an older epoch than the session
     or its record has is refused. In the provider's database, whoever saves or deletes a record without a lease gives
-    the session, if it has a row, a new epoch: copies in the memory of its holder are not used any more, and what is
-    being computed from them is refused. The holder hydrates again and goes on.
+    the session a new epoch first (one without a row gets it, expired): copies in the memory of its holder are not used
+    any more, and what is being computed from them is refused. The holder hydrates again and goes on. A first claim at
+    the same time either waits and hydrates what was written, or has its epoch ended too.
 """
 
 from __future__ import annotations

@@ -378,7 +378,7 @@ class SessionInfo:
     """One row of ``sessions``, for people."""
 
     session_id: str
-    worker_id: str
+    worker_id: str  # that holds it, or last did; empty: none ever, a write without a lease made the row
     incarnation: Incarnation
     epoch: int
     held: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -18,10 +18,11 @@ from affinity.provider.conformance.peer import Peer
 from affinity.provider.contract import (
     SessionHold,
     WorkAck,
+    WorkItem,
 )
 from affinity.provider.postgres import PostgresProvider
-from affinity.records import SessionMetadata, SessionState, StateWrite
-from tests.provider.postgres_stage import Stage, administrator, opened, registered, staged, until
+from affinity.records import SessionMetadata, SessionRecord, SessionState, SessionStore, StateWrite
+from tests.provider.postgres_stage import SOMEBODY_WAITS, Stage, administrator, opened, registered, staged, until
 
 pytestmark = pytest.mark.anyio
 
@@ -30,10 +31,25 @@ HOUR: Final = 3_600.0
 
 CLAIMED_ELSEWHERE: Final = "UPDATE sessions SET worker_id = 'b', incarnation = 'b-1', epoch = nextval('epochs')"
 SAVED_BY_HAND: Final = "UPDATE sessions SET epoch = nextval('epochs')"
+CLAIMED_FIRST: Final = "INSERT INTO sessions VALUES ('t', 'b', 'b-1', 0, clock(), clock(), clock())"
 FIRST_WRITE: Final = (
     "INSERT INTO session_states (session_id, state, encoding, schema_version, kind, labels, participants, version,"
     " created_at, updated_at) VALUES ('s', 'theirs', 'plain', 1, '', '{}', '[]', 1, clock(), clock())"
 )
+
+
+Change = Callable[[SessionStore], Awaitable[object]]
+
+
+async def _save(states: SessionStore) -> object:
+    return await states.save(SessionState(session_id="t", state=b"new"))
+
+
+async def _delete(states: SessionStore) -> object:
+    return await states.delete(["t"])
+
+
+CHANGES: Final[dict[str, Change]] = {"save": _save, "delete": _delete}
 
 
 @pytest.fixture
@@ -165,6 +181,46 @@ async def test_a_record_is_deleted_only_as_it_is_when_it_is_locked(stage: Stage)
     assert await states.delete(["s"], versions={"s": 2}, cascade=True) == ["s", "child"]
 
 
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+async def test_a_first_claim_waits_for_a_change_by_hand(
+    postgres_migrated: str, stage: Stage, change: Change, admin: psycopg.Connection[Any]
+) -> None:
+    """Or else its epoch ends: it never goes on with what was there before."""
+    claimant, at = stage.peer, await stage.peer.own("j")
+    await claimant.provider.states.save(SessionState(session_id="t", state=b"old"), epoch=1)
+    await claimant.commit_one(at, work_items=[work_item(at, 1, "t")])
+
+    async def claim() -> tuple[WorkItem, SessionRecord | None]:
+        item = await claimant.take_one()
+        return item, await claimant.provider.states.load("t")
+
+    async with opened(postgres_migrated) as other:
+        with admin.transaction():
+            admin.execute("SELECT FROM session_states WHERE session_id = 't' FOR UPDATE")
+            changing = asyncio.ensure_future(change(other.states))
+            with administrator(postgres_migrated) as watcher:
+                await until(watcher, SOMEBODY_WAITS)
+                claiming = asyncio.ensure_future(claim())
+                while not (claiming.done() or _waiting(watcher) == 2):
+                    await asyncio.sleep(0.005)
+        await changing
+        item, hydrated = await claiming
+    (session,) = [row for row in await claimant.provider.list_sessions() if row.session_id == "t"]
+    assert hydrated == await claimant.provider.states.load("t") or session.epoch > (item.session_epoch or 0)
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+async def test_a_change_by_hand_that_waited_for_a_first_claim_ends_its_epoch(stage: Stage, change: Change) -> None:
+    """It did not see the row when it began."""
+    states = stage.peer.provider.states
+    await states.save(SessionState(session_id="t", state=b"old"), epoch=1)
+    await stage.overtaken(CLAIMED_FIRST, change(states))
+    (session,) = [row for row in await stage.peer.provider.list_sessions() if row.session_id == "t"]
+    assert (session.worker_id, session.epoch != 0) == ("b", True)
+    found = await states.load("t")
+    assert found is None or found.state == b"new"
+
+
 async def test_parents_in_a_circle_are_deleted_once(stage: Stage) -> None:
     """Nothing keeps an application from making one."""
     states = stage.peer.provider.states
@@ -248,6 +304,13 @@ async def test_writes_in_opposite_order_do_not_deadlock_and_are_all_counted(post
                 versions[name] += a.committed + b.committed
         assert {name: await _version(one, name) for name in names} == versions
         assert min(events.values()) > 20
+
+
+def _waiting(watcher: psycopg.Connection[Any]) -> int:
+    """Connections that wait for a lock."""
+    found = watcher.execute("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'").fetchone()
+    assert found is not None
+    return int(found[0])
 
 
 def _write(session_id: str, base_version: int, epoch: int) -> StateWrite:

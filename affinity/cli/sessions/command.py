@@ -85,7 +85,7 @@ def _lease_row(session: SessionInfo) -> tuple[object, ...]:
     return (
         session.session_id,
         "yes" if session.held else "no",
-        session.worker_id,
+        session.worker_id or None,
         session.epoch,
         sh.seconds(session.idle),
         sh.seconds(session.expires_in) if session.held else None,

@@ -135,12 +135,58 @@ class EpochRules(Rules):
         assert list(await states.delete(["s"])) == []
         assert await a.ack_with(item, state_write(item))
 
-    async def test_a_change_by_hand_makes_no_session(self, world: World) -> None:
-        """Only work begins one (design 1)."""
-        states = await world.states()
-        await states.save(state("s"))
-        await states.delete(["s"])
+    @each_change
+    async def test_a_change_by_hand_of_a_session_without_a_row_makes_one(self, world: World, change: Change) -> None:
+        """Of a new epoch, held by no worker, for a while: who claims it meanwhile hydrates anew (records: Fences)."""
+        a, states = await world.worker("a"), await world.states()
+        await states.save(state("s", parent="parent"))
+        await states.save(state("parent"))
+        old = await world.use(a, "s")
+        await world.advance(SESSION_LOCK + 100)
+        await world.sweep(session_retention=10)
         assert await world.sessions() == {}
+        await change(states)
+        made = await world.session("s")
+        assert (made.worker_id, made.held, made.queued) == ("", False, 0)
+        assert made.epoch > (old.session_epoch or 0)
+        assert made.expires_in <= 0
+        assert ((await world.use(a, "s")).session_epoch or 0) > made.epoch
+        assert (await world.session("s")).worker_id == "a"
+        await world.advance(SESSION_LOCK + 100)
+        await world.sweep(session_retention=10)
+        assert await world.sessions() == {}
+
+    async def test_what_changes_no_record_makes_no_session(self, world: World) -> None:
+        """A dry run, a deletion of nothing, a save under a lease, and reading (records: Fences)."""
+        states = await world.states()
+        await states.save(state("s"), epoch=1)
+        await states.delete(["s"], dry_run=True)
+        await states.delete(["t"])
+        await states.load("s")
+        assert await world.sessions() == {}
+
+    async def test_a_save_by_hand_during_a_first_claim_is_seen_by_it(self, world: World) -> None:
+        """What the claim hydrates is what was saved, or its epoch has ended (records: Fences)."""
+        a, states = await world.worker("a"), (await world.open()).states
+        for n in range(10):
+            name = f"s{n}"
+            await states.save(state(name, b"old"), epoch=1)
+            await world.enqueue(name)
+
+            claimed: list[tuple[WorkItem, bytes]] = []
+
+            async def claim(name: str = name, claimed: list[tuple[WorkItem, bytes]] = claimed) -> None:
+                item = await a.take_one()
+                claimed.append((item, (await world.record(name)).state))
+
+            async def save(name: str = name) -> None:
+                await states.save(state(name, b"new" * 1_000_000))
+
+            await at_once(claim, save)
+            ((item, hydrated),) = claimed
+            if hydrated == b"old":
+                assert (await world.session(name)).epoch > (item.session_epoch or 0)
+            assert await a.ack(item) == [True]
 
     async def test_a_save_under_the_epoch_of_the_lease_ends_nothing(self, world: World) -> None:
         """It is the holder who writes; the record is then of that epoch (SessionStore.save)."""

@@ -48,6 +48,16 @@ class WatchRules(Rules):
         await _move(world, b)
         assert await _told(watcher) == {"i": ["moved"]}
 
+    async def test_the_first_claim_after_a_save_by_hand_is_no_change(self, world: World) -> None:
+        """The save made the row of the session, and nobody held it before (contract: SessionWatch)."""
+        a, b, watcher = await _stage(world)
+        await (await world.states()).save(state("s"))
+        await _watch(watcher, "i", "s")
+        await world.use(a, "s")
+        assert await _told(watcher) == {}
+        await _move(world, b)
+        assert await _told(watcher) == {"i": ["moved"]}
+
     async def test_a_claim_by_the_same_incarnation_is_no_change(self, world: World) -> None:
         """After the lock expired, or was given up, or the worker's lease lapsed (contract: SessionWatch)."""
         a, watcher = await world.worker("a", SHORT_LEASE), await world.worker("watcher")

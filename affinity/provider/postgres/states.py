@@ -86,15 +86,14 @@ class PostgresStates:
             raise SessionWriteConflict(new.session_id, expected_version, version, said)
         return (version or 0) + 1
 
-    async def _save(self, params: Params) -> Row:
+    async def _save(self, params: Params) -> Sequence[Any]:
         try:
-            (verdict,) = await self._links.states.run(_SQL["save"], params)
+            ((overtaken, *verdict),) = await self._links.states.run(_SQL["save"], params)
         except Contention as error:
             if not isinstance(error.__cause__, UniqueViolation):
                 raise
-            # Somebody else wrote the first version at the same time: now there is a record to look at.
-            (verdict,) = await self._links.states.run(_SQL["save"], params)
-        return verdict
+            overtaken = True  # somebody else wrote the first version: now there is a record to look at
+        return await self._save(params) if overtaken else verdict
 
     async def delete(
         self,
@@ -117,7 +116,10 @@ class PostgresStates:
             "version": Ints(told.values()),
             "dry_run": dry_run,
         }
-        return [session_id for (session_id,) in await self._links.states.run(_SQL["delete"], params)]
+        removed: list[str | None] = [None]
+        while None in removed:  # a session was overtaken
+            removed = [session_id for (session_id,) in await self._links.states.run(_SQL["delete"], params)]
+        return [session_id for session_id in removed if session_id is not None]
 
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
         """See `affinity.records.SessionStore`."""

@@ -4,15 +4,32 @@ SELECT session_id, state, encoding, schema_version, kind, name, parent, labels, 
 FROM session_states WHERE session_id = %(session)s
 
 -- save: write one record, if it passes the fences that the caller asked for
-WITH session AS MATERIALIZED (
-    SELECT epoch FROM sessions WHERE session_id = %(session)s FOR NO KEY UPDATE
+-- Changes nothing when the session is `overtaken`, and is then sent again. One statement all the same: of two, the first
+-- would hold its locks while a large state is still on its way.
+WITH begun AS (
+    -- A writer without a lease makes the row of a session that has none, expired and with a new epoch. A first claim
+    -- waits for it, takes another epoch, and hydrates what is written here; else it would not wait, and would remember
+    -- what is being replaced.
+    INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)
+    SELECT %(session)s, '', '', nextval('epochs'), c.now, c.now, c.now FROM (SELECT clock() AS now) c
+    WHERE %(epoch)s::bigint IS NULL AND NOT EXISTS (SELECT FROM sessions WHERE session_id = %(session)s)
+    ON CONFLICT (session_id) DO NOTHING
+    RETURNING session_id
+), session AS MATERIALIZED (
+    SELECT epoch FROM sessions
+    WHERE session_id = %(session)s AND (SELECT count(*) FROM begun) >= 0 -- always true: the row is made first
+    FOR NO KEY UPDATE
+), overtaken AS MATERIALIZED (
+    -- Somebody else has made the row since this statement began, which therefore does not see it.
+    SELECT %(epoch)s::bigint IS NULL AND NOT EXISTS (SELECT FROM begun) AND NOT EXISTS (SELECT FROM session) AS yes
 ), record AS MATERIALIZED (
     SELECT version, epoch, turn FROM session_states
     WHERE session_id = %(session)s AND (SELECT count(*) FROM session) >= 0 -- always true: the session is locked first
     FOR NO KEY UPDATE
 ), verdict AS MATERIALIZED (
-    SELECT r.version, v.repeated, v.known, NOT v.repeated AND v.known AND v.newest AS fits, clock() AS now
-    FROM (SELECT) one
+    SELECT o.yes AS overtaken, r.version, v.repeated, v.known,
+        NOT o.yes AND NOT v.repeated AND v.known AND v.newest AS fits, clock() AS now
+    FROM overtaken o
     LEFT JOIN record r ON true
     LEFT JOIN session s ON true
     CROSS JOIN LATERAL (
@@ -39,18 +56,30 @@ WITH session AS MATERIALIZED (
         turn = %(turn)s, updated_at = v.now
     FROM verdict v WHERE r.session_id = %(session)s AND v.fits AND v.version IS NOT NULL
 )
-SELECT version, repeated, known, fits FROM verdict
+SELECT overtaken, version, repeated, known, fits FROM verdict
 
 -- delete: records, and those of their children, as far as they may go
 -- Looked for, then locked, then judged by what they are once they are locked. Children of a record that stays, stay.
+-- Changes nothing when a session is overtaken, as in save: then one row without an id is all that it gives.
 WITH RECURSIVE found (session_id) AS (
     SELECT r.session_id FROM session_states r WHERE r.session_id = ANY (%(session)s)
     UNION
     SELECT r.session_id FROM found f JOIN session_states r ON r.parent = f.session_id WHERE %(cascade)s
+), begun AS (
+    -- As in save. The condition that no row meets: those that are there are locked, in one order with the new ones.
+    INSERT INTO sessions AS s (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)
+    SELECT f.session_id, '', '', nextval('epochs'), c.now, c.now, c.now
+    FROM found f CROSS JOIN (SELECT clock() AS now) c
+    WHERE NOT %(dry_run)s ORDER BY f.session_id
+    ON CONFLICT (session_id) DO UPDATE SET epoch = s.epoch WHERE false
+    RETURNING s.session_id
 ), session AS MATERIALIZED (
     SELECT s.session_id, s.worker_id, s.incarnation, s.locked_until FROM sessions s
-    WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM found))
+    WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM found)) AND (SELECT count(*) FROM begun) >= 0
     ORDER BY s.session_id FOR NO KEY UPDATE
+), overtaken AS MATERIALIZED (
+    SELECT FROM found WHERE NOT %(dry_run)s
+        AND session_id NOT IN (SELECT session_id FROM begun) AND session_id NOT IN (SELECT session_id FROM session)
 ), record AS MATERIALIZED (
     SELECT r.session_id, r.parent, r.version FROM session_states r
     WHERE r.session_id = ANY (ARRAY (SELECT session_id FROM found)) AND (SELECT count(*) FROM session) >= 0
@@ -63,7 +92,7 @@ WITH RECURSIVE found (session_id) AS (
     WHERE %(idle_only)s AND EXISTS (SELECT FROM worker_queue q WHERE q.session_id = r.session_id)
 ), free AS MATERIALIZED (
     SELECT r.session_id, r.parent FROM record r
-    WHERE r.session_id NOT IN (SELECT session_id FROM busy)
+    WHERE NOT EXISTS (SELECT FROM overtaken) AND r.session_id NOT IN (SELECT session_id FROM busy)
       AND (r.session_id, r.version) NOT IN (
           -- Those whose version is told, and is another.
           SELECT x.session_id, x.version FROM record x
@@ -80,7 +109,12 @@ WITH RECURSIVE found (session_id) AS (
     DELETE FROM session_states
     WHERE session_id = ANY (ARRAY (SELECT session_id FROM doomed)) AND NOT %(dry_run)s
 )
-SELECT session_id FROM doomed ORDER BY array_position(%(session)s, session_id), session_id
+SELECT session_id FROM (
+    SELECT session_id FROM doomed
+    UNION ALL
+    SELECT NULL WHERE EXISTS (SELECT FROM overtaken)
+) gone
+ORDER BY array_position(%(session)s, session_id), session_id
 
 -- list: one page of records, newest first; conditions on updated_second repeat others, for the index
 SELECT p.*, (SELECT h.worker_id FROM held_sessions h WHERE h.session_id = p.session_id)

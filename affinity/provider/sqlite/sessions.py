@@ -101,8 +101,13 @@ def claim(tx: Tx, identity: WorkerIdentity, former: Mapping[str, Lease | None], 
     epochs |= zip(fresh, _next_epochs(tx, len(fresh)), strict=True)
     tx.many(SQL["claim"], list(epochs.items()), {**_of(tx, identity), "locked_until": tx.now + timeout})
     reroute(tx, epochs, own_route(identity.worker_id))
-    _tell(tx, [session_id for session_id in fresh if former[session_id] is not None])
+    _tell(tx, [session_id for session_id in fresh if _had_holder(former[session_id])])
     return epochs
+
+
+def _had_holder(former: Lease | None) -> bool:
+    """Whether a worker ever held the session: `renew_epochs` makes rows for which none did."""
+    return former is not None and former.worker_id != ""
 
 
 def inherit(tx: Tx, identity: WorkerIdentity) -> None:
@@ -114,8 +119,11 @@ def inherit(tx: Tx, identity: WorkerIdentity) -> None:
 
 
 def renew_epochs(tx: Tx, session_ids: Collection[str]) -> None:
-    """Give sessions new epochs, as far as they have rows: what their holders remember of them is not used any more."""
-    tx.many(SQL["renew_epochs"], list(zip(session_ids, _next_epochs(tx, len(session_ids)), strict=True)))
+    """Give sessions new epochs: what their holders remember of them is not used any more, nor what is hydrated in the
+    course of a first claim.
+    """
+    rows = list(zip(session_ids, _next_epochs(tx, len(session_ids)), strict=True))
+    tx.many(SQL["renew_epochs"], rows, {"now": tx.now})
 
 
 def free(tx: Tx, identity: WorkerIdentity, session_ids: Collection[str]) -> None:

@@ -41,8 +41,10 @@ LEFT JOIN workers AS w
     ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation AND w.locked_until > :now
 WHERE i.status NOT IN ('completed', 'failed', 'cancelled');
 
--- renew_epochs: give sessions, as far as they have a row, new epochs; who holds them, and until when, stays
-UPDATE sessions SET epoch = j.value ->> 1 FROM json_each(:rows) AS j WHERE sessions.session_id = j.value ->> 0;
+-- renew_epochs: give sessions new epochs; who holds them, and until when, stays, and one without a row gets it, expired
+INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)
+SELECT value ->> 0, '', '', value ->> 1, :now, :now, :now FROM json_each(:rows) WHERE true
+ON CONFLICT (session_id) DO UPDATE SET epoch = excluded.epoch;
 
 -- touch: extend the sessions among some that an incarnation holds, unless hardly anything would change
 UPDATE sessions SET locked_until = :locked_until, touched_at = :now

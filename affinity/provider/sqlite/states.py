@@ -114,9 +114,9 @@ def save(tx: Tx, record: dict[str, Any], expected_version: int | None) -> int:
     if epoch is not None and found.is_newer_than(epoch):
         said = f"the session or its record has a newer epoch than {epoch}"
         raise SessionWriteConflict(session_id, expected_version, found.version, said)
-    _put(tx, [record], all_found)
     if epoch is None:
         sessions.renew_epochs(tx, [session_id])
+    _put(tx, [record], all_found)
     return version + 1
 
 
@@ -143,9 +143,9 @@ def find_doomed(tx: Tx, asked: Deletion) -> list[str]:
 def delete(tx: Tx, asked: Deletion) -> list[str]:
     """See `SessionStore.delete`."""
     doomed = find_doomed(tx, asked)
+    sessions.renew_epochs(tx, doomed)
     tx.many(SQL["unlabel"], doomed)
     tx.many(SQL["delete"], doomed)
-    sessions.renew_epochs(tx, doomed)
     return doomed
 
 
