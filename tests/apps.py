@@ -110,6 +110,15 @@ async def relay(context: OrchestrationContext, left: int) -> list[Any]:
 
 
 @app.orchestration
+async def inbox(context: OrchestrationContext, got: list[int]) -> list[int]:
+    """Twenty events, one an execution."""
+    got = [*got, await context.schedule_wait("item", int)]
+    if len(got) < 20:
+        context.continue_as_new(got)
+    return got
+
+
+@app.orchestration
 async def parent(context: OrchestrationContext, children: int) -> list[int]:
     runs = [context.schedule_sub_orchestration(fan_out, n) for n in range(children)]
     return await context.gather(*runs)

@@ -181,7 +181,8 @@ class InstanceTable:
         self._refused: LRUCache[str, ProviderError] = LRUCache(maxsize=1_000)
         self._warned: set[str] = set()
         self._released: set[str] = set()  # given up, but the database may not know it yet
-        self.in_flight: set[int] = set()
+        self._in_flight: set[int] = set()  # ids of messages that are in a mailbox or in a turn
+        self._gave_back: set[str] = set()  # instances that gave messages back since a fetch left them out
         self.turns = 0
         self.replays = 0
 
@@ -193,6 +194,15 @@ class InstanceTable:
         return [i.lock for live in self._live.values() for i in live.mailbox if i.lock is not None]
 
     # -- inputs
+
+    def excluded_messages(self) -> list[int]:
+        """Ids of the messages that the next fetch leaves out.
+
+        Until its answer is delivered, an instance that gives such messages back is remembered: what the answer has for
+        it may be later than those.
+        """
+        self._gave_back.clear()
+        return list(self._in_flight)
 
     def deliver_result(self, item: WorkItem, event: Event, pledge: Pledge | None = None) -> None:
         """The result of a work item that ran here: part of the next turn when its instance lives here, else a plain
@@ -208,9 +218,10 @@ class InstanceTable:
     async def deliver(self, items: Sequence[OrchestrationItem]) -> None:
         """Instances with messages, as fetched; those that are not live are replayed from their history.
 
-        Those that were given up meanwhile are left alone: their messages are for the next owner.
+        Those that were given up meanwhile are left alone: their messages are for the next owner. So are those that gave
+        messages back meanwhile: the next fetch has them all, in their order.
         """
-        items = [item for item in items if item.instance_id not in self._released]
+        items = [item for item in items if item.instance_id not in self._released | self._gave_back]
         strangers = [item for item in items if not self._is_current(item)]
         read = iter(await self._histories([item for item in strangers if item.event_count]))
         for item in strangers:
@@ -241,7 +252,7 @@ class InstanceTable:
             execution_id, event = decode_message(message.payload)
             if execution_id not in {ANY_EXECUTION, live.execution.execution_id}:
                 event = MEANINGLESS
-            self.in_flight.add(message.id)
+            self._in_flight.add(message.id)
             live.mailbox.append(Input(event, message_id=message.id))
         self._pump(live)
 
@@ -317,7 +328,7 @@ class InstanceTable:
 
     def _submit(self, live: LiveInstance, step: Step, inputs: list[Input]) -> None:
         consumed = inputs[: step.consumed]
-        self._return(inputs[step.consumed :])
+        self._return(live.execution.instance_id, inputs[step.consumed :])
         first = live.execution.event_count == len(step.events)
         built = build_turn(
             live.execution,
@@ -458,20 +469,22 @@ class InstanceTable:
         if self._live.get(live.execution.instance_id) is live:
             del self._live[live.execution.instance_id]
         waiting, live.mailbox = live.mailbox, []
-        self._return(waiting)
+        self._return(live.execution.instance_id, waiting)
         live.execution.close()
 
-    def _return(self, inputs: Iterable[Input]) -> None:
+    def _return(self, instance_id: str, inputs: Iterable[Input]) -> None:
         """Inputs that no turn consumed: messages are still queued, results are sent the plain way."""
         for each in inputs:
             if each.lock is not None:
                 self._ack(each.lock, each.event, each.pledge)
+            else:
+                self._gave_back.add(instance_id)
         self._forget(inputs)
 
     def _forget(self, inputs: Iterable[Input]) -> None:
         for each in inputs:
             if each.message_id is not None:
-                self.in_flight.discard(each.message_id)
+                self._in_flight.discard(each.message_id)
 
     def _ack(self, lock: WorkLock, event: Event, pledge: Pledge | None) -> None:
         message = encode_message(lock.key.execution_id, event)

@@ -387,7 +387,7 @@ class Runtime:
             limit=FETCH_LIMIT,
             names=self._orchestration_names,
             unknown_after=self._options.unregistered_timeout,
-            exclude=list(self.instances.in_flight),
+            exclude=self.instances.excluded_messages(),
         )
         if tenure != self._tenure:
             return 0.0

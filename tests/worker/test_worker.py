@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import anyio
 import pytest
@@ -13,6 +14,8 @@ from affinity.client import Client, Start
 from affinity.errors import ActivityFailed, OrchestrationFailed, UnknownActivity, UnknownOrchestration
 from affinity.orchestration.wire import ActivityTask
 from affinity.provider.contract import WorkItem
+from affinity.provider.postgres import PostgresProvider
+from affinity.provider.sqlite import SqliteProvider
 from tests.apps import app
 from tests.waiting import started
 
@@ -109,6 +112,36 @@ async def test_events_survive_continue_as_new(worker: Worker, client: Client) ->
     for n in range(6):
         await client.raise_event("relay", "item", n)
     assert await client.wait("relay", timeout=30) == [6, 5]
+
+
+async def test_events_stay_in_order_over_continue_as_new(
+    any_url: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages that an execution leaves to the next are not overtaken by a fetch that was asked for before and reads
+    the queue later.
+    """
+    chance = random.Random(1)
+    for provider in (SqliteProvider, PostgresProvider):
+        for verb in ("fetch_orchestration_item", "commit_turn"):
+            monkeypatch.setattr(provider, verb, late(getattr(provider, verb), chance))
+    async with Worker(app, any_url, RuntimeOptions.make(**OPTIONS)):
+        runs = [await client.start("inbox", []) for _ in range(10)]
+        for number in range(20):
+            async with anyio.create_task_group() as tasks:
+                for run in runs:
+                    tasks.start_soon(run.raise_event, "item", number)
+        for run in runs:
+            assert await client.wait(run.instance_id, timeout=60) == list(range(20))
+
+
+def late(verb: Callable[..., Awaitable[Any]], chance: random.Random) -> Callable[..., Awaitable[Any]]:
+    """The same verb, up to 20 ms late."""
+
+    async def called(*args: Any, **kwargs: Any) -> Any:
+        await anyio.sleep(chance.uniform(0, 0.02))
+        return await verb(*args, **kwargs)
+
+    return called
 
 
 @pytest.mark.parametrize("seed", range(3))
