@@ -221,8 +221,10 @@ class InstanceTable:
         Those that were given up meanwhile are left alone: their messages are for the next owner. So are those that gave
         messages back meanwhile: the next fetch has them all, in their order.
         """
-        items = [item for item in items if item.instance_id not in self._released | self._gave_back]
-        strangers = [item for item in items if not self._is_current(item)]
+        items = [item for item in items if item.instance_id not in self._released]
+        current = {item.instance_id for item in items if self._is_current(item)}  # drops what is stale: it gives back
+        items = [item for item in items if item.instance_id not in self._gave_back]
+        strangers = [item for item in items if item.instance_id not in current]
         read = iter(await self._histories([item for item in strangers if item.event_count]))
         for item in strangers:
             self._adopt(item, next(read) if item.event_count else ())

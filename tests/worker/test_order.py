@@ -1,0 +1,75 @@
+"""Messages reach an orchestration in the order in which they were sent, however turns and fetches overlap."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+from typing import Any
+
+import anyio
+import pytest
+
+from affinity import App, OrchestrationContext, RuntimeOptions, Worker
+from affinity.client import Client
+
+pytestmark = pytest.mark.anyio
+
+app = App("order")
+
+
+@app.orchestration
+async def inbox(context: OrchestrationContext, got: list[int]) -> list[int]:
+    """Takes one message an execution."""
+    got = [*got, await context.schedule_wait("message", int)]
+    if len(got) < 3:
+        context.continue_as_new(got)
+    return got
+
+
+@pytest.fixture
+async def client(any_url: str) -> AsyncIterator[Client]:
+    async with Client(any_url) as client:
+        yield client
+
+
+@pytest.mark.parametrize("first", ["commit", "fetch"])
+async def test_messages_that_go_back_are_not_overtaken(
+    any_url: str, client: Client, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """A fetch leaves out a message that waits for the next turn. Before it reads the queue, the execution has ended, so
+    that the message is for the next; which of the two is answered ``first`` does not matter.
+    """
+    begin, sent, more, committed, delivered = (anyio.Event() for _ in range(5))
+    async with Worker(app, any_url, RuntimeOptions.make(poll_interval=0.2)) as worker:
+        provider, instances = worker.runtime._provider, worker.runtime.instances
+        fetch, commit_turn = provider.fetch_orchestration_item, provider.commit_turn
+
+        async def late_fetch(*args: Any, exclude: Collection[int], **options: Any) -> Any:
+            await begin.wait()
+            if sent.is_set():
+                delivered.set()
+            elif len(exclude) == 3:  # the start and both messages
+                sent.set()
+                await committed.wait()
+                while first == "commit" and len(instances):
+                    await anyio.sleep(0)
+            return await fetch(*args, exclude=exclude, **options)
+
+        async def late_commit(*args: Any) -> Any:
+            await more.wait()
+            result = await commit_turn(*args)
+            committed.set()
+            if first == "fetch":
+                await delivered.wait()
+            return result
+
+        monkeypatch.setattr(provider, "fetch_orchestration_item", late_fetch)
+        monkeypatch.setattr(provider, "commit_turn", late_commit)
+        run = await client.start(inbox, [])
+        for number in range(2):
+            await run.raise_event("message", number)
+        begin.set()
+        with anyio.fail_after(30):
+            await sent.wait()
+            await run.raise_event("message", 2)
+            more.set()
+            assert await run.wait(30) == [0, 1, 2]
