@@ -16,6 +16,7 @@
     │   ├── ConnectionLost             no connection, or lost in the middle: try again with backoff
     │   ├── AccessDenied               wrong credentials, or a right that is missing
     │   ├── SchemaMismatch             the database is newer than the code, or was never migrated
+    │   ├── DataRefused                the data itself is at fault; trying again does not help
     │   ├── DatabaseFailure            anything else that the database reported
     │   └── WorkerFenced               another process has taken this worker's name
     ├── ClientError                    what was asked does not fit the instance
@@ -30,6 +31,7 @@
     │   ├── OrchestrationMisuse        a foreign await, a forgotten await, a misplaced call
     │   ├── UnknownOrchestration       nobody registers it
     │   ├── OrchestrationPoisoned      its steps seem to kill the workers that take them
+    │   ├── OrchestrationUnreadable    its history, or a message to it, holds what this version cannot read
     │   └── Nondeterminism             code and history disagree: expected and actual
     ├── ActivityError                  raised where an orchestration awaits an activity
     │   ├── ActivityFailed             the activity raised; carries its type and message
@@ -126,6 +128,12 @@ class SchemaMismatch(ProviderError):
     """The database's schema is newer than this code, or was never migrated."""
 
 
+class DataRefused(ProviderError):
+    """The database, or its driver, does not take what the call contains. The same data is refused again."""
+
+    retryable = False
+
+
 class DatabaseFailure(ProviderError):
     """Anything else that the database reported."""
 
@@ -196,6 +204,10 @@ class UnknownOrchestration(OrchestrationError):
 
 class OrchestrationPoisoned(OrchestrationError):
     """Worker after worker took the instance and none committed a turn of it: its steps seem to kill them."""
+
+
+class OrchestrationUnreadable(OrchestrationError):
+    """The history of the instance, or a message to it, holds what this version cannot read."""
 
 
 class Nondeterminism(OrchestrationError):

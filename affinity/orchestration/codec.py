@@ -90,11 +90,11 @@ def read_json(text: str) -> Any:
     """Parse JSON text that belongs to no declared type.
 
     Raises:
-        NotSerializable: it is not JSON.
+        NotSerializable: it is not JSON, or no text at all.
     """
     try:
         return from_json(text, allow_inf_nan=False)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise NotSerializable(f"not JSON: {error}") from error
 
 

@@ -20,6 +20,7 @@ from pydantic_core import to_json
 
 from affinity.errors import NotSerializable
 from affinity.frozen import frozen
+from affinity.limits import check_id
 from affinity.orchestration.codec import read_json
 from affinity.orchestration.events import EVENTS, CarriedEvent, Event, Hold, ParentRef, RawJson
 from affinity.orchestration.retry import RetryPolicy
@@ -111,7 +112,7 @@ def _event(obj: object) -> Event:
     kind = obj.get("type") if isinstance(obj, dict) else None
     event_type = _TYPES.get(kind) if isinstance(kind, str) else None
     if event_type is None:
-        raise NotSerializable(f"unknown event type {kind!r}: was the history written by a newer version of affinity?")
+        raise NotSerializable(f"unknown event type {kind!r:.80}: was it written by a newer version of affinity?")
     return cast(Event, _record(event_type, str(kind), obj))
 
 
@@ -120,7 +121,7 @@ def _record(cls: type[Any], what: str, obj: object) -> object:
         raise NotSerializable(f"{what} must be a JSON object")
     try:
         return cls(*[_field(column, obj) for column in _COLUMNS[cls]])
-    except (KeyError, TypeError, ValueError) as error:
+    except Exception as error:  # what is stored may be anything
         raise NotSerializable(f"{what}: {type(error).__name__}: {error}") from error
 
 
@@ -175,7 +176,7 @@ def _write_parent(parent: ParentRef) -> str:
 def _read_parent(value: dict[str, Any]) -> ParentRef:
     birth = value.get("birth")
     return ParentRef(
-        _string(value["instance_id"]),
+        check_id(_string(value["instance_id"]), "id of the parent"),
         _integer(value["execution_id"]),
         _integer(value["schedule_id"]),
         None if birth is None else _string(birth),

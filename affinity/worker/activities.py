@@ -140,7 +140,12 @@ class ActivityRunner:
             times = item.attempts - item.failures - 1
             self._fail(item, "poisoned", "ActivityPoisoned", f"started {times} times without coming to an end")
         else:
-            self._spawn(item, definition, task or decode_task(item.payload))
+            try:
+                task = task or decode_task(item.payload)
+            except NotSerializable as error:
+                self._fail(item, "failed", NotSerializable.__name__, f"its task cannot be read: {error}")
+            else:
+                self._spawn(item, definition, task)
 
     def _spawn(self, item: WorkItem, definition: ActivityDefinition, task: ActivityTask) -> None:
         key = item.lock.key

@@ -32,7 +32,7 @@ from typing import Generic, TypeVar
 import anyio
 import anyio.lowlevel
 
-from affinity.errors import Contention, ProviderError
+from affinity.errors import Contention, DataRefused, ProviderError
 from affinity.limits import MAX_BATCH
 from affinity.worker.retry import Availability, is_retryable
 
@@ -144,12 +144,14 @@ class GroupCommit(Generic[Request, Result]):
         self.observe(len(batch))
         try:
             return await self._attempt([pending.request for pending in batch])
-        except ProviderError as error:
-            if is_retryable(error) or len(batch) == 1:
-                return [error] * len(batch)
-            refusal = error
-        logger.error("a batch of %d was refused (%s); writing them one by one", len(batch), refusal)
-        return [outcome for pending in batch for outcome in await self._write([pending])]  # only the culprit fails
+        except Exception as error:  # what a request holds may fail anything between here and the database
+            refusal = error if isinstance(error, ProviderError) else DataRefused(f"{type(error).__name__}: {error}")
+            refusal.__cause__ = None if refusal is error else error
+        if is_retryable(refusal) or len(batch) == 1:
+            return [refusal] * len(batch)
+        logger.error("a batch of %d was refused (%s); looking for the culprit", len(batch), refusal)
+        half = len(batch) // 2
+        return [*await self._write(batch[:half]), *await self._write(batch[half:])]  # only the culprit fails
 
     async def _attempt(self, requests: list[Request]) -> Sequence[Result]:
         write = partial(self.write, requests)
@@ -166,7 +168,10 @@ class GroupCommit(Generic[Request, Result]):
         """A piece: the first of a batch is handed out at once, for the sake of latency."""
         for _ in range(min(HAND_OUT, len(self._outcomes))):
             pending, outcome = self._outcomes.popleft()
-            pending.done(outcome)
+            try:
+                pending.done(outcome)
+            except Exception:
+                logger.exception("the outcome of a request could not be handed out")
 
     async def _hand_out_rest(self) -> None:
         while True:

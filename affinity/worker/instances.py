@@ -26,9 +26,10 @@ from typing import Protocol
 from cachetools import LRUCache
 
 from affinity.errors import (
-    AffinityError,
-    OrchestrationError,
+    Nondeterminism,
+    NotSerializable,
     OrchestrationPoisoned,
+    OrchestrationUnreadable,
     ProviderError,
     UnknownOrchestration,
 )
@@ -38,6 +39,7 @@ from affinity.orchestration.events import Event, OrchestrationStarted, TimerFire
 from affinity.orchestration.wire import ANY_EXECUTION, ActivityTask, decode_event, decode_message, encode_message
 from affinity.provider.contract import (
     Birth,
+    Message,
     OrchestrationItem,
     Placed,
     Provider,
@@ -54,7 +56,7 @@ from affinity.records import StateWrite
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.pledges import Pledge, again
 from affinity.worker.retry import is_retryable
-from affinity.worker.turns import BuiltTurn, build_turn, fail_unstarted
+from affinity.worker.turns import BuiltTurn, build_turn, fail_from_outside
 
 logger = logging.getLogger("affinity.worker")
 
@@ -78,6 +80,7 @@ class Input:
     message_id: int | None = None
     lock: WorkLock | None = None
     pledge: Pledge | None = None
+    error: Exception | None = None  # why the message cannot be read; the event then means nothing
 
     @property
     def state(self) -> StateWrite | None:
@@ -178,7 +181,7 @@ class InstanceTable:
         self._options = options
         self._live: OrderedDict[str, LiveInstance] = OrderedDict()
         self._moves: LRUCache[str, int] = LRUCache(maxsize=10_000)
-        self._refused: LRUCache[str, ProviderError] = LRUCache(maxsize=1_000)
+        self._refused: LRUCache[str, Exception] = LRUCache(maxsize=1_000)  # why the instance cannot go on
         self._warned: set[str] = set()
         self._released: set[str] = set()  # given up, but the database may not know it yet
         self._in_flight: set[int] = set()  # ids of messages that are in a mailbox or in a turn
@@ -225,18 +228,38 @@ class InstanceTable:
         current = {item.instance_id for item in items if self._is_current(item)}  # drops what is stale: it gives back
         items = [item for item in items if item.instance_id not in self._gave_back]
         strangers = [item for item in items if item.instance_id not in current]
-        read = iter(await self._histories([item for item in strangers if item.event_count]))
-        for item in strangers:
-            self._adopt(item, next(read) if item.event_count else ())
+        histories: dict[str, Sequence[str] | Exception] = {item.instance_id: () for item in strangers}
+        histories |= await self._histories([item for item in strangers if item.event_count])
         for item in items:
-            if (live := self._live.get(item.instance_id)) is not None:
-                self._feed(live, item)
+            self._deliver(item, histories.get(item.instance_id))
         self._shrink()
 
-    async def _histories(self, items: Sequence[OrchestrationItem]) -> Sequence[Sequence[str]]:
+    def _deliver(self, item: OrchestrationItem, history: Sequence[str] | Exception | None) -> None:
+        """Bring the instance to life, unless ``history`` is None, and give it its messages. Whatever its rows hold, it
+        concerns this instance only.
+        """
+        try:
+            if history is not None:
+                self._adopt(item, history)
+            if (live := self._live.get(item.instance_id)) is not None:
+                self._feed(live, item)
+        except Exception as error:
+            self._end_badly(item, error, () if isinstance(history, Exception) else history or ())
+
+    async def _histories(self, items: Sequence[OrchestrationItem]) -> dict[str, Sequence[str] | Exception]:
+        """By instance id. What makes one of them unreadable to the database, or to its driver, is not raised."""
         if not items:
-            return ()
-        return await self._provider.read_history([(item.instance_id, item.execution_id) for item in items])
+            return {}
+        try:
+            read = await self._provider.read_history([(item.instance_id, item.execution_id) for item in items])
+        except Exception as error:
+            if is_retryable(error):
+                raise
+            if len(items) == 1:
+                return {items[0].instance_id: error}
+        else:
+            return dict(zip([item.instance_id for item in items], read, strict=True))
+        return {name: found for item in items for name, found in (await self._histories([item])).items()}
 
     def _is_current(self, item: OrchestrationItem) -> bool:
         """Whether the coroutine in memory is the one that these messages are for; a stale one is dropped."""
@@ -251,28 +274,28 @@ class InstanceTable:
 
     def _feed(self, live: LiveInstance, item: OrchestrationItem) -> None:
         for message in item.messages:
-            execution_id, event = decode_message(message.payload)
-            if execution_id not in {ANY_EXECUTION, live.execution.execution_id}:
-                event = MEANINGLESS
             self._in_flight.add(message.id)
-            live.mailbox.append(Input(event, message_id=message.id))
+            live.mailbox.append(_input(message, live.execution.execution_id))
         self._pump(live)
 
     # -- coming to life
 
-    def _adopt(self, item: OrchestrationItem, history: Sequence[str]) -> None:
+    def _adopt(self, item: OrchestrationItem, history: Sequence[str] | Exception) -> None:
+        """Make the instance live.
+
+        Raises:
+            Exception: why it cannot be; nothing of it was decoded, let alone run, if it has been claimed too often.
+        """
         definition = self._app.find_orchestration(item.name, item.version)
         if definition is None:
             self._unknown(item)
             return
+        self._check_health(item)
+        events = _read_events(history)
         execution = Execution(definition, item.instance_id, item.execution_id)
-        live = self._live[item.instance_id] = LiveInstance(execution, item.birth)
-        self.replays += bool(history)
-        try:
-            execution.replay([decode_event(text) for text in history])
-            self._check_health(item)
-        except (OrchestrationError, ProviderError) as error:
-            self._end_badly(live, item, error)
+        self._live[item.instance_id] = LiveInstance(execution, item.birth)
+        self.replays += bool(events)
+        execution.replay(events)
 
     def _check_health(self, item: OrchestrationItem) -> None:
         """Raise what must end the instance, whatever its code says."""
@@ -283,14 +306,18 @@ class InstanceTable:
                 f"{item.claims} workers took it and none committed a turn: it seems to kill them"
             )
 
-    def _end_badly(self, live: LiveInstance, item: OrchestrationItem, error: AffinityError) -> None:
-        """Fail an instance from outside its code. Its queued messages go with the finished instance."""
-        logger.error("instance %s fails: %s", item.instance_id, error)
-        if item.event_count == 0:
-            self._drop(live)
-            self._around.submit_turn(fail_unstarted(item, error), lambda _: self._around.poke())
-        else:
+    def _end_badly(self, item: OrchestrationItem, error: Exception, history: Sequence[str]) -> None:
+        """What becomes of an instance that cannot go on, through no decision of its code: it fails. The one place where
+        that is decided; no turn of it is in flight here.
+        """
+        logger.error("instance %s fails: %s: %s", item.instance_id, type(error).__name__, error)
+        live = self._live.get(item.instance_id)
+        if isinstance(error, Nondeterminism) and live is not None:
             self._submit(live, live.execution.fail(error), [])
+            return
+        if live is not None:
+            self._drop(live)
+        self._around.submit_turn(fail_from_outside(item, error, history), lambda _: self._around.poke())
 
     def _unknown(self, item: OrchestrationItem) -> None:
         """Give an instance back that this worker has no code for. One that never started fails in the end; one that has
@@ -300,7 +327,7 @@ class InstanceTable:
         label = item.name if item.version is None else f"{item.name}@{item.version}"
         if waited and item.event_count == 0 and item.execution_id == 1:
             error = UnknownOrchestration(f"no worker registers the orchestration {label!r}")
-            turn = fail_unstarted(item, error)
+            turn = fail_from_outside(item, error)
             self._around.submit_turn(turn, lambda _: self._around.poke())
             return
         if label not in self._warned:
@@ -316,9 +343,31 @@ class InstanceTable:
             return
         self._live.move_to_end(live.execution.instance_id)
         inputs, live.mailbox = live.mailbox, []
+        try:
+            self._step(live, inputs)
+        except Exception as error:
+            live.mailbox = inputs
+            self._refuse(live, error)
+
+    def _step(self, live: LiveInstance, inputs: list[Input]) -> None:
+        """Step the instance, and submit its turn.
+
+        Raises:
+            Exception: an input cannot be read, or something else that no orchestration is to blame for. Nothing was
+                submitted.
+        """
+        for each in inputs:
+            if each.error is not None:
+                raise each.error
         events = [self._completed(live, i.event) for i in inputs]
         step = live.execution.advance(events, now=self._around.now, new_guid=_new_guid)
         self._submit(live, step, inputs)
+
+    def _refuse(self, live: LiveInstance, error: Exception) -> None:
+        """The instance cannot go on; that is noted, and dealt with when its messages are delivered again."""
+        self._refused[live.execution.instance_id] = error
+        self._drop(live)
+        self._around.poke()
 
     def _completed(self, live: LiveInstance, event: Event) -> Event:
         """The start of an execution carries the database's time and the version that it is pinned to: only a worker
@@ -330,7 +379,6 @@ class InstanceTable:
 
     def _submit(self, live: LiveInstance, step: Step, inputs: list[Input]) -> None:
         consumed = inputs[: step.consumed]
-        self._return(live.execution.instance_id, inputs[step.consumed :])
         first = live.execution.event_count == len(step.events)
         built = build_turn(
             live.execution,
@@ -343,6 +391,7 @@ class InstanceTable:
             lock_here=self._around.slots_for_new_work(),
             may_claim=self._around.may_claim,
         )
+        self._return(live.execution.instance_id, inputs[step.consumed :])
         live.committing = True
         self._around.submit_turn(built.turn, partial(self._settled, live, built, step, consumed))
 
@@ -498,6 +547,35 @@ class InstanceTable:
             [live for live in islice(self._live.values(), 2 * excess) if live.idle][:excess] if excess > 0 else ()
         ):
             self._drop(live)
+
+
+def _input(message: Message, execution_id: int) -> Input:
+    """The message as an input of this execution."""
+    try:
+        addressed, event = decode_message(message.payload)
+    except NotSerializable as error:
+        unreadable = OrchestrationUnreadable(f"message {message.id} cannot be read: {error}")
+        return Input(MEANINGLESS, message_id=message.id, error=unreadable)
+    if addressed not in {ANY_EXECUTION, execution_id}:
+        event = MEANINGLESS
+    return Input(event, message_id=message.id)
+
+
+def _read_events(history: Sequence[str] | Exception) -> list[Event]:
+    """The events of a history.
+
+    Raises:
+        OrchestrationUnreadable: one of them is not as this version knows it, or the database does not give them.
+    """
+    if isinstance(history, Exception):
+        raise OrchestrationUnreadable(f"its history cannot be read: {history}") from history
+    events = []
+    for event_id, text in enumerate(history, 1):
+        try:
+            events.append(decode_event(text))
+        except NotSerializable as error:
+            raise OrchestrationUnreadable(f"event {event_id} cannot be read: {error}") from error
+    return events
 
 
 def _new_guid() -> str:

@@ -123,6 +123,9 @@ def connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
 
 
 def _configure(connection: sqlite3.Connection) -> None:
+    # Bytes that are no text must not fail the statement, which reads the rows of others too: they come as surrogates,
+    # which whoever decodes that one row refuses.
+    connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
     for pragma in _PRAGMAS:
         connection.execute(pragma)
 

@@ -1,0 +1,164 @@
+"""Rows that this version cannot read: each hurts its own instance, and the worker goes on serving all others."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from typing import LiteralString
+
+import anyio
+import psycopg
+import pytest
+
+from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
+from affinity.client import Client
+from affinity.client.records import Failure
+from tests.waiting import started
+
+pytestmark = pytest.mark.anyio
+
+UNREADABLE = [
+    '{"type":"progress_reported","value":1}',
+    '{"type":"event_awaited"}',
+    '{"type":"event_awaited","name":',
+    '{"type":"timer_created","delay":1' + "0" * 400 + "}",
+    "[1]",
+    "",
+]
+"""In place of an event: of a newer version, without a field, cut off, out of range, of another type, empty."""
+
+app = App("rows")
+
+
+@app.activity
+async def double(context: ActivityContext, n: int) -> int:
+    return 2 * n
+
+
+@app.orchestration
+async def waits(context: OrchestrationContext, n: int) -> int:
+    await context.schedule_wait("go")
+    return await context.schedule_activity(double, n)
+
+
+without_activities = App("rows without activities")
+without_activities.orchestration(waits)
+
+
+def execute(url: str, statement: LiteralString, *values: object) -> None:
+    """Write behind the back of the provider."""
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
+            connection.execute(statement.replace("%s", "?"), values)
+            connection.commit()
+    else:
+        with psycopg.connect(url, options="-c search_path=affinity") as connection:
+            connection.execute(statement, values)
+
+
+def worker_of(url: str, app: App = app) -> Worker:
+    return Worker(app, url, RuntimeOptions.make(poll_interval=0.2, drain_timeout=1.0))
+
+
+async def given_up(client: Client, instance_id: str) -> Failure:
+    """Why an instance does not go on."""
+    with anyio.fail_after(30):
+        while (reason := (await client.status(instance_id)).error) is None:
+            await anyio.sleep(0.02)
+    return reason
+
+
+@pytest.fixture
+async def client(any_url: str) -> AsyncIterator[Client]:
+    async with Client(any_url) as client:
+        yield client
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
+async def test_an_unreadable_event_in_a_history(text: str, any_url: str, client: Client) -> None:
+    async with worker_of(any_url):
+        for name in ("bad", "good"):
+            await client.start(waits, 1, instance_id=name)
+            await started(client, name)
+    execute(any_url, "UPDATE history SET event = %s WHERE instance_id = 'bad' AND event_id = 2", text)
+    async with worker_of(any_url) as worker:
+        for name in ("bad", "good"):
+            await client.raise_event(name, "go")
+        assert await client.wait("good", timeout=30) == 2
+        reason = await given_up(client, "bad")
+        assert reason.type == "OrchestrationUnreadable"
+        assert reason.message.startswith("event 2 cannot be read")
+        assert worker.runtime.error is None
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
+async def test_an_unreadable_message(text: str, any_url: str, client: Client) -> None:
+    """To an instance that is live, and to one that is not."""
+    async with worker_of(any_url):
+        await client.start(waits, 1, instance_id="cold")
+        await started(client, "cold")
+    await client.raise_event("cold", "go")
+    execute(any_url, "UPDATE orchestrator_queue SET payload = %s WHERE instance_id = 'cold'", text)
+    async with worker_of(any_url) as worker:
+        await client.start(waits, 1, instance_id="live")
+        await client.start(waits, 1, instance_id="good")
+        await started(client, "live")
+        execute(
+            any_url,
+            "INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload) "
+            "SELECT 'live', 'new', created_at, %s FROM instances WHERE instance_id = 'live'",
+            text,
+        )
+        await client.raise_event("good", "go")
+        assert await client.wait("good", timeout=30) == 2
+        for name in ("cold", "live"):
+            reason = await given_up(client, name)
+            assert reason.type == "OrchestrationUnreadable"
+            assert "cannot be read" in reason.message
+        assert worker.runtime.error is None
+
+
+@pytest.mark.parametrize("text", ['{"retry":{"max_attempts":-1},"input":1}', "{}", "[]", '{"input":', ""])
+async def test_an_unreadable_task_of_an_activity(text: str, any_url: str, client: Client) -> None:
+    """Its activity fails, and the orchestration decides."""
+    async with worker_of(any_url, without_activities):
+        await client.start(waits, 1, instance_id="bad")
+        await client.raise_event("bad", "go")
+        await started(client, "bad")
+        with anyio.fail_after(30):
+            while (await client.status("bad")).event_count < 4:
+                await anyio.sleep(0.02)
+    execute(any_url, "UPDATE worker_queue SET payload = %s WHERE instance_id = 'bad'", text)
+    async with worker_of(any_url) as worker:
+        await client.start(waits, 1, instance_id="good")
+        await client.raise_event("good", "go")
+        assert await client.wait("good", timeout=30) == 2
+        reason = await given_up(client, "bad")
+        assert reason.type == "ActivityFailed"
+        assert "its task cannot be read" in reason.message
+        assert worker.runtime.error is None
+
+
+async def test_bytes_that_are_no_text(sqlite_url: str) -> None:
+    """SQLite keeps them, and gives them back with the rows of others."""
+    async with Client(sqlite_url) as client:
+        async with worker_of(sqlite_url):
+            for name in ("event", "message", "good"):
+                await client.start(waits, 1, instance_id=name)
+                await started(client, name)
+        for name in ("event", "message", "good"):
+            await client.raise_event(name, "go")
+        broken = b'{"type":"event_awaited","name":"\xff\xed\xa0\x80"}'
+        execute(sqlite_url, "UPDATE history SET event = CAST(%s AS TEXT) WHERE instance_id = 'event'", broken)
+        execute(
+            sqlite_url,
+            "UPDATE orchestrator_queue SET payload = CAST(%s AS TEXT) WHERE instance_id = 'message'",
+            broken,
+        )
+        async with worker_of(sqlite_url) as worker:
+            assert await client.wait("good", timeout=30) == 2
+            for name in ("event", "message"):
+                reason = await given_up(client, name)
+                assert reason.type == "OrchestrationUnreadable"
+            assert worker.runtime.error is None
