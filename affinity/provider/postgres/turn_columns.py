@@ -31,14 +31,13 @@ def ends(turn: Turn) -> bool:
     return turn.update is not None and (turn.update.continued or turn.update.status in FINISHED)
 
 
-def is_sent(turn: Turn, item: NewWorkItem) -> bool:
-    """Whether a work item is queued at all: not where the same turn cancels it, or ends its instance."""
-    return item.key.activity_id not in turn.cancel_activities and not finishes(turn)
-
-
-def sent_items(turns: Sequence[Turn]) -> list[NewWorkItem]:
-    """The work items to queue; element k of the columns ``item_…`` is the k-th of these."""
-    return [item for turn in turns for item in turn.work_items if is_sent(turn, item)]
+def sent_items(turn: Turn) -> Sequence[NewWorkItem]:
+    """Those of its work items that are queued at all: not where the same turn cancels them, or ends its instance."""
+    if finishes(turn):
+        return ()
+    if not turn.cancel_activities:
+        return turn.work_items
+    return [item for item in turn.work_items if item.key.activity_id not in turn.cancel_activities]
 
 
 def commit_columns(turns: Sequence[Turn], items: Sequence[NewWorkItem]) -> Columns:
@@ -46,7 +45,7 @@ def commit_columns(turns: Sequence[Turn], items: Sequence[NewWorkItem]) -> Colum
 
     Args:
         turns: in the order of their keys.
-        items: `sent_items` of them.
+        items: `sent_items` of all of them; element k of the columns ``item_…`` is the k-th of these.
     """
     columns = {**_turn_columns(turns), **_ack_columns(turns), **_item_columns(turns, items)}
     if not all(item.lock_here and not item.claim_here and item.delay <= 0 for item in items):
@@ -130,7 +129,7 @@ def _ack_columns(turns: Sequence[Turn]) -> Columns:
 
 def _item_columns(turns: Sequence[Turn], items: Sequence[NewWorkItem]) -> Columns:
     return {
-        "item_turn": Ints([n for n, turn in _numbered(turns) for item in turn.work_items if is_sent(turn, item)]),
+        "item_turn": Ints([n for n, turn in _numbered(turns) for _ in sent_items(turn)]),
         "item_activity": Ints([item.key.activity_id for item in items]),
         "item_name": Texts([item.name for item in items]),
         "item_session": Texts([item.session_id for item in items]),

@@ -11,7 +11,7 @@ finds good is for the next commit to find out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
 from typing import Final, LiteralString
@@ -31,7 +31,6 @@ from affinity.provider.contract import (
 from affinity.provider.postgres.base import Verbs
 from affinity.provider.postgres.turn_columns import (
     commit_columns,
-    is_sent,
     judge_columns,
     sent_items,
 )
@@ -77,7 +76,7 @@ class TurnVerbs(Verbs):
         Raises:
             Contention: one of them does not pass; nothing was written.
         """
-        items = sent_items(turns)
+        items = [item for turn in turns for item in sent_items(turn)]
         token = self._token(identity)
         params = {
             "worker": identity.worker_id,
@@ -90,12 +89,7 @@ class TurnVerbs(Verbs):
         answer = _Answer(token, dict(zip(held or (), epochs or (), strict=True)), locked, holders)
         placed = [answer.place(number, item) for number, item in enumerate(items, 1)]
         rest = iter(placed)
-        return {
-            turn.instance_id: TurnResult(
-                committed=True, placed=[next(rest) if is_sent(turn, item) else _NOWHERE for item in turn.work_items]
-            )
-            for turn in turns
-        }
+        return {turn.instance_id: TurnResult(committed=True, placed=_placed(turn, rest)) for turn in turns}
 
     async def _judge(self, identity: WorkerIdentity, turns: Sequence[Turn]) -> dict[str, TurnResult]:
         """Those of the turns that do not pass, with the reasons."""
@@ -121,6 +115,15 @@ class TurnVerbs(Verbs):
 
 
 _instance_id = attrgetter("instance_id")
+
+
+def _placed(turn: Turn, places: Iterator[Placed]) -> list[Placed]:
+    """The places of all its work items, when ``places`` has those of the items that were sent."""
+    sent = sent_items(turn)
+    if len(sent) == len(turn.work_items):
+        return [next(places) for _ in sent]
+    found = {item.key: next(places) for item in sent}
+    return [found.get(item.key, _NOWHERE) for item in turn.work_items]
 
 
 def _writes_a_state_twice(turns: Sequence[Turn]) -> bool:
