@@ -23,6 +23,7 @@ from affinity.provider.postgres.connections import Link
 from affinity.provider.postgres.conversation import Conversation, Outcome
 from affinity.provider.postgres.target import HOT, Target
 from tests.provider.postgres_stage import PATIENCE, SOMEBODY_WAITS, terminate, until
+from tests.servers.proxy import proxy
 from tests.servers.tls import tls_front
 
 pytestmark = pytest.mark.anyio
@@ -257,11 +258,31 @@ async def test_a_connection_that_breaks_in_the_middle_of_several_statements_says
         assert [(times,)] in await link.together(both, {"n": Int8(1)})
 
 
+async def test_a_reset_that_comes_with_a_reply_is_noticed_at_once(
+    postgres_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call has its reply, and the next one a connection of its own: it waits for nothing."""
+    with proxy(postgres_database) as network:
+        async with aclosing(Link(Target.parse(network.url), "affinity link", HOT)) as link:
+            pid = await link.run(PID)
+            line = network.line("link")
+            line.resets = True
+            call = asyncio.create_task(link.run(PID))
+            await asyncio.sleep(0)  # it is sent
+            assert line.was_reset.wait(PATIENCE)  # while the loop stands still
+            assert await call == pid
+            with anyio.fail_after(PATIENCE / 2):
+                assert await link.run(PID) not in ([], pid)
+
+
 async def test_a_call_that_is_not_answered_ends(
     link: Link, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So does its statement, though nobody waits for that; the time of a call begins when it has the connection."""
+    """Its connection is closed, its statement is not cancelled; the time of a call begins when it has the
+    connection.
+    """
     monkeypatch.setattr(connections, "DEADLINE", 0.2)
+    await link.run(WAIT)  # prepared: that would wait too, and would be all that goes on
     with admin.transaction():
         shut(admin)
         stuck = [asyncio.create_task(link.run(WAIT)) for _ in range(2)]
@@ -270,8 +291,8 @@ async def test_a_call_that_is_not_answered_ends(
             with pytest.raises(ConnectionLost, match=r"no answer within 0\.2 s"):
                 await call
         assert await waiting == [(1,)]
-        await until(watcher, NOBODY_WAITS)
-    assert await link.run(WAIT) == [(1,)]
+    await until(watcher, NOBODY_WAITS)
+    assert await link.run(WAIT) == [(3,)]
 
 
 @pytest.mark.parametrize(
@@ -314,10 +335,11 @@ async def test_a_call_that_had_not_begun_never_does(
     assert await link.run(WAIT) == [(2,)]
 
 
-async def test_an_abandoned_call_that_is_not_answered_is_stopped(
+async def test_an_abandoned_call_that_is_not_answered_keeps_nobody_waiting(
     link: Link, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And those behind it have another connection."""
+    """Those behind it have another connection; its statement is not cancelled."""
+    await link.run(WAIT)
     monkeypatch.setattr(connections, "GRACE", 0.1)
     with admin.transaction():
         shut(admin)
@@ -325,8 +347,8 @@ async def test_an_abandoned_call_that_is_not_answered_is_stopped(
         await until(watcher, SOMEBODY_WAITS)
         begun.cancel()
         assert await behind == [(1,)]
-        await until(watcher, NOBODY_WAITS)
-    assert await link.run(WAIT) == [(1,)]
+    await until(watcher, NOBODY_WAITS)
+    assert await link.run(WAIT) == [(3,)]
 
 
 async def test_an_error_that_comes_with_a_cancellation_is_no_news(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,7 +421,8 @@ async def test_a_connection_that_is_made_in_the_grace_serves_the_next_call(
 async def test_closing_ends_every_call(
     link: Link, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any]
 ) -> None:
-    """The one under way, whose statement ends too, and those that wait; once is enough, twice is no harm."""
+    """The one under way, whose statement is not cancelled, and those that wait; once is enough, twice is no harm."""
+    await link.run(WAIT)
     with admin.transaction():
         shut(admin)
         calls = [asyncio.create_task(link.run(WAIT)) for _ in range(3)]
@@ -409,10 +432,10 @@ async def test_closing_ends_every_call(
             with pytest.raises(ConnectionLost, match="the provider was closed"):
                 await call
         await link.aclose()
-        await until(watcher, NOBODY_WAITS)
     with pytest.raises(ConnectionLost, match="the provider is closed"):
         await link.run(WAIT)
-    assert admin.execute("SELECT passed FROM affinity.gate").fetchone() == (0,)
+    await until(watcher, NOBODY_WAITS)
+    assert admin.execute("SELECT passed FROM affinity.gate").fetchone() == (2,)
 
 
 async def test_closing_does_not_wait_for_a_connection(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:

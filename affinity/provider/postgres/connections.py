@@ -6,7 +6,7 @@ States of one `Link`::
     connecting, busy ──failed, or the connection broke──► closed     ConnectionLost; the next call connects again
     connecting, busy ──`DEADLINE`──► closed                          ConnectionLost
     connecting, busy ──nobody waits any more──► abandoned ──connected, or reply, within `GRACE`──► open
-    abandoned ──neither──► closed                                    the server is asked to stop; nobody waits for that
+    abandoned ──neither──► closed                                    the server ends by itself what it has begun
 
 Invariants
     * One call at a time on a connection; calls wait for each other in order.
@@ -41,7 +41,7 @@ GRACE: Final = 2.0
 """Seconds that a call is given to end after nobody waits for it any more."""
 
 CLOSING: Final = 1.0
-"""Seconds for a polite goodbye."""
+"""Seconds for an attempt to connect to notice that it is given up."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +62,7 @@ class Link:
         self._alarm: asyncio.TimerHandle | None = None  # one for many calls: it looks at `_until` when it rings
         self._conversation: Conversation | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()  # connecting, and goodbyes
+        self._tasks: set[asyncio.Task[None]] = set()  # attempts to connect, those that were given up too
         self._closed = False
 
     async def run(self, statement: LiteralString, params: Params | None = None) -> list[Row]:
@@ -206,10 +206,7 @@ class Link:
         if conversation is None:
             return
         conversation.mute()
-        if conversation.asking:
-            self._spawn(conversation.interrupt(CLOSING))
-        else:
-            conversation.close()
+        conversation.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

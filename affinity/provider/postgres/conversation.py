@@ -4,12 +4,17 @@ States of one `Conversation`::
 
     idle ──`execute`, `together`, `script`──► asking ──the reply──► idle   `ended` is called: the rows, or the error
     asking ──a statement is prepared, at its first use──► asking           now it is executed
+    asking ──the reply, and the connection broke──► unusable               `ended` is called: the rows, or the error
     asking ──the connection broke, or a COPY wants to begin──► unusable    `ended` is called: the error
     any ──`mute`──► unusable                                               `ended` is not called any more
 
 Invariants
     * It is asked while it is `idle`, and not again before `ended`.
     * A reply is read to its end before it is told, so that an error leaves the connection usable.
+    * The message that executes a statement is followed by the end of its transaction and by nothing else, and several
+      statements are one message: what was cut on its way has locked no row.
+    * The server is never asked to stop: it would end the wait for a synchronous standby too, and a transaction that no
+      standby has would be committed.
     * While there is more to send, we read too: neither side waits for the other with both sockets full.
     * A broken connection is an error of a call. What comes while nobody asks, be it the end, stays unread until the
       next call, which hears the server's own words; and a closed socket does not keep the event loop busy.
@@ -56,7 +61,6 @@ _AUTO: Final = PyFormat.AUTO
 _TUPLES: Final = int(ExecStatus.TUPLES_OK)
 _DONE: Final = frozenset({int(ExecStatus.COMMAND_OK), int(ExecStatus.EMPTY_QUERY)})
 _FAILED: Final = int(ExecStatus.FATAL_ERROR)
-_SYNC: Final = int(ExecStatus.PIPELINE_SYNC)
 _COPY: Final = frozenset({int(ExecStatus.COPY_IN), int(ExecStatus.COPY_OUT), int(ExecStatus.COPY_BOTH)})
 
 
@@ -89,7 +93,6 @@ class Conversation:
         self._shapes: dict[LiteralString, _Shape] = {}
         self._names: dict[_Key, bytes] = {}  # of statements that the server has prepared
         self._numbers = count()
-        self._piped: list[tuple[_Key, bytes] | None] = []  # what is prepared on the way, in a pipeline; None: executed
         self._then: Callable[[], None] | None = None  # what to ask next, for the same call
         self._results: list[PGresult] = []
 
@@ -110,11 +113,10 @@ class Conversation:
         key, packed, formats = self._packed(statement, params or {})
         name = self._names.get(key)
         if name is not None:
-            self._execute(name, packed, formats)
+            self._pgconn.send_query_prepared(name, packed, formats, _BINARY)
+            self._sent()
         else:
-            name = self._new_name()
-            self._prepare(name, key)
-            self._sent(then=partial(self._prepared, key, name, packed, formats))
+            self._prepare(key, then=partial(self.execute, statement, params))
 
     def _packed(self, statement: LiteralString, params: Params) -> tuple[_Key, _Packed, _Formats]:
         """Columns come packed; psycopg packs the rest, and says of which types it is."""
@@ -126,37 +128,33 @@ class Conversation:
         formats = [*(self._transformer.formats or ()), *shape.formats]
         return (shape, self._transformer.types), [*packed, *[params[name].packed for name in shape.columns]], formats
 
-    def _new_name(self) -> bytes:
-        return b"affinity_%d" % next(self._numbers)
-
-    def _prepare(self, name: bytes, key: _Key) -> None:
+    def _prepare(self, key: _Key, then: Callable[[], None]) -> None:
         shape, types = key
+        name = b"affinity_%d" % next(self._numbers)
         self._pgconn.send_prepare(name, shape.query, [*(types or ()), *shape.types])
+        self._sent(then=partial(self._prepared, key, name, then))
 
-    def _prepared(self, key: _Key, name: bytes, packed: _Packed, formats: _Formats) -> None:
+    def _prepared(self, key: _Key, name: bytes, then: Callable[[], None]) -> None:
         self._names[key] = name
-        self._execute(name, packed, formats)
-
-    def _execute(self, name: bytes, packed: _Packed, formats: _Formats) -> None:
-        self._pgconn.send_query_prepared(name, packed, formats, _BINARY)
-        self._sent()
+        then()
 
     def together(self, statements: Sequence[LiteralString], params: Params) -> None:
         """Several statements in one message and one transaction, prepared at their first use, each with a snapshot of
-        its own. Their values are received in binary.
+        its own. Their values, which are no columns, stand in the text.
+
+        The server begins none before it has all: were each a message of its own, it would keep what the first has
+        locked for as long as the rest does not arrive.
         """
-        commands = [self._packed(statement, params) for statement in statements]
-        self._pgconn.enter_pipeline_mode()
-        self._piped = []
-        for key, packed, formats in commands:
+        commands = []
+        for statement in statements:
+            key, *_ = self._packed(statement, params)
             name = self._names.get(key)
             if name is None:
-                name = self._new_name()
-                self._prepare(name, key)
-                self._piped.append((key, name))
-            self._pgconn.send_query_prepared(name, packed, formats, _BINARY)
-            self._piped.append(None)
-        self._pgconn.pipeline_sync()
+                self._prepare(key, then=partial(self.together, statements, params))
+                return
+            values = b",".join([self._literal(params[each]) for each in key[0].others])
+            commands.append(b"EXECUTE %s (%s)" % (name, values) if values else b"EXECUTE %s" % name)
+        self._pgconn.send_query(b";".join(commands))
         self._sent()
 
     def script(self, statements: LiteralString, params: Params | None = None) -> None:
@@ -198,15 +196,24 @@ class Conversation:
         outcome: Outcome | None
         try:
             outcome = self._read()
-            if outcome is not None and self._then is not None:
+            if outcome is None:
+                self._loop.call_soon(self._listen)
+                return
+            self._notice_end()
+            if self._then is not None:
                 self._then()
                 return
         except Exception as error:
+            self._notice_end()
             outcome = error
-        if outcome is not None:
-            self._ended(outcome)
-        else:
-            self._loop.call_soon(self._listen)
+        self._ended(outcome)
+
+    def _notice_end(self) -> None:
+        """A reset may have come with the reply. uvloop would call no reader any more, and the next call would wait for
+        its deadline; libpq notes it, so that the connection is not `idle`.
+        """
+        with suppress(psycopg.OperationalError):
+            self._pgconn.consume_input()
 
     def _listen(self) -> None:
         """Once more whenever there is more to come: after an error of the socket uvloop calls a reader once, and then
@@ -227,14 +234,6 @@ class Conversation:
         while not pgconn.is_busy():
             result = pgconn.get_result()
             if result is None:
-                if not self._piped:
-                    return self._rows()
-                if not self.asking:  # a broken connection says None for ever
-                    self._rows()
-                    raise psycopg.OperationalError("the connection broke in the middle of a reply")
-                continue  # the end of one statement's reply, not of all
-            if result.status == _SYNC:
-                pgconn.exit_pipeline_mode()
                 return self._rows()
             self._results.append(result)
             if result.status in _COPY:  # it would come again and again
@@ -243,23 +242,7 @@ class Conversation:
 
     def _rows(self) -> list[list[Row]]:
         results, self._results = self._results, []
-        if self._piped:
-            results = self._executed(results)
         return [self._load(result) for result in results]
-
-    def _executed(self, results: list[PGresult]) -> list[PGresult]:
-        """Of the results of a pipeline those that are not of preparing; or the first error. What was prepared before
-        an error stays so.
-        """
-        piped, self._piped = self._piped, []
-        executed = []
-        for prepared, result in zip(piped, results, strict=False):  # fewer, if the connection broke
-            if prepared is None or result.status != ExecStatus.COMMAND_OK:
-                executed.append(result)
-            else:
-                key, name = prepared
-                self._names[key] = name
-        return executed
 
     def _load(self, result: PGresult) -> list[Row]:
         status = result.status
@@ -286,16 +269,8 @@ class Conversation:
         self._loop.remove_reader(self._socket)
 
     def close(self) -> None:
-        """At once. To be muted before."""
+        """At once, whatever the server is doing. To be muted before."""
         self._pgconn.finish()  # psycopg's own close() does no more
-
-    async def interrupt(self, timeout: float) -> None:
-        """Ask the server to stop what it is doing, for at most ``timeout`` seconds, and close. To be muted before."""
-        try:
-            with suppress(psycopg.Error, OSError):
-                await self._connection.cancel_safe(timeout=timeout)
-        finally:
-            self.close()
 
 
 def _shape(statement: LiteralString, params: Params) -> _Shape:

@@ -35,6 +35,11 @@ _SAFETY: Final = {
     "lock_timeout": "5s",
     # No verb leaves a transaction open; should one, it must not hold its locks for long.
     "idle_in_transaction_session_timeout": "10s",
+    # As `_NETWORK`, at the server's end: what a host that is gone has begun ends within a worker's lease.
+    "tcp_keepalives_idle": "5s",
+    "tcp_keepalives_interval": "3s",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "14s",
 }
 
 HOT: Final = {

@@ -70,7 +70,7 @@ class WorkItemVerbs(Verbs):
         params = {
             **who(identity),
             **_choices(options),
-            "names": Texts(options.names),
+            "names": list(options.names),
             "limit": Int8(limit),
             "rounds": Int8(SHARE_ROUNDS),
             "least": Int8(LEAST_SHARE),

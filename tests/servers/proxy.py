@@ -1,0 +1,148 @@
+"""A network between a test's connections and PostgreSQL that holds, cuts and resets them as the test says."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+from urllib.parse import urlsplit, urlunsplit
+
+HOST: Final = "127.0.0.1"
+PATIENCE: Final = 30.0
+"""Seconds after which a test that waits for something on the wire is broken."""
+
+_CHUNK: Final = 1 << 16
+_RESET: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER: to close is to reset."""
+
+
+class Line:
+    """One connection through the proxy: two sockets, and what happens to what comes."""
+
+    def __init__(self, client: socket.socket, server: socket.socket) -> None:
+        self.client = client
+        self.server = server
+        self.startup = b""  # the first that the client sent; it has its application_name
+        self.sent: list[bytes] = []  # what has gone to the server since `Proxy.cut` or `Proxy.record`
+        self.left: int | None = None  # bytes that may still go to the server, once it is to be cut
+        self.closes = False  # whether it is closed at the cut, and not held
+        self.cut = threading.Event()  # the last byte that may go has gone
+        self.resets = False  # the next reply comes with a reset
+        self.was_reset = threading.Event()
+
+    def close(self) -> None:
+        for one in (self.client, self.server):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+
+class Proxy:
+    """In front of the server at ``url``. Connections are told apart by the end of their ``application_name``."""
+
+    def __init__(self, url: str) -> None:
+        self._url = urlsplit(url)
+        self._listener = socket.create_server((HOST, 0))
+        self._changed = threading.Condition()
+        self._held: set[str] = set()
+        self.lines: list[Line] = []
+        _start(self._accept)
+
+    @property
+    def url(self) -> str:
+        """Where clients connect instead."""
+        user = f"{self._url.netloc.rpartition('@')[0]}@" if "@" in self._url.netloc else ""
+        return urlunsplit(self._url._replace(netloc=f"{user}{HOST}:{self._listener.getsockname()[1]}"))
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._changed:
+            self._held.clear()
+            self._changed.notify_all()
+        for line in self.lines:
+            line.close()
+
+    # -- what a test says
+
+    def line(self, role: str) -> Line:
+        """The newest connection of that role."""
+        return next(line for line in reversed(self.lines) if _is(line, role))
+
+    def hold(self, *roles: str) -> None:
+        """Nothing comes back on these connections, of now and of later, until `let_go`; nothing is lost."""
+        with self._changed:
+            self._held |= set(roles)
+
+    def let_go(self, *roles: str) -> None:
+        """Let come what was held."""
+        with self._changed:
+            self._held -= set(roles)
+            self._changed.notify_all()
+
+    # -- the threads
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection((self._url.hostname or HOST, self._url.port or 5432))
+                for one in (client, server):
+                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                line = Line(client, server)
+                self.lines.append(line)
+                _start(self._ask, line)
+                _start(self._answer, line)
+
+    def _ask(self, line: Line) -> None:
+        with suppress(OSError):
+            while data := line.client.recv(_CHUNK):
+                if b"application_name" in data and not line.startup:
+                    line.startup = data
+                line.sent.append(data)
+                if line.left is not None:
+                    data, line.left = data[: line.left], line.left - len(data)
+                if data:
+                    line.server.sendall(data)
+                if line.left is not None and line.left <= 0:
+                    line.cut.set()
+                    if line.closes:
+                        break
+                    line.left = 0
+            line.server.shutdown(socket.SHUT_WR)
+
+    def _answer(self, line: Line) -> None:
+        with suppress(OSError):
+            while data := line.server.recv(_CHUNK):
+                with self._changed:
+                    self._changed.wait_for(lambda: not any(_is(line, role) for role in self._held))
+                line.client.sendall(data)
+                if line.resets:
+                    line.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                    line.client.shutdown(socket.SHUT_RD)  # wakes the other thread, which still has the socket
+                    line.client.close()
+                    line.was_reset.set()
+                    return
+            line.client.shutdown(socket.SHUT_WR)
+
+
+def _is(line: Line, role: str) -> bool:
+    return f" {role}\0".encode() in line.startup
+
+
+def _start(work: object, *arguments: object) -> None:
+    threading.Thread(target=work, args=arguments, daemon=True).start()  # type: ignore[arg-type]
+
+
+@contextmanager
+def proxy(url: str) -> Iterator[Proxy]:
+    """A proxy in front of the server at ``url``."""
+    between = Proxy(url)
+    try:
+        yield between
+    finally:
+        between.close()
