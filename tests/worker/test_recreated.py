@@ -1,0 +1,61 @@
+"""Names are reused: a worker that has the coroutine of a deleted instance does not go on with it under the same id."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from affinity import App, OrchestrationContext, RuntimeOptions, Worker
+from affinity.client import Client
+from affinity.provider import open_provider
+from affinity.provider.conformance.builders import TIMEOUTS, turn
+from affinity.provider.contract import Incarnation, NewInstance, Provider, Release, WorkerIdentity
+from tests.waiting import started
+
+pytestmark = pytest.mark.anyio
+
+app = App("recreated")
+OTHER = WorkerIdentity(worker_id="other", incarnation=Incarnation("other-1"))
+SELDOM = {"poll_interval": 60, "worker_lease_timeout": 90, "stall_timeout": 90}
+"""Of a worker that looks into the queues when it is woken, and not before the test has ended."""
+
+
+@app.orchestration
+async def order(ctx: OrchestrationContext, customer: str) -> list[str]:
+    return [customer, await ctx.schedule_wait("paid", str)]
+
+
+async def test_a_cached_coroutine_is_of_one_instance(any_url: str) -> None:
+    """The new instance has run elsewhere, and is handed over when it stands exactly where the old one stood."""
+    async with (
+        Worker(app, any_url, RuntimeOptions.make(worker_node_id="mine", **SELDOM)),
+        Client(any_url) as client,
+    ):
+        await client.start(order, "old", instance_id="reused")
+        await started(client, "reused")
+        provider = await open_provider(any_url)
+        try:
+            history = (await provider.read_history([("reused", 1)]))[0]
+            await client.delete("reused", force=True)
+            await _run_elsewhere(provider, [event.replace('"old"', '"new"') for event in history])
+        finally:
+            await provider.aclose()
+        await client.raise_event("reused", "paid", "yes")
+        assert await client.wait("reused", timeout=30) == ["new", "yes"]
+
+
+async def _run_elsewhere(provider: Provider, history: list[str]) -> None:
+    """Create the instance again, nobody being woken, and let another worker commit its first turn and hand it over."""
+    await provider.register_worker(OTHER, 90, {})
+    new = NewInstance(instance_id="reused", name="order", version=None, start='{"execution":0}')
+    assert list(await provider.create_instance([new])) == [True]
+    with anyio.fail_after(10):
+        while not (
+            found := await provider.fetch_orchestration_item(OTHER, limit=1, names=["order"], unknown_after=60)
+        ).items:
+            pass
+    (item,) = found.items
+    consumed = [message.id for message in item.messages]
+    (result,) = await provider.commit_turn(OTHER, [turn(item, history=history, consumed=consumed)], TIMEOUTS)
+    assert result.committed
+    await provider.release_instance(OTHER, [Release(instance_id="reused", to="mine")])
