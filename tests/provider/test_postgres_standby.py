@@ -37,7 +37,7 @@ def own_url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def require_standby(admin: psycopg.Connection[Any], name: str) -> None:
     """Of that name; empty: none."""
-    admin.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")  # type: ignore[arg-type]
+    admin.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
     admin.execute("SELECT pg_reload_conf()")
 
 
