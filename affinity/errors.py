@@ -11,13 +11,15 @@
     │   ├── InvalidUrl                 a database URL that names no provider, or is malformed
     │   └── InvalidApp                 MODULE:APP that does not import, or a wrong registration
     ├── ProviderError                  the database said no; ``retryable`` says whether to try again
-    │   ├── Contention                 lost to a concurrent transaction: try again at once
-    │   ├── Duplicate                  a row that must be new was there
+    │   ├── Contention                 lost to a concurrent transaction: try again immediately
+    │   ├── StatementTimeout           the statement took too long: try less of it, with backoff
     │   ├── ConnectionLost             no connection, or lost in the middle: try again with backoff
+    │   ├── ReadOnly                   the database takes no writes now: try again with backoff
     │   ├── AccessDenied               wrong credentials, or a right that is missing
     │   ├── SchemaMismatch             the database is newer than the code, or was never migrated
+    │   ├── DatabaseFailure            anything else: a full disk, no memory, a limit; try again with backoff
     │   ├── DataRefused                the data itself is at fault; trying again does not help
-    │   ├── DatabaseFailure            anything else that the database reported
+    │   ├── Duplicate                  a row that must be new was there; trying again does not help
     │   └── WorkerFenced               another process has taken this worker's name
     ├── ClientError                    what was asked does not fit the instance
     │   ├── UnknownInstance
@@ -51,7 +53,9 @@
         ├── SessionSaveFailed          the state could not be written; carries it
         └── SessionWriteConflict       somebody else has written, or holds the session now: the store wins
 
-``retryable`` is a field of the class, never derived from a message, so that both providers agree on it.
+``retryable`` and the other fields of `ProviderError` belong to the class and are never derived from a message, so that
+both providers agree on them. Only an error that the data itself causes is not retryable: an error that is not known is
+the fault of the database's environment. No message names the database's URL, user or host.
 """
 
 from __future__ import annotations
@@ -99,47 +103,81 @@ class InvalidApp(InvalidInput):
 
 
 class ProviderError(AffinityError):
-    """The database refused or failed."""
+    """The database refused or failed.
 
-    retryable: ClassVar[bool] = False
+    Attributes:
+        retryable: the same call may succeed later, with the same data.
+        misconfigured: a person must act (a password, a right, a migration). A start, and a client's call, give up
+            immediately; a worker that runs tries again like after any other failure.
+        maybe_done: it is unknown whether the call has changed anything. After every other error it has changed nothing.
+        code: SQLSTATE, or the name of SQLite's result code; None when the database reported none.
+    """
+
+    retryable: ClassVar[bool] = True
+    misconfigured: ClassVar[bool] = False
+    maybe_done: ClassVar[bool] = False
+
+    def __init__(self, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class Contention(ProviderError):
-    """Lost to a concurrent transaction (deadlock, serialization, busy). Nothing was changed: try again at once."""
-
-    retryable = True
+    """Lost to a concurrent transaction (deadlock, serialization, busy). Nothing was changed: try again immediately."""
 
 
-class Duplicate(ProviderError):
-    """A row that must be new was there already."""
+class StatementTimeout(ProviderError):
+    """The statement was cancelled, as a rule because it took longer than the database allows. Nothing was changed: try
+    with less of it, and with backoff.
+    """
 
 
 class ConnectionLost(ProviderError):
     """No connection could be made, or it broke; what was in flight may or may not have happened."""
 
-    retryable = True
+    maybe_done = True
+
+
+class ReadOnly(ProviderError):
+    """The database takes no writes now: it is a standby, or its disk is mounted read-only."""
 
 
 class AccessDenied(ProviderError):
     """Wrong credentials, an unknown database, or a right that is missing."""
 
+    misconfigured = True
+
 
 class SchemaMismatch(ProviderError):
-    """The database's schema is newer than this code, or was never migrated."""
+    """The schema, or the database itself, is not one that this code can use: never migrated, newer, or damaged."""
+
+    misconfigured = True
+
+
+class DatabaseFailure(ProviderError):
+    """Anything else that the database reported: a full disk, an I/O error, no memory, a limit. It is the environment's
+    fault, never that of the data.
+    """
 
 
 class DataRefused(ProviderError):
-    """The database, or its driver, does not take what the call contains. The same data is refused again."""
+    """The database, or its driver, does not take what the call contains: a value out of range, one too large, or one
+    that a constraint forbids. The same data is refused again.
+    """
 
     retryable = False
 
 
-class DatabaseFailure(ProviderError):
-    """Anything else that the database reported."""
+class Duplicate(ProviderError):
+    """A row that must be new was there already."""
+
+    retryable = False
 
 
 class WorkerFenced(ProviderError):
     """Another process has started under this worker's name: this one must stop at once."""
+
+    retryable = False
 
 
 # --- the client -----------------------------------------------------------------------------------------------------

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from affinity.errors import (
-    ConnectionLost,
-    Contention,
     InstanceFinished,
     InstanceNotFinished,
     ProviderError,
@@ -24,16 +22,24 @@ RETRY_SECONDS: Final = 15.0
 """How long a call that may safely be made twice outlasts a database that does not answer."""
 
 
-async def insist(
-    verb: Callable[[], Awaitable[T]], *, retry: tuple[type[ProviderError], ...] = (Contention, ConnectionLost)
-) -> T:
-    """Await ``verb()``, again and again while it raises one of ``retry``, for a bounded time.
+async def insist(verb: Callable[[], Awaitable[T]], *, twice: bool = True) -> T:
+    """Await ``verb()``, again and again while its error may pass by itself, for a bounded time.
+
+    Args:
+        verb: what to do.
+        twice: whether it may be done twice. If not, it is not repeated when it is unknown whether it was done.
 
     Raises:
-        ProviderError: another one, or one of ``retry`` when the time is over.
+        ProviderError: one that does not pass by itself, or the last one when the time is over.
     """
+
+    def may_pass(error: BaseException) -> bool:
+        if not isinstance(error, ProviderError) or not error.retryable or error.misconfigured:
+            return False
+        return twice or not error.maybe_done
+
     attempts = AsyncRetrying(
-        retry=retry_if_exception_type(retry),
+        retry=retry_if_exception(may_pass),
         stop=stop_after_delay(RETRY_SECONDS),
         wait=wait_random_exponential(multiplier=0.02, max=1.0),
         reraise=True,

@@ -35,7 +35,6 @@ from affinity.client.requests import (
 from affinity.client.stores import insistent
 from affinity.errors import (
     ClientError,
-    Contention,
     InstanceExists,
     InvalidInput,
     OrchestrationCancelled,
@@ -237,7 +236,7 @@ class Client:
 
     async def _send(self, batch: Sequence[NewMessage]) -> Sequence[Delivery]:
         # Contention changed nothing; after a lost connection, another try could be a duplicate.
-        deliveries = await insist(partial(self._provider.send_message, batch), retry=(Contention,))
+        deliveries = await insist(partial(self._provider.send_message, batch), twice=False)
         told = zip(batch, deliveries, strict=True)
         self._waker.wake_owners(message.instance_id for message, delivery in told if delivery == "delivered")
         return deliveries
@@ -407,7 +406,7 @@ class Client:
             InvalidId: the id is refused.
         """
         wanted = [check_id(instance_id, "instance id")]
-        (deletion,) = await insist(partial(self._provider.delete_instance, wanted, force=force), retry=(Contention,))
+        (deletion,) = await insist(partial(self._provider.delete_instance, wanted, force=force), twice=False)
         check_deletion(instance_id, deletion)
 
     async def _look_up(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from affinity.client.calls import insist
-from affinity.errors import Contention
 from affinity.provider import open_provider
 from affinity.records import SessionStore
 from affinity.session.insisting import InsistentStore
@@ -36,4 +35,4 @@ async def open_store(url: str) -> AsyncIterator[SessionStore]:
 
 def insistent(store: SessionStore) -> SessionStore:
     """The store, its calls repeated as those of a `Client`."""
-    return InsistentStore(store, reading=insist, writing=partial(insist, retry=(Contention,)))
+    return InsistentStore(store, reading=insist, writing=partial(insist, twice=False))

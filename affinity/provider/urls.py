@@ -11,12 +11,15 @@ from urllib.parse import unquote, urlsplit
 from affinity.errors import InvalidUrl
 from affinity.provider.contract import Provider
 
-_PASSWORD = re.compile(r"(://[^:/@]*):[^@]*@|(password=)[^&\s]*", re.IGNORECASE)
+_SECRET = re.compile(r"(?P<before>://).*@|(?P<name>password=)(?:'[^']*'|[^&\s]*)", re.IGNORECASE)
 
 
 def redact(url: str) -> str:
-    """The URL without its password, for logs and messages."""
-    return _PASSWORD.sub(lambda found: f"{found[1]}:***@" if found[1] else f"{found[2]}***", url)
+    """The URL without user and password, for logs. A password may hold any character: all up to the last @ goes.
+
+    No error message has a URL in it, not even so.
+    """
+    return _SECRET.sub(lambda found: f"{found['before']}***@" if found["before"] else f"{found['name']}***", url)
 
 
 async def open_provider(url: str, *, application_name: str = "affinity") -> Provider:
@@ -64,14 +67,12 @@ def _sqlite_path(url: str) -> Path | None:
     """The file of an ``sqlite`` URL, None for PostgreSQL; refuses everything else."""
     try:
         parts = urlsplit(url)
-    except ValueError as error:
-        raise InvalidUrl(f"{redact(url)!r} is not a URL: {error}") from None
+    except ValueError:  # its text quotes the URL, and so perhaps a password
+        raise InvalidUrl("the database's URL is malformed: quote special characters in its password") from None
     if parts.scheme in {"postgresql", "postgres"}:
         return None
     if parts.scheme != "sqlite":
-        raise InvalidUrl(f"{redact(url)!r}: use sqlite:///path or postgresql://user@host/database")
+        raise InvalidUrl("use sqlite:///path or postgresql://user@host/database")
     if parts.netloc or len(parts.path) < len("/x") or parts.query or parts.fragment:
-        raise InvalidUrl(
-            f"{url!r}: an SQLite URL is sqlite:///relative/path or sqlite:////absolute/path, and nothing more"
-        )
+        raise InvalidUrl("an SQLite URL is sqlite:///relative/path or sqlite:////absolute/path, and nothing more")
     return Path(unquote(parts.path[1:]))

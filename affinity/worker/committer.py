@@ -16,6 +16,10 @@ Whoever submitted it learns the outcome and acts on it:
                 plain way, as a message to the instance
     unknown     the connection broke in the middle: treated as refused. If the commit did happen, the plain ack finds a
                 dead token and changes nothing; if it did not, nothing is lost
+
+A batch that failed and changed nothing (a full disk, a statement timeout) waits here and is written again, with
+backoff, for as long as it takes. It is halved each time, since it may be too large for the time that it is given, or
+hold the one request that cannot be written: that one ends up alone, and waits aside while the others go on.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ import anyio.lowlevel
 
 from affinity.errors import Contention, DataRefused, ProviderError
 from affinity.limits import MAX_BATCH
-from affinity.worker.retry import Availability, is_retryable
+from affinity.worker.retry import Availability, Backoff
 
 logger = logging.getLogger("affinity.worker")
 
@@ -63,6 +67,8 @@ class _Pending(Generic[Request, Result]):
     request: Request
     done: Callable[[Result | ProviderError], None]
     weight: int
+    alone: bool = False  # it may be at fault for the failure of a batch: written by itself
+    backoff: Backoff = field(default_factory=Backoff)  # of its own failures, alone
 
 
 @dataclass(slots=True)
@@ -70,12 +76,12 @@ class GroupCommit(Generic[Request, Result]):
     """Collects requests and writes them in batches, one batch at a time.
 
     ``done`` of each request is called exactly once, on the loop, with its result, or with the error when nobody can say
-    whether it was written, or when the database refused it for good.
+    whether it was written, or when the database refused its data. Any other failure is waited for.
     """
 
     write: Callable[[Sequence[Request]], Awaitable[Sequence[Result]]]
     availability: Availability
-    insist: bool = False  # the verb is right when done twice: try until the database answers
+    insist: bool = False  # the verb is right when done twice: again, also when nobody can say whether it was done
     observe: Callable[[int], None] = lambda size: None
     _queue: deque[_Pending[Request, Result]] = field(default_factory=deque)
     _in_flight: list[_Pending[Request, Result]] = field(default_factory=list)
@@ -85,11 +91,14 @@ class GroupCommit(Generic[Request, Result]):
     _heard: anyio.Event = field(default_factory=anyio.Event)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _limit: int = MAX_BATCH  # requests of one batch: less after a failure
+    _backoff: Backoff = field(default_factory=Backoff)
+    _aside: list[_Pending[Request, Result]] = field(default_factory=list)  # failed alone: to be queued again
 
     @property
     def unwritten(self) -> list[Request]:
         """Requests whose outcome is not known yet."""
-        return [pending.request for pending in (*self._in_flight, *self._queue)]
+        return [pending.request for pending in (*self._in_flight, *self._queue, *self._aside)]
 
     def submit(self, request: Request, done: Callable[[Result | ProviderError], None], weight: int = 0) -> None:
         """Queue a request for the next batch; ``weight`` is its size in bytes, where that may be large."""
@@ -104,19 +113,21 @@ class GroupCommit(Generic[Request, Result]):
             while True:
                 if not self._queue:
                     self._arrived.clear()
-                    self._idle.set()
+                    if not self._aside:
+                        self._idle.set()
                     await self._arrived.wait()
                 elif len(self._queue) < SMALL:
                     for _ in range(JOIN_STEPS):
                         await anyio.lowlevel.checkpoint()
                 async with self._writing:
                     self._in_flight = self._take()
-                    answers = await self._write(self._in_flight)
-                    self._outcomes.extend(zip(self._in_flight, answers, strict=True))
+                    pause = await self._write(self._in_flight)
                     self._in_flight = []
                     self._hand_out()
                     if self._outcomes:
                         self._answered.set()
+                if pause:
+                    await anyio.sleep(pause)
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
@@ -135,34 +146,61 @@ class GroupCommit(Generic[Request, Result]):
         """The next batch: what is queued, within the bounds."""
         batch = [self._queue.popleft()]
         weight = batch[0].weight
-        while self._queue and len(batch) < MAX_BATCH and weight + self._queue[0].weight <= MAX_BATCH_BYTES:
+        limit = 1 if batch[0].alone else self._limit
+        while self._queue and len(batch) < limit and not self._queue[0].alone:
             weight += self._queue[0].weight
+            if weight > MAX_BATCH_BYTES:
+                break
             batch.append(self._queue.popleft())
         return batch
 
-    async def _write(self, batch: list[_Pending[Request, Result]]) -> Sequence[Result | ProviderError]:
+    async def _write(self, batch: list[_Pending[Request, Result]]) -> float:
+        """Write a batch, or put it back; seconds to wait until the next."""
         self.observe(len(batch))
         try:
-            return await self._attempt([pending.request for pending in batch])
+            answers = await self._attempt([pending.request for pending in batch])
         except Exception as error:  # what a request holds may fail anything between here and the database
-            refusal = error if isinstance(error, ProviderError) else DataRefused(f"{type(error).__name__}: {error}")
-            refusal.__cause__ = None if refusal is error else error
-        if is_retryable(refusal) or len(batch) == 1:
-            return [refusal] * len(batch)
-        logger.error("a batch of %d was refused (%s); looking for the culprit", len(batch), refusal)
-        half = len(batch) // 2
-        return [*await self._write(batch[:half]), *await self._write(batch[half:])]  # only the culprit fails
+            return self._failed(batch, _provider_error(error))
+        self._backoff.reset()
+        self._limit = min(MAX_BATCH, 2 * self._limit)
+        self._outcomes.extend(zip(batch, answers, strict=True))
+        return 0.0
 
     async def _attempt(self, requests: list[Request]) -> Sequence[Result]:
         write = partial(self.write, requests)
-        if self.insist:
-            return await self.availability.insist(write)
         for _ in range(MAX_CONTENTIONS):
             try:
-                return await self.availability.call(write)
+                return await self.availability.call(write, self.write)
             except Contention:
                 continue  # nothing was changed: the same batch again
-        return await self.availability.call(write)
+        return await self.availability.call(write, self.write)
+
+    def _failed(self, batch: list[_Pending[Request, Result]], error: ProviderError) -> float:
+        """Hand the error out where it is final, and put everything else back; seconds to wait until the next batch."""
+        if error.retryable and error.maybe_done and not self.insist:
+            self.availability.given_up(self.write)
+            self._outcomes.extend((pending, error) for pending in batch)
+        elif len(batch) > 1:
+            if not error.retryable:
+                logger.error("a batch of %d was refused (%s); looking for the culprit", len(batch), error)
+            self._limit = len(batch) // 2
+            self._queue.extendleft(reversed(batch))
+        elif error.retryable:
+            self._set_aside(batch[0])
+        else:
+            self._outcomes.append((batch[0], error))
+        return self._backoff.next() if error.retryable else 0.0
+
+    def _set_aside(self, pending: _Pending[Request, Result]) -> None:
+        """It failed alone: the others go first, and none of them goes with it."""
+        pending.alone = True
+        self._aside.append(pending)
+        asyncio.get_running_loop().call_later(pending.backoff.next(), self._bring_back, pending)
+
+    def _bring_back(self, pending: _Pending[Request, Result]) -> None:
+        self._aside.remove(pending)
+        self._queue.append(pending)
+        self._arrived.set()
 
     def _hand_out(self) -> None:
         """A piece: the first of a batch is handed out at once, for the sake of latency."""
@@ -182,3 +220,11 @@ class GroupCommit(Generic[Request, Result]):
             self._answered = anyio.Event()
             heard, self._heard = self._heard, anyio.Event()
             heard.set()
+
+
+def _provider_error(error: Exception) -> ProviderError:
+    if isinstance(error, ProviderError):
+        return error
+    refusal = DataRefused(f"{type(error).__name__}: {error}")
+    refusal.__cause__ = error
+    return refusal

@@ -40,11 +40,13 @@ from affinity.errors import ConnectionLost, ProviderError, WorkerFenced, WorkerS
 from affinity.limits import MAX_BATCH
 from affinity.provider.contract import Provider, Timeouts, WorkerIdentity, WorkerLease, WorkLock
 from affinity.worker.options import RuntimeOptions
-from affinity.worker.retry import FIRST_PAUSE, Availability, is_retryable
+from affinity.worker.retry import FIRST_PAUSE, Availability
 
 logger = logging.getLogger("affinity.worker")
 
 T = TypeVar("T")
+
+KEEPER = "affinity-keeper"
 
 STOP_SECONDS = 5.0
 """How long the thread may take to end; its connection is closed by then, or left to the operating system."""
@@ -139,7 +141,7 @@ class Keeper:
         self._deadline = 0.0
         self._items_deadline = 0.0
         self._beat = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="affinity-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=KEEPER, daemon=True)
         self._stopping = threading.Event()
         self._wake: Callable[[], None] = lambda: None
 
@@ -191,10 +193,9 @@ class Keeper:
                         provider = await self._in_time(self._connect)
                     await self._round(provider)
                     pause = self._interval * random.uniform(0.8, 1.0)  # noqa: S311 -- jitter, not a secret
-                except ProviderError as error:
-                    if not is_retryable(error):
-                        raise
-                    self._availability.failed(error)
+                except WorkerFenced:
+                    raise
+                except ProviderError:  # whatever it is: while this worker runs, the database may get well
                     pause = random.uniform(FIRST_PAUSE, self._interval / 3)  # noqa: S311
                 self._lapse_if_due()
                 with anyio.move_on_after(self._until(pause)):
@@ -217,8 +218,10 @@ class Keeper:
         """Await a call, but no longer than until the deadline, so that a silent network cannot hide a lapse."""
         limit = self._interval if self._lapsed else max(0.05, self._nearest() - self._margin - time.monotonic())
         with anyio.move_on_after(limit):
-            return await self._availability.call(verb)
-        raise ConnectionLost(f"the database did not answer within {limit:.1f} s")
+            return await self._availability.call(verb, KEEPER)
+        silence = ConnectionLost(f"the database did not answer within {limit:.1f} s")
+        self._availability.failed(silence, KEEPER)
+        raise silence
 
     async def _round(self, provider: Provider) -> None:
         """One renewal of everything, or one attempt to come back after a lapse."""

@@ -5,12 +5,12 @@ change.
 from __future__ import annotations
 
 import logging
-import math
+import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from typing import TypeVar
 
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, stop_never, wait_random_exponential
 
 from affinity.errors import Contention, ProviderError
 
@@ -27,18 +27,49 @@ LOST_AFTER = 2
 SETTLED = 1.0
 """Seconds without a failure after which it counts as back."""
 
+FORGOTTEN = 45.0
+"""Seconds after which a caller that failed and has not called again is no sign of trouble: longer than any call."""
+
 
 def is_retryable(error: BaseException) -> bool:
     """Whether the provider says that trying again makes sense."""
     return isinstance(error, ProviderError) and error.retryable
 
 
+def _is_retryable_at_start(error: BaseException) -> bool:
+    return isinstance(error, ProviderError) and error.retryable and not error.misconfigured
+
+
+def _is_unchanged(error: BaseException) -> bool:
+    return isinstance(error, ProviderError) and error.retryable and not error.maybe_done
+
+
+class Backoff:
+    """Pauses between failures in a row: each about twice as long as the one before, and random, so that callers which
+    failed together do not come back together.
+    """
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def next(self) -> float:
+        """Seconds to wait after one more failure."""
+        longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._failures, 16))
+        self._failures += 1
+        return random.uniform(longest / 2, longest)  # noqa: S311 -- jitter, not a secret
+
+    def reset(self) -> None:
+        """It has worked."""
+        self._failures = 0
+
+
 class Availability:
     """Whether the database answers, as seen by one worker; logs each change once, however many tasks (and the keeper's
     thread) notice it.
 
-    A worker has several connections, which break and come back one by one. So the database counts as lost when two
-    calls in a row failed, and as back when none has failed for `SETTLED` seconds.
+    A worker has several connections, which break and come back one by one, and a database may fail some calls only: one
+    whose disk is full goes on reading. So it counts as lost when two calls failed and none of those callers has
+    succeeded since, and as back when every caller that failed has succeeded and none has failed for `SETTLED` seconds.
     """
 
     def __init__(self, worker_id: str) -> None:
@@ -46,46 +77,78 @@ class Availability:
         self._up = True
         self._failures = 0
         self._failed_at = 0.0
+        self._failing: dict[Hashable, float] = {}  # callers that have not succeeded since they failed
 
-    def failed(self, error: BaseException) -> None:
-        """A call failed. Contention is an answer too: it says nothing about the connection."""
-        if not is_retryable(error) or isinstance(error, Contention):
+    def failed(self, error: BaseException, caller: Hashable = "") -> None:
+        """A call failed. Contention is an answer too: it says nothing about the database."""
+        if isinstance(error, Contention):
             return
         self._failures += 1
-        self._failed_at = time.monotonic()
+        self._failing[caller] = self._failed_at = time.monotonic()
         if self._up and self._failures >= LOST_AFTER:
             self._up = False
             logger.warning("worker %s: database lost (%s); retrying with backoff", self._worker_id, error)
 
-    def answered(self) -> None:
+    def answered(self, caller: Hashable = "") -> None:
         """A call succeeded."""
+        if not self._failures:
+            return
+        self._failing.pop(caller, None)
+        now = time.monotonic()
+        if any(now - at < FORGOTTEN for at in list(self._failing.values())):
+            return
         if self._up:
             self._failures = 0
-        elif time.monotonic() - self._failed_at >= SETTLED:
+        elif now - self._failed_at >= SETTLED:
             self._up = True
             self._failures = 0
             logger.warning("worker %s: database is back", self._worker_id)
 
-    async def call(self, verb: Callable[[], Awaitable[T]]) -> T:
+    def given_up(self, caller: Hashable) -> None:
+        """The caller does not try again what has failed."""
+        self._failing.pop(caller, None)
+
+    async def call(self, verb: Callable[[], Awaitable[T]], caller: Hashable = "") -> T:
         """Await ``verb()`` once, and note whether the database answered."""
         try:
             result = await verb()
         except ProviderError as error:
-            self.failed(error)
+            if error.retryable:
+                self.failed(error, caller)
             raise
-        self.answered()
+        self.answered(caller)
         return result
 
-    async def insist(self, verb: Callable[[], Awaitable[T]], patience: float = math.inf) -> T:
+    async def insist(self, verb: Callable[[], Awaitable[T]]) -> T:
         """Await ``verb()`` until it answers; only for verbs that are right when done twice.
 
         Raises:
-            ProviderError: one that is not retryable, or the last one after ``patience`` seconds.
+            ProviderError: one that is not retryable.
         """
-        attempts = AsyncRetrying(
-            stop=stop_after_delay(patience),
-            retry=retry_if_exception(is_retryable),
+        return await self._retrying(is_retryable)(self.call, verb)
+
+    async def insist_if_unchanged(self, verb: Callable[[], Awaitable[T]]) -> T:
+        """As `insist`, for verbs that are not to be done twice.
+
+        Raises:
+            ProviderError: one that is not retryable, or that does not tell whether the verb was done.
+        """
+        return await self._retrying(_is_unchanged)(self.call, verb)
+
+    async def start(self, verb: Callable[[], Awaitable[T]], patience: float) -> T:
+        """As `insist`, for a worker that starts.
+
+        Raises:
+            ProviderError: one that is not retryable, or that a person must mend (``misconfigured``); the last one after
+                ``patience`` seconds.
+        """
+        return await self._retrying(_is_retryable_at_start, patience)(self.call, verb)
+
+    @staticmethod
+    def _retrying(condition: Callable[[BaseException], bool], patience: float | None = None) -> AsyncRetrying:
+        return AsyncRetrying(
+            stop=stop_never if patience is None else stop_after_delay(patience),
+            retry=retry_if_exception(condition),
             wait=wait_random_exponential(multiplier=FIRST_PAUSE, max=LONGEST_PAUSE),
             reraise=True,
         )
-        return await attempts(self.call, verb)

@@ -9,6 +9,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -16,7 +17,7 @@ from weakref import WeakSet
 import anyio
 from anyio.abc import TaskGroup
 
-from affinity.errors import Contention, ProviderError
+from affinity.errors import Contention, ProviderError, WorkerFenced
 from affinity.limits import MAX_BATCH
 from affinity.orchestration import App
 from affinity.orchestration.events import Event
@@ -46,7 +47,7 @@ from affinity.worker.keeper import HeldLocks
 from affinity.worker.metrics import Metrics
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.pledges import Pledge, again
-from affinity.worker.retry import LONGEST_PAUSE, Availability, is_retryable
+from affinity.worker.retry import LONGEST_PAUSE, Availability, Backoff
 from affinity.worker.sessions import HeldSessions
 from affinity.worker.waker import Waker
 
@@ -105,7 +106,9 @@ class Runtime:
             options=options,
             locks=locks,
             sessions=self.sessions,
-            states=InsistentStore(provider.states, reading=availability.insist, writing=availability.call),
+            states=InsistentStore(
+                provider.states, reading=availability.insist, writing=availability.insist_if_unchanged
+            ),
             outcomes=self,
             observe=metrics.activity_ended,
         )
@@ -146,12 +149,23 @@ class Runtime:
             tasks.start_soon(self._guarded, loop)
 
     async def _guarded(self, loop: Callable[[], Awaitable[None]]) -> None:
-        """A loop that fails ends the worker, in order, instead of tearing it down in the middle of a write."""
-        try:
-            await loop()
-        except Exception as error:
-            logger.exception("worker %s: %s failed", self.worker_id, getattr(loop, "__name__", loop))
-            self.lease_ended(error)
+        """A loop that the database fails begins again, whatever the error is: a worker that runs outlasts it. Any other
+        failure ends the worker, in order, instead of tearing it down in the middle of a write.
+        """
+        backoff = Backoff()
+        while True:
+            began = time.monotonic()
+            try:
+                return await loop()
+            except Exception as error:
+                if isinstance(error, WorkerFenced) or not isinstance(error, ProviderError):
+                    logger.exception("worker %s: %s failed", self.worker_id, getattr(loop, "__name__", loop))
+                    return self.lease_ended(error)
+                if not error.retryable:
+                    self._availability.failed(error, loop)
+            if time.monotonic() - began > LONGEST_PAUSE:
+                backoff.reset()
+            await anyio.sleep(backoff.next())
 
     @property
     def _alive(self) -> bool:
@@ -331,13 +345,11 @@ class Runtime:
             pause = self._options.poll_interval * random.uniform(0.7, 1.0)  # noqa: S311 -- jitter, not a secret
             try:
                 if self._alive:
-                    pause = min(pause, await self._availability.call(self._fetch_once))
+                    pause = min(pause, await self._availability.call(self._fetch_once, self._fetch))
             except ProviderError as error:
-                if not is_retryable(error):
-                    raise
                 # The reply may be lost while the database has locked items to us.
                 self._uncertain = self._uncertain or not isinstance(error, Contention)
-                pause = random.uniform(0.0, min(LONGEST_PAUSE, pause))  # noqa: S311
+                raise
             with anyio.move_on_after(pause):
                 await self._look.wait()
             self._look = anyio.Event()
@@ -414,21 +426,16 @@ class Runtime:
 
     async def _listen(self) -> None:
         """Turn hints into looks and checks."""
-        while True:
-            try:
-                async with self._provider.hints(self._identity) as hints:
-                    self.poke()  # whatever came while nobody listened
-                    while True:
-                        hint = await self._availability.call(partial(hints.wait, HINT_SECONDS))
-                        if hint is not None and hint.work:
-                            self.poke()
-                        if hint is not None and hint.cancel:
-                            self._check.set()
-            except ProviderError as error:
-                if not is_retryable(error):
-                    raise
-                self._availability.failed(error)
-            await anyio.sleep(random.uniform(0.05, self._options.poll_interval))  # noqa: S311
+        async with AsyncExitStack() as stack:
+            subscribe = partial(stack.enter_async_context, self._provider.hints(self._identity))
+            hints = await self._availability.call(subscribe, self._listen)
+            self.poke()  # whatever came while nobody listened
+            while True:
+                hint = await self._availability.call(partial(hints.wait, HINT_SECONDS), self._listen)
+                if hint is not None and hint.work:
+                    self.poke()
+                if hint is not None and hint.cancel:
+                    self._check.set()
 
     async def _cancellations(self) -> None:
         """Find running activities whose work item was taken away: at a hint, else every second once they run that
@@ -440,9 +447,12 @@ class Runtime:
             hinted = self._check.is_set()
             self._check = anyio.Event()
             locks = self._locks.snapshot(older_than=0.0 if hinted else CHORE_SECONDS)
+            if not locks:
+                self._availability.given_up(self._cancellations)
             for start in range(0, len(locks), MAX_BATCH):
                 batch = locks[start : start + MAX_BATCH]
-                alive = await self._availability.insist(partial(self._provider.check_work_item, batch))
+                check = partial(self._provider.check_work_item, batch)
+                alive = await self._availability.call(check, self._cancellations)
                 self.locks_lost([lock for lock, ok in zip(batch, alive, strict=True) if not ok])
 
     async def _expiries(self) -> None:
@@ -481,16 +491,12 @@ class Runtime:
             session_retention=self._options.session_retention,
             worker_retention=self._options.session_retention,
         )
-        try:
-            more = True
-            while more:
-                done = await self._availability.call(sweep)
-                more = done.more
-                if done.rerouted:
-                    self._queued()  # whoever may take it now need not wait for its poll
-        except ProviderError as error:
-            if not is_retryable(error):
-                raise
+        more = True
+        while more:
+            done = await self._availability.call(sweep, self._sweeps)
+            more = done.more
+            if done.rerouted:
+                self._queued()  # whoever may take it now need not wait for its poll
 
     # -- the lease (`LeaseListener`), on this loop
 

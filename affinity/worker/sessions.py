@@ -18,7 +18,6 @@ from typing import TypeAlias
 from affinity.errors import ProviderError
 from affinity.limits import MAX_BATCH
 from affinity.orchestration.registry import SessionListener
-from affinity.worker.retry import is_retryable
 
 logger = logging.getLogger("affinity.worker")
 
@@ -103,9 +102,7 @@ class HeldSessions:
             return []
         try:
             left = dict(zip(asked, await self._check(asked), strict=True))
-        except ProviderError as error:
-            if not is_retryable(error):
-                raise
+        except ProviderError:
             return []
         for session_id, seconds in left.items():
             if seconds is not None and (held := self._held.get(session_id)) is not None:

@@ -220,9 +220,9 @@ class Worker:
         """Migrate and connect; while the database does not answer, try for ``startup_timeout``."""
         patience = self.options.startup_timeout
         if self._migrate:
-            await self._availability.insist(partial(migrate, self._url), patience)
+            await self._availability.start(partial(migrate, self._url), patience)
         name = f"affinity {self.identity.worker_id}"
-        provider = await self._availability.insist(partial(open_provider, self._url, application_name=name), patience)
+        provider = await self._availability.start(partial(open_provider, self._url, application_name=name), patience)
         stack.push_async_callback(_close, provider)
         return provider
 
@@ -241,7 +241,7 @@ class Worker:
             lease = self.options.worker_lease_timeout
             self.runtime.lease_renewed(await provider.register_worker(self.identity, lease, self._labels))
 
-        await self._availability.insist(register, self.options.startup_timeout)
+        await self._availability.start(register, self.options.startup_timeout)
         try:
             yield asked
         finally:

@@ -81,9 +81,10 @@ def test_without_a_subcommand_the_leases_are_shown(play: Play) -> None:
 def test_options_before_a_subcommand() -> None:
     assert "leases --held" in refused(MISUSED, "sessions", "--held", "list")
     assert "after the subcommand" in refused(MISUSED, "sessions", "--json", "list")
-    assert "group://x" in refused(MISUSED, "sessions", "--url", "group://x", "list")
-    assert "group://x" in refused(MISUSED, "--url", "group://x", "sessions", "list")
-    assert "own://x" in refused(MISUSED, "--url", "a://x", "sessions", "--url", "b://x", "list", "--url", "own://x")
+    other, group, own = "other://x", "sqlite://group", "postgresql://[own"
+    assert "an SQLite URL is" in refused(MISUSED, "sessions", "--url", group, "list")
+    assert "an SQLite URL is" in refused(MISUSED, "--url", group, "sessions", "list")
+    assert "malformed" in refused(MISUSED, "--url", other, "sessions", "--url", group, "list", "--url", own)
 
 
 @pytest.mark.parametrize("command", [["list"], ["show", "s"], ["delete", "s"], ["prune", "--keep", "1"], ["export"]])

@@ -72,10 +72,12 @@ def test_a_wrong_url_is_refused(command: list[str], url: str) -> None:
 
 
 def test_the_url_of_the_command_wins_over_the_group_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which of them it is shows in what is wrong with it: no message has a URL in it."""
     monkeypatch.setenv("AFFINITY_URL", "environment://x")
-    assert "environment://x" in refused(MISUSED, "list")
-    assert "group://x" in refused(MISUSED, "--url", "group://x", "list")
-    assert "command://x" in refused(MISUSED, "--url", "group://x", "list", "--url", "command://x")
+    group, own = "sqlite://group", "postgresql://[own"
+    assert "use sqlite:///path or postgresql" in refused(MISUSED, "list")
+    assert "an SQLite URL is" in refused(MISUSED, "--url", group, "list")
+    assert "malformed" in refused(MISUSED, "--url", group, "list", "--url", own)
 
 
 @pytest.mark.parametrize("command", [["list"], ["start", "brew"], ["migrate"], ["sessions"], ["show", "t"]])

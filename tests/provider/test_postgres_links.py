@@ -16,7 +16,7 @@ import pytest
 from psycopg import AsyncConnection
 from psycopg.types.numeric import Int8
 
-from affinity.errors import ConnectionLost, DatabaseFailure, SchemaMismatch
+from affinity.errors import ConnectionLost, DatabaseFailure, DataRefused, SchemaMismatch
 from affinity.provider.postgres import connections
 from affinity.provider.postgres.arrays import Texts
 from affinity.provider.postgres.connections import Link
@@ -126,7 +126,7 @@ async def test_statements_together_are_one_transaction_with_a_snapshot_each(link
     await link.script("CREATE TABLE made (n bigint)")
     ((pid,),) = await link.run("SELECT pg_backend_pid()")
     both: tuple[LiteralString, ...] = ("INSERT INTO made VALUES (%(n)s)", "SELECT count(*), 6 / %(n)s FROM made")
-    with pytest.raises(DatabaseFailure, match="division by zero"):
+    with pytest.raises(DataRefused, match="division by zero"):
         await link.together(both, {"n": Int8(0)})
     assert await link.together(both, {"n": Int8(2)}) == [[], [(1, 3)]]
     assert await link.together(both, {"n": Int8(3)}) == [[], [(2, 2)]]
@@ -148,7 +148,7 @@ async def test_a_script_has_the_rows_of_each_statement(link: Link) -> None:
     assert found == [[], [], [(2, True)], [], [("it's 100% \\ %(n)s", None, ["a", "b'"], 2)]]
     assert await link.script("SELECT 5 % 3") == [[(2,)]]
     assert await link.script("") == [[]]
-    with pytest.raises(DatabaseFailure, match="division"):
+    with pytest.raises(DataRefused, match="division"):
         await link.script("INSERT INTO made VALUES (7); SELECT 1 / 0; SELECT 1")
     assert await link.run("SELECT n FROM made") == [(2,)]
 
@@ -160,11 +160,11 @@ async def test_an_error_leaves_the_connection_usable(link: Link) -> None:
     """Reported by the server while it prepares or executes, or found before anything was sent."""
     pid = await link.run(PID)
     for _ in range(2):
-        with pytest.raises(DatabaseFailure, match="division"):
+        with pytest.raises(DataRefused, match="division"):
             await link.run("SELECT 1 / %(n)s::int", {"n": 0})
         with pytest.raises(SchemaMismatch):
             await link.run("SELECT * FROM later")
-        with pytest.raises(DatabaseFailure, match="cannot adapt"):
+        with pytest.raises(DataRefused, match="cannot adapt"):
             await link.run("SELECT %(value)s", {"value": object()})
         with pytest.raises(UnicodeEncodeError):
             await link.run("SELECT %(value)s", {"value": Texts(["\ud800"])})
@@ -179,7 +179,7 @@ async def test_any_number_of_calls_may_fail_one_after_the_other(link: Link) -> N
     """Though none of them is sent, and the one before the last of them is."""
     bad = [link.run("SELECT %(value)s", {"value": object()}) for _ in range(3_000)]
     *failures, good = await asyncio.gather(*bad, link.run("SELECT 1"), return_exceptions=True)
-    assert {type(failure) for failure in failures} == {DatabaseFailure}
+    assert {type(failure) for failure in failures} == {DataRefused}
     assert good == [(1,)]
 
 

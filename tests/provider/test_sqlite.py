@@ -16,7 +16,7 @@ from typing import Any, LiteralString
 import anyio
 import pytest
 
-from affinity.errors import AccessDenied, ConnectionLost, Contention, DatabaseFailure, Duplicate, SchemaMismatch
+from affinity.errors import ConnectionLost, Contention, Duplicate, ReadOnly, SchemaMismatch
 from affinity.provider import sqlite as package
 from affinity.provider.contract import (
     Birth,
@@ -106,11 +106,11 @@ async def test_a_missing_directory_is_a_lost_connection(tmp_path: Path) -> None:
             await failing(tmp_path / "missing" / "affinity.db")
 
 
-async def test_a_file_that_is_no_database_is_a_failure(tmp_path: Path) -> None:
+async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "affinity.db"
     path.write_text("not a database " * 1_000)
     for failing in (SqliteProvider.open, SqliteProvider.migrate):
-        with pytest.raises(DatabaseFailure):
+        with pytest.raises(SchemaMismatch, match="SQLITE_NOTADB"):
             await failing(path)
 
 
@@ -129,9 +129,9 @@ async def test_an_activity_queued_twice_is_a_duplicate(provider: SqliteProvider)
     assert await provider.read_history([("i", 1)]) == [[]]
 
 
-async def test_a_read_only_connection_is_denied(provider: SqliteProvider) -> None:
+async def test_a_read_only_connection_is_told_apart(provider: SqliteProvider) -> None:
     await provider._writer.call(lambda database: database._connection.execute("PRAGMA query_only = ON").fetchall())
-    with pytest.raises(AccessDenied):
+    with pytest.raises(ReadOnly):
         await provider.create_instance([new_instance("i")])
 
 
@@ -146,7 +146,7 @@ async def test_readers_do_not_wait_for_a_writer(path: Path, provider: SqliteProv
 async def test_a_closed_provider_says_so(path: Path) -> None:
     provider = await SqliteProvider.open(path)
     await provider.aclose()
-    with pytest.raises(DatabaseFailure, match="closed"):
+    with pytest.raises(ConnectionLost, match="closed"):
         await provider.count_work()
 
 

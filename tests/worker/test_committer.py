@@ -11,7 +11,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from affinity.errors import ConnectionLost, DatabaseFailure, ProviderError
+from affinity.errors import ConnectionLost, DataRefused, ProviderError
 from affinity.worker.committer import HAND_OUT, MAX_BATCH_BYTES, SMALL, GroupCommit
 from affinity.worker.retry import Availability
 
@@ -158,7 +158,7 @@ async def test_a_batch_is_bounded_by_its_weight() -> None:
 
 async def test_a_refused_batch_is_written_one_by_one_so_that_only_the_culprit_fails() -> None:
     async with running() as desk:
-        refusal = desk.database.bad[2] = DatabaseFailure("no")
+        refusal = desk.database.bad[2] = DataRefused("no")
         desk.submit(0)
         await desk.database.asked.wait()
         desk.submit(1, 2, 3)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from affinity.errors import ConnectionLost, DatabaseFailure, ProviderError
+from affinity.errors import ConnectionLost, DatabaseFailure, ProviderError, SchemaMismatch
 from affinity.worker import sessions
 from affinity.worker.sessions import HeldSessions
 
@@ -101,24 +101,19 @@ async def test_a_session_that_works_is_not_asked_for(held: HeldSessions, databas
     assert len(held) == 1
 
 
-async def test_a_database_that_cannot_be_reached_takes_no_session(
-    held: HeldSessions, database: Database, listener: Listener
+@pytest.mark.parametrize("error", [ConnectionLost("gone"), DatabaseFailure("full"), SchemaMismatch("no such table")])
+async def test_a_database_that_does_not_say_takes_no_session(
+    held: HeldSessions, database: Database, listener: Listener, error: ProviderError
 ) -> None:
+    """Whatever the reason: the worker goes on, and asks again."""
     idle(held, "a")
-    database.error = ConnectionLost("gone")
+    database.error = error
     await held.sweep()
     assert listener.told == []
     assert listener.sweeps == 1
     database.error = None
     await held.sweep()
     assert listener.told == [("a", 1)]
-
-
-async def test_a_refusal_for_good_is_not_hidden(held: HeldSessions, database: Database) -> None:
-    idle(held, "a")
-    database.error = DatabaseFailure("no such table")
-    with pytest.raises(DatabaseFailure):
-        await held.sweep()
 
 
 async def test_work_that_comes_while_the_database_is_asked_keeps_the_session(

@@ -29,7 +29,7 @@ from typing import Any, Final, LiteralString
 import psycopg
 from psycopg import AsyncConnection
 
-from affinity.errors import ConnectionLost
+from affinity.errors import ConnectionLost, ReadOnly
 from affinity.provider.postgres.conversation import Conversation, Outcome, Params, Row
 from affinity.provider.postgres.errors import translate
 from affinity.provider.postgres.target import COLD, HOT, Target
@@ -168,12 +168,12 @@ class Link:
         call, self._current = self._current, None
         assert call is not None
         if isinstance(outcome, psycopg.Error):
-            error = translate(outcome, self._target)
-            error.__cause__ = outcome
-            outcome = error
+            outcome = translate(outcome, self._target)
         # A connection may be lost though it is still open: to a server that is now a standby, for one. And it is kept
         # only if it is idle: anything else is the middle of a conversation.
-        if isinstance(outcome, ConnectionLost) or (self._conversation is not None and not self._conversation.idle):
+        if isinstance(outcome, ConnectionLost | ReadOnly) or (
+            self._conversation is not None and not self._conversation.idle
+        ):
             self._drop()
         if call.reply.done():
             return

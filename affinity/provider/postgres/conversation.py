@@ -257,7 +257,7 @@ class Conversation:
             return []
         if status == _FAILED:
             raise error_from_result(result)
-        raise psycopg.ProgrammingError(f"unexpected reply: {ExecStatus(status).name}")
+        raise psycopg.InternalError(f"unexpected reply: {ExecStatus(status).name}")
 
     # -- the end
 

@@ -1,7 +1,12 @@
-"""The one edge at which psycopg's errors become ours: by sqlstate, never by text, but for one gap in libpq."""
+"""The one edge at which psycopg's errors become ours: by sqlstate, never by text, but for one gap in libpq.
+
+The rule: an error is the environment's fault (`DatabaseFailure`, retried) unless its sqlstate is on the short list of
+those that speak of the data. A full disk must not fail an instance, and a code that is not listed must not either.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,27 +19,45 @@ from affinity.errors import (
     ConnectionLost,
     Contention,
     DatabaseFailure,
+    DataRefused,
     Duplicate,
     ProviderError,
+    ReadOnly,
     SchemaMismatch,
+    StatementTimeout,
 )
 from affinity.provider.postgres.target import Target
 from affinity.provider.urls import redact
 
+logger = logging.getLogger("affinity.provider")
+
+FIRST_WRITE: Final = "session_states_pkey"
+"""Two first writes of one record: the second one must look at what the other wrote. Of all rows that must be new this
+is the only one that another worker may add in good faith.
+"""
+
+# The data's own fault, and nothing else: the list is short on purpose.
+_DATA: Final[dict[str, type[ProviderError]]] = {
+    "22": DataRefused,  # data exception: a value out of range, a NUL, text that is no JSON
+    "23": DataRefused,  # a constraint of ours
+    "54": DataRefused,  # over a limit of the program: an index row, a nesting
+}
 _BY_STATE: Final[dict[str, type[ProviderError]]] = {
+    "23505": Duplicate,
+    "2200H": DatabaseFailure,  # a sequence has reached its end: no data can help that
     "40001": Contention,  # serialization failure
     "40P01": Contention,  # deadlock
     "55P03": Contention,  # lock timeout
-    "57014": Contention,  # statement timeout: nothing was changed
     "ZT001": Contention,  # our own function `refuse`
-    "23505": Duplicate,
+    "57014": StatementTimeout,
     "57P01": ConnectionLost,  # terminated by an administrator
     "57P02": ConnectionLost,  # crash of the server
     "57P03": ConnectionLost,  # starting up, or shutting down
     "57P05": ConnectionLost,  # idle for too long
     "25P03": ConnectionLost,  # idle in a transaction for too long
-    "25006": ConnectionLost,  # read only: a standby. The next connection attempt looks for the primary
-    "53300": ConnectionLost,  # too many connections: there will be room
+    "0A000": ConnectionLost,  # a prepared statement whose tables were changed: a new connection prepares it anew
+    "26000": ConnectionLost,  # a prepared statement that is gone: the same
+    "25006": ReadOnly,  # a standby. The next connection attempt looks for the primary
     "3D000": AccessDenied,  # no such database
     "42501": AccessDenied,  # a right is missing
     "3F000": SchemaMismatch,  # no such schema
@@ -42,11 +65,12 @@ _BY_STATE: Final[dict[str, type[ProviderError]]] = {
     "42883": SchemaMismatch,  # no such function
     "42703": SchemaMismatch,  # no such column
 }
-# Two first writes of one record: the one that came second must look at what the other wrote. Of all rows that must be
-# new this is the only one that another worker may add in good faith.
-_FIRST_WRITE: Final = "session_states_pkey"
+_BY_CLASS: Final[dict[str, type[ProviderError]]] = {"08": ConnectionLost, "28": AccessDenied, **_DATA}
 
-_BY_CLASS: Final[dict[str, type[ProviderError]]] = {"08": ConnectionLost, "28": AccessDenied}
+# "Not accepting commands to avoid wraparound" has the sqlstate of a limit too, and no data can help it.
+_WRAPAROUND: Final = frozenset({"GetNewTransactionId", "GetNewMultiXactId"})
+
+_FATAL: Final = frozenset({"FATAL", "PANIC"})
 
 _REMEDY: Final[dict[type[ProviderError], str]] = {
     AccessDenied: "check the user, the password, the database's name and the rights of that user",
@@ -60,6 +84,15 @@ _REFUSED: Final = re.compile(
     r"|database .* does not exist|permission denied for database|not permitted to log in|Peer authentication",
 )
 
+# What libpq and PostgreSQL say of users, hosts, addresses and files of a connection.
+_NAMES: Final = re.compile(
+    r"""(?:\ at|\ on\ socket)?\ "[^"]*"(?:\ \([^)]*\))?(?:,\ port\ \d+)?   # at "host" (address), port 5432
+    |\ '[^']*'
+    |\ \(?\d{1,3}(?:\.\d{1,3}){3}\)?
+    |\ \(?[0-9a-fA-F]*(?::[0-9a-fA-F]*){2,}\)?""",
+    re.VERBOSE,
+)
+
 
 @contextmanager
 def translated(target: Target) -> Iterator[None]:
@@ -67,23 +100,48 @@ def translated(target: Target) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        raise translate(error, target) from error
+        raise translate(error, target) from None
 
 
 def translate(error: psycopg.Error, target: Target) -> ProviderError:
-    """The error of ours that says the same, with the database's name and the remedy."""
-    kind = _classify(error)
-    text = redact(str(error)).strip() or type(error).__name__
+    """The error of ours that says the same, with the remedy, and without the names of users and hosts: strangers may
+    read a message. The database's own words, with those names, are logged for debugging.
+    """
+    logger.debug("PostgreSQL: %s", redact(str(error)))
+    said = error.diag
+    if said.sqlstate is None:  # by psycopg or libpq, not by the server
+        kind = _classify_client_side(error)
+        text = _without_names(str(error))
+    else:
+        kind = classify(
+            said.sqlstate, severity=said.severity_nonlocalized, constraint=said.constraint_name, at=said.source_function
+        )
+        text = target.without_names(said.message_primary or "")
     remedy = f"; {_REMEDY[kind]}" if kind in _REMEDY else ""
-    return kind(f"{target.name}: {text}{remedy}")
+    code = f" ({said.sqlstate})" if said.sqlstate else ""
+    return kind(f"PostgreSQL: {text or type(error).__name__}{code}{remedy}", said.sqlstate)
 
 
-def _classify(error: psycopg.Error) -> type[ProviderError]:
-    state = error.sqlstate
-    if state is not None and error.diag.sqlstate is not None:  # said by the server, not by psycopg of its own classes
-        if state == "23505" and error.diag.constraint_name == _FIRST_WRITE:
-            return Contention
-        return _BY_STATE.get(state) or _BY_CLASS.get(state[:2]) or DatabaseFailure
-    if isinstance(error, psycopg.OperationalError):
+def classify(
+    state: str, *, severity: str | None = None, constraint: str | None = None, at: str | None = None
+) -> type[ProviderError]:
+    """The class for an error of the server; ``at`` is the server's function that raised it."""
+    if severity in _FATAL:
+        return ConnectionLost  # whatever it was, the connection is gone
+    if state == "23505" and constraint == FIRST_WRITE:
+        return Contention
+    if at in _WRAPAROUND:
+        return DatabaseFailure
+    return _BY_STATE.get(state) or _BY_CLASS.get(state[:2]) or DatabaseFailure
+
+
+def _classify_client_side(error: psycopg.Error) -> type[ProviderError]:
+    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         return AccessDenied if _REFUSED.search(str(error)) else ConnectionLost
+    if isinstance(error, psycopg.DataError | psycopg.ProgrammingError):
+        return DataRefused  # a value that cannot be sent
     return DatabaseFailure
+
+
+def _without_names(text: str) -> str:
+    return " ".join(_NAMES.sub(" …", text).split())

@@ -88,7 +88,7 @@ class _Subscription:
                 async for notice in self._connection.notifies(timeout=left, stop_after=1):
                     merged = _merge(merged, _decode(notice))
             except psycopg.OperationalError as error:
-                raise ConnectionLost(str(translate(error, self._target))) from error
+                raise ConnectionLost(str(translate(error, self._target))) from None
             if left == 0.0:
                 break
         return merged

@@ -65,7 +65,7 @@ async def check_version(ask: Ask, target: Target) -> None:
     if version < len(MIGRATIONS):
         found = f"is at version {version}" if version else "was never migrated"
         raise SchemaMismatch(
-            f"{target.name}: schema {target.schema!r} {found}, this code needs version {len(MIGRATIONS)}; "
+            f"PostgreSQL: schema {target.schema!r} {found}, this code needs version {len(MIGRATIONS)}; "
             "run `affinity migrate`"
         )
 
@@ -108,7 +108,7 @@ async def _ask(connection: AsyncConnection[Row], statement: LiteralString, param
 def _not_newer(version: int, target: Target) -> int:
     if version > len(MIGRATIONS):
         raise SchemaMismatch(
-            f"{target.name}: schema {target.schema!r} is at version {version}, newer than this code, which knows "
+            f"PostgreSQL: schema {target.schema!r} is at version {version}, newer than this code, which knows "
             f"{len(MIGRATIONS)}; upgrade affinity"
         )
     return version

@@ -90,7 +90,7 @@ class PostgresStates:
         try:
             ((overtaken, *verdict),) = await self._links.states.run(_SQL["save"], params)
         except Contention as error:
-            if not isinstance(error.__cause__, UniqueViolation):
+            if error.code != UniqueViolation.sqlstate:
                 raise
             overtaken = True  # somebody else wrote the first version: now there is a record to look at
         return await self._save(params) if overtaken else verdict

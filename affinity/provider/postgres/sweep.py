@@ -7,7 +7,7 @@ from typing import Final, LiteralString
 
 from psycopg.types.numeric import Int8
 
-from affinity.errors import Contention
+from affinity.errors import ProviderError
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import OFFER_SECONDS, Sweep
 from affinity.provider.postgres.base import Verbs
@@ -59,7 +59,7 @@ class SweepVerbs(Verbs):
         if more:
             await self._links.misc.run(_SQL["again"])
         for table in bloated:
-            with suppress(Contention):  # it took too long, and goes on another time
+            with suppress(ProviderError):  # it took too long, or there was no room for it: another time
                 await self._links.misc.script(_VACUUM[table])
         return Sweep(
             swept=True,

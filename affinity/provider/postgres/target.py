@@ -11,11 +11,12 @@ from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from affinity.errors import InvalidUrl
-from affinity.provider.urls import redact
 
 DEFAULT_SCHEMA: Final = "affinity"
 
 _SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")  # 63 bytes is PostgreSQL's own limit
+
+_QUOTED: Final = re.compile('".*"', re.DOTALL)  # libpq quotes what it does not understand, which may be a password
 
 _NETWORK: Final = {
     "connect_timeout": 10,
@@ -71,7 +72,6 @@ class Target:
 
     conninfo: dict[str, str] = field(repr=False)  # may hold a password
     schema: str
-    name: str  # for messages: the URL without its password
 
     @classmethod
     def parse(cls, url: str) -> Target:
@@ -80,15 +80,26 @@ class Target:
         Raises:
             InvalidUrl: it is malformed, or its schema is not a plain identifier.
         """
-        name = redact(url)
         plain, schema = _take_schema(url)
         if not _SCHEMA.fullmatch(schema) or schema.startswith("pg_"):
             raise InvalidUrl(f"schema={schema!r}: use small letters, digits and _, at most 63, not starting with pg_")
         try:
             conninfo = conninfo_to_dict(plain)
         except ProgrammingError as error:
-            raise InvalidUrl(f"{name!r} is not a PostgreSQL URL: {redact(str(error)).strip()}") from None
-        return cls({key: str(value) for key, value in conninfo.items()}, schema, name)
+            raise InvalidUrl(f"not a PostgreSQL URL: {_QUOTED.sub('…', str(error)).strip()}") from None
+        return cls({key: str(value) for key, value in conninfo.items()}, schema)
+
+    @property
+    def name(self) -> str:
+        """How messages call the database: they may be read by strangers, so nothing of the URL is in them."""
+        return "PostgreSQL"
+
+    def without_names(self, text: str) -> str:
+        """The text without the user, the hosts and the password of this URL."""
+        for key in ("user", "host", "hostaddr", "password"):
+            for value in filter(None, self.conninfo.get(key, "").split(",")):
+                text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", "…", text)
+        return text
 
     def connect(self, application_name: str, settings: dict[str, str]) -> str:
         """What psycopg connects to. Settings travel with the connection request: they cost no round trip.

@@ -7,7 +7,7 @@ from typing import Final
 
 from psycopg.types.numeric import Int8
 
-from affinity.errors import Contention
+from affinity.errors import Contention, ProviderError
 from affinity.limits import LEAST_SHARE, MAX_BATCH, MAX_REROUTE, SHARE_ROUNDS
 from affinity.provider.contract import (
     TOUCH_SLACK,
@@ -53,9 +53,12 @@ class WorkItemVerbs(Verbs):
                 next_due=None if items else _positive(next_due),
                 more=bool(more) or (claimable and bool(items)),
             )
-        claimed = await self._claim(identity, options, options.limit - len(items))
-        if claimed is None:
-            return WorkFetch(items=items, raced=True, next_due=None)
+        try:
+            claimed = await self._claim(identity, options, options.limit - len(items))
+        except ProviderError as error:
+            if error.maybe_done or not (items or isinstance(error, Contention)):
+                raise
+            return WorkFetch(items=items, raced=True, next_due=None)  # what was found is locked to us already
         items += claimed.items
         return WorkFetch(
             items=items,
@@ -65,8 +68,8 @@ class WorkItemVerbs(Verbs):
             more=claimed.more,
         )
 
-    async def _claim(self, identity: WorkerIdentity, options: FetchOptions, limit: int) -> WorkFetch | None:
-        """Claim sessions for up to ``limit`` items; None when it must be tried again, with nothing changed."""
+    async def _claim(self, identity: WorkerIdentity, options: FetchOptions, limit: int) -> WorkFetch:
+        """Claim sessions for up to ``limit`` items."""
         params = {
             **who(identity),
             **_choices(options),
@@ -78,10 +81,7 @@ class WorkItemVerbs(Verbs):
             "token": self._token(identity),
             "reroute": Int8(MAX_REROUTE),
         }
-        try:
-            *_, rows = await self._links.fetch.together(_CLAIM, params)
-        except Contention:  # what the fetch has found is ours, and must not be lost with the claim
-            return None
+        *_, rows = await self._links.fetch.together(_CLAIM, params)
         raced, left, more, *_ = rows[0]
         items = [_work_item(row[4:]) for row in rows if row[3] is not None]
         return WorkFetch(items=items, raced=bool(raced), next_due=None, left=bool(left), more=bool(more))

@@ -15,14 +15,15 @@ import random
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Concatenate, Final, LiteralString, ParamSpec, TypeAlias, TypeVar
 
-from affinity.errors import DatabaseFailure
+from affinity.errors import SchemaMismatch
 from affinity.provider.sqlite.clock import Clock
-from affinity.provider.sqlite.failures import is_busy, translate
+from affinity.provider.sqlite.failures import FAILURES, is_busy, translate
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -101,11 +102,11 @@ def connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
 
     Raises:
         ConnectionLost: there is no such file or directory.
-        DatabaseFailure: the file is no database, or this Python's SQLite is too old.
+        SchemaMismatch: the file is no database, or this Python's SQLite is too old.
     """
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         needed = ".".join(map(str, OLDEST_SQLITE))
-        raise DatabaseFailure(f"SQLite {sqlite3.sqlite_version} is too old: {needed} is needed")
+        raise SchemaMismatch(f"SQLite {sqlite3.sqlite_version} is too old: {needed} is needed")
     uri = f"{path.absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
     connection: sqlite3.Connection | None = None
     try:
@@ -115,7 +116,7 @@ def connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
         )
         # Even these read the file, which one who migrates it, or is the last to close it, has to itself for a moment.
         patiently(partial(_configure, connection), MAX_WAIT)
-    except sqlite3.Error as error:
+    except FAILURES as error:
         if connection is not None:
             connection.close()
         raise translate(error) from error
@@ -159,14 +160,16 @@ class Database:
         """Run ``verb`` in a write transaction; it is undone as a whole when it raises."""
         connection = self._connection
         try:
+            self._undo()  # what could not be undone when a verb failed
             patiently(lambda: connection.execute("BEGIN IMMEDIATE"), self._max_wait)
             try:
                 result = verb(Tx(connection, self._clock.now()), *args, **kwargs)
                 connection.execute("COMMIT")
             except BaseException:
-                self._undo()
+                with suppress(*FAILURES):  # a disk that fails may refuse this too; the error of the verb says more
+                    self._undo()
                 raise
-        except sqlite3.Error as error:
+        except FAILURES as error:
             raise translate(error) from error
         return result
 
@@ -174,7 +177,7 @@ class Database:
         """Run ``verb`` on one snapshot; it takes no lock that a writer would wait for."""
         try:
             return patiently(lambda: self._snapshot(verb, *args, **kwargs), self._max_wait)
-        except sqlite3.Error as error:
+        except FAILURES as error:
             raise translate(error) from error
 
     def changed(self) -> bool:
@@ -187,11 +190,13 @@ class Database:
         self._connection.close()
 
     def _snapshot(self, verb: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        self._undo()
         self._connection.execute("BEGIN")
         try:
             return verb(Tx(self._connection, self._clock.now()), *args, **kwargs)
         finally:
-            self._undo()
+            with suppress(*FAILURES):
+                self._undo()
 
     def _undo(self) -> None:
         if self._connection.in_transaction:  # some errors have rolled back already
@@ -202,6 +207,6 @@ class Database:
             version: int = patiently(
                 lambda: self._connection.execute("PRAGMA data_version").fetchone()[0], self._max_wait
             )
-        except sqlite3.Error as error:
+        except FAILURES as error:
             raise translate(error) from error
         return version

@@ -1,45 +1,80 @@
-"""The one edge where SQLite's errors become ours: by result code, never by text."""
+"""The one edge where SQLite's errors become ours: by result code, never by text.
+
+The rule is that of PostgreSQL's: an error is the environment's fault (`DatabaseFailure`, retried) unless its code is on
+the short list of those that speak of the data.
+"""
 
 from __future__ import annotations
 
 import sqlite3
-from typing import Final
+from typing import Final, TypeAlias
 
 from affinity.errors import (
     AccessDenied,
     ConnectionLost,
     Contention,
     DatabaseFailure,
+    DataRefused,
     Duplicate,
     ProviderError,
+    ReadOnly,
+    SchemaMismatch,
+    StatementTimeout,
 )
+
+FAILURES: Final = (sqlite3.Error, MemoryError, OverflowError)
+"""What Python's module raises: `MemoryError` for SQLITE_NOMEM, `OverflowError` for an integer of more than 64 bits."""
+
+Failure: TypeAlias = sqlite3.Error | MemoryError | OverflowError
 
 _PRIMARY: Final = 0xFF  # an extended result code carries its primary one in the low byte
 
 _KINDS: Final[dict[int, type[ProviderError]]] = {
+    # The data's own fault, and nothing else: the list is short on purpose.
+    sqlite3.SQLITE_CONSTRAINT: DataRefused,
+    sqlite3.SQLITE_CONSTRAINT_UNIQUE: Duplicate,
+    sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY: Duplicate,
+    sqlite3.SQLITE_CONSTRAINT_ROWID: Duplicate,
+    sqlite3.SQLITE_TOOBIG: DataRefused,
+    sqlite3.SQLITE_MISMATCH: DataRefused,
+    # The environment's.
     sqlite3.SQLITE_BUSY: Contention,
     sqlite3.SQLITE_LOCKED: Contention,
-    sqlite3.SQLITE_CONSTRAINT: Duplicate,
+    sqlite3.SQLITE_INTERRUPT: StatementTimeout,
     sqlite3.SQLITE_CANTOPEN: ConnectionLost,
-    sqlite3.SQLITE_IOERR: ConnectionLost,
-    sqlite3.SQLITE_READONLY: AccessDenied,
+    sqlite3.SQLITE_READONLY: ReadOnly,
     sqlite3.SQLITE_PERM: AccessDenied,
     sqlite3.SQLITE_AUTH: AccessDenied,
+    sqlite3.SQLITE_NOTADB: SchemaMismatch,
 }
 
+# What Python's module refuses before SQLite sees it has no code: a value that cannot be bound.
+_UNSENDABLE: Final = (sqlite3.InterfaceError, sqlite3.ProgrammingError, sqlite3.DataError, OverflowError)
 
-def primary_code(error: sqlite3.Error) -> int:
+
+def primary_code(error: Failure) -> int:
     """The result code without its extension; `SQLITE_ERROR` when the module itself raised."""
-    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & _PRIMARY
+    return _code(error) & _PRIMARY
 
 
-def is_busy(error: sqlite3.Error) -> bool:
+def is_busy(error: Failure) -> bool:
     """Whether another connection was in the way."""
     return primary_code(error) in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
-def translate(error: sqlite3.Error) -> ProviderError:
-    """Our error for one of SQLite's; a damaged or full file, or anything unforeseen, is a `DatabaseFailure`."""
-    kind = _KINDS.get(primary_code(error), DatabaseFailure)
-    name = getattr(error, "sqlite_errorname", type(error).__name__)
-    return kind(f"SQLite: {error} ({name})")
+def translate(error: Failure) -> ProviderError:
+    """Our error for one of SQLite's."""
+    if isinstance(error, MemoryError):
+        return DatabaseFailure("SQLite: out of memory (SQLITE_NOMEM)", "SQLITE_NOMEM")
+    name: str | None = getattr(error, "sqlite_errorname", None)
+    return _classify(error)(f"SQLite: {error} ({name or type(error).__name__})", name)
+
+
+def _classify(error: Failure) -> type[ProviderError]:
+    if not hasattr(error, "sqlite_errorcode"):
+        return DataRefused if isinstance(error, _UNSENDABLE) else DatabaseFailure
+    return _KINDS.get(_code(error)) or _KINDS.get(primary_code(error)) or DatabaseFailure
+
+
+def _code(error: Failure) -> int:
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)

@@ -13,7 +13,7 @@ from typing import Final
 
 from affinity.errors import SchemaMismatch
 from affinity.provider.sqlite.database import MAX_WAIT, connect, patiently
-from affinity.provider.sqlite.failures import translate
+from affinity.provider.sqlite.failures import FAILURES, translate
 from affinity.provider.statements import load_migrations
 
 MIGRATIONS: Final = load_migrations(__package__)
@@ -37,12 +37,12 @@ def migrate(path: Path, target: int = len(MIGRATIONS)) -> tuple[int, int]:
             # The switch to WAL wants the file for itself for a moment; it stays with the file, so it is made once.
             patiently(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchall(), MIGRATION_WAIT)
             patiently(lambda: connection.execute("BEGIN IMMEDIATE"), MIGRATION_WAIT)
-            return _upgrade(connection, path, target)
-        except sqlite3.Error as error:
+            return _upgrade(connection, target)
+        except FAILURES as error:
             raise translate(error) from error
 
 
-def check_schema(connection: sqlite3.Connection, path: Path) -> None:
+def check_schema(connection: sqlite3.Connection) -> None:
     """Refuse a file whose schema is not the one that this code was written for.
 
     Raises:
@@ -50,25 +50,25 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
     """
     try:
         version = patiently(lambda: _version(connection), MAX_WAIT)
-    except sqlite3.Error as error:
+    except FAILURES as error:
         raise translate(error) from error
-    _refuse_newer(version, path)
+    _refuse_newer(version)
     if version == 0:
-        raise unmigrated(path)
+        raise unmigrated()
     if version < len(MIGRATIONS):
         raise SchemaMismatch(
-            f"{path} has schema version {version}, this code needs {len(MIGRATIONS)}: run `affinity migrate`"
+            f"the SQLite file has schema version {version}, this code needs {len(MIGRATIONS)}: run `affinity migrate`"
         )
 
 
-def unmigrated(path: Path) -> SchemaMismatch:
+def unmigrated() -> SchemaMismatch:
     """The error for a file without our tables."""
-    return SchemaMismatch(f"{path} was never migrated: run `affinity migrate`")
+    return SchemaMismatch("the SQLite file was never migrated: run `affinity migrate`")
 
 
-def _upgrade(connection: sqlite3.Connection, path: Path, target: int) -> tuple[int, int]:
+def _upgrade(connection: sqlite3.Connection, target: int) -> tuple[int, int]:
     before = _version(connection)  # read under the lock: whoever was here first has done the work
-    _refuse_newer(before, path)
+    _refuse_newer(before)
     for migration in MIGRATIONS[before:target]:
         for statement in _split(migration):
             connection.execute(statement)
@@ -83,10 +83,11 @@ def _version(connection: sqlite3.Connection) -> int:
     return version
 
 
-def _refuse_newer(version: int, path: Path) -> None:
+def _refuse_newer(version: int) -> None:
     if version > len(MIGRATIONS):
         raise SchemaMismatch(
-            f"{path} has schema version {version}, newer than the {len(MIGRATIONS)} of this code: upgrade affinity"
+            f"the SQLite file has schema version {version}, newer than the {len(MIGRATIONS)} of this code: "
+            "upgrade affinity"
         )
 
 

@@ -80,8 +80,7 @@ class SqliteProvider:
 
         Raises:
             ConnectionLost: its directory is missing.
-            SchemaMismatch: it was never migrated, or by newer code.
-            DatabaseFailure: it is no SQLite database.
+            SchemaMismatch: it was never migrated, or by newer code, or is no SQLite database.
         """
         opened = partial(_open, path, clock or Clock(), max_wait)
         writer = await anyio.to_thread.run_sync(opened)
@@ -98,8 +97,7 @@ class SqliteProvider:
 
         Raises:
             ConnectionLost: its directory is missing.
-            SchemaMismatch: it is newer than this code.
-            DatabaseFailure: it is no SQLite database.
+            SchemaMismatch: it is newer than this code, or no SQLite database.
         """
         return await anyio.to_thread.run_sync(migrate, path)
 
@@ -295,10 +293,10 @@ class SqliteProvider:
 
 def _open(path: Path, clock: Clock, max_wait: float) -> Database:
     if not path.exists() and path.parent.is_dir():
-        raise unmigrated(path)
+        raise unmigrated()
     connection = connect(path)
     try:
-        check_schema(connection, path)
+        check_schema(connection)
         return Database(connection, clock, max_wait=max_wait)
     except BaseException:
         connection.close()

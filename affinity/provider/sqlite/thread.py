@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
-from affinity.errors import DatabaseFailure, ProviderError
+from affinity.errors import ConnectionLost, ProviderError
 from affinity.provider.sqlite.database import Database
 
 P = ParamSpec("P")
@@ -55,10 +55,10 @@ class DatabaseThread:
         """Run ``verb`` with the database on the thread.
 
         Raises:
-            DatabaseFailure: the thread was closed.
+            ConnectionLost: the provider was closed.
         """
         if self._closed is not None:
-            raise DatabaseFailure("this provider is closed")
+            raise ConnectionLost("SQLite: the provider is closed")
         answer: asyncio.Future[T] = self._loop.create_future()
         self._calls.put(_Call(lambda: verb(self._database, *args, **kwargs), answer))
         return await answer
