@@ -23,6 +23,7 @@ from affinity.errors import (
     SchemaMismatch,
 )
 from affinity.provider.conformance.builders import turn, work_item
+from affinity.provider.contract import Release
 from affinity.provider.postgres import PostgresProvider, migration
 from affinity.provider.postgres.target import Target
 from tests.provider.postgres_stage import SOMEBODY_WAITS, administrator, opened, registered, terminate, until
@@ -228,12 +229,13 @@ async def test_a_deadlock_is_contention(postgres_migrated: str, admin: psycopg.C
         admin.execute("SET deadlock_timeout = '60s'")
         with admin.transaction():
             admin.execute("SELECT FROM instances WHERE instance_id = '2' FOR UPDATE")
-            commit = asyncio.create_task(peer.commit(turn(first), turn(second)))
+            both = [Release(instance_id=name) for name in ("1", "2")]
+            release = asyncio.create_task(provider.release_instance(peer.identity, both))
             with psycopg.connect(postgres_migrated, autocommit=True) as watcher:
                 await until(watcher, SOMEBODY_WAITS)
             rival = anyio.to_thread.run_sync(admin.execute, "SELECT FROM instances WHERE instance_id = '1' FOR UPDATE")
             with pytest.raises(Contention, match="deadlock detected"):
-                await asyncio.gather(commit, rival)
+                await asyncio.gather(release, rival)
         assert all(result.committed for result in await peer.commit(turn(first), turn(second)))
 
 
