@@ -80,7 +80,7 @@ class InvalidId(InvalidInput):
 
 
 class PayloadTooLarge(InvalidInput):
-    """An input, result or event over its limit in bytes."""
+    """An input, result or event over its limit in bytes, or nested too deep."""
 
 
 class NotSerializable(InvalidInput):

@@ -6,13 +6,28 @@ import unicodedata
 from math import ceil
 from typing import Final
 
-from affinity.errors import InvalidId, PayloadTooLarge
+from pydantic_core import from_json
+
+from affinity.errors import InvalidId, InvalidOptions, PayloadTooLarge
+
+_SHOWN_BITS: Final = 128
 
 MAX_ID_BYTES: Final = 256
 """UTF-8 bytes of an instance, session, worker id or a registered name: fits an index row with room for two of them."""
 
 MAX_PAYLOAD_BYTES: Final = 2 * 1024 * 1024
 """UTF-8 bytes of one input, result or event as JSON: histories are replayed, so large data belongs in a store."""
+
+MAX_PAYLOAD_DEPTH: Final = 180
+"""Arrays and objects within each other in one input, result or event: `JSON_DEPTH`, with room for the event, the
+message and the list of carried events that a payload travels in.
+"""
+
+JSON_DEPTH: Final = 200
+"""How deep pydantic reads JSON: a constant of that library."""
+
+MAX_INTEGER: Final = 2**31 - 1
+"""The largest count or version in a column of its own: what every store can hold."""
 
 MAX_CUSTOM_STATUS_BYTES: Final = 4 * 1024
 """UTF-8 bytes of a custom status as JSON: it is written into the instance row and listed."""
@@ -109,6 +124,52 @@ def check_payload(json_text: str, what: str, limit: int = MAX_PAYLOAD_BYTES) -> 
             f"{what} has {size} bytes, over the limit of {limit}: keep large data in a store and pass a reference"
         )
     return json_text
+
+
+def check_depth(json_text: str, what: str) -> str:
+    """Return ``json_text`` if nothing in it is nested deeper than ``MAX_PAYLOAD_DEPTH``.
+
+    Raises:
+        PayloadTooLarge: something is; it could be written, and never be read again.
+    """
+    if json_text.count("[") + json_text.count("{") > MAX_PAYLOAD_DEPTH:  # as good as never
+        spare = JSON_DEPTH - MAX_PAYLOAD_DEPTH
+        try:
+            from_json("[" * spare + json_text + "]" * spare)
+        except ValueError as error:
+            raise PayloadTooLarge(f"{what} is nested more than {MAX_PAYLOAD_DEPTH} deep: flatten it") from error
+    return json_text
+
+
+def check_integer(value: object, what: str) -> int:
+    """Return ``value`` if it is an integer from 0 to ``MAX_INTEGER``.
+
+    Raises:
+        InvalidOptions: it is anything else.
+    """
+    if type(value) is not int or not 0 <= value <= MAX_INTEGER:
+        raise InvalidOptions(f"{what} must be an integer from 0 to {MAX_INTEGER}, not {_shown(value)}")
+    return value
+
+
+def check_text(value: object, what: str) -> str:
+    """Return ``value`` if it is text that every store keeps.
+
+    Raises:
+        InvalidId: it is no string, or holds a NUL or half of a surrogate pair.
+    """
+    if not isinstance(value, str):
+        raise InvalidId(f"{what} must be a string, not {type(value).__name__}")
+    if bad := next((c for c in value if c == "\x00" or unicodedata.category(c) == "Cs"), None):
+        raise InvalidId(f"{what} holds the character U+{ord(bad):04X}, which no store keeps")
+    return value
+
+
+def _shown(value: object) -> str:
+    """A value for a message; a large integer has no decimal form, and some objects have no text."""
+    if type(value) is int and value.bit_length() > _SHOWN_BITS:
+        return f"one of {value.bit_length()} bits"
+    return repr(value)[:80] if isinstance(value, str | int | float) else f"a {type(value).__name__}"
 
 
 def cut(text: str, limit: int = MAX_ERROR_BYTES) -> str:

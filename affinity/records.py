@@ -22,7 +22,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
+
+from affinity.errors import InvalidOptions
+from affinity.limits import check_id, check_integer, check_text
+
+_BIGINT: Final = 2**63
 
 StateEncoding: TypeAlias = Literal["plain", "zlib"]
 """How the bytes of a state are packed; stores keep the word and never look inside."""
@@ -50,6 +55,26 @@ class SessionState:
     schema_version: int = 1
     metadata: SessionMetadata = field(default_factory=SessionMetadata)
 
+    def __post_init__(self) -> None:
+        """Refuse what no store can keep, whoever made it.
+
+        Raises:
+            InvalidOptions: the schema version or the message count is no integer from 0 to `limits.MAX_INTEGER`, or the
+                state is not bytes.
+            InvalidId: a text is none, or holds a character that no store keeps.
+        """
+        check_id(self.session_id, "session id")
+        check_integer(self.schema_version, "schema_version")
+        check_text(self.encoding, "encoding")
+        if not isinstance(self.state, bytes | bytearray | memoryview):
+            raise InvalidOptions(f"the state of a session is bytes, not {type(self.state).__name__}")
+        about = self.metadata
+        if about.message_count is not None:
+            check_integer(about.message_count, "message_count")
+        named = [about.kind, *(text for text in (about.name, about.parent) if text is not None)]
+        for text in (*named, *about.labels.keys(), *about.labels.values(), *about.participants):
+            check_text(text, "what describes a session")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateWrite:
@@ -62,6 +87,16 @@ class StateWrite:
     new: SessionState
     base_version: int
     epoch: int
+
+    def __post_init__(self) -> None:
+        """Refuse what no store can compare.
+
+        Raises:
+            InvalidOptions: the version or the epoch is no integer of 64 bits.
+        """
+        for what, value in (("base_version", self.base_version), ("epoch", self.epoch)):
+            if type(value) is not int or not 0 <= value < _BIGINT:
+                raise InvalidOptions(f"{what} of a session's state must be an integer of 64 bits")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

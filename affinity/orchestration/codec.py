@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from affinity.errors import InvalidApp, NotSerializable
-from affinity.limits import MAX_PAYLOAD_BYTES, check_payload
+from affinity.limits import MAX_PAYLOAD_BYTES, check_depth, check_payload
 
 _PROBLEMS_SHOWN: Final = 3
 
@@ -49,12 +49,13 @@ class Codec:
 
         Raises:
             NotSerializable: it does not fit the declared type, or JSON cannot carry it.
-            PayloadTooLarge: the text is over the limit.
+            PayloadTooLarge: the text is over the limit, or nested too deep.
         """
         try:  # not `dump_json`, which passes on a dozen options that nobody gave, in every turn
             text = self._adapter.serializer.to_json(value, warnings="error").decode()
         except Exception:
             value, text = self._encode_converted(value)
+        check_depth(text, self.what)
         if "null" in text:  # pydantic writes it without complaint for a None anywhere, and for NaN
             self._check_null(value, text)
         return check_payload(text, self.what, self._limit)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from affinity.errors import InvalidOptions
+from affinity.limits import MAX_TIMER_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class RetryPolicy:
     """Factor from one pause to the next; at least 1."""
 
     max_interval: float = 60.0
-    """Seconds that no pause exceeds; at least ``initial_interval``."""
+    """Seconds that no pause exceeds; at least ``initial_interval``. Nor does one exceed ten years."""
 
     non_retryable: tuple[str | type[BaseException], ...] = ()
     """Errors that end the activity at once: exception classes or their names. A base class covers its subclasses."""
@@ -48,8 +49,8 @@ class RetryPolicy:
         try:
             pause = self.initial_interval * self.backoff ** (failures - 1)
         except OverflowError:
-            return self.max_interval
-        return min(pause, self.max_interval)
+            pause = self.max_interval
+        return min(pause, self.max_interval, MAX_TIMER_SECONDS)
 
     def retries(self, error: BaseException, failures: int) -> bool:
         """Whether to try again after ``failures`` failed attempts, the last of which raised ``error``."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from affinity.errors import InvalidOptions
-from affinity.limits import MAX_LABELS, MAX_PARTICIPANTS, check_id
+from affinity.limits import MAX_LABELS, MAX_PARTICIPANTS, check_id, check_integer
 from affinity.records import SessionMetadata
 
 
@@ -33,10 +33,10 @@ def described(metadata: SessionMetadata, said: SessionMetadata) -> SessionMetada
 
     Raises:
         InvalidId: a name, label or participant is no valid id.
-        InvalidOptions: too many labels or participants, or a negative message count.
+        InvalidOptions: too many labels or participants, or a message count that is no integer or out of range.
     """
-    if said.message_count is not None and said.message_count < 0:
-        raise InvalidOptions(f"message_count = {said.message_count}: must not be negative")
+    if said.message_count is not None:
+        check_integer(said.message_count, "message_count")
     return replace(
         metadata,
         name=metadata.name if said.name is None else check_id(said.name, "session name"),

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from affinity.errors import InvalidOptions
-from affinity.limits import check_id
+from affinity.limits import check_id, check_integer
 from affinity.records import SessionMetadata, SessionStore
 from affinity.session.codec import JsonCodec, StateCodec
 from affinity.session.copies import Copy
@@ -100,7 +100,7 @@ class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
         projection = _projection(record, to_record, from_record)
         self._schema = StateSchema[S](
             kind=check_id(kind if kind is not None else getattr(state, "__name__", str(state)), "kind"),
-            version=schema_version,
+            version=check_integer(schema_version, "schema_version"),
             codec=codec if codec is not None else JsonCodec(state if record is None else record),
             projection=projection,
             initial=initial,

@@ -17,11 +17,10 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 from pydantic_core import from_json, to_json
 
 from affinity.errors import InvalidInput, SessionLoadFailed
-from affinity.limits import MAX_ID_BYTES, MAX_LABELS, MAX_PARTICIPANTS, check_id
+from affinity.limits import MAX_ID_BYTES, MAX_INTEGER, MAX_LABELS, MAX_PARTICIPANTS, check_id
 from affinity.records import SessionMetadata, SessionRecord, SessionState
 from affinity.session.packing import pack, unpack
 
-_MAX_INT: Final = 2**31 - 1  # what a column of every store can hold
 _PROBLEMS_SHOWN: Final = 3
 
 
@@ -109,9 +108,9 @@ class _Line(BaseModel):
     name: _Text | None = None
     parent: _Id | None = None
     labels: Annotated[dict[_Text, _Text], Field(max_length=MAX_LABELS)] = {}
-    message_count: Annotated[int, Field(strict=True, ge=0, le=_MAX_INT)] | None = None
+    message_count: Annotated[int, Field(strict=True, ge=0, le=MAX_INTEGER)] | None = None
     participants: Annotated[list[_Text], Field(max_length=MAX_PARTICIPANTS)] = []
-    schema_version: Annotated[int, Field(strict=True, ge=0, le=_MAX_INT)] = 1
+    schema_version: Annotated[int, Field(strict=True, ge=0, le=MAX_INTEGER)] = 1
     version: int | None = None
     epoch: int | None = None
     created_at: AwareDatetime | None = None

@@ -39,7 +39,7 @@ class Pledge:
         """
         pledge = cls(participants)
         try:
-            writes = [write for each in participants if (write := await each.prepare()) is not None]
+            writes = [_checked(write) for each in participants if (write := await each.prepare()) is not None]
             pledge.state = _only(writes, session_id)
         except BaseException:
             pledge.settle(False)
@@ -51,6 +51,13 @@ class Pledge:
         participants, self._participants = self._participants, ()
         for each in participants:
             _tell(each, applied)
+
+
+def _checked(write: object) -> StateWrite:
+    """A participant may be anybody's code."""
+    if not isinstance(write, StateWrite):
+        raise SessionError(f"a participant must prepare a StateWrite or None, not a {type(write).__name__}")
+    return write
 
 
 def _only(writes: Sequence[StateWrite], session_id: str | None) -> StateWrite | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
-from affinity.errors import NotSerializable
+from affinity.errors import NotSerializable, PayloadTooLarge
+from affinity.limits import JSON_DEPTH, MAX_PAYLOAD_DEPTH
 from affinity.orchestration import RetryPolicy
 from affinity.orchestration import events as ev
+from affinity.orchestration.codec import Codec, read_json
 from affinity.orchestration.wire import (
     ANY_EXECUTION,
     ActivityTask,
@@ -145,3 +148,65 @@ def test_errors_are_described_whatever_they_are() -> None:
     assert ev.describe_error(ValueError("no")) == ("ValueError", "no")
     assert ev.describe_error(Broken()) == ("Broken", "(its text could not be read)")
     assert len(ev.describe_error(ValueError("x" * 100_000))[1].encode()) <= 16 * 1024
+
+
+# --- depth ----------------------------------------------------------------------------------------------------------
+
+
+def nested(depth: int, innermost: object = "[") -> Any:
+    value = innermost
+    for level in range(depth):
+        value = [value] if level % 2 else {"x": value}
+    return value
+
+
+@pytest.mark.parametrize("innermost", ["[", None, 1])
+def test_what_can_be_written_can_be_read_in_every_envelope(innermost: object) -> None:
+    codec = Codec(Any, "it")
+    text = codec.encode(nested(MAX_PAYLOAD_DEPTH, innermost))
+    for event in (
+        ev.EventRaised("x", text),
+        ev.OrchestrationStarted("x", "1", text, None, (ev.CarriedEvent("x", text),)),
+        ev.ContinuedAsNew(text, None, (ev.CarriedEvent("x", text),)),
+    ):
+        assert decode_message(encode_message(1, event)) == (1, event)
+    assert decode_task(encode_task(ActivityTask(text))).input == text
+
+
+@pytest.mark.parametrize("innermost", ["[", None, 1])
+@pytest.mark.parametrize("depth", [MAX_PAYLOAD_DEPTH + 1, JSON_DEPTH, 220, 250])
+def test_what_is_nested_too_deep_is_refused_where_it_is_written(depth: int, innermost: object) -> None:
+    with pytest.raises(PayloadTooLarge, match=f"it is nested more than {MAX_PAYLOAD_DEPTH} deep"):
+        Codec(Any, "it").encode(nested(depth, innermost))
+
+
+def test_many_brackets_are_not_depth() -> None:
+    text = Codec(Any, "it").encode([["[" * 1000]] * 1000)
+    assert decode_event(encode_event(ev.EventRaised("x", text))) == ev.EventRaised("x", text)
+
+
+def test_how_deep_json_is_read() -> None:
+    """The library's limit is where our own is derived from."""
+    read_json("[" * JSON_DEPTH + "1" + "]" * JSON_DEPTH)
+    with pytest.raises(NotSerializable):
+        read_json("[" * (JSON_DEPTH + 1) + "1" + "]" * (JSON_DEPTH + 1))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"type":"timer_created","delay":1' + "0" * 400 + "}",
+        '{"type":"activity_scheduled","name":"x","input":1,"retry":7}',
+        '{"type":"activity_scheduled","name":"x","input":1,"retry":{"max_attempts":{}}}',
+        '{"type":"orchestration_started","name":"x","version":"1","input":1,"carried":7}',
+        '{"type":"orchestration_started","name":"x","version":"1","input":1,"carried":[{}]}',
+        '{"type":"orchestration_started","name":"x","version":"1","input":1,"parent":[]}',
+        '{"type":"orchestration_started","name":"x","version":"1","input":1,'
+        '"parent":{"instance_id":"\\u0000","execution_id":1,"schedule_id":1}}',
+        '{"type":"event_awaited","name":"x","hold":"y"}',
+        '"\udcff"',
+    ],
+)
+def test_whatever_a_row_holds_is_refused_by_name(text: str) -> None:
+    with pytest.raises(NotSerializable):
+        decode_event(text)

@@ -1,19 +1,24 @@
-"""Rows that this version cannot read: each hurts its own instance, and the worker goes on serving all others."""
+"""Rows that this version cannot read, and values that no row can hold: each hurts its own instance, and the worker goes
+on serving all others.
+"""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
-from typing import LiteralString
+from typing import Any, LiteralString
 
 import anyio
 import psycopg
 import pytest
 
-from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
+from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Sessions, Worker
 from affinity.client import Client
 from affinity.client.records import Failure
+from affinity.errors import InvalidOptions, OrchestrationFailed, PayloadTooLarge
+from affinity.limits import MAX_PAYLOAD_DEPTH
+from affinity.records import SessionMetadata, SessionState, StateWrite
 from tests.waiting import started
 
 pytestmark = pytest.mark.anyio
@@ -162,3 +167,94 @@ async def test_bytes_that_are_no_text(sqlite_url: str) -> None:
                 reason = await given_up(client, name)
                 assert reason.type == "OrchestrationUnreadable"
             assert worker.runtime.error is None
+
+
+# --- values that no row can hold --------------------------------------------------------------------------------------
+
+MESSAGE_COUNTS = {"large": 2**31, "huge": 10**25, "a float": 1.5, "negative": -1, "a bool": True, "good": 1}
+
+values = App("values")
+described = Sessions(
+    dict[str, str],
+    kind="described",
+    initial=lambda _: {},
+    metadata=lambda state: SessionMetadata(message_count=MESSAGE_COUNTS[state["count"]]),  # type: ignore[arg-type]
+)
+values.add_session_listener(described)
+
+
+@values.activity
+async def describe(context: ActivityContext, count: str) -> int:
+    async with described.open(context) as state:
+        state["count"] = count
+    return 1
+
+
+class Preparing:
+    """A participant of another session layer, which prepares rubbish."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    async def prepare(self) -> StateWrite | None:
+        new: Any = {"schema_version": {"schema_version": "v2"}, "state": {"state": "text"}}.get(self.what, {})
+        if self.what == "tuple":
+            return (b"state", 1)  # type: ignore[return-value]
+        epoch: Any = "7" if self.what == "epoch" else 2**70
+        return StateWrite(new=SessionState(**{"session_id": "s", "state": b"1"} | new), base_version=0, epoch=epoch)
+
+    def settled(self, applied: bool) -> None:
+        pass
+
+
+@values.activity
+async def enlist(context: ActivityContext, what: str) -> int:
+    context.enlist(Preparing(what))
+    return 1
+
+
+@values.activity
+async def deep(context: ActivityContext, depth: int) -> object:
+    value: object = "x"
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@values.orchestration
+async def run_activity(context: OrchestrationContext, call: tuple[str, Any]) -> Any:
+    name, argument = call
+    return await context.schedule_activity(name, argument).on_session("s")
+
+
+async def test_values_that_no_row_can_hold_fail_the_activity_that_gave_them(any_url: str, client: Client) -> None:
+    bad: list[tuple[str, Any]] = [("describe", count) for count in MESSAGE_COUNTS if count != "good"]
+    bad += [("enlist", what) for what in ("schema_version", "state", "tuple", "epoch", "version")]
+    bad += [("deep", depth) for depth in (MAX_PAYLOAD_DEPTH + 1, 200, 220, 254, 255)]
+    async with worker_of(any_url, values) as worker:
+        runs = [await client.start(run_activity, call) for call in bad]
+        for call, run in zip(bad, runs, strict=True):
+            with pytest.raises(OrchestrationFailed) as raised:
+                await client.wait(run.instance_id, timeout=30)
+            assert raised.value.error_type == "ActivityFailed", call
+        for call in [("describe", "good"), ("deep", MAX_PAYLOAD_DEPTH)]:
+            await client.wait((await client.start(run_activity, call)).instance_id, timeout=30)
+        assert worker.runtime.error is None
+
+
+@pytest.mark.parametrize("version", ["v2", -1, 2**31, 1.5])
+def test_a_schema_version_that_no_row_can_hold(version: Any) -> None:
+    with pytest.raises(InvalidOptions, match="schema_version must be an integer"):
+        Sessions(dict, schema_version=version)
+
+
+async def test_an_event_that_is_nested_too_deep_is_refused_to_its_sender(sqlite_url: str) -> None:
+    data: object = "x"
+    for _ in range(MAX_PAYLOAD_DEPTH + 1):
+        data = [data]
+    async with Client(sqlite_url) as client:
+        await client.start(waits, 1, instance_id="waits")
+        with pytest.raises(PayloadTooLarge):
+            await client.raise_event("waits", "go", data)
+        with pytest.raises(PayloadTooLarge):
+            await client.start("waits", data)

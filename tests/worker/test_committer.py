@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import struct
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -25,7 +27,7 @@ class Database:
         self.batches: list[list[int]] = []
         self.asked = anyio.Event()
         self.gate = anyio.Event()
-        self.bad: dict[int, ProviderError] = {}
+        self.bad: dict[int, Exception] = {}
 
     async def write(self, batch: Sequence[int]) -> Sequence[int]:
         self.batches.append(list(batch))
@@ -156,7 +158,7 @@ async def test_a_batch_is_bounded_by_its_weight() -> None:
         assert desk.database.batches == [[0], [1, 2], [3], [4], [5, 6]]
 
 
-async def test_a_refused_batch_is_written_one_by_one_so_that_only_the_culprit_fails() -> None:
+async def test_of_a_refused_batch_only_the_culprit_fails() -> None:
     async with running() as desk:
         refusal = desk.database.bad[2] = DataRefused("no")
         desk.submit(0)
@@ -165,6 +167,38 @@ async def test_a_refused_batch_is_written_one_by_one_so_that_only_the_culprit_fa
         desk.database.gate.set()
         await desk.commits.flushed()
         assert desk.answers == [(0, 0), (1, 10), (2, refusal), (3, 30)]
+
+
+@pytest.mark.parametrize(
+    "error", [struct.error("'i' format"), UnicodeEncodeError("utf-8", "x", 0, 1, "no"), KeyError()]
+)
+async def test_whatever_a_request_raises_is_its_own(error: Exception) -> None:
+    """Not only what the database says: a value that cannot be packed, or what nobody thought of."""
+    async with running() as desk:
+        desk.database.bad[700] = error
+        desk.submit(0)
+        await desk.database.asked.wait()
+        desk.submit(*range(1, 1001))
+        desk.database.gate.set()
+        await desk.commits.flushed()
+        answers = dict(desk.answers)
+        refused = answers.pop(700)
+        assert isinstance(refused, DataRefused)
+        assert refused.__cause__ is error
+        assert answers == {n: n * 10 for n in range(1001) if n != 700}
+        assert len(desk.database.batches) < 25  # by halves
+
+
+async def test_who_fails_to_take_an_outcome_hurts_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+    async with running() as desk:
+        desk.database.gate.set()
+        desk.commits.submit(1, lambda _: deque().popleft())
+        desk.submit(2)
+        await desk.commits.flushed()
+        desk.submit(3)
+        await desk.commits.flushed()
+        assert desk.answers == [(2, 20), (3, 30)]
+    assert "could not be handed out" in caplog.text
 
 
 async def test_nobody_can_say_what_became_of_a_batch_whose_reply_was_lost() -> None:
