@@ -10,6 +10,9 @@ columns of their own, what people look for. Two ways lead to a record:
 Fences
     *version*: counts the writes of a record, from 1. A write names the version that it was made from; another one in
     the store means that somebody else has written since.
+    *birth*: a random name that a record has from its making to its deletion. Versions begin again with a record that is
+    made anew under the same id; its birth is another. Who writes with a result need not name it: the deletion has ended
+    the epoch.
     *epoch*: of the lease under which the writer works (`docs/leases.md`). A write under an older epoch than the session
     or its record has is refused. In the provider's database, whoever saves or deletes a record without a lease gives
     the session a new epoch first (one without a row gets it, expired): copies in the memory of its holder are not used
@@ -81,7 +84,8 @@ class StateWrite:
     """Session state that commits with the result of an activity.
 
     Applied when the record's version is ``base_version`` (0: there is no record) and neither the session nor the record
-    has an epoch greater than ``epoch``. The record then has version ``base_version`` + 1 and this epoch.
+    has an epoch greater than ``epoch``. The record then has version ``base_version`` + 1 and this epoch. It names no
+    birth: a record that was made anew comes with a greater epoch of the session.
     """
 
     new: SessionState
@@ -109,6 +113,7 @@ class SessionRecord:
     schema_version: int
     metadata: SessionMetadata
     version: int
+    birth: str  # see the module
     epoch: int | None  # of the lease that wrote it last; None when nobody ever wrote it under one
     turn: str | None  # idempotency key of the last write; see `SessionStore.save`
     created_at: datetime
@@ -123,6 +128,7 @@ class SessionSummary:
     schema_version: int
     metadata: SessionMetadata
     version: int
+    birth: str
     epoch: int | None
     size: int  # bytes of the state as stored
     holder: str | None  # worker that holds the session now, where the store can know
@@ -163,6 +169,7 @@ class SessionStore(Protocol):
         new: SessionState,
         *,
         expected_version: int | None = None,
+        birth: str | None = None,
         epoch: int | None = None,
         turn: str | None = None,
     ) -> int:
@@ -171,14 +178,16 @@ class SessionStore(Protocol):
         Args:
             new: what to write; ``created_at`` of an existing record stays.
             expected_version: the version that it was made from, 0 for none.
+            birth: of the record that it was made from. Where there is no record, the one that is made gets it; None
+                gives it a random one.
             epoch: of the writer's lease. None: a writer without a lease; the record keeps its epoch, and in a
                 provider's database the session gets a new one (see the module).
             turn: idempotency key. When the record's last write had this very key, nothing is written and the record's
                 version is returned: the write has happened already.
 
         Raises:
-            SessionWriteConflict: the record has another version than expected, or the session or the record a newer
-                epoch than the writer. Nothing was written.
+            SessionWriteConflict: the record has another version than expected or another birth, or the session or the
+                record a newer epoch than the writer. Nothing was written.
         """
         ...
 
@@ -189,6 +198,7 @@ class SessionStore(Protocol):
         cascade: bool = False,
         idle_only: bool = False,
         versions: Mapping[str, int] | None = None,
+        births: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> Sequence[str]:
         """Remove records; unknown ids are passed over.
@@ -198,6 +208,7 @@ class SessionStore(Protocol):
             cascade: their children too, and the children of those.
             idle_only: leave those that a live worker holds, or that have work in the queue.
             versions: leave those of these sessions whose record has another version: it was written since it was seen.
+            births: leave those of these sessions whose record has another birth: it was made since.
             dry_run: change nothing.
 
         Returns:

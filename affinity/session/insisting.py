@@ -21,7 +21,7 @@ class Caller(Protocol):
 
 class InsistentStore:
     """A store whose calls are repeated: ``reading`` may do so after any failure that passes, ``writing`` only after one
-    that changed nothing.
+    that changed nothing. A save with an idempotency key is repeated as reading is.
     """
 
     def __init__(self, store: SessionStore, *, reading: Caller, writing: Caller) -> None:
@@ -37,12 +37,14 @@ class InsistentStore:
         new: SessionState,
         *,
         expected_version: int | None = None,
+        birth: str | None = None,
         epoch: int | None = None,
         turn: str | None = None,
     ) -> int:
         """See `SessionStore.save`."""
-        save = partial(self._store.save, new, expected_version=expected_version, epoch=epoch, turn=turn)
-        return await self._writing(save)
+        save = partial(self._store.save, new, expected_version=expected_version, birth=birth, epoch=epoch, turn=turn)
+        # By its key a write that has happened is known, so this may be repeated after a lost answer.
+        return await (self._writing if turn is None else self._reading)(save)
 
     async def delete(
         self,
@@ -51,12 +53,12 @@ class InsistentStore:
         cascade: bool = False,
         idle_only: bool = False,
         versions: Mapping[str, int] | None = None,
+        births: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> Sequence[str]:
         """See `SessionStore.delete`."""
-        delete = partial(
-            self._store.delete, session_ids, cascade=cascade, idle_only=idle_only, versions=versions, dry_run=dry_run
-        )
+        which = {"cascade": cascade, "idle_only": idle_only, "dry_run": dry_run}
+        delete = partial(self._store.delete, session_ids, versions=versions, births=births, **which)
         return await self._writing(delete)  # again after a lost answer, it would not say what it removed
 
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:

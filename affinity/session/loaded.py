@@ -22,6 +22,7 @@ class Stored:
 
     store: SessionStore | None = None  # which store; None: there is none
     version: int = 0  # of the record; 0: there is none
+    birth: str | None = None  # of the record, or the one to make it with; None: not known, or not needed
     turn: str | None = None  # idempotency key of the last write
     digest: bytes | None = None  # of the state; None: it must be written, being new or migrated
     metadata: SessionMetadata
@@ -69,6 +70,7 @@ class Loaded(Generic[S]):
         self.stored = Stored(
             store=self.stored.store,
             version=version,
+            birth=self.stored.birth,
             turn=turn,
             digest=encoded.digest,
             metadata=encoded.new.metadata,

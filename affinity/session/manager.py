@@ -205,7 +205,10 @@ class SessionManager:
         removed, left = list[str](), list[str]()
         async for rows in self._pages(where):
             versions = {row.session_id: row.version for row in rows}
-            gone = await self._store.delete(list(versions), idle_only=True, versions=versions, dry_run=dry_run)
+            births = {row.session_id: row.birth for row in rows}
+            gone = await self._store.delete(
+                list(versions), idle_only=True, versions=versions, births=births, dry_run=dry_run
+            )
             removed += gone
             left += sorted(versions.keys() - set(gone))
             progress(len(removed))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from uuid import uuid4
 
 from affinity.errors import SessionWriteConflict
 from affinity.records import SessionFilter, SessionMetadata, SessionRecord, SessionState, SessionSummary
@@ -23,17 +24,35 @@ class _Fence:
     """What a writer asks of the record that it replaces."""
 
     expected_version: int | None
+    birth: str | None
     epoch: int | None
 
     def check(self, session_id: str, found: SessionRecord | None) -> None:
         version, epoch = (found.version, found.epoch) if found else (None, None)
-        if self.expected_version is not None and self.expected_version != (version or 0):
+        if found and self.birth not in {None, found.birth}:
+            said = "its record was deleted and made anew"
+        elif self.expected_version is not None and self.expected_version != (version or 0):
             said = f"its record has version {version or 0}, not {self.expected_version}"
         elif self.epoch is not None and epoch is not None and epoch > self.epoch:
             said = f"its record was written under epoch {epoch}, which is newer than {self.epoch}"
         else:
             return
         raise SessionWriteConflict(session_id, self.expected_version, version, said)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a deletion knows of the records that it is to remove."""
+
+    versions: Mapping[str, int]
+    births: Mapping[str, str]
+
+    def is_still(self, found: SessionRecord) -> bool:
+        """Whether the record is the one that was seen."""
+        name = found.session_id
+        return self.versions.get(name, found.version) == found.version and (
+            self.births.get(name, found.birth) == found.birth
+        )
 
 
 class MemorySessionStore:
@@ -59,6 +78,7 @@ class MemorySessionStore:
         new: SessionState,
         *,
         expected_version: int | None = None,
+        birth: str | None = None,
         epoch: int | None = None,
         turn: str | None = None,
     ) -> int:
@@ -66,8 +86,8 @@ class MemorySessionStore:
         found = self._records.get(new.session_id)
         if found is not None and turn is not None and found.turn == turn:
             return found.version
-        _Fence(expected_version, epoch).check(new.session_id, found)
-        written = self._written(new, found, epoch, turn)
+        _Fence(expected_version, birth, epoch).check(new.session_id, found)
+        written = self._written(new, found, birth, epoch, turn)
         self._records[new.session_id] = written
         return written.version
 
@@ -78,10 +98,11 @@ class MemorySessionStore:
         cascade: bool = False,
         idle_only: bool = False,
         versions: Mapping[str, int] | None = None,
+        births: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> Sequence[str]:
         """See `affinity.records.SessionStore`. A record that is left keeps its children."""
-        told = versions or {}
+        told = _Seen(versions or {}, births or {})
         doomed = [session_id for session_id in dict.fromkeys(session_ids) if self._goes(session_id, told)]
         if cascade:
             doomed = list(self._with_children(doomed, told))
@@ -98,7 +119,7 @@ class MemorySessionStore:
         return [_summary(record) for record in found[:limit]]
 
     def _written(
-        self, new: SessionState, found: SessionRecord | None, epoch: int | None, turn: str | None
+        self, new: SessionState, found: SessionRecord | None, birth: str | None, epoch: int | None, turn: str | None
     ) -> SessionRecord:
         now = self._clock()
         kept = found.epoch if found else None
@@ -109,17 +130,18 @@ class MemorySessionStore:
             schema_version=new.schema_version,
             metadata=_copied(new.metadata),
             version=found.version + 1 if found else 1,
+            birth=found.birth if found else birth or uuid4().hex,
             epoch=kept if epoch is None else epoch,
             turn=turn,
             created_at=found.created_at if found else now,
             updated_at=now,
         )
 
-    def _goes(self, session_id: str, told: Mapping[str, int]) -> bool:
+    def _goes(self, session_id: str, told: _Seen) -> bool:
         found = self._records.get(session_id)
-        return found is not None and told.get(session_id, found.version) == found.version
+        return found is not None and told.is_still(found)
 
-    def _with_children(self, doomed: Sequence[str], told: Mapping[str, int]) -> Iterator[str]:
+    def _with_children(self, doomed: Sequence[str], told: _Seen) -> Iterator[str]:
         """Generation by generation; each id once, so that a circle of parents ends."""
         seen, generation = set(doomed), list(doomed)
         while generation:
@@ -173,6 +195,7 @@ def _summary(record: SessionRecord) -> SessionSummary:
         schema_version=record.schema_version,
         metadata=_copied(record.metadata),
         version=record.version,
+        birth=record.birth,
         epoch=record.epoch,
         size=len(record.state),
         holder=None,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
+from uuid import uuid4
 
 import anyio.to_thread
 
@@ -74,6 +75,7 @@ class StateSchema(Generic[S]):
         stored = Stored(
             store=store,
             version=record.version,
+            birth=record.birth,
             turn=record.turn,
             digest=decoded.digest if record.schema_version == self.version else None,
             metadata=metadata.normal(record.metadata),
@@ -87,7 +89,8 @@ class StateSchema(Generic[S]):
             InvalidOptions: the type has no such state, and no ``initial`` says what it is.
         """
         state = self.folding.new(values) if self.initial is None else self.initial(session_id or "")
-        return Loaded(session_id, state, Stored(store=store, metadata=SessionMetadata(kind=self.kind)))
+        birth = None if store is None else uuid4().hex
+        return Loaded(session_id, state, Stored(store=store, birth=birth, metadata=SessionMetadata(kind=self.kind)))
 
     async def again(self, staged: Encoded, stored: Stored) -> Loaded[S]:
         """The state from what is to be written and is not in the store yet."""

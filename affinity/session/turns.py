@@ -219,8 +219,11 @@ class Turn(Generic[S]):
     async def _save(self, new: SessionState) -> int:
         assert self.store is not None
         assert self._base is not None
+        base = self._base
         try:
-            return await self.store.save(new, expected_version=self._base.version, epoch=self.address[1], turn=self.key)
+            return await self.store.save(
+                new, expected_version=base.version, birth=base.birth, epoch=self.address[1], turn=self.key
+            )
         except SessionWriteConflict:
             self._pool.count("conflicts")
             raise

@@ -133,7 +133,8 @@ class InScript(Generic[S]):
 
     async def _write(self, loaded: Loaded[S], store: SessionStore, encoded: Encoded, new: SessionState) -> None:
         try:
-            version = await store.save(new, expected_version=loaded.stored.version)
+            stored = loaded.stored
+            version = await store.save(new, expected_version=stored.version, birth=stored.birth)
         except SessionWriteConflict:
             raise
         except Exception as error:

@@ -79,13 +79,14 @@ class CountingStore(MemorySessionStore):
         new: SessionState,
         *,
         expected_version: int | None = None,
+        birth: str | None = None,
         epoch: int | None = None,
         turn: str | None = None,
     ) -> int:
         self.saves += 1
         if self.failure is not None:
             raise self.failure
-        return await super().save(new, expected_version=expected_version, epoch=epoch, turn=turn)
+        return await super().save(new, expected_version=expected_version, birth=birth, epoch=epoch, turn=turn)
 
     async def apply(self, write: StateWrite | None) -> bool:
         """What a commit does with the state that goes with a result."""

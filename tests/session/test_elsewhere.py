@@ -51,6 +51,19 @@ async def test_a_second_turn_builds_on_the_version_of_the_first(host: Host, stor
     assert record.version == 2
 
 
+async def test_a_record_that_was_made_anew_is_not_overwritten(host: Host, store: CountingStore) -> None:
+    """The copy in memory has its version, and an epoch that nothing there has ended: the birth tells them apart."""
+    chats = Sessions(Chat, kind="chat", store=store)
+    await host.say(chats, "former")
+    await store.delete(["s"])
+    async with chats.open("s") as chat:
+        chat.lines.append("anew")
+    with pytest.raises(SessionWriteConflict, match="made anew"):
+        await host.say(chats, "late")
+    await host.say(chats, "again")
+    assert (await host.read(chats)).lines == ["anew", "again"]
+
+
 async def test_the_database_given_explicitly_is_not_elsewhere(host: Host) -> None:
     chats = Sessions(Chat, kind="chat", store=host.database)
     ctx = host.activity()

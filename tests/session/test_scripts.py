@@ -97,6 +97,31 @@ async def test_somebody_elses_write_is_a_conflict(chats: Sessions[Chat]) -> None
     assert await lines(chats) == ["first"]
 
 
+@pytest.mark.parametrize("saves", [0, 1])
+async def test_a_record_that_was_made_anew_is_not_overwritten(
+    store: CountingStore, chats: Sessions[Chat], saves: int
+) -> None:
+    """Its version is the one that the script has loaded, or has written itself."""
+
+    async def late() -> None:
+        opening = chats.open("s")
+        async with opening as chat:
+            for _ in range(saves):
+                chat.lines.append("first")
+                await opening.save()
+            await store.delete(["s"])
+            async with chats.open("s") as other:
+                other.lines.append("anew")
+            chat.lines.append("late")
+
+    if not saves:
+        async with chats.open("s") as chat:
+            chat.lines.append("first")
+    with pytest.raises(SessionWriteConflict, match="made anew"):
+        await late()
+    assert await lines(chats) == ["anew"]
+
+
 async def test_a_store_that_fails_to_save_gives_the_state_back(store: CountingStore, chats: Sessions[Chat]) -> None:
     async def script() -> None:
         async with chats.open("s") as chat:

@@ -186,10 +186,11 @@ class Lossy(MemorySessionStore):
         new: SessionState,
         *,
         expected_version: int | None = None,
+        birth: str | None = None,
         epoch: int | None = None,
         turn: str | None = None,
     ) -> int:
-        version = await super().save(new, expected_version=expected_version, epoch=epoch, turn=turn)
+        version = await super().save(new, expected_version=expected_version, birth=birth, epoch=epoch, turn=turn)
         if self.deaths:
             self.deaths -= 1
             raise ConnectionResetError("after the save")

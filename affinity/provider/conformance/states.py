@@ -165,6 +165,18 @@ class StateRules(Rules):
         assert await states.load("s") is None
 
     @each_way
+    async def test_a_record_that_was_made_anew_is_not_overwritten(self, world: World, way: Way) -> None:
+        """It has the version that the write was made from; the deletion has ended the epoch (StateWrite)."""
+        a, states = await world.worker("a"), await world.states()
+        await world.enqueue("s", "s")
+        first, second = await a.take(10)
+        assert await way(a, first, state_write(first))
+        await states.delete(["s"])
+        await states.save(state("s"))
+        assert not await way(a, second, state_write(second, base=1))
+        assert ((await world.record("s")).state, (await world.record("s")).version) == (b"by hand", 1)
+
+    @each_way
     async def test_a_session_without_a_row_is_fenced_by_its_record(self, world: World, way: Way) -> None:
         """There is nothing else to go by (StateWrite)."""
         a = await world.worker("a")

@@ -69,20 +69,22 @@ class PostgresStates:
         new: SessionState,
         *,
         expected_version: int | None = None,
+        birth: str | None = None,
         epoch: int | None = None,
         turn: str | None = None,
     ) -> int:
         """See `affinity.records.SessionStore`."""
-        fences = {"expected": _bigint(expected_version), "epoch": _bigint(epoch), "turn": turn}
-        version, repeated, known, fits = await self._save({**_columns(new), **fences})
+        fences = {"expected": _bigint(expected_version), "birth": birth, "epoch": _bigint(epoch), "turn": turn}
+        version, repeated, same, known, fits = await self._save({**_columns(new), **fences})
         if repeated:
             return int(version)
         if not fits:
-            said = (
-                f"the session or its record has a newer epoch than {epoch}"
-                if known
-                else f"its record has version {version or 0}, not {expected_version}"
-            )
+            if not same:
+                said = "its record was deleted and made anew"
+            elif not known:
+                said = f"its record has version {version or 0}, not {expected_version}"
+            else:
+                said = f"the session or its record has a newer epoch than {epoch}"
             raise SessionWriteConflict(new.session_id, expected_version, version, said)
         return (version or 0) + 1
 
@@ -102,18 +104,21 @@ class PostgresStates:
         cascade: bool = False,
         idle_only: bool = False,
         versions: Mapping[str, int] | None = None,
+        births: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> Sequence[str]:
         """See `affinity.records.SessionStore`. A record that is left keeps its children."""
         if not session_ids:
             return []
-        told = versions or {}
+        told, born = versions or {}, births or {}
         params = {
             "session": Texts(session_ids),
             "cascade": cascade,
             "idle_only": idle_only,
             "version_session": Texts(told),
             "version": Ints(told.values()),
+            "birth_session": Texts(born),
+            "birth": Texts(born.values()),
             "dry_run": dry_run,
         }
         removed: list[str | None] = [None]
@@ -191,7 +196,7 @@ def _bigint(value: int | None) -> Int8 | None:
 
 
 def _record(row: Row) -> SessionRecord:
-    session_id, state, encoding, schema_version, *metadata, version, epoch, turn, created_at, updated_at = row
+    session_id, state, encoding, schema_version, *metadata, version, birth, epoch, turn, created_at, updated_at = row
     return SessionRecord(
         session_id=session_id,
         state=state,
@@ -199,6 +204,7 @@ def _record(row: Row) -> SessionRecord:
         schema_version=schema_version,
         metadata=_metadata(metadata),
         version=version,
+        birth=birth,
         epoch=epoch,
         turn=turn,
         created_at=created_at,
@@ -207,12 +213,13 @@ def _record(row: Row) -> SessionRecord:
 
 
 def _summary(row: Row) -> SessionSummary:
-    session_id, schema_version, *metadata, version, epoch, size, created_at, updated_at, holder = row
+    session_id, schema_version, *metadata, version, birth, epoch, size, created_at, updated_at, holder = row
     return SessionSummary(
         session_id=session_id,
         schema_version=schema_version,
         metadata=_metadata(metadata),
         version=version,
+        birth=birth,
         epoch=epoch,
         size=size,
         holder=holder,

@@ -1,6 +1,6 @@
 -- load: one record
 SELECT session_id, state, encoding, schema_version, kind, name, parent, labels, message_count, participants, version,
-    epoch, turn, created_at, updated_at
+    birth, epoch, turn, created_at, updated_at
 FROM session_states WHERE session_id = %(session)s
 
 -- save: write one record, if it passes the fences that the caller asked for
@@ -23,17 +23,17 @@ WITH begun AS (
     -- Somebody else has made the row since this statement began, which therefore does not see it.
     SELECT %(epoch)s::bigint IS NULL AND NOT EXISTS (SELECT FROM begun) AND NOT EXISTS (SELECT FROM session) AS yes
 ), record AS MATERIALIZED (
-    SELECT version, epoch, turn FROM session_states
+    SELECT version, birth, epoch, turn FROM session_states
     WHERE session_id = %(session)s AND (SELECT count(*) FROM session) >= 0 -- always true: the session is locked first
     FOR NO KEY UPDATE
 ), verdict AS MATERIALIZED (
-    SELECT o.yes AS overtaken, r.version, v.repeated, v.known,
-        NOT o.yes AND NOT v.repeated AND v.known AND v.newest AS fits, clock() AS now
+    SELECT o.yes AS overtaken, r.version, v.repeated, v.same, v.known,
+        NOT o.yes AND NOT v.repeated AND v.same AND v.known AND v.newest AS fits, clock() AS now
     FROM overtaken o
     LEFT JOIN record r ON true
     LEFT JOIN session s ON true
     CROSS JOIN LATERAL (
-        SELECT (r.turn = %(turn)s) IS TRUE AS repeated,
+        SELECT (r.turn = %(turn)s) IS TRUE AS repeated, (r.birth = %(birth)s) IS NOT FALSE AS same,
             coalesce(r.version, 0) = coalesce(%(expected)s, r.version, 0) AS known,
             (s.epoch > %(epoch)s OR r.epoch > %(epoch)s) IS NOT TRUE AS newest
     ) v
@@ -44,9 +44,9 @@ WITH begun AS (
 ), added AS (
     -- Plain, as in a commit: see there.
     INSERT INTO session_states (session_id, state, encoding, schema_version, kind, name, parent, labels, message_count,
-        participants, version, epoch, turn, created_at, updated_at)
+        participants, version, birth, epoch, turn, created_at, updated_at)
     SELECT %(session)s, %(state)s, %(encoding)s, %(schema)s, %(kind)s, %(name)s, %(parent)s, %(labels)s::jsonb,
-        %(messages)s, %(participants)s::jsonb, 1, %(epoch)s, %(turn)s, now, now
+        %(messages)s, %(participants)s::jsonb, 1, coalesce(%(birth)s, gen_random_uuid()::text), %(epoch)s, %(turn)s, now, now
     FROM verdict WHERE fits AND version IS NULL
 ), written AS (
     UPDATE session_states r
@@ -56,7 +56,7 @@ WITH begun AS (
         turn = %(turn)s, updated_at = v.now
     FROM verdict v WHERE r.session_id = %(session)s AND v.fits AND v.version IS NOT NULL
 )
-SELECT overtaken, version, repeated, known, fits FROM verdict
+SELECT overtaken, version, repeated, same, known, fits FROM verdict
 
 -- delete: records, and those of their children, as far as they may go
 -- Looked for, then locked, then judged by what they are once they are locked. Children of a record that stays, stay.
@@ -81,7 +81,7 @@ WITH RECURSIVE found (session_id) AS (
     SELECT FROM found WHERE NOT %(dry_run)s
         AND session_id NOT IN (SELECT session_id FROM begun) AND session_id NOT IN (SELECT session_id FROM session)
 ), record AS MATERIALIZED (
-    SELECT r.session_id, r.parent, r.version FROM session_states r
+    SELECT r.session_id, r.parent, r.version, r.birth FROM session_states r
     WHERE r.session_id = ANY (ARRAY (SELECT session_id FROM found)) AND (SELECT count(*) FROM session) >= 0
     ORDER BY r.session_id FOR UPDATE
 ), busy AS MATERIALIZED (
@@ -98,6 +98,11 @@ WITH RECURSIVE found (session_id) AS (
           SELECT x.session_id, x.version FROM record x
           JOIN unnest(%(version_session)s, %(version)s) AS v (session_id, version) USING (session_id)
           WHERE x.version <> v.version)
+      AND (r.session_id, r.birth) NOT IN (
+          -- Those whose birth is told, and is another.
+          SELECT x.session_id, x.birth FROM record x
+          JOIN unnest(%(birth_session)s, %(birth)s) AS b (session_id, birth) USING (session_id)
+          WHERE x.birth <> b.birth)
 ), doomed (session_id) AS (
     SELECT session_id FROM free WHERE session_id = ANY (%(session)s)
     UNION
@@ -120,7 +125,7 @@ ORDER BY array_position(%(session)s, session_id), session_id
 SELECT p.*, (SELECT h.worker_id FROM held_sessions h WHERE h.session_id = p.session_id)
 FROM (
     SELECT r.session_id, r.schema_version, r.kind, r.name, r.parent, r.labels, r.message_count, r.participants,
-        r.version, r.epoch, octet_length(r.state), r.created_at, r.updated_at
+        r.version, r.birth, r.epoch, octet_length(r.state), r.created_at, r.updated_at
     FROM session_states r
     WHERE (%(kind)s::text IS NULL OR r.kind = %(kind)s)
       AND (%(name)s::text IS NULL OR r.name = %(name)s)

@@ -110,12 +110,13 @@ def _narrowing(where: SessionFilter) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _summary(row: Row) -> SessionSummary:
-    session_id, schema_version, *metadata, version, epoch, created_at, updated_at, size, holder = row
+    session_id, schema_version, *metadata, version, epoch, created_at, updated_at, size, holder, birth = row
     return SessionSummary(
         session_id=session_id,
         schema_version=schema_version,
         metadata=read_metadata(metadata),
         version=version,
+        birth=birth,
         epoch=epoch,
         size=size,
         holder=holder,

@@ -5,7 +5,7 @@ SELECT p.*, (
     SELECT s.worker_id FROM sessions AS s
     CROSS JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation
     WHERE s.session_id = p.session_id AND s.locked_until > :now AND w.locked_until > :now
-)
+), (SELECT b.birth FROM session_states AS b INDEXED BY session_states_by_birth WHERE b.session_id = p.session_id)
 FROM (
     SELECT r.session_id, r.schema_version, r.kind, r.name, r.parent, r.labels, r.message_count, r.participants,
            r.version, r.epoch, r.created_at, r.updated_at, length(r.state) AS size

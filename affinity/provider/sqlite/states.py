@@ -29,6 +29,7 @@ class Deletion:
     cascade: bool
     idle_only: bool
     versions: Mapping[str, int]
+    births: Mapping[str, str]
 
 
 class _Found(NamedTuple):
@@ -81,7 +82,9 @@ class Judge:
         return (found.version or 0) == write.base_version and not found.is_newer_than(write.epoch)
 
 
-def encode(new: SessionState, *, epoch: int | None, turn: str | None = None) -> dict[str, Any]:
+def encode(
+    new: SessionState, *, epoch: int | None, birth: str | None = None, turn: str | None = None
+) -> dict[str, Any]:
     """A state as the columns of its record."""
     about = new.metadata
     return {
@@ -97,6 +100,7 @@ def encode(new: SessionState, *, epoch: int | None, turn: str | None = None) -> 
         "labels": to_json(dict(sorted(about.labels.items()))),
         "participants": to_json(list(about.participants)),
         "state": bytes(new.state),
+        "birth": birth,
     }
 
 
@@ -108,6 +112,8 @@ def save(tx: Tx, record: dict[str, Any], expected_version: int | None) -> int:
     version = found.version or 0
     if record["turn"] is not None and found.turn == record["turn"]:
         return version
+    if found.version is not None and record["birth"] not in {None, _birth(tx, session_id)}:
+        raise SessionWriteConflict(session_id, expected_version, version, "its record was deleted and made anew")
     if expected_version not in {None, version}:
         said = f"its record has version {version}, not {expected_version}"
         raise SessionWriteConflict(session_id, expected_version, found.version, said)
@@ -118,6 +124,11 @@ def save(tx: Tx, record: dict[str, Any], expected_version: int | None) -> int:
         sessions.renew_epochs(tx, [session_id])
     _put(tx, [record], all_found)
     return version + 1
+
+
+def _birth(tx: Tx, session_id: str) -> str:
+    birth: str = tx.value(SQL["birth"], {"session_id": session_id})
+    return birth
 
 
 def load(tx: Tx, session_id: str) -> SessionRecord | None:
@@ -131,6 +142,7 @@ def find_doomed(tx: Tx, asked: Deletion) -> list[str]:
     arguments = {
         "session_ids": to_json(asked.session_ids),
         "versions": to_json(list(asked.versions.items())),
+        "births": to_json(list(asked.births.items())),
         "cascade": asked.cascade,
         "idle_only": asked.idle_only,
         "now": tx.now,
@@ -190,7 +202,7 @@ def _put(tx: Tx, records: Sequence[dict[str, Any]], found: Mapping[str, _Found])
 
 
 def _record(row: Row) -> SessionRecord:
-    session_id, state, encoding, turn, schema_version, *metadata, version, epoch, created_at, updated_at = row
+    session_id, state, encoding, turn, schema_version, *metadata, version, birth, epoch, created_at, updated_at = row
     return SessionRecord(
         session_id=session_id,
         state=state,
@@ -198,6 +210,7 @@ def _record(row: Row) -> SessionRecord:
         schema_version=schema_version,
         metadata=read_metadata(metadata),
         version=version,
+        birth=birth,
         epoch=epoch,
         turn=turn,
         created_at=instant(created_at),

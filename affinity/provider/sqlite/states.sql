@@ -4,14 +4,17 @@ FROM json_each(:session_ids) AS j
 LEFT JOIN session_states AS r ON r.session_id = j.value
 LEFT JOIN sessions AS s ON s.session_id = j.value;
 
+-- birth: of one record
+SELECT birth FROM session_states INDEXED BY session_states_by_birth WHERE session_id = :session_id;
+
 -- write: a record that has passed its fences; written without a lease, it keeps its epoch
 INSERT INTO session_states (
     session_id, version, epoch, created_at, updated_at, schema_version, encoding, kind, name, parent, message_count,
-    turn, labels, participants, state
+    turn, labels, participants, state, birth
 )
 VALUES (
     :session_id, 1, :epoch, :now, :now, :schema_version, :encoding, :kind, :name, :parent, :message_count,
-    :turn, :labels, :participants, :state
+    :turn, :labels, :participants, :state, coalesce(:birth, lower(hex(randomblob(8))))
 )
 ON CONFLICT (session_id) DO UPDATE SET
     version = version + 1,
@@ -37,7 +40,7 @@ SELECT value ->> 0, value ->> 1, value ->> 2 FROM json_each(:rows);
 
 -- load: one record
 SELECT session_id, state, encoding, turn, schema_version, kind, name, parent, labels, message_count, participants,
-       version, epoch, created_at, updated_at
+       version, birth, epoch, created_at, updated_at
 FROM session_states WHERE session_id = :session_id;
 
 -- doomed: the records that a deletion removes; children of a record that stays, stay
@@ -45,6 +48,10 @@ WITH RECURSIVE rewritten (session_id) AS MATERIALIZED (
     SELECT r.session_id FROM json_each(:versions) AS j
     CROSS JOIN session_states AS r ON r.session_id = j.value ->> 0
     WHERE r.version <> j.value ->> 1
+    UNION ALL
+    SELECT r.session_id FROM json_each(:births) AS j
+    CROSS JOIN session_states AS r INDEXED BY session_states_by_birth ON r.session_id = j.value ->> 0
+    WHERE r.birth <> j.value ->> 1
 ),
 idle (session_id, parent) AS NOT MATERIALIZED (
     SELECT r.session_id, r.parent FROM session_states AS r

@@ -31,11 +31,12 @@ class SqliteStates:
         new: SessionState,
         *,
         expected_version: int | None = None,
+        birth: str | None = None,
         epoch: int | None = None,
         turn: str | None = None,
     ) -> int:
         """See `SessionStore.save`."""
-        record = states.encode(new, epoch=epoch, turn=turn)  # here, so that nobody changes it on its way
+        record = states.encode(new, epoch=epoch, birth=birth, turn=turn)  # here, so that nobody changes it on its way
         return await self._writer.call(Database.write, states.save, record, expected_version)
 
     async def delete(
@@ -45,11 +46,16 @@ class SqliteStates:
         cascade: bool = False,
         idle_only: bool = False,
         versions: Mapping[str, int] | None = None,
+        births: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> Sequence[str]:
         """See `SessionStore.delete`. A record that is left keeps its children."""
         asked = states.Deletion(
-            session_ids=list(session_ids), cascade=cascade, idle_only=idle_only, versions=dict(versions or {})
+            session_ids=list(session_ids),
+            cascade=cascade,
+            idle_only=idle_only,
+            versions=dict(versions or {}),
+            births=dict(births or {}),
         )
         if dry_run:
             return await self._reader.call(Database.read, states.find_doomed, asked)

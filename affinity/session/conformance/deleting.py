@@ -93,6 +93,18 @@ class DeleteRules(Rules):
         assert list(await store.delete(["b"], versions={"b": 3})) == []
         assert list(await store.delete(["b"], versions={"b": 2})) == ["b"]
 
+    async def test_what_was_made_anew_is_left(self, store: SessionStore) -> None:
+        """Though it has the version of the one before; with its children, and as a child."""
+        await _family(store, a=None, b="a", c=None)
+        births = {name: (await loaded(store, name)).birth for name in "abc"}
+        await store.delete(["a", "c"])
+        await _family(store, a=None, c="a")
+        versions = dict.fromkeys("abc", 1)
+        assert list(await store.delete(["a", "c"], cascade=True, versions=versions, births=births)) == []
+        anew = births | {"a": (await loaded(store, "a")).birth}
+        assert sorted(await store.delete(["a"], cascade=True, births=anew)) == ["a", "b"]
+        assert await _left(store) == "c"
+
     async def test_a_child_of_another_version_is_left(self, store: SessionStore) -> None:
         """And its own children with it: a record that stays keeps them, unless they are named themselves."""
         await _family(store, a=None, b="a", c="b", d="b", e="a")

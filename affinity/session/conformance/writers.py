@@ -9,7 +9,7 @@ import pytest
 
 from affinity.errors import SessionWriteConflict
 from affinity.records import SessionStore
-from affinity.session.conformance.base import Rules, StoreHarness, at_once, loaded, state
+from affinity.session.conformance.base import EVERYTHING, Rules, StoreHarness, at_once, loaded, state
 
 WRITERS: Final = 5
 REFUSED: Final = -1
@@ -58,6 +58,41 @@ class WriterRules(Rules):
             await store.save(state(), expected_version=1)
         assert (caught.value.expected_version, caught.value.version) == (1, None)
         assert await store.load("s") is None
+
+    async def test_a_record_has_one_birth_and_each_its_own(self, store: SessionStore) -> None:
+        """It stays over all writes; one that is made anew under the same id has another."""
+        for name in ("s", "other"):
+            await store.save(state(name))
+        first = (await loaded(store)).birth
+        await store.save(state())
+        assert (await loaded(store)).birth == first != (await loaded(store, "other")).birth
+        assert {row.session_id: row.birth for row in await store.list(EVERYTHING, 10)}["s"] == first
+        await store.delete(["s"])
+        await store.save(state())
+        assert (await loaded(store)).birth not in {first, "", (await loaded(store, "other")).birth}
+
+    async def test_a_write_from_a_record_that_was_made_anew_is_refused(self, store: SessionStore) -> None:
+        """Though both have that version, or the writer names none."""
+        await store.save(state(content=b"former"))
+        former = await loaded(store)
+        await store.delete(["s"])
+        await store.save(state(content=b"latter"))
+        before = await loaded(store)
+        assert before.version == former.version
+        for expected in (former.version, None):
+            with pytest.raises(SessionWriteConflict, match="anew") as caught:
+                await store.save(state(content=b"x"), expected_version=expected, birth=former.birth)
+            told = caught.value
+            assert (told.session_id, told.expected_version, told.version) == ("s", expected, 1)
+        assert await loaded(store) == before
+        await store.save(state(content=b"y"), expected_version=1, birth=before.birth)
+        assert (await loaded(store)).state == b"y"
+
+    async def test_a_record_is_made_with_the_birth_that_its_writer_names(self, store: SessionStore) -> None:
+        """So that the writer knows it, and the next write of the same writer passes where no other one has come."""
+        versions = [await store.save(state(), expected_version=base, birth="mine") for base in range(2)]
+        assert [*versions, await store.save(state())] == [1, 2, 3]
+        assert (await loaded(store)).birth == "mine"
 
     async def test_of_many_writers_from_one_version_one_passes(self, harness: StoreHarness) -> None:
         """Each from its own process, at once: from no record, and from a record."""
