@@ -1,7 +1,7 @@
 """The provider contract: what a database must do so that durable work with session affinity is safe on it.
 
-A provider stores opaque payloads and knows nothing of orchestrations or replay. It keeps nine tables (``workers``,
-``sessions``, ``instances``, ``history``, ``orchestrator_queue``, ``worker_queue``, ``session_states``,
+A provider stores opaque payloads and knows nothing of orchestrations or replay. It keeps ten tables (``workers``,
+``sessions``, ``instances``, ``suspensions``, ``history``, ``orchestrator_queue``, ``worker_queue``, ``session_states``,
 ``session_holds``, ``session_watches``) and promises what the conformance suite (`affinity.provider.conformance`)
 asserts, no more and no less.
 
@@ -14,6 +14,8 @@ Terms
     or its name has a new incarnation, the item is free again, though its token still acks until somebody fetches it.
     *owned instance*: its ``instances`` row names an incarnation, and that very incarnation is alive.
     *birth token*: what tells an instance from another one that had its id before. Ids are reused, birth tokens are not.
+    *suspended instance*: it waits for an operator or for other code. It has no owner, is not fetched and commits no
+    turn. Nothing of it is removed: its work items run, and messages for it stay in the queue and go on arriving.
 
 Rules for every verb
     * One clock, the database's, read after any lock wait. Durations are seconds (float), instants aware UTC datetimes.
@@ -30,7 +32,8 @@ Rules for every verb
 Routing marks
     ``worker_queue.route`` is ``'free'`` for session-free items, ``'new'`` for items of a session that nobody holds
     (``'new:' + worker_id`` while they are offered to that worker), and ``'w:' + worker_id`` for items of a held
-    session. ``orchestrator_queue.route`` is ``'new'`` or ``'w:' + owner``. A route is computed when the row is queued,
+    session. ``orchestrator_queue.route`` is ``'new'`` or ``'w:' + owner``; of a suspended instance it is
+    ``'suspended'``, which no fetch reads. A route is computed when the row is queued,
     is re-marked when the session moves, and is only a hint for cost: every fetch checks the ``sessions`` or
     ``instances`` row, and `Provider.sweep` repairs marks that went stale.
 """
@@ -62,7 +65,7 @@ TOUCH_SLACK: Final = 0.02
 OFFER_SECONDS: Final = 1.0
 """How long an item that was offered to one worker is left to it, before a sweep offers it to all."""
 
-InstanceStatus: TypeAlias = Literal["pending", "running", "completed", "failed", "cancelled"]
+InstanceStatus: TypeAlias = Literal["pending", "running", "suspended", "completed", "failed", "cancelled"]
 FINISHED: Final[frozenset[str]] = frozenset({"completed", "failed", "cancelled"})
 
 
@@ -340,7 +343,35 @@ class Release:
     unknown: bool = False  # this worker does not register the orchestration
 
 
+@frozen(kw_only=True)
+class Suspend:
+    """Suspends an instance that this worker cannot go on with, for a reason that is not a decision of its code.
+
+    The fence is that of a `Turn`: owner, birth token, execution and number of events. Nothing happens when it does not hold.
+    """
+
+    instance_id: str
+    birth: Birth
+    execution_id: int
+    event_count: int
+    error_type: str  # the reason: name of an exception class, by which instances are found
+    message: str  # and its text
+    code: str  # the code version of the worker
+    needs_code: bool  # whether other code may go on with it: see `Provider.retry_suspended`
+
+
 # --- reading and the client -----------------------------------------------------------------------------------------
+
+
+@frozen(kw_only=True)
+class Suspension:
+    """Why and since when an instance is suspended."""
+
+    error_type: str
+    message: str
+    at: datetime
+    worker_id: str  # the worker that suspended it
+    code: str  # and its code version
 
 
 @frozen(kw_only=True)
@@ -360,6 +391,7 @@ class InstanceInfo:
     event_count: int
     created_at: datetime
     updated_at: datetime
+    suspension: Suspension | None = None  # while it is suspended
 
 
 @frozen(kw_only=True)
@@ -370,6 +402,7 @@ class InstanceFilter:
     name: str | None = None
     prefix: str | None = None  # of the instance id
     parent_id: str | None = None
+    reason: str | None = None  # suspended for this: `Suspension.error_type`
     after: tuple[datetime, str] | None = None  # keyset cursor: (created_at, instance_id) of the last row seen
 
 
@@ -389,6 +422,7 @@ class SessionInfo:
 
 Delivery: TypeAlias = Literal["delivered", "unknown", "finished"]
 Deletion: TypeAlias = Literal["deleted", "unknown", "running"]
+Resumption: TypeAlias = Literal["resumed", "unknown", "not_suspended"]
 
 
 @frozen(kw_only=True)
@@ -590,6 +624,25 @@ class Provider(Protocol):
         """Give up the ownership of instances, or hand it over; their queued messages are re-marked."""
         ...
 
+    async def suspend_instance(self, identity: WorkerIdentity, suspends: Sequence[Suspend]) -> Sequence[bool]:
+        """Suspend instances of the caller's, which loses their ownership. False: the fence did not hold, nothing
+        changed. `Suspend.code` is remembered among those that have tried the instance at this point of its history.
+        """
+        ...
+
+    async def retry_suspended(
+        self, identity: WorkerIdentity, *, names: Collection[str], code: str, limit: int
+    ) -> Sequence[str]:
+        """Resume up to ``limit`` instances that were suspended with ``needs_code``, as the caller's own: those that it
+        registers (``names`` as in `fetch_orchestration_item`) and that no worker of code version ``code`` has suspended
+        at this point of their history since an operator resumed them last. None when the caller is draining, not alive
+        or not current.
+
+        Returns:
+            The ids of the instances that were resumed.
+        """
+        ...
+
     # -- repair and hints
 
     async def sweep(self, *, interval: float, session_retention: float, worker_retention: float) -> Sweep:
@@ -629,6 +682,10 @@ class Provider(Protocol):
 
     async def list_instances(self, where: InstanceFilter, limit: int) -> Sequence[InstanceInfo]:
         """One page, newest first; the cursor of the next is the last row's (created_at, instance_id)."""
+        ...
+
+    async def resume_instance(self, instance_ids: Sequence[str]) -> Sequence[Resumption]:
+        """Let suspended instances go on, on any worker, as if none had taken or tried them."""
         ...
 
     async def delete_instance(self, instance_ids: Sequence[str], *, force: bool = False) -> Sequence[Deletion]:

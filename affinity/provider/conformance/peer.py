@@ -24,6 +24,7 @@ from affinity.provider.contract import (
     OrchestrationItem,
     Provider,
     SessionHold,
+    Suspend,
     Timeouts,
     Turn,
     TurnResult,
@@ -185,6 +186,25 @@ class Peer:
         """Commit one turn at the fence that ``at`` shows."""
         (result,) = await self.commit(turn(at, **step))
         return result
+
+    async def suspend(self, at: OrchestrationItem, **why: Any) -> bool:
+        """Suspend one instance at the fence that ``at`` shows, for lack of code unless ``why`` says otherwise."""
+        one = Suspend(
+            instance_id=at.instance_id,
+            birth=at.birth,
+            execution_id=at.execution_id,
+            event_count=at.event_count,
+            error_type="Nondeterminism",
+            message="",
+            code=self.worker_id,
+            needs_code=True,
+        )
+        (suspended,) = await self.provider.suspend_instance(self.identity, [replace(one, **why)])
+        return suspended
+
+    async def retry_suspended(self, code: str, names: Collection[str] = (ORCHESTRATION,), limit: int = 10) -> list[str]:
+        """Take what was suspended and this code has not tried; sorted."""
+        return sorted(await self.provider.retry_suspended(self.identity, names=names, code=code, limit=limit))
 
     async def go_on(self, at: OrchestrationItem, **step: Any) -> OrchestrationItem:
         """Commit a turn of one event, which must pass; the instance at the fence of the next one, without messages."""

@@ -19,6 +19,7 @@ from affinity.provider.conformance.routing import RoutingRules
 from affinity.provider.conformance.same_turn import SameTurnRules
 from affinity.provider.conformance.state_batches import StateBatchRules
 from affinity.provider.conformance.states import StateRules
+from affinity.provider.conformance.suspension import SuspensionRules
 from affinity.provider.conformance.sweeping import SweepRules
 from affinity.provider.conformance.takeover import TakeoverRules
 from affinity.provider.conformance.touching import TouchRules
@@ -44,6 +45,7 @@ class ProviderConformance(
     BirthRules,
     PlacingRules,
     OwnershipRules,
+    SuspensionRules,
     ClientRules,
     ListingRules,
     BatchRules,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Final
 
 from psycopg.types.numeric import Int8
@@ -15,6 +16,7 @@ from affinity.provider.contract import (
     NewInstance,
     NewMessage,
     SessionInfo,
+    Suspension,
 )
 from affinity.provider.postgres.arrays import Floats, Ints, Texts
 from affinity.provider.postgres.base import Verbs, flags
@@ -75,6 +77,7 @@ class ClientVerbs(Verbs):
             "name": where.name,
             "prefix": where.prefix,
             "parent": where.parent_id,
+            "reason": where.reason,
             "after_time": after_time,
             "after_id": after_id,
             "limit": Int8(limit),
@@ -131,6 +134,7 @@ def _instance(row: Row) -> InstanceInfo:
         event_count,
         created_at,
         updated_at,
+        *suspension,
     ) = row
     return InstanceInfo(
         instance_id=instance_id,
@@ -146,4 +150,9 @@ def _instance(row: Row) -> InstanceInfo:
         event_count=event_count,
         created_at=created_at,
         updated_at=updated_at,
+        suspension=_suspension(*suspension) if status == "suspended" else None,
     )
+
+
+def _suspension(error_type: str, message: str, at: datetime, worker_id: str, code: str) -> Suspension:
+    return Suspension(error_type=error_type, message=message, at=at, worker_id=worker_id, code=code)

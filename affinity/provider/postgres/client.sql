@@ -16,50 +16,49 @@ WITH wanted AS MATERIALIZED (
     SELECT instance_id, 'new', (SELECT clock()) + delay * interval '1 s', start FROM outcome WHERE new ORDER BY n
 ), reported AS (
     INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
-    SELECT o.parent_id, coalesce('w:' || w.worker_id, 'new'), (SELECT clock()), o.on_exists
-    FROM outcome o JOIN instances i ON i.instance_id = o.parent_id
-    LEFT JOIN alive_workers w ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation
-    WHERE NOT o.new AND o.on_exists IS NOT NULL AND i.status IN ('pending', 'running')
+    SELECT o.parent_id, r.route, (SELECT clock()), o.on_exists
+    FROM outcome o JOIN message_routes r ON r.instance_id = o.parent_id
+    WHERE NOT o.new AND o.on_exists IS NOT NULL
     ORDER BY o.n
 )
 SELECT n FROM outcome WHERE new
 
 -- send: messages for instances that have not finished
 WITH message AS MATERIALIZED (
-    SELECT m.*, i.status, i.owner_worker, i.owner_incarnation
+    SELECT m.*, r.route
     FROM unnest(%(instance)s, %(birth)s, %(payload)s, %(delay)s, %(timer_execution)s, %(timer_id)s)
          WITH ORDINALITY AS m (instance_id, birth, payload, delay, timer_execution, timer_id, n)
     JOIN instances i ON i.instance_id = m.instance_id AND (m.birth IS NULL OR i.birth = m.birth)
+    LEFT JOIN message_routes r ON r.instance_id = m.instance_id
 ), sent AS (
     INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload, timer_execution, timer_id)
-    SELECT m.instance_id, coalesce('w:' || w.worker_id, 'new'), (SELECT clock()) + m.delay * interval '1 s', m.payload,
-        m.timer_execution, m.timer_id
-    FROM message m
-    LEFT JOIN alive_workers w ON w.worker_id = m.owner_worker AND w.incarnation = m.owner_incarnation
-    WHERE m.status IN ('pending', 'running')
+    SELECT m.instance_id, m.route, (SELECT clock()) + m.delay * interval '1 s', m.payload, m.timer_execution, m.timer_id
+    FROM message m WHERE m.route IS NOT NULL
     ORDER BY m.n
 )
-SELECT n, status IN ('pending', 'running') FROM message
+SELECT n, route IS NOT NULL FROM message
 
 -- get: instances by id
 SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_status, i.output, i.error, i.parent_id,
-    i.owner_worker, i.event_count, i.created_at, i.updated_at
-FROM instances i WHERE i.instance_id = ANY (%(instance)s)
+    i.owner_worker, i.event_count, i.created_at, i.updated_at, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
+FROM instances i LEFT JOIN suspensions s ON i.status = 'suspended' AND s.instance_id = i.instance_id
+WHERE i.instance_id = ANY (%(instance)s)
 
 -- list: one page of instances, newest first
 SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_status, i.output, i.error, i.parent_id,
-    i.owner_worker, i.event_count, i.created_at, i.updated_at
-FROM instances i
+    i.owner_worker, i.event_count, i.created_at, i.updated_at, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
+FROM instances i LEFT JOIN suspensions s ON i.status = 'suspended' AND s.instance_id = i.instance_id
 WHERE (cardinality(%(status)s) = 0 OR i.status = ANY (%(status)s))
   AND (%(name)s::text IS NULL OR i.name = %(name)s)
   AND (%(prefix)s::text IS NULL OR starts_with(i.instance_id, %(prefix)s))
   AND (%(parent)s::text IS NULL OR i.parent_id = %(parent)s)
+  AND (%(reason)s::text IS NULL OR s.error_type = %(reason)s)
   AND (%(after_time)s::timestamptz IS NULL OR (i.created_at, i.instance_id) < (%(after_time)s, %(after_id)s))
 ORDER BY i.created_at DESC, i.instance_id DESC LIMIT %(limit)s
 
 -- delete: finished instances, or any by force, with all their rows; what they hold is cut back as in a commit
 WITH found AS MATERIALIZED (
-    SELECT i.instance_id, %(force)s OR i.status NOT IN ('pending', 'running') AS doomed
+    SELECT i.instance_id, %(force)s OR i.status NOT IN ('pending', 'running', 'suspended') AS doomed
     FROM instances i WHERE i.instance_id = ANY (%(instance)s)
     ORDER BY i.instance_id FOR UPDATE
 ), items AS MATERIALIZED (
@@ -95,6 +94,8 @@ WITH found AS MATERIALIZED (
     DELETE FROM orchestrator_queue WHERE instance_id = ANY (ARRAY (SELECT instance_id FROM found WHERE doomed))
 ), history_removed AS (
     DELETE FROM history WHERE instance_id = ANY (ARRAY (SELECT instance_id FROM found WHERE doomed))
+), suspension_removed AS (
+    DELETE FROM suspensions WHERE instance_id = ANY (ARRAY (SELECT instance_id FROM found WHERE doomed))
 ), removed AS (
     DELETE FROM instances WHERE instance_id = ANY (ARRAY (SELECT instance_id FROM found WHERE doomed))
 )

@@ -15,12 +15,12 @@ WITH seen AS MATERIALIZED (
        -- Passed over here, not later: instances that we do not know must not fill the window.
        AND (i.unknown_since IS NULL
             OR CASE WHEN i.version IS NULL THEN i.name ELSE i.name || '@' || i.version END = ANY (%(names)s)
-            OR i.event_count = 0 AND i.execution_id = 1
-               AND i.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
+            OR i.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
      ORDER BY o.visible_at LIMIT %(scan)s)
 ), state AS MATERIALIZED (
     SELECT s.instance_id, s.rank, s.first, i.name, i.version, i.unknown_since, i.owner_incarnation,
-        i.event_count = 0 AND i.execution_id = 1 AS unstarted, i.updated_at, i.instance_id IS NULL OR i.status NOT IN ('pending', 'running') AS gone,
+        i.updated_at, i.status = 'suspended' AS suspended,
+        i.instance_id IS NULL OR i.status NOT IN ('pending', 'running', 'suspended') AS gone,
         w.worker_id AS owner,
         coalesce(w.worker_id = %(worker)s AND w.incarnation = %(incarnation)s, false) AS ours,
         coalesce(CASE WHEN i.version IS NULL THEN i.name ELSE i.name || '@' || i.version END = ANY (%(names)s), false)
@@ -30,9 +30,9 @@ WITH seen AS MATERIALIZED (
     LEFT JOIN alive_workers w ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation
 ), eligible AS MATERIALIZED (
     SELECT *, row_number() OVER (PARTITION BY ours ORDER BY rank, first) AS place FROM state
-    WHERE NOT gone AND (ours OR owner IS NULL
+    WHERE NOT gone AND NOT suspended AND (ours OR owner IS NULL
         AND (known OR unknown_since IS NULL
-             OR unstarted AND unknown_since <= clock() - %(unknown_after)s * interval '1 s')
+             OR unknown_since <= clock() - %(unknown_after)s * interval '1 s')
         AND EXISTS (
             SELECT FROM alive_workers
             WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining))
@@ -72,6 +72,8 @@ WITH seen AS MATERIALIZED (
         SELECT instance_id, %(route)s AS route FROM got
         UNION ALL
         SELECT instance_id, 'w:' || owner FROM state WHERE NOT gone AND NOT ours AND owner IS NOT NULL
+        UNION ALL
+        SELECT instance_id, 'suspended' FROM state WHERE suspended
     ) a JOIN orchestrator_queue o USING (instance_id)
     WHERE o.route <> a.route
     LIMIT %(reroute)s FOR NO KEY UPDATE OF o SKIP LOCKED

@@ -10,6 +10,7 @@ from affinity.provider.postgres.hints import HintVerbs
 from affinity.provider.postgres.migration import check_version, migrate_target
 from affinity.provider.postgres.orchestrations import OrchestrationVerbs
 from affinity.provider.postgres.states import StateVerbs
+from affinity.provider.postgres.suspension import SuspensionVerbs
 from affinity.provider.postgres.sweep import SweepVerbs
 from affinity.provider.postgres.target import Target
 from affinity.provider.postgres.turns import TurnVerbs
@@ -37,6 +38,7 @@ class PostgresProvider(
     OrchestrationVerbs,
     TurnVerbs,
     StateVerbs,
+    SuspensionVerbs,
     SweepVerbs,
     HintVerbs,
     ClientVerbs,

@@ -78,6 +78,18 @@ WITH RECURSIVE mark (session_id, route, n) AS (
 ), messages AS (
     UPDATE orchestrator_queue o SET route = 'new' FROM stale_messages s WHERE o.id = s.id
     RETURNING 1
+), resumed AS MATERIALIZED (
+    -- What was sent while its instance was resumed, by one who saw it suspended. By now nobody does.
+    SELECT s.instance_id FROM suspensions s WHERE s.unchecked AND s.resumed_at < (SELECT clock()) - interval '10 s'
+    ORDER BY s.resumed_at LIMIT %(reroute)s FOR NO KEY UPDATE SKIP LOCKED
+), checked AS (
+    UPDATE suspensions s SET unchecked = false FROM resumed r WHERE s.instance_id = r.instance_id
+), missed_messages AS MATERIALIZED (
+    SELECT o.id FROM resumed r JOIN instances i USING (instance_id) JOIN orchestrator_queue o USING (instance_id)
+    WHERE i.status <> 'suspended' AND o.route = 'suspended'
+    FOR NO KEY UPDATE OF o SKIP LOCKED
+), missed AS (
+    UPDATE orchestrator_queue o SET route = 'new' FROM missed_messages m WHERE o.id = m.id
 ), looked AS MATERIALIZED (
     SELECT session_id FROM sessions WHERE session_id > %(session)s ORDER BY session_id LIMIT %(window)s
 ), old_sessions AS MATERIALIZED (

@@ -335,10 +335,7 @@ locked AS MATERIALIZED (
     WHERE q.instance_id = o.instance_id AND q.execution_id = o.execution_id AND q.activity_id = o.activity_id
 ), sent AS (
     INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
-    SELECT o.instance_id, coalesce('w:' || w.worker_id, 'new'), (SELECT clock()), o.message
-    FROM ours o JOIN instances i USING (instance_id)
-    LEFT JOIN alive_workers w ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation
-    WHERE i.status IN ('pending', 'running')
+    SELECT o.instance_id, r.route, (SELECT clock()), o.message FROM ours o JOIN message_routes r USING (instance_id)
     ORDER BY o.n
 )
 SELECT n FROM ours

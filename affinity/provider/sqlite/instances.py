@@ -16,7 +16,7 @@ from affinity.provider.contract import Message, OrchestrationFetch, Orchestratio
 from affinity.provider.sqlite.database import PORTION, Database, Tx, to_json
 from affinity.provider.sqlite.messages import reroute_instances
 from affinity.provider.sqlite.payloads import read_payloads
-from affinity.provider.sqlite.sessions import NEW, own_route
+from affinity.provider.sqlite.sessions import NEW, SUSPENDED, own_route
 from affinity.provider.sqlite.workers import read_caller
 from affinity.provider.statements import load_statements
 
@@ -178,7 +178,7 @@ class _Search:
 
     def _see(self, row: list[Any], route: str, most: int) -> None:
         instance_id, owner, incarnation = row[0], row[8], row[9]
-        truth = NEW if owner is None else own_route(owner)
+        truth = SUSPENDED if row[-1] else NEW if owner is None else own_route(owner)
         ours = owner == self._identity.worker_id and incarnation == self._identity.incarnation
         if truth != route:
             self.stale[instance_id] = truth

@@ -7,7 +7,7 @@ SELECT w.draining,
            CROSS JOIN instances AS i ON i.instance_id = q.instance_id
            WHERE q.route = 'new' AND q.visible_at <= :now AND q.id NOT IN (SELECT value FROM json_each(:exclude))
              AND (i.unknown_since IS NULL
-                  OR (i.event_count = 0 AND i.execution_id = 1 AND i.unknown_since <= :unknown_before)
+                  OR i.unknown_since <= :unknown_before
                   OR iif(i.version IS NULL, i.name, i.name || '@' || i.version)
                      IN (SELECT value FROM json_each(:names)))
        )
@@ -30,18 +30,18 @@ SELECT min(due) FROM (
 
 -- scan: a page of the visible messages of one route, oldest first, with the truth about their instances
 SELECT json_group_array(json_array(
-    instance_id, birth, execution_id, name, version, event_count, claims, unknown_for, worker_id, incarnation
+    instance_id, birth, execution_id, name, version, event_count, claims, unknown_for, worker_id, incarnation, suspended
 ))
 FROM (
     SELECT i.instance_id, i.birth, i.execution_id, i.name, i.version, i.event_count, i.claims,
-           :now - i.unknown_since AS unknown_for, w.worker_id, w.incarnation
+           :now - i.unknown_since AS unknown_for, w.worker_id, w.incarnation, i.status = 'suspended' AS suspended
     FROM orchestrator_queue AS q
     CROSS JOIN instances AS i ON i.instance_id = q.instance_id
     LEFT JOIN workers AS w
         ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation AND w.locked_until > :now
     WHERE q.route = :route AND q.visible_at <= :now AND q.id NOT IN (SELECT value FROM json_each(:exclude))
       AND (:any_name OR w.worker_id = :worker_id OR i.unknown_since IS NULL
-           OR (i.event_count = 0 AND i.execution_id = 1 AND i.unknown_since <= :unknown_before)
+           OR i.unknown_since <= :unknown_before
            OR iif(i.version IS NULL, i.name, i.name || '@' || i.version) IN (SELECT value FROM json_each(:names)))
     ORDER BY q.visible_at, q.id
     LIMIT :page OFFSET :offset

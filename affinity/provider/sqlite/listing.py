@@ -8,8 +8,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from affinity.limits import MAX_PAGE
-from affinity.provider.contract import FINISHED, Deletion, Incarnation, InstanceFilter, InstanceInfo, SessionInfo
-from affinity.provider.sqlite import messages, sessions, turns
+from affinity.provider.contract import (
+    FINISHED,
+    Deletion,
+    Incarnation,
+    InstanceFilter,
+    InstanceInfo,
+    SessionInfo,
+    Suspension,
+)
+from affinity.provider.sqlite import messages, sessions, suspension, turns
 from affinity.provider.sqlite.database import Row, Tx
 from affinity.provider.sqlite.workers import instant
 from affinity.provider.statements import load_statements
@@ -34,6 +42,7 @@ def list_instances(tx: Tx, where: InstanceFilter, limit: int) -> list[InstanceIn
         "name": where.name,
         "prefix": where.prefix,
         "parent_id": where.parent_id,
+        "reason": where.reason,
         "limit": min(limit, MAX_PAGE),
     }
     return [
@@ -78,6 +87,7 @@ def _delete(tx: Tx, instance_id: str, force: bool) -> Deletion:
     if known.status not in FINISHED and not force:
         return "running"
     turns.clear(tx, [instance_id])
+    tx.run(suspension.SQL["forget"], (instance_id,))
     tx.run(SQL["delete_history"], (instance_id,))
     tx.run(SQL["delete_instance"], (instance_id,))
     return "deleted"
@@ -85,7 +95,7 @@ def _delete(tx: Tx, instance_id: str, force: bool) -> Deletion:
 
 def _instance(row: Row) -> InstanceInfo:
     (instance_id, name, version, execution_id, status, custom_status, output, error, parent_id, owner) = row[:10]
-    event_count, created_at, updated_at = row[10:]
+    event_count, created_at, updated_at, *suspension = row[10:]
     return InstanceInfo(
         instance_id=instance_id,
         name=name,
@@ -100,4 +110,9 @@ def _instance(row: Row) -> InstanceInfo:
         event_count=event_count,
         created_at=instant(created_at),
         updated_at=instant(updated_at),
+        suspension=_suspension(*suspension) if status == "suspended" else None,
     )
+
+
+def _suspension(error_type: str, message: str, at: float, worker_id: str, code: str) -> Suspension:
+    return Suspension(error_type=error_type, message=message, at=instant(at), worker_id=worker_id, code=code)

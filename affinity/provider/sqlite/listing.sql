@@ -1,28 +1,31 @@
 -- instance: one instance
-SELECT instance_id, name, version, execution_id, status, custom_status, output, error, parent_id, owner_worker,
-       event_count, created_at, updated_at
-FROM instances WHERE instance_id = :instance_id;
+SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_status, i.output, i.error, i.parent_id,
+       i.owner_worker, i.event_count, i.created_at, i.updated_at, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
+FROM instances AS i LEFT JOIN suspensions AS s ON i.status = 'suspended' AND s.instance_id = i.instance_id
+WHERE i.instance_id = :instance_id;
 
 -- instances: one page of instances, newest first
-SELECT instance_id, name, version, execution_id, status, custom_status, output, error, parent_id, owner_worker,
-       event_count, created_at, updated_at
-FROM instances
-WHERE (created_at, instance_id) < (:before, :before_id)
-  AND (:any_status OR status IN (SELECT value FROM json_each(:status)))
-  AND (:name IS NULL OR name = :name)
-  AND (:prefix IS NULL OR substr(instance_id, 1, length(:prefix)) = :prefix)
-ORDER BY created_at DESC, instance_id DESC
+SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_status, i.output, i.error, i.parent_id,
+       i.owner_worker, i.event_count, i.created_at, i.updated_at, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
+FROM instances AS i LEFT JOIN suspensions AS s ON i.status = 'suspended' AND s.instance_id = i.instance_id
+WHERE (i.created_at, i.instance_id) < (:before, :before_id)
+  AND (:any_status OR i.status IN (SELECT value FROM json_each(:status)))
+  AND (:name IS NULL OR i.name = :name)
+  AND (:prefix IS NULL OR substr(i.instance_id, 1, length(:prefix)) = :prefix)
+  AND (:reason IS NULL OR s.error_type = :reason)
+ORDER BY i.created_at DESC, i.instance_id DESC
 LIMIT :limit;
 
 -- children: the same of one parent's
-SELECT instance_id, name, version, execution_id, status, custom_status, output, error, parent_id, owner_worker,
-       event_count, created_at, updated_at
-FROM instances
-WHERE parent_id = :parent_id AND (created_at, instance_id) < (:before, :before_id)
-  AND (:any_status OR status IN (SELECT value FROM json_each(:status)))
-  AND (:name IS NULL OR name = :name)
-  AND (:prefix IS NULL OR substr(instance_id, 1, length(:prefix)) = :prefix)
-ORDER BY created_at DESC, instance_id DESC
+SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_status, i.output, i.error, i.parent_id,
+       i.owner_worker, i.event_count, i.created_at, i.updated_at, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
+FROM instances AS i LEFT JOIN suspensions AS s ON i.status = 'suspended' AND s.instance_id = i.instance_id
+WHERE i.parent_id = :parent_id AND (i.created_at, i.instance_id) < (:before, :before_id)
+  AND (:any_status OR i.status IN (SELECT value FROM json_each(:status)))
+  AND (:name IS NULL OR i.name = :name)
+  AND (:prefix IS NULL OR substr(i.instance_id, 1, length(:prefix)) = :prefix)
+  AND (:reason IS NULL OR s.error_type = :reason)
+ORDER BY i.created_at DESC, i.instance_id DESC
 LIMIT :limit;
 
 -- delete_history: all executions of an instance

@@ -80,6 +80,11 @@ def reroute_instances(tx: Tx, instance_ids: Collection[str], route: str) -> None
     tx.run(SQL["reroute_instances"], marks)
 
 
+def mark_instances(tx: Tx, instance_ids: Sequence[str], route: str) -> None:
+    """Mark all messages of instances; no fetch would repair what is left under `SUSPENDED`."""
+    tx.many(SQL["mark_instances"], instance_ids, {"route": route})
+
+
 def reroute_messages(tx: Tx, route: str, limit: int) -> int:
     """Re-mark messages under ``route`` whose instance is owned by somebody else or by nobody; their number."""
     return tx.run(SQL["reroute_messages"], {"route": route, "limit": limit, "now": tx.now})

@@ -5,7 +5,8 @@ FROM json_each(:instance_ids) AS j CROSS JOIN instances AS i ON i.instance_id = 
 -- send: queue messages on the routes of their owners, unless their instance is missing or has finished
 -- (the array is read in order, so the order of arrival is that of the batch)
 INSERT INTO orchestrator_queue (instance_id, route, visible_at, timer_execution, timer_id, payload)
-SELECT i.instance_id, CASE WHEN w.worker_id IS NULL THEN 'new' ELSE 'w:' || w.worker_id END,
+SELECT i.instance_id,
+       CASE WHEN i.status = 'suspended' THEN 'suspended' WHEN w.worker_id IS NULL THEN 'new' ELSE 'w:' || w.worker_id END,
        :now + (j.value ->> 1), j.value ->> 2, j.value ->> 3, j.value ->> 4
 FROM json_each(:rows) AS j
 CROSS JOIN instances AS i ON i.instance_id = j.value ->> 0
@@ -24,11 +25,16 @@ UPDATE orchestrator_queue SET route = :route WHERE id IN (
     LIMIT :limit
 );
 
+-- mark_instances: re-mark all messages of instances
+UPDATE orchestrator_queue SET route = :route
+WHERE instance_id IN (SELECT value FROM json_each(:rows)) AND route <> :route;
+
 -- reroute_messages: re-mark messages that are marked for a worker that does not own their instance
 UPDATE orchestrator_queue SET route = stale.truth
 FROM (
     SELECT id, truth FROM (
-        SELECT q.id, CASE WHEN w.worker_id IS NULL THEN 'new' ELSE 'w:' || w.worker_id END AS truth
+        SELECT q.id, CASE WHEN i.status = 'suspended' THEN 'suspended'
+                          WHEN w.worker_id IS NULL THEN 'new' ELSE 'w:' || w.worker_id END AS truth
         FROM orchestrator_queue AS q
         JOIN instances AS i ON i.instance_id = q.instance_id
         LEFT JOIN workers AS w

@@ -22,7 +22,9 @@ from affinity.provider.contract import (
     NewMessage,
     OrchestrationFetch,
     Release,
+    Resumption,
     SessionInfo,
+    Suspend,
     Sweep,
     Timeouts,
     Turn,
@@ -35,7 +37,7 @@ from affinity.provider.contract import (
     WorkFetch,
     WorkLock,
 )
-from affinity.provider.sqlite import fetching, listing, subscriptions, work_items, workers
+from affinity.provider.sqlite import fetching, listing, subscriptions, suspension, work_items, workers
 from affinity.provider.sqlite import instances as ownership
 from affinity.provider.sqlite import sweep as sweeping
 from affinity.provider.sqlite.clock import Clock
@@ -202,6 +204,16 @@ class SqliteProvider:
         """See `Provider.release_instance`."""
         await self._write(ownership.release, identity, releases)
 
+    async def suspend_instance(self, identity: WorkerIdentity, suspends: Sequence[Suspend]) -> Sequence[bool]:
+        """See `Provider.suspend_instance`."""
+        return await self._write(suspension.suspend, identity, suspends)
+
+    async def retry_suspended(
+        self, identity: WorkerIdentity, *, names: Collection[str], code: str, limit: int
+    ) -> Sequence[str]:
+        """See `Provider.retry_suspended`."""
+        return await self._write(suspension.retry, identity, names=names, code=code, limit=limit)
+
     # -- repair and hints
 
     async def sweep(self, *, interval: float, session_retention: float, worker_retention: float) -> Sweep:
@@ -245,6 +257,12 @@ class SqliteProvider:
     async def list_instances(self, where: InstanceFilter, limit: int) -> Sequence[InstanceInfo]:
         """See `Provider.list_instances`."""
         return await self._read(listing.list_instances, where, limit)
+
+    async def resume_instance(self, instance_ids: Sequence[str]) -> Sequence[Resumption]:
+        """See `Provider.resume_instance`. Wakes workers as `create_instance` does."""
+        resumptions = await self._write(suspension.resume, instance_ids)
+        await self.wake({None: Hint()})
+        return resumptions
 
     async def delete_instance(self, instance_ids: Sequence[str], *, force: bool = False) -> Sequence[Deletion]:
         """See `Provider.delete_instance`."""

@@ -14,6 +14,7 @@ SQL: Final = load_statements(__package__, "sessions.sql")
 
 FREE: Final = "free"
 NEW: Final = "new"
+SUSPENDED: Final = "suspended"
 
 
 class Lease(NamedTuple):

@@ -33,7 +33,9 @@ ON CONFLICT (session_id) DO UPDATE SET
 
 -- tell: send word to those who watch sessions, on the routes of their owners; whoever has finished hears nothing
 INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
-SELECT i.instance_id, CASE WHEN w.worker_id IS NULL THEN 'new' ELSE 'w:' || w.worker_id END, :now, watch.payload
+SELECT i.instance_id,
+       CASE WHEN i.status = 'suspended' THEN 'suspended' WHEN w.worker_id IS NULL THEN 'new' ELSE 'w:' || w.worker_id END,
+       :now, watch.payload
 FROM json_each(:rows) AS j
 CROSS JOIN session_watches AS watch ON watch.session_id = j.value
 CROSS JOIN instances AS i ON i.instance_id = watch.instance_id

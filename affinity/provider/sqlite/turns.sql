@@ -3,7 +3,7 @@ SELECT json_group_array(json_array(i.instance_id, i.birth, i.execution_id, i.eve
 FROM json_each(:instance_ids) AS j
 CROSS JOIN instances AS i ON i.instance_id = j.value
 WHERE i.owner_worker = :worker_id AND i.owner_incarnation = :incarnation
-  AND i.status NOT IN ('completed', 'failed', 'cancelled');
+  AND i.status IN ('pending', 'running');
 
 -- append: events of histories
 INSERT INTO history (instance_id, execution_id, event_id, event)

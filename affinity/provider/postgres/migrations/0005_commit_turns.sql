@@ -107,11 +107,9 @@ BEGIN
             FROM judged c WHERE c.is_new ORDER BY c.k
         )
         INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
-        SELECT i.instance_id, coalesce('w:' || w.worker_id, 'new'), (SELECT clock()), _child_on_exists[c.k]
-        FROM judged c JOIN instances i ON i.instance_id = _child_parent[c.k]
-        LEFT JOIN alive_workers w ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation
+        SELECT r.instance_id, r.route, (SELECT clock()), _child_on_exists[c.k]
+        FROM judged c JOIN message_routes r ON r.instance_id = _child_parent[c.k]
         WHERE NOT c.is_new AND _child_on_exists[c.k] IS NOT NULL
-          AND i.status NOT IN ('completed', 'failed', 'cancelled')
         ORDER BY c.k;
         -- More than results is removed, so all of it is locked by key before anything is.
         PERFORM FROM (
@@ -264,13 +262,10 @@ BEGIN
     IF _finish IS NOT NULL THEN
         -- Removals come last, for they may be of what this batch has queued.
         INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload, timer_execution, timer_id)
-        SELECT m.instance_id, coalesce('w:' || w.worker_id, 'new'),
-            (SELECT clock()) + _message_delay[m.k] * interval '1 s', _message[m.k], _message_execution[m.k],
-            _message_timer[m.k]
-        FROM unnest(_message_instance) WITH ORDINALITY AS m (instance_id, k) JOIN instances i USING (instance_id)
-        LEFT JOIN alive_workers w ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation
-        WHERE i.status NOT IN ('completed', 'failed', 'cancelled')
-          AND (_message_birth[m.k] IS NULL OR i.birth = _message_birth[m.k])
+        SELECT m.instance_id, r.route, (SELECT clock()) + _message_delay[m.k] * interval '1 s', _message[m.k],
+            _message_execution[m.k], _message_timer[m.k]
+        FROM unnest(_message_instance) WITH ORDINALITY AS m (instance_id, k) JOIN message_routes r USING (instance_id)
+        WHERE _message_birth[m.k] IS NULL OR r.birth = _message_birth[m.k]
         ORDER BY m.k;
         -- An id alone does not say whose message it is: after a failover that lost the last commits it may be another's.
         DELETE FROM orchestrator_queue o USING unnest(_consume_turn) WITH ORDINALITY AS c (n, k)

@@ -1,0 +1,70 @@
+"""Suspended instances: taking them out of service, and letting them go on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from affinity.provider.contract import Resumption, Suspend, WorkerIdentity
+from affinity.provider.sqlite import instances
+from affinity.provider.sqlite.database import Tx, to_json
+from affinity.provider.sqlite.messages import mark_instances, read_statuses
+from affinity.provider.sqlite.sessions import NEW, SUSPENDED, own_route
+from affinity.provider.sqlite.workers import read_caller
+from affinity.provider.statements import load_statements
+
+SQL: Final = load_statements(__package__, "suspension.sql")
+
+
+def suspend(tx: Tx, identity: WorkerIdentity, suspends: Sequence[Suspend]) -> list[bool]:
+    """See `Provider.suspend_instance`."""
+    alive = read_caller(tx, identity).alive
+    return [alive and _suspend(tx, identity, one) for one in suspends]
+
+
+def resume(tx: Tx, instance_ids: Sequence[str]) -> list[Resumption]:
+    """See `Provider.resume_instance`."""
+    return [_resume(tx, instance_id) for instance_id in instance_ids]
+
+
+def retry(tx: Tx, identity: WorkerIdentity, *, names: Collection[str], code: str, limit: int) -> list[str]:
+    """See `Provider.retry_suspended`."""
+    caller = read_caller(tx, identity)
+    if not caller.alive or caller.draining:
+        return []
+    found = [one for (one,) in tx.rows(SQL["untried"], {"names": to_json(list(names)), "code": code, "limit": limit})]
+    for instance_id in found:
+        tx.run(SQL["resume"], {"instance_id": instance_id, "now": tx.now})
+        tx.run(SQL["close"], {"instance_id": instance_id, "now": tx.now, "forget": False})
+    tx.many(instances.SQL["take"], found, {"worker_id": identity.worker_id, "incarnation": identity.incarnation})
+    mark_instances(tx, found, own_route(identity.worker_id))
+    return found
+
+
+def _suspend(tx: Tx, identity: WorkerIdentity, one: Suspend) -> bool:
+    arguments = {
+        "instance_id": one.instance_id,
+        "birth": one.birth,
+        "execution_id": one.execution_id,
+        "event_count": one.event_count,
+        "error_type": one.error_type,
+        "message": one.message,
+        "code": one.code,
+        "needs_code": one.needs_code,
+        "worker_id": identity.worker_id,
+        "incarnation": identity.incarnation,
+        "now": tx.now,
+    }
+    if not tx.run(SQL["suspend"], arguments):
+        return False
+    tx.run(SQL["remember"], arguments)
+    mark_instances(tx, [one.instance_id], SUSPENDED)
+    return True
+
+
+def _resume(tx: Tx, instance_id: str) -> Resumption:
+    if not tx.run(SQL["resume"], {"instance_id": instance_id, "now": tx.now}):
+        return "not_suspended" if read_statuses(tx, [instance_id]) else "unknown"
+    tx.run(SQL["close"], {"instance_id": instance_id, "now": tx.now, "forget": True})
+    mark_instances(tx, [instance_id], NEW)
+    return "resumed"
