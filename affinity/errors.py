@@ -26,6 +26,7 @@
     │   ├── InstanceExists             the id belongs to an instance of another orchestration
     │   ├── InstanceFinished
     │   ├── InstanceNotFinished        delete without force
+    │   ├── InstanceNotSuspended       resume of an instance that goes on, or has ended
     │   └── WaitTimeout
     ├── OrchestrationError             how an orchestration ended, or broke a rule of replay
     │   ├── OrchestrationFailed        raised to whoever waits for it: parent or client
@@ -34,6 +35,7 @@
     │   ├── UnknownOrchestration       nobody registers it
     │   ├── OrchestrationPoisoned      its steps seem to kill the workers that take them
     │   ├── OrchestrationUnreadable    its history, or a message to it, holds what this version cannot read
+    │   ├── ExecutionLimitReached      its history, or the events that it has not read, are at their limit
     │   └── Nondeterminism             code and history disagree: expected and actual
     ├── ActivityError                  raised where an orchestration awaits an activity
     │   ├── ActivityFailed             the activity raised; carries its type and message
@@ -203,6 +205,10 @@ class InstanceNotFinished(ClientError):
     """The instance is still running: wait, cancel it, or delete with force."""
 
 
+class InstanceNotSuspended(ClientError):
+    """The instance is not suspended, so that there is nothing to resume."""
+
+
 class WaitTimeout(ClientError, TimeoutError):
     """The instance did not end within the time given; it goes on."""
 
@@ -246,6 +252,10 @@ class OrchestrationPoisoned(OrchestrationError):
 
 class OrchestrationUnreadable(OrchestrationError):
     """The history of the instance, or a message to it, holds what this version cannot read."""
+
+
+class ExecutionLimitReached(OrchestrationError):
+    """One execution has as many events in its history, or as many that it has not read, as it may have."""
 
 
 class Nondeterminism(OrchestrationError):

@@ -1,4 +1,4 @@
-"""The commands on instances: start, raise, wait, show, history, list, cancel, delete."""
+"""The commands on instances: start, raise, wait, show, history, list, cancel, resume, delete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from affinity.cli.shell import FAILED, Command, JsonText, Shell, command
 from affinity.client import Client, HistoryRecord, Instance, Page
 from affinity.limits import MAX_PAGE
 from affinity.provider import migrate
-from affinity.provider.contract import InstanceStatus
+from affinity.provider.contract import InstanceStatus, Resumption
 
 T = TypeVar("T")
 
@@ -107,6 +107,38 @@ def cancel(shell: Shell, instance_id: str, reason: str) -> None:
     shell.show({"instance_id": instance_id, "cancel_requested": True}, lambda: None)
 
 
+@click.command(cls=Command, short_help="Let suspended instances go on.")
+@click.argument("instance_ids", metavar="[ID]...", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All suspended instances.")
+@click.option("--reason", help="With --all, only those that were suspended for this: Nondeterminism, ….")
+@command
+def resume(shell: Shell, instance_ids: tuple[str, ...], everything: bool, reason: str | None) -> None:
+    """Let the suspended instances ID… go on: workers try again what they were suspended at.
+
+    `affinity list --status suspended` lists them, and `affinity show ID` says why. Exit code 1 when one of them is not
+    suspended; the others are resumed.
+
+    Examples:
+      affinity resume chat-17 chat-18
+      affinity resume --all --reason Nondeterminism
+    """
+    if everything == bool(instance_ids) or (reason is not None and not everything):
+        raise click.UsageError("give ids, or --all, which --reason may narrow")
+
+    async def run(client: Client) -> dict[str, Resumption]:
+        found = client.list_instances(status=["suspended"], reason=reason)
+        wanted = [instance.instance_id async for instance in found] if everything else list(instance_ids)
+        return dict(zip(wanted, await client.resume_many(wanted), strict=True))
+
+    outcome = with_client(shell, run)
+    shell.show(
+        {"instances": outcome},
+        lambda: sh.table(("INSTANCE", "OUTCOME"), outcome.items(), empty="no instances are suspended"),
+    )
+    if not everything and set(outcome.values()) != {"resumed"}:
+        click.get_current_context().exit(FAILED)
+
+
 @click.command(cls=Command, short_help="Remove an instance and its history.")
 @click.argument("instance_id", metavar="ID")
 @click.option("--force", is_flag=True, help="Also when it is still running.")
@@ -161,7 +193,7 @@ def show(shell: Shell, instance_id: str) -> None:
 
 
 def _details(instance: Instance) -> list[tuple[str, object]]:
-    error = instance.error
+    error, why = instance.error, instance.suspension
     return [
         ("instance", instance.instance_id),
         ("orchestration", instance.name),
@@ -170,6 +202,9 @@ def _details(instance: Instance) -> list[tuple[str, object]]:
         ("custom status", None if instance.custom_status is None else sh.compact(instance.custom_status)),
         ("output", sh.compact(instance.output) if instance.status == "completed" else None),
         ("error", None if error is None else f"{error.type}: {error.message}"),
+        ("suspended for", None if why is None else f"{why.error_type}: {why.message}"),
+        ("suspended at", None if why is None else why.at),
+        ("suspended by", None if why is None else f"{why.worker_id}, code {why.code}"),
         ("parent", instance.parent_id),
         ("owner", instance.owner),
         ("execution", instance.execution_id),

@@ -69,6 +69,7 @@ for command in (
     instances.history,
     instances.list_instances,
     instances.cancel,
+    instances.resume,
     instances.delete,
     sessions,
     cluster.workers,

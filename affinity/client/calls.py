@@ -10,11 +10,12 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_r
 from affinity.errors import (
     InstanceFinished,
     InstanceNotFinished,
+    InstanceNotSuspended,
     ProviderError,
     UnknownInstance,
 )
 from affinity.limits import MAX_BATCH
-from affinity.provider.contract import Deletion, Delivery
+from affinity.provider.contract import Deletion, Delivery, Resumption
 
 T = TypeVar("T")
 
@@ -79,3 +80,15 @@ def check_deletion(instance_id: str, deletion: Deletion) -> None:
         raise unknown_instance(instance_id)
     if deletion == "running":
         raise InstanceNotFinished(f"instance {instance_id!r} is still running: wait, cancel it, or delete by force")
+
+
+def check_resumption(instance_id: str, resumption: Resumption) -> None:
+    """Raise unless the instance was resumed.
+
+    Raises:
+        UnknownInstance, InstanceNotSuspended: why it was not.
+    """
+    if resumption == "unknown":
+        raise unknown_instance(instance_id)
+    if resumption == "not_suspended":
+        raise InstanceNotSuspended(f"instance {instance_id!r} is not suspended")

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar, overload
 import anyio
 
 from affinity.client.background import Waiters, Waker
-from affinity.client.calls import batches, check_deletion, check_delivery, insist, unknown_instance
+from affinity.client.calls import batches, check_deletion, check_delivery, check_resumption, insist, unknown_instance
 from affinity.client.handle import Handle
 from affinity.client.records import (
     HistoryRecord,
@@ -53,6 +53,7 @@ from affinity.provider.contract import (
     NewInstance,
     NewMessage,
     Provider,
+    Resumption,
     SessionInfo,
     WorkerInfo,
 )
@@ -326,6 +327,7 @@ class Client:
         name: str | None = None,
         prefix: str | None = None,
         parent_id: str | None = None,
+        reason: str | None = None,
         after: str | None = None,
         limit: int = 100,
     ) -> Page:
@@ -336,6 +338,7 @@ class Client:
             name: of the orchestration.
             prefix: of the instance id.
             parent_id: the instance that they are sub-orchestrations of.
+            reason: for which they are suspended: `Suspension.error_type`.
             after: `Page.next` of the page before.
             limit: instances on the page, from 1 to `limits.MAX_PAGE`.
 
@@ -345,7 +348,9 @@ class Client:
         if not 1 <= limit <= MAX_PAGE:
             raise InvalidInput(f"limit = {limit!r}: must be from 1 to {MAX_PAGE}")
         cursor = None if after is None else read_cursor(after)
-        where = InstanceFilter(status=status, name=name, prefix=prefix, parent_id=parent_id, after=cursor)
+        where = InstanceFilter(
+            status=status, name=name, prefix=prefix, parent_id=parent_id, reason=reason, after=cursor
+        )
         rows = await insist(partial(self._provider.list_instances, where, limit))
         return Page(items=[*map(instance_of, rows)], next=cursor_of(rows[-1]) if len(rows) == limit else None)
 
@@ -356,12 +361,19 @@ class Client:
         name: str | None = None,
         prefix: str | None = None,
         parent_id: str | None = None,
+        reason: str | None = None,
     ) -> AsyncIterator[Instance]:
         """All instances that fit, newest first, read page by page; see `list_page`."""
         after: str | None = None
         while True:
             page = await self.list_page(
-                status=status, name=name, prefix=prefix, parent_id=parent_id, after=after, limit=MAX_PAGE
+                status=status,
+                name=name,
+                prefix=prefix,
+                parent_id=parent_id,
+                reason=reason,
+                after=after,
+                limit=MAX_PAGE,
             )
             for instance in page.items:
                 yield instance
@@ -382,6 +394,34 @@ class Client:
     async def workers(self) -> Sequence[WorkerInfo]:
         """All workers by id, alive or not."""
         return await insist(self._provider.list_workers)
+
+    # -- suspended instances
+
+    async def resume(self, instance_id: str) -> None:
+        """Let a suspended instance go on: a worker takes it, and tries again what it was suspended at.
+
+        Raises:
+            UnknownInstance, InstanceNotSuspended: nothing was changed.
+            InvalidId: the id is refused.
+            ConnectionLost: it may or may not have been resumed.
+        """
+        (resumption,) = await self.resume_many([instance_id])
+        check_resumption(instance_id, resumption)
+
+    async def resume_many(self, instance_ids: Iterable[str]) -> Sequence[Resumption]:
+        """Resume instances in few round trips: for each "resumed", "unknown" or "not_suspended".
+
+        Raises:
+            InvalidId: an id is refused; nothing was changed.
+            ConnectionLost: some may have been resumed.
+        """
+        wanted = [check_id(instance_id, "instance id") for instance_id in instance_ids]
+        return [resumption for batch in batches(wanted) for resumption in await self._resume(batch)]
+
+    async def _resume(self, batch: Sequence[str]) -> Sequence[Resumption]:
+        resumptions = await insist(partial(self._provider.resume_instance, batch), retry=(Contention,))
+        self._waker.wake()
+        return resumptions
 
     # -- what sessions know
 

@@ -35,6 +35,10 @@ class Handle(Generic[R]):
         """Ask it to end; see `Client.cancel`."""
         await self._client.cancel(self.instance_id, reason)
 
+    async def resume(self) -> None:
+        """Let it go on after a suspension; see `Client.resume`."""
+        await self._client.resume(self.instance_id)
+
     async def status(self) -> Instance:
         """How it is; see `Client.status`."""
         return await self._client.status(self.instance_id)

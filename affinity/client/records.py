@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from affinity.errors import InvalidInput
 from affinity.orchestration.codec import read_json
-from affinity.provider.contract import FINISHED, InstanceInfo, InstanceStatus
+from affinity.provider.contract import FINISHED, InstanceInfo, InstanceStatus, Suspension
 
 
 class Failure(NamedTuple):
@@ -36,6 +36,7 @@ class Instance:
     event_count: int
     created_at: datetime
     updated_at: datetime
+    suspension: Suspension | None  # why it waits for an operator or for other code
 
     @property
     def finished(self) -> bool:
@@ -76,6 +77,7 @@ def instance_of(info: InstanceInfo) -> Instance:
         event_count=info.event_count,
         created_at=info.created_at,
         updated_at=info.updated_at,
+        suspension=info.suspension,
     )
 
 

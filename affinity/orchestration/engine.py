@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, cast
 
-from affinity.errors import AffinityError, Nondeterminism, OrchestrationMisuse
+from affinity.errors import AffinityError, ExecutionLimitReached, Nondeterminism, OrchestrationMisuse
 from affinity.frozen import frozen
 from affinity.limits import MAX_BUFFERED_EVENTS
 from affinity.orchestration import events as ev
 from affinity.orchestration.commands import ActivityFuture, ChildFuture, TimerFuture
 from affinity.orchestration.context import OrchestrationContext, refuse_awaitable
 from affinity.orchestration.futures import CommandFuture, DurableFuture
-from affinity.orchestration.journal import HistoryFullError, describe
+from affinity.orchestration.journal import describe
 from affinity.orchestration.registry import OrchestrationDefinition
 from affinity.orchestration.scheduler import Scheduler, Task
 from affinity.orchestration.signals import ContinueAsNewSignal, OrchestrationCancelledSignal
@@ -37,23 +37,7 @@ _ANSWERS: Final[dict[type[ev.Event], type[CommandFuture[Any]]]] = {
 }
 """Inputs that answer a command, and the kind of future that they settle."""
 
-_CANCELLATIONS: Final[dict[type[ev.Event], Callable[[int], ev.Event]]] = {
-    ev.ActivityScheduled: ev.ActivityCancelled,
-    ev.TimerCreated: ev.TimerCancelled,
-    ev.SubOrchestrationScheduled: ev.SubOrchestrationCancelled,
-}
-
-
 _NOTHING: Final[Mapping[int, ev.Hold]] = {}
-
-
-class BufferFullError(Exception):
-    """The execution has ``MAX_BUFFERED_EVENTS`` that nobody waits for."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            f"more than {MAX_BUFFERED_EVENTS} external events came that the orchestration did not wait for"
-        )
 
 
 @frozen(kw_only=True)
@@ -99,7 +83,6 @@ class Execution:
         "_context",
         "_held",
         "_main",
-        "_orphans",
         "_scheduler",
         "definition",
         "error",
@@ -123,7 +106,6 @@ class Execution:
         self._context = OrchestrationContext(definition, self._scheduler)
         self._main: Task[Any] | None = None
         self._cancellation: OrchestrationCancelledSignal | None = None
-        self._orphans: list[ev.Event] = []  # what a failed replay left to cancel
         self._held: dict[int, ev.Hold] = {}  # as of the last step
 
     @property
@@ -167,7 +149,7 @@ class Execution:
         whatever the code does by now.
 
         Raises:
-            Nondeterminism: code and history disagree. The coroutine is lost; ``fail`` and ``close`` still work.
+            Nondeterminism: code and history disagree. The coroutine is lost.
         """
         if self.event_count:
             raise RuntimeError("replay needs a fresh Execution")
@@ -181,7 +163,6 @@ class Execution:
             self._scheduler.close()
             last = recorded[-1]
             if not isinstance(last, ev.OrchestrationFailed):
-                self._orphans = _cancellations(recorded)
                 raise
             self.outcome = last
         finally:
@@ -200,6 +181,9 @@ class Execution:
                 requests to cancel may come before the ``OrchestrationStarted``: they wait for it.
             now: gives the database's time in unix seconds.
             new_guid: gives a fresh random id.
+
+        Raises:
+            ExecutionLimitReached: the execution is lost, as after ``close``; nothing of this step has happened.
         """
         journal = self._scheduler.journal
         journal.now, journal.new_guid = now, new_guid
@@ -211,33 +195,15 @@ class Execution:
                         break
                     self._accept(event)
                     consumed += 1
-        except (HistoryFullError, BufferFullError) as error:
-            return self._fail(error, len(inputs))
+        except ExecutionLimitReached:
+            self.close()
+            raise
         return self._step(consumed)
-
-    def fail(self, error: BaseException) -> Step:
-        """End the execution with ``OrchestrationFailed``, whatever state its code is in; cancel what is outstanding.
-
-        Raises:
-            RuntimeError: it has ended already.
-        """
-        if self.outcome is not None:
-            raise RuntimeError(f"the execution has ended: {describe(self.outcome)}")
-        return self._fail(error, 0)
 
     def close(self) -> None:
         """Drop the coroutines from memory. Their ``finally`` blocks run, but whatever they ask for is refused."""
         with _Isolated():
             self._scheduler.close()
-
-    def _fail(self, error: BaseException, consumed: int) -> Step:
-        scheduler = self._scheduler
-        orphans = self._orphans + scheduler.cancellations()
-        self.close()
-        for cancellation in orphans:
-            scheduler.journal.final(cancellation)
-        self._conclude(ev.OrchestrationFailed(*ev.describe_error(error)))
-        return self._step(consumed)
 
     def _step(self, consumed: int) -> Step:
         events = self._scheduler.journal.take()
@@ -309,7 +275,7 @@ class Execution:
         scheduler.journal.input(event)
         scheduler.inbox.arrive(name, data)
         if scheduler.inbox.buffered > MAX_BUFFERED_EVENTS and not scheduler.journal.replaying:
-            raise BufferFullError
+            raise ExecutionLimitReached(f"more than {MAX_BUFFERED_EVENTS} external events that nobody has read")
         return True
 
     def _cancel(self, event: ev.Event, reason: str) -> bool:
@@ -391,18 +357,6 @@ def _refuse_forgotten(untouched: Iterable[DurableFuture[Any]]) -> None:
         raise OrchestrationMisuse(
             f"{forgotten.title} was scheduled and never awaited; write await, or pass it to ctx.gather or ctx.select"
         )
-
-
-def _cancellations(history: Iterable[ev.Event]) -> list[ev.Event]:
-    """What would cancel everything that a history leaves outstanding; for one that the code cannot replay."""
-    outstanding: dict[int, ev.Event] = {}
-    for event_id, event in enumerate(history, 1):
-        cancellation = _CANCELLATIONS.get(type(event))
-        if cancellation is not None:
-            outstanding[event_id] = cancellation(event_id)
-        else:
-            outstanding.pop(getattr(event, "schedule_id", 0), None)
-    return list(outstanding.values())
 
 
 class _Isolated:

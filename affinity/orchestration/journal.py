@@ -13,7 +13,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, Final
 
-from affinity.errors import Nondeterminism
+from affinity.errors import ExecutionLimitReached, Nondeterminism
 from affinity.limits import MAX_HISTORY_EVENTS
 from affinity.orchestration import events as ev
 
@@ -35,16 +35,6 @@ _IDENTITY: Final[dict[type[ev.Event], Callable[[Any], object]]] = {
     ev.SubOrchestrationCancelled: attrgetter("schedule_id"),
 }
 """What of a command must be as recorded, beside its type. Events that are not here match by type alone."""
-
-
-class HistoryFullError(Exception):
-    """The execution has reached ``MAX_HISTORY_EVENTS``."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            f"more than {MAX_HISTORY_EVENTS} events in one execution: "
-            "use continue_as_new from time to time, which starts a fresh history"
-        )
 
 
 class Journal:
@@ -99,7 +89,7 @@ class Journal:
         """Record an input.
 
         Raises:
-            HistoryFullError: there is no room.
+            ExecutionLimitReached: there is no room.
         """
         self._require_room()
         self._append(event)
@@ -109,7 +99,7 @@ class Journal:
 
         Raises:
             Nondeterminism: the history has something else here.
-            HistoryFullError: there is no room.
+            ExecutionLimitReached: there is no room.
         """
         self._require_room()
         return self.final(event)
@@ -132,7 +122,10 @@ class Journal:
     def _require_room(self) -> None:
         # What was recorded stays valid, should the limit ever be lowered.
         if self.position >= MAX_HISTORY_EVENTS and self._recorded is None:
-            raise HistoryFullError
+            raise ExecutionLimitReached(
+                f"more than {MAX_HISTORY_EVENTS} events in one execution: "
+                "use continue_as_new from time to time, which starts a fresh history"
+            )
 
     def _append(self, event: ev.Event) -> None:
         self.position += 1

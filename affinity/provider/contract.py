@@ -347,7 +347,8 @@ class Release:
 class Suspend:
     """Suspends an instance that this worker cannot go on with, for a reason that is not a decision of its code.
 
-    The fence is that of a `Turn`: owner, birth token, execution and number of events. Nothing happens when it does not hold.
+    The fence is that of a `Turn`: owner, birth token, execution and number of events. Nothing happens when it does not
+    hold.
     """
 
     instance_id: str
@@ -594,11 +595,11 @@ class Provider(Protocol):
 
         ``names`` holds ``name`` and ``name@version`` of what the caller registers. An unowned instance is passed over
         while it is not among them (by name when its version is None, else by ``name@version``) and has been given back
-        as unknown: for ``unknown_after`` seconds when it never ran, for as long as it takes when it did. While other
-        workers are alive and not draining, one fetch takes as many unowned ones as `limits.fair_share` says.
-        Messages in ``exclude`` (being worked on by the caller) are left out; an instance all of whose visible messages
-        are excluded is not returned. At most `MAX_BATCH` messages an instance. A draining worker takes no new instance.
-        Nothing when the caller is not alive or not current.
+        as unknown less than ``unknown_after`` seconds ago. While other workers are alive and not draining, one fetch
+        takes as many unowned ones as `limits.fair_share` says. Messages in ``exclude`` (being worked on by the caller)
+        are left out; an instance all of whose visible messages are excluded is not returned. At most `MAX_BATCH`
+        messages an instance. A draining worker takes no new instance. Nothing when the caller is not alive or not
+        current.
         """
         ...
 

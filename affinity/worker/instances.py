@@ -26,7 +26,7 @@ from typing import Protocol
 from cachetools import LRUCache
 
 from affinity.errors import (
-    Nondeterminism,
+    ExecutionLimitReached,
     NotSerializable,
     OrchestrationPoisoned,
     OrchestrationUnreadable,
@@ -35,7 +35,7 @@ from affinity.errors import (
 )
 from affinity.orchestration import App
 from affinity.orchestration.engine import Execution, Step
-from affinity.orchestration.events import Event, OrchestrationStarted, TimerFired
+from affinity.orchestration.events import Event, OrchestrationStarted, TimerFired, describe_error
 from affinity.orchestration.wire import ANY_EXECUTION, ActivityTask, decode_event, decode_message, encode_message
 from affinity.provider.contract import (
     Birth,
@@ -44,6 +44,7 @@ from affinity.provider.contract import (
     Placed,
     Provider,
     Release,
+    Suspend,
     Turn,
     TurnResult,
     WorkAbandon,
@@ -56,7 +57,7 @@ from affinity.records import StateWrite
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.pledges import Pledge, again
 from affinity.worker.retry import is_retryable
-from affinity.worker.turns import BuiltTurn, build_turn, fail_from_outside
+from affinity.worker.turns import BuiltTurn, build_turn
 
 logger = logging.getLogger("affinity.worker")
 
@@ -65,6 +66,9 @@ FIRST_MOVE = 2
 
 LARGEST_MOVE = 1024
 """Bound of the doubling."""
+
+NOT_THE_CODE = (OrchestrationPoisoned, ExecutionLimitReached, ProviderError)
+"""Reasons to suspend an instance that other code does not take away by itself: an operator must say so."""
 
 MEANINGLESS = TimerFired(schedule_id=0)
 """Stands for a message to an execution that has ended: consumed with the next turn, and dropped by replay like any
@@ -142,6 +146,10 @@ class Surroundings(Protocol):
         """Give a work item back."""
         ...
 
+    def submit_suspend(self, suspend: Suspend, done: Callable[[], None]) -> None:
+        """Suspend an instance; ``done`` is called when the database knows, or refuses for good."""
+        ...
+
     def submit_release(self, release: Release, done: Callable[[], None]) -> None:
         """Give an instance up; ``done`` is called when the database knows, or refuses for good."""
         ...
@@ -174,8 +182,9 @@ class Surroundings(Protocol):
 class InstanceTable:
     """The live instances, bounded by ``size``, least recently used first out."""
 
-    def __init__(self, app: App, provider: Provider, around: Surroundings, options: RuntimeOptions) -> None:
+    def __init__(self, app: App, provider: Provider, around: Surroundings, options: RuntimeOptions, code: str) -> None:
         self._app = app
+        self._code = code
         self._provider = provider
         self._around = around
         self._options = options
@@ -244,7 +253,7 @@ class InstanceTable:
             if (live := self._live.get(item.instance_id)) is not None:
                 self._feed(live, item)
         except Exception as error:
-            self._end_badly(item, error, () if isinstance(history, Exception) else history or ())
+            self._suspend(item, error)
 
     async def _histories(self, items: Sequence[OrchestrationItem]) -> dict[str, Sequence[str] | Exception]:
         """By instance id. What makes one of them unreadable to the database, or to its driver, is not raised."""
@@ -298,7 +307,7 @@ class InstanceTable:
         execution.replay(events)
 
     def _check_health(self, item: OrchestrationItem) -> None:
-        """Raise what must end the instance, whatever its code says."""
+        """Raise what must suspend the instance, whatever its code says."""
         if (refusal := self._refused.pop(item.instance_id, None)) is not None:
             raise refusal
         if item.claims > self._options.max_attempts:
@@ -306,29 +315,32 @@ class InstanceTable:
                 f"{item.claims} workers took it and none committed a turn: it seems to kill them"
             )
 
-    def _end_badly(self, item: OrchestrationItem, error: Exception, history: Sequence[str]) -> None:
-        """What becomes of an instance that cannot go on, through no decision of its code: it fails. The one place where
-        that is decided; no turn of it is in flight here.
+    def _suspend(self, item: OrchestrationItem, error: Exception) -> None:
+        """What becomes of an instance that cannot go on, through no decision of its code: it waits for an operator or
+        for other code. The one place where that is decided; nothing of it need be readable.
         """
-        logger.error("instance %s fails: %s: %s", item.instance_id, type(error).__name__, error)
-        live = self._live.get(item.instance_id)
-        if isinstance(error, Nondeterminism) and live is not None:
-            self._submit(live, live.execution.fail(error), [])
-            return
-        if live is not None:
+        if (live := self._live.get(item.instance_id)) is not None:
             self._drop(live)
-        self._around.submit_turn(fail_from_outside(item, error, history), lambda _: self._around.poke())
+        error_type, message = describe_error(error)
+        logger.error("instance %s is suspended: %s: %s", item.instance_id, error_type, message)
+        suspend = Suspend(
+            instance_id=item.instance_id,
+            birth=item.birth,
+            execution_id=item.execution_id,
+            event_count=item.event_count,
+            error_type=error_type,
+            message=message,
+            code=self._code,
+            needs_code=not isinstance(error, NOT_THE_CODE),
+        )
+        self._released.add(item.instance_id)
+        self._around.submit_suspend(suspend, partial(self._released.discard, item.instance_id))
 
     def _unknown(self, item: OrchestrationItem) -> None:
-        """Give an instance back that this worker has no code for. One that never started fails in the end; one that has
-        history waits for its code, however long: a deploy that lags must not destroy it.
-        """
-        waited = item.unknown_for is not None and item.unknown_for >= self._options.unregistered_timeout
+        """Give an instance back that this worker has no code for, or suspend it when that has been so for long."""
         label = item.name if item.version is None else f"{item.name}@{item.version}"
-        if waited and item.event_count == 0 and item.execution_id == 1:
-            error = UnknownOrchestration(f"no worker registers the orchestration {label!r}")
-            turn = fail_from_outside(item, error)
-            self._around.submit_turn(turn, lambda _: self._around.poke())
+        if item.unknown_for is not None and item.unknown_for >= self._options.unregistered_timeout:
+            self._suspend(item, UnknownOrchestration(f"no worker registers the orchestration {label!r}"))
             return
         if label not in self._warned:
             self._warned.add(label)

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from affinity.errors import InvalidOptions
 from affinity.limits import check_id
@@ -57,20 +57,26 @@ class RuntimeOptions(BaseModel):
     max_attempts: int = Field(default=10, ge=1, le=1_000)
     """Interrupted deliveries (crash, lost lease) of one work item before it fails as poison."""
     unregistered_timeout: Seconds = 300.0
-    """How long work that no worker registers waits for one that does, before it fails by name."""
+    """How long work that no worker registers waits for one that does, before an activity of it fails by name, and an
+    orchestration is suspended.
+    """
     drain_timeout: Seconds = 30.0
     """At SIGTERM, running activities have this long to end before they are given back."""
     stall_timeout: Seconds = 60.0
     """A worker whose event loop makes no progress for this long gives up its lease."""
     session_retention: Seconds = 600.0
     """How long an expired session's row (its last holder and epoch) is kept."""
+    code_version: str | None = None
+    """What tells the code of this worker from other releases: an instance that another version suspended is tried again
+    (see docs/operations.md). By default a digest of the files that hold the app's orchestrations.
+    """
     metrics_port: int | None = Field(default=None, ge=0, le=65_535)
     """Serve Prometheus metrics on this port; 0 picks a free one."""
 
-    @field_validator("worker_node_id")
+    @field_validator("worker_node_id", "code_version")
     @classmethod
-    def _is_id(cls, value: str) -> str:
-        return check_id(value, "worker_node_id")
+    def _is_id(cls, value: str | None, info: ValidationInfo) -> str | None:
+        return None if value is None else check_id(value, str(info.field_name))
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

@@ -28,6 +28,7 @@ from affinity.provider.contract import (
     FetchOptions,
     Provider,
     Release,
+    Suspend,
     Timeouts,
     Turn,
     TurnResult,
@@ -41,6 +42,7 @@ from affinity.provider.contract import (
 )
 from affinity.session.insisting import InsistentStore
 from affinity.worker.activities import ActivityRunner
+from affinity.worker.code import code_version
 from affinity.worker.committer import GroupCommit
 from affinity.worker.instances import InstanceTable
 from affinity.worker.keeper import HeldLocks
@@ -69,6 +71,9 @@ up.
 
 PLENTY = 0.9
 """Share of the sessions that a worker may hold, below which it is full no more."""
+
+RETRY_SECONDS = 10.0
+"""Between two looks for instances that other code has suspended."""
 
 FETCH_LIMIT = 200
 """Work items, and instances, that one fetch takes at most: one statement stays short."""
@@ -112,7 +117,8 @@ class Runtime:
             outcomes=self,
             observe=metrics.activity_ended,
         )
-        self.instances = InstanceTable(app, provider, self, options)
+        self._code = options.code_version or code_version(app)
+        self.instances = InstanceTable(app, provider, self, options, self._code)
         self._waker = Waker(provider)
         self._turns = GroupCommit(self._write_turns, self._availability, observe=metrics.batch("turn"))
         self._acks = GroupCommit(self._write_acks, self._availability, insist=True, observe=metrics.batch("ack"))
@@ -121,6 +127,9 @@ class Runtime:
         )
         self._releases = GroupCommit(
             self._write_releases, self._availability, insist=True, observe=metrics.batch("release")
+        )
+        self._suspends = GroupCommit(
+            self._write_suspends, self._availability, insist=True, observe=metrics.batch("suspend")
         )
         self._look = anyio.Event()
         self._check = anyio.Event()
@@ -143,8 +152,9 @@ class Runtime:
     def start(self, tasks: TaskGroup) -> None:
         """Start all loops in ``tasks``."""
         self._tasks = tasks
-        loops = (self._fetch, self._listen, self._expiries, self._sweeps, self._cancellations, self._waker.run)
-        commits = (self._turns.run, self._acks.run, self._abandons.run, self._releases.run)
+        watches = (self._listen, self._cancellations, self._waker.run)
+        loops = (self._fetch, self._expiries, self._sweeps, self._retries, *watches)
+        commits = (self._turns.run, self._acks.run, self._abandons.run, self._releases.run, self._suspends.run)
         for loop in loops + commits:
             tasks.start_soon(self._guarded, loop)
 
@@ -260,6 +270,10 @@ class Runtime:
 
         self._releases.submit(release, written)
 
+    def submit_suspend(self, suspend: Suspend, done: Callable[[], None]) -> None:
+        """Suspend an instance."""
+        self._suspends.submit(suspend, lambda _: done())
+
     def _queued(self) -> None:
         self.poke()
         self._waker.hint(None)
@@ -336,6 +350,9 @@ class Runtime:
     async def _write_releases(self, releases: Sequence[Release]) -> Sequence[None]:
         await self._provider.release_instance(self._identity, releases)
         return [None] * len(releases)
+
+    async def _write_suspends(self, suspends: Sequence[Suspend]) -> Sequence[bool]:
+        return await self._provider.suspend_instance(self._identity, suspends)
 
     # -- the loops
 
@@ -498,6 +515,29 @@ class Runtime:
             if done.rerouted:
                 self._queued()  # whoever may take it now need not wait for its poll
 
+    async def _retries(self) -> None:
+        """Take over what other code has suspended and this code may go on with."""
+        while True:
+            if self._serving and await self._retry_suspended():
+                continue
+            await anyio.sleep(RETRY_SECONDS * random.uniform(0.9, 1.1))  # noqa: S311
+
+    async def _retry_suspended(self) -> bool:
+        """Whether there may be more."""
+        retry = partial(
+            self._provider.retry_suspended,
+            self._identity,
+            names=self._orchestration_names,
+            code=self._code,
+            limit=FETCH_LIMIT,
+        )
+        taken = await self._availability.insist(retry)
+        for instance_id in taken:
+            logger.info("instance %s was suspended; trying it with code %s", instance_id, self._code)
+        if taken:
+            self.poke()
+        return len(taken) == FETCH_LIMIT
+
     # -- the lease (`LeaseListener`), on this loop
 
     def lease_lapsed(self, reason: str) -> None:
@@ -573,7 +613,7 @@ class Runtime:
 
     async def _flush(self) -> None:
         """Wait for what is being written: turns may place work, so they come first."""
-        for commits in (self._turns, self._acks, self._abandons, self._releases):
+        for commits in (self._turns, self._acks, self._abandons, self._releases, self._suspends):
             await commits.flushed()
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from pydantic_core import to_json
 
-from affinity.errors import NotSerializable
 from affinity.frozen import frozen
 from affinity.orchestration.engine import Execution, Step
 from affinity.orchestration.events import (
@@ -30,14 +29,11 @@ from affinity.orchestration.events import (
     TimerCancelled,
     TimerCreated,
     TimerFired,
-    describe_error,
 )
 from affinity.orchestration.waits import moved_event
 from affinity.orchestration.wire import (
     ANY_EXECUTION,
     ActivityTask,
-    decode_event,
-    decode_message,
     encode_event,
     encode_message,
     encode_task,
@@ -48,7 +44,6 @@ from affinity.provider.contract import (
     NewInstance,
     NewMessage,
     NewWorkItem,
-    OrchestrationItem,
     SessionHold,
     SessionWatch,
     Turn,
@@ -262,37 +257,3 @@ def _update(step: Step, first_version: str | None) -> InstanceUpdate | None:
 
 def _error_json(error_type: str, message: str) -> str:
     return to_json({"type": error_type, "message": message}).decode()
-
-
-def fail_from_outside(item: OrchestrationItem, error: BaseException, history: Sequence[str] = ()) -> Turn:
-    """The last turn of an execution whose code cannot run: it records the failure, and tells the parent.
-
-    Parts of ``history`` and of the messages may be unreadable. One that has no history records its start too. (Behind
-    `MAX_BATCH` older messages, the start is not there to be read; then the failure alone is recorded.)
-    """
-    received = [event for message in item.messages if (event := _readable(_message_event, message.payload))]
-    recorded = [event for text in history if (event := _readable(decode_event, text))]
-    started = [event for event in recorded or received if isinstance(event, OrchestrationStarted)]
-    failed = OrchestrationFailed(*describe_error(error))
-    parents = [start.parent for start in started if start.parent is not None]
-    return Turn(
-        instance_id=item.instance_id,
-        birth=item.birth,
-        execution_id=item.execution_id,
-        event_count=item.event_count,
-        history=[*map(encode_event, () if item.event_count else started), encode_event(failed)],
-        consumed=[message.id for message in item.messages],
-        messages=[_to_parent(parent, _answer(parent.schedule_id, failed)) for parent in parents],
-        update=InstanceUpdate(status="failed", error=_error_json(failed.error_type, failed.message)),
-    )
-
-
-def _message_event(text: str) -> Event:
-    return decode_message(text)[1]
-
-
-def _readable(decode: Callable[[str], Event], text: str) -> Event | None:
-    try:
-        return decode(text)
-    except NotSerializable:
-        return None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from affinity.errors import NotSerializable, UnknownOrchestration
+from affinity.errors import ExecutionLimitReached, NotSerializable
 from affinity.orchestration import OrchestrationCancelledSignal, OrchestrationContext, journal
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution
@@ -148,34 +148,10 @@ def test_continue_as_new_checks_its_input() -> None:
     assert run(careless, input="1").outcome == ev.ContinuedAsNew('{"for":"another"}', "2.0.0")
 
 
-def test_failing_from_outside_cancels_what_is_outstanding() -> None:
-    live = Live(waits)
-    live.start()
-    step = live.execution.fail(UnknownOrchestration("gone"))
-    assert new_events(step) == [
-        ev.SubOrchestrationCancelled(2),
-        ev.ActivityCancelled(3),
-        ev.TimerCancelled(4),
-        ev.OrchestrationFailed("UnknownOrchestration", "gone"),
-    ]
-    assert [event_id for event_id, _ in step.events] == [6, 7, 8, 9]
-    assert step.outcome == live.execution.outcome
-    live.history += new_events(step)
-    live.check_replay()
-    with pytest.raises(RuntimeError, match="has ended"):
-        live.execution.fail(ValueError())
-
-
-def test_failing_before_the_start() -> None:
-    execution = Execution(define(waits), "i", 1)
-    assert execution.fail(ValueError("no")).events == [(1, ev.OrchestrationFailed("ValueError", "no"))]
-
-
-def test_a_full_history_fails_the_execution(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_history_is_not_for_the_code_to_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "MAX_HISTORY_EVENTS", 20)
 
     async def endless(ctx: OrchestrationContext) -> None:
-        ctx.schedule_activity("background")
         while True:
             await ctx.new_guid()
 
@@ -183,17 +159,16 @@ def test_a_full_history_fails_the_execution(monkeypatch: pytest.MonkeyPatch) -> 
         while True:
             await ctx.schedule_wait("e")
 
-    live = Live(endless)
-    outcome = live.start().outcome
-    assert isinstance(outcome, ev.OrchestrationFailed)
-    assert "continue_as_new" in outcome.message
-    assert ev.ActivityCancelled(2) in live.history
+    with pytest.raises(ExecutionLimitReached, match="continue_as_new"):
+        Live(endless).start()
     live = Live(turns)
     live.start()
-    while live.outcome is None:
+    for _ in range(9):
         live.feed(ev.EventRaised("e", "1"))
-    assert isinstance(live.outcome, ev.OrchestrationFailed)
-    assert live.execution.event_count == 21
+    with pytest.raises(ExecutionLimitReached):
+        live.feed(ev.EventRaised("e", "1"))
+    assert live.replayed().event_count == len(live.history) == 20
+    assert live.replayed().outcome is None
 
 
 def test_closing_runs_no_commands() -> None:

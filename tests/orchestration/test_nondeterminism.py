@@ -11,7 +11,7 @@ from affinity.orchestration import OrchestrationContext
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution
 
-from .harness import Live, Orchestration, define
+from .harness import Orchestration, define
 
 STARTED = ev.OrchestrationStarted("main", "1.0.0", "null")
 A = ev.ActivityScheduled("a", "null")
@@ -144,38 +144,3 @@ def test_inputs_may_change() -> None:
 def test_recorded_values_stand() -> None:
     execution = replay(guid, ev.GuidCreated("recorded"), ev.OrchestrationCompleted('"recorded"'))
     assert execution.outcome == ev.OrchestrationCompleted('"recorded"')
-
-
-def test_a_broken_execution_can_only_be_failed() -> None:
-    history: list[ev.Event] = [
-        ev.SubOrchestrationScheduled("c", None, "kid", "null"),
-        ev.ActivityScheduled("x", "null"),
-        ev.TimerCreated(1.0),
-        ev.ActivityScheduled("y", "null"),
-        ev.ActivityCompleted(3, "1"),
-    ]
-    execution = Execution(define(calls_a), "i", 1)
-    with pytest.raises(Nondeterminism) as caught:
-        execution.replay([STARTED, *history])
-    assert execution.event_count == 6
-    assert not execution.finished
-    step = execution.fail(caught.value)
-    assert step.events == [
-        (7, ev.SubOrchestrationCancelled(2)),
-        (8, ev.TimerCancelled(4)),
-        (9, ev.ActivityCancelled(5)),
-        (10, ev.OrchestrationFailed("Nondeterminism", str(caught.value))),
-    ]
-    assert execution.child_id(2) == "kid"
-    recorded = [STARTED, *history, *(event for _, event in step.events)]
-    again = Execution(define(calls_a), "i", 1)
-    again.replay(recorded)
-    assert again.outcome == step.outcome
-    assert again.event_count == 10
-
-
-def test_replay_wants_a_fresh_execution() -> None:
-    live = Live(ends)
-    live.start()
-    with pytest.raises(RuntimeError, match="fresh"):
-        live.execution.replay(live.history)

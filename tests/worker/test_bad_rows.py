@@ -67,11 +67,15 @@ def worker_of(url: str, app: App = app) -> Worker:
 
 
 async def given_up(client: Client, instance_id: str) -> Failure:
-    """Why an instance does not go on."""
+    """Why an instance does not go on: it is suspended, or it failed."""
     with anyio.fail_after(30):
-        while (reason := (await client.status(instance_id)).error) is None:
+        while True:
+            instance = await client.status(instance_id)
+            if instance.suspension is not None:
+                return Failure(instance.suspension.error_type, instance.suspension.message)
+            if instance.error is not None:
+                return instance.error
             await anyio.sleep(0.02)
-    return reason
 
 
 @pytest.fixture
@@ -93,6 +97,7 @@ async def test_an_unreadable_event_in_a_history(text: str, any_url: str, client:
         assert await client.wait("good", timeout=30) == 2
         reason = await given_up(client, "bad")
         assert reason.type == "OrchestrationUnreadable"
+        assert (await client.status("bad")).status == "suspended"
         assert reason.message.startswith("event 2 cannot be read")
         assert worker.runtime.error is None
 

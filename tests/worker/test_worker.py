@@ -9,15 +9,14 @@ from typing import Any
 import anyio
 import pytest
 
-from affinity import App, RuntimeOptions, Worker
+from affinity import RuntimeOptions, Worker
 from affinity.client import Client, Start
-from affinity.errors import ActivityFailed, OrchestrationFailed, UnknownActivity, UnknownOrchestration
+from affinity.errors import ActivityFailed, OrchestrationFailed, UnknownActivity
 from affinity.orchestration.wire import ActivityTask
 from affinity.provider.contract import WorkItem
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.sqlite import SqliteProvider
 from tests.apps import app
-from tests.waiting import started
 
 pytestmark = pytest.mark.anyio
 
@@ -304,27 +303,3 @@ async def test_an_activity_that_nobody_registers_fails_by_name(any_url: str, cli
         with pytest.raises(OrchestrationFailed, match="only_newer") as raised:
             await client.wait(run.instance_id, timeout=30)
         assert raised.value.error_type == UnknownActivity.__name__
-
-
-async def test_an_orchestration_that_nobody_registers_fails_by_name(any_url: str, client: Client) -> None:
-    async with Worker(app, any_url, RuntimeOptions.make(**OPTIONS, unregistered_timeout=0.6)):
-        run = await client.start("no_such_thing", 1)
-        with pytest.raises(OrchestrationFailed, match="no_such_thing") as raised:
-            await client.wait(run.instance_id, timeout=30)
-        assert raised.value.error_type == UnknownOrchestration.__name__
-
-
-async def test_an_instance_with_history_waits_for_its_code(any_url: str, client: Client) -> None:
-    """A deploy that lags must not destroy what runs: only instances that never started fail as unknown."""
-    lacking = App("lacking")
-    async with Worker(app, any_url, RuntimeOptions.make(**OPTIONS)):
-        await client.start("collect", 1, instance_id="collect")
-        await started(client, "collect")
-    async with Worker(lacking, any_url, RuntimeOptions.make(**OPTIONS, unregistered_timeout=0.3)) as worker:
-        await client.raise_event("collect", "item", 7)
-        other = await client.start("no_such_thing", 1)
-        assert (await client.wait_finished(other.instance_id, timeout=30)).status == "failed"
-        assert (await client.status("collect")).status == "running"
-        assert worker.runtime.error is None
-    async with Worker(app, any_url, RuntimeOptions.make(**OPTIONS)):
-        assert await client.wait("collect", timeout=30) == [7]
