@@ -10,6 +10,7 @@ import pytest
 from affinity.cli.shell import FAILED, MISUSED, NO_DATABASE, TIMED_OUT
 from affinity.limits import MAX_ID_BYTES, MAX_PAYLOAD_BYTES
 from tests.cli.conftest import Play, document, refused, run, succeed
+from tests.client.conftest import Puppet
 
 
 def test_start_creates_the_default_database_and_prints_the_id(directory: Path) -> None:
@@ -202,3 +203,30 @@ def test_delete(play: Play) -> None:
     play(lambda puppet: puppet.end("t"))
     assert succeed("delete", "t") == ""
     refused(FAILED, "show", "t")
+
+
+async def _suspend_three(puppet: Puppet) -> None:
+    await puppet.suspend("a")
+    await puppet.suspend("b")
+    await puppet.suspend("p", "OrchestrationPoisoned")
+
+
+@pytest.mark.usefixtures("database")
+def test_suspended_instances_are_shown_and_resumed(play: Play) -> None:
+    for name in ("a", "b", "p", "t"):
+        succeed("start", "brew", "--id", name)
+    play(_suspend_three)
+    assert "Nondeterminism: history has tea" in succeed("show", "a")
+    assert document("show", "a")["suspension"]["code"] == "v1"
+    assert len(document("list", "--status", "suspended")["instances"]) == 3
+    assert document("resume", "a") == {"instances": {"a": "resumed"}}
+    assert document("resume", "a", "missing", code=FAILED)["instances"] == {"a": "not_suspended", "missing": "unknown"}
+    assert document("resume", "--all", "--reason", "Nondeterminism") == {"instances": {"b": "resumed"}}
+    assert document("resume", "--all") == {"instances": {"p": "resumed"}}
+    assert document("resume", "--all") == {"instances": {}}
+    assert document("show", "p")["status"] == "pending"
+
+
+@pytest.mark.parametrize("arguments", [[], ["a", "--all"], ["a", "--reason", "Nondeterminism"]])
+def test_resume_takes_ids_or_all(arguments: list[str]) -> None:
+    assert "--all" in refused(MISUSED, "resume", *arguments)

@@ -19,6 +19,7 @@ from affinity.provider.contract import (
     NewWorkItem,
     OrchestrationItem,
     Provider,
+    Suspend,
     Timeouts,
     Turn,
     WorkerIdentity,
@@ -71,6 +72,20 @@ class Puppet:
         assert status in {"failed", "cancelled"}
         update = InstanceUpdate(status="failed" if status == "failed" else "cancelled", error=error)
         await self._commit(await self.take(instance_id), update)
+
+    async def suspend(self, instance_id: str, reason: str = "Nondeterminism") -> None:
+        item = await self.take(instance_id)
+        why = Suspend(
+            instance_id=instance_id,
+            birth=item.birth,
+            execution_id=item.execution_id,
+            event_count=item.event_count,
+            error_type=reason,
+            message="history has tea, but the code now does coffee",
+            code="v1",
+            needs_code=True,
+        )
+        assert list(await self.provider.suspend_instance(self.identity, [why])) == [True]
 
     async def hold(self, instance_id: str, session_id: str) -> None:
         """Schedule work on a session, and claim the session with it."""
