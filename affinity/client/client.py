@@ -419,7 +419,7 @@ class Client:
         return [resumption for batch in batches(wanted) for resumption in await self._resume(batch)]
 
     async def _resume(self, batch: Sequence[str]) -> Sequence[Resumption]:
-        resumptions = await insist(partial(self._provider.resume_instance, batch), retry=(Contention,))
+        resumptions = await insist(partial(self._provider.resume_instance, batch), twice=False)
         self._waker.wake()
         return resumptions
 
