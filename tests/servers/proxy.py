@@ -1,11 +1,11 @@
-"""A network between a test's connections and PostgreSQL that holds, cuts and resets them as the test says."""
+"""A network between a test's connections and PostgreSQL that holds, inspects and resets them as the test says."""
 
 from __future__ import annotations
 
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
@@ -26,10 +26,6 @@ class Line:
         self.client = client
         self.server = server
         self.startup = b""  # the first that the client sent; it has its application_name
-        self.sent: list[bytes] = []  # what has gone to the server since `Proxy.cut` or `Proxy.record`
-        self.left: int | None = None  # bytes that may still go to the server, once it is to be cut
-        self.closes = False  # whether it is closed at the cut, and not held
-        self.cut = threading.Event()  # the last byte that may go has gone
         self.resets = False  # the next reply comes with a reset
         self.was_reset = threading.Event()
 
@@ -48,6 +44,7 @@ class Proxy:
         self._listener = socket.create_server((HOST, 0))
         self._changed = threading.Condition()
         self._held: set[str] = set()
+        self.inspect: Callable[[Line, bytes], bytes] | None = None  # what the client sent; what of it goes on now
         self.lines: list[Line] = []
         _start(self._accept)
 
@@ -101,18 +98,11 @@ class Proxy:
     def _ask(self, line: Line) -> None:
         with suppress(OSError):
             while data := line.client.recv(_CHUNK):
-                if b"application_name" in data and not line.startup:
-                    line.startup = data
-                line.sent.append(data)
-                if line.left is not None:
-                    data, line.left = data[: line.left], line.left - len(data)
-                if data:
-                    line.server.sendall(data)
-                if line.left is not None and line.left <= 0:
-                    line.cut.set()
-                    if line.closes:
-                        break
-                    line.left = 0
+                if not line.startup:
+                    line.startup = data if b"application_name" in data else b""  # before: whether to encrypt
+                elif self.inspect is not None:
+                    data = self.inspect(line, data)
+                line.server.sendall(data)
             line.server.shutdown(socket.SHUT_WR)
 
     def _answer(self, line: Line) -> None:

@@ -24,6 +24,9 @@ TOO_MANY: Final = 1_000_000
 and again would make it worse. Then it is left to autovacuum.
 """
 
+HALF_SENT: Final = 5.0
+"""Seconds after which the rest of a request that the server has begun will not come: it was sent with its beginning."""
+
 _SQL: Final = load_statements(__package__, "sweep.sql")
 _VACUUM: Final[dict[str, LiteralString]] = {
     # Without truncation, for which all others would have to wait.
@@ -53,8 +56,10 @@ class SweepVerbs(Verbs):
             "worker_retention": float(worker_retention),
             "dead": Int8(DEAD),
             "too_many": Int8(TOO_MANY),
+            "half_sent": HALF_SENT,
+            "application_name": self._links.target.conninfo.get("application_name"),
         }
-        ((items, messages, sessions, workers, holds, bloated),) = await self._links.misc.run(_SQL["repair"], bounds)
+        ((items, messages, sessions, workers, holds, bloated, _),) = await self._links.misc.run(_SQL["repair"], bounds)
         more = max(items, messages, sessions, workers, holds) >= MAX_REROUTE
         if more:
             await self._links.misc.run(_SQL["again"])

@@ -1,0 +1,208 @@
+"""PostgreSQL: requests of which the rest does not arrive, whichever byte was the last to."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import struct
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from affinity.provider.postgres import PostgresProvider, sweep
+from tests.provider.postgres_stage import (
+    administrator,
+    hot_verbs,
+    opened,
+    registered,
+    session_verbs,
+    some_sessions,
+    some_work,
+)
+from tests.servers.proxy import PATIENCE, Line, proxy
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
+
+SEGMENT: Final = 1448
+"""Bytes of a TCP segment in most networks."""
+
+_NAME: Final = re.compile(rb"affinity_\d+")
+
+
+def messages(sent: bytes) -> list[tuple[bytes, int]]:
+    """The types of the protocol's messages, each with where it ends; the last one may be incomplete."""
+    found, at = [], 0
+    while at + 5 <= len(sent):
+        kind = sent[at : at + 1]
+        at += 1 + struct.unpack_from("!I", sent, at + 1)[0]
+        found.append((kind, at))
+    return found
+
+
+def complete(sent: bytes) -> list[bytes]:
+    """The types of the messages that have arrived wholly."""
+    return [kind for kind, end in messages(sent) if end <= len(sent)]
+
+
+@dataclass
+class Requests:
+    """Gathers what clients send into whole requests, and tries each out before it goes on."""
+
+    try_out: Callable[[Line, list[bytes], bytes], None]
+    _parts: defaultdict[Line, bytes] = field(default_factory=lambda: defaultdict(bytes))
+    _prepared: defaultdict[Line, dict[bytes, bytes]] = field(default_factory=lambda: defaultdict(dict))
+    errors: list[BaseException] = field(default_factory=list)
+
+    async def through(self, verbs: list[Callable[[], Awaitable[object]]]) -> None:
+        """Call them, and raise what was found."""
+        for verb in verbs:
+            await verb()
+            for error in self.errors:
+                raise error
+
+    def inspect(self, line: Line, data: bytes) -> bytes:
+        sent = self._parts.pop(line, b"") + data
+        if complete(sent)[-1:] not in ([b"S"], [b"Q"], [b"X"]) or messages(sent)[-1][1] != len(sent):
+            self._parts[line] = sent
+            return b""
+        known = self._prepared[line]
+        if sent[:1] != b"X" and not self.errors:
+            try:
+                self.try_out(line, [known[name] for name in _NAME.findall(sent) if name in known], sent)
+            except BaseException as error:
+                self.errors.append(error)
+        if sent[:1] == b"P":
+            known[_NAME.search(sent)[0]] = sent  # type: ignore[index]
+        return sent
+
+
+class Client:
+    """A connection that says what it is told, byte by byte, and no more."""
+
+    def __init__(self, address: tuple[str, int], startup: bytes) -> None:
+        self._socket = socket.create_connection(address, PATIENCE)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.pid = struct.unpack("!I", self.ask(startup)[b"K"][:4])[0]
+
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def ask(self, request: bytes) -> dict[bytes, bytes]:
+        """The messages of the reply by their types."""
+        self.send(request)
+        reply = {}
+        while b"Z" not in reply:
+            kind, length = struct.unpack("!cI", self._receive(5))
+            reply[kind] = self._receive(length - 4)
+        assert b"E" not in reply, reply
+        return reply
+
+    def _receive(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            more = self._socket.recv(size - len(data))
+            assert more, "the server has closed the connection"
+            data += more
+        return data
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@dataclass
+class Trial:
+    """Sends every beginning of a request that a network may cut it to, and looks what the server makes of it."""
+
+    address: tuple[str, int]
+    admin: psycopg.Connection[Any]
+    sweep: Callable[[], None]
+    held: int = 0  # beginnings with which a transaction began
+
+    def __call__(self, line: Line, prepared: list[bytes], request: bytes) -> None:
+        kinds = complete(request)
+        # What has locked rows is followed by nothing but the five bytes that end its transaction.
+        assert b"E" not in kinds or kinds[-2:] == [b"E", b"S"], kinds
+        assert kinds.count(b"E") + kinds.count(b"Q") + kinds.count(b"P") == 1, kinds
+        ends = {end for _, end in messages(request)} | set(range(SEGMENT, len(request), SEGMENT))
+        for size in sorted(ends - {len(request)}):
+            self._cut(line, prepared, request[:size])
+        with self._client(line, prepared) as client:
+            client.send(request[:-1])
+        self._until_gone(client.pid)
+
+    def _cut(self, line: Line, prepared: list[bytes], beginning: bytes) -> None:
+        with self._client(line, prepared) as client:
+            client.send(beginning)
+            begun = complete(beginning)
+            if not begun:  # the server waits for the rest of the one message
+                assert not self._is_open(client.pid)
+                return
+            self.held += 1
+            self._until(partial(self._is_open, client.pid))
+            if b"E" not in begun:
+                assert not self._has_written(client.pid)
+            self.sweep()
+            self._until_gone(client.pid)
+
+    @contextmanager
+    def _client(self, line: Line, prepared: list[bytes]) -> Iterator[Client]:
+        with closing(Client(self.address, line.startup)) as client:
+            for each in prepared:
+                client.ask(each)
+            yield client
+
+    def _is_open(self, pid: int) -> bool:
+        found = self._activity(pid)
+        return found is not None and found[0]
+
+    def _has_written(self, pid: int) -> bool:
+        found = self._activity(pid)
+        return found is not None and found[1]
+
+    def _activity(self, pid: int) -> Any:
+        question = """SELECT wait_event = 'ClientRead' AND xact_start IS NOT NULL, backend_xid IS NOT NULL
+            FROM pg_stat_activity WHERE pid = %s"""
+        return self.admin.execute(question, [pid]).fetchone()
+
+    def _until_gone(self, pid: int) -> None:
+        self._until(lambda: self._activity(pid) is None)
+
+    def _until(self, holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE / 2  # a call waits meanwhile
+        while not holds():
+            assert time.monotonic() < deadline, "the transaction is not as it should be"
+            self.admin.execute("SELECT pg_sleep(0.002)")
+
+
+async def test_no_transaction_stays_open_whichever_byte_is_the_last_to_arrive(
+    postgres_migrated: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request of each verb is cut at every segment and after every message. Only the last few bytes matter, and a
+    connection that does not send them is ended by the next sweep of any worker.
+    """
+    monkeypatch.setattr(sweep, "HALF_SENT", 0.0)
+    loop = asyncio.get_running_loop()
+    where = urlsplit(postgres_migrated)
+    with proxy(postgres_migrated) as network, administrator(postgres_migrated) as admin:
+        async with opened(network.url) as provider, opened(postgres_migrated) as sweeper:
+            peer = await registered(provider)
+            trial = Trial((where.hostname or "", where.port or 0), admin, partial(_sweep, sweeper, loop))
+            requests = Requests(trial)
+            network.inspect = requests.inspect
+            await requests.through(hot_verbs(peer, await some_work(peer)))
+            await requests.through(session_verbs(peer, await some_sessions(peer)))
+    assert trial.held
+
+
+def _sweep(provider: PostgresProvider, loop: asyncio.AbstractEventLoop) -> None:
+    verb: Awaitable[Any] = provider.sweep(interval=0, session_retention=1000, worker_retention=1000)
+    asyncio.run_coroutine_threadsafe(verb, loop).result(PATIENCE)  # type: ignore[arg-type]
