@@ -193,6 +193,7 @@ class InstanceTable:
         self._refused: LRUCache[str, Exception] = LRUCache(maxsize=1_000)  # why the instance cannot go on
         self._warned: set[str] = set()
         self._released: set[str] = set()  # given up, but the database may not know it yet
+        self._lapses = 0  # what was fetched before one is not for the time after it
         self._in_flight: set[int] = set()  # ids of messages that are in a mailbox or in a turn
         self._gave_back: set[str] = set()  # instances that gave messages back since a fetch left them out
         self.turns = 0
@@ -238,8 +239,9 @@ class InstanceTable:
         items = [item for item in items if item.instance_id not in self._gave_back]
         strangers = [item for item in items if item.instance_id not in current]
         histories: dict[str, Sequence[str] | Exception] = {item.instance_id: () for item in strangers}
+        lapses = self._lapses
         histories |= await self._histories([item for item in strangers if item.event_count])
-        for item in items:
+        for item in items if lapses == self._lapses else ():
             self._deliver(item, histories.get(item.instance_id))
         self._shrink()
 
@@ -517,6 +519,7 @@ class InstanceTable:
 
     def drop_all(self) -> None:
         """Forget every instance (the lease has lapsed); their histories bring them back."""
+        self._lapses += 1
         for live in list(self._live.values()):
             for each in live.mailbox:
                 each.settle(False)

@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -26,6 +27,7 @@ from affinity.orchestration.wire import ActivityTask
 from affinity.provider.contract import (
     OFFER_SECONDS,
     FetchOptions,
+    Placed,
     Provider,
     Release,
     Suspend,
@@ -235,14 +237,24 @@ class Runtime:
         """Commit a turn with the next batch."""
         asked = sum([item.lock_here for item in turn.work_items])
         self._promised += asked
+        tenure = self._tenure
 
         def settled(result: TurnResult | ProviderError) -> None:
             self._promised -= asked
             if isinstance(result, ProviderError):
                 self._uncertain = True
+            elif tenure != self._tenure:
+                result = self._without_work(result)
             done(result)
 
         self._turns.submit(turn, settled, _weight(turn))
+
+    def _without_work(self, result: TurnResult) -> TurnResult:
+        """The reply to a turn of a former tenure. Its work goes back: its session may have another holder by now."""
+        for place in result.placed:
+            if place.item is not None:
+                self.submit_abandon(WorkAbandon(lock=place.item.lock, count_attempt=False))
+        return replace(result, placed=[Placed(None, place.holder) for place in result.placed])
 
     def submit_ack(self, ack: WorkAck, pledge: Pledge | None = None) -> None:
         """Send a result the plain way; its instance lives elsewhere."""

@@ -265,7 +265,7 @@ async def test_a_reset_that_comes_with_a_reply_is_noticed_at_once(
     with proxy(postgres_database) as network:
         async with aclosing(Link(Target.parse(network.url), "affinity link", HOT)) as link:
             pid = await link.run(PID)
-            line = network.line("link")
+            line = network.line("affinity link")
             line.resets = True
             call = asyncio.create_task(link.run(PID))
             await asyncio.sleep(0)  # it is sent

@@ -37,7 +37,7 @@ class Line:
 
 
 class Proxy:
-    """In front of the server at ``url``. Connections are told apart by the end of their ``application_name``."""
+    """In front of the server at ``url``. Connections are told apart by their ``application_name``."""
 
     def __init__(self, url: str) -> None:
         self._url = urlsplit(url)
@@ -66,19 +66,19 @@ class Proxy:
 
     # -- what a test says
 
-    def line(self, role: str) -> Line:
-        """The newest connection of that role."""
-        return next(line for line in reversed(self.lines) if _is(line, role))
+    def line(self, name: str) -> Line:
+        """The newest connection of that name."""
+        return next(line for line in reversed(self.lines) if _is(line, name))
 
-    def hold(self, *roles: str) -> None:
+    def hold(self, name: str) -> None:
         """Nothing comes back on these connections, of now and of later, until `let_go`; nothing is lost."""
         with self._changed:
-            self._held |= set(roles)
+            self._held.add(name)
 
-    def let_go(self, *roles: str) -> None:
+    def let_go(self, name: str) -> None:
         """Let come what was held."""
         with self._changed:
-            self._held -= set(roles)
+            self._held.discard(name)
             self._changed.notify_all()
 
     # -- the threads
@@ -109,7 +109,7 @@ class Proxy:
         with suppress(OSError):
             while data := line.server.recv(_CHUNK):
                 with self._changed:
-                    self._changed.wait_for(lambda: not any(_is(line, role) for role in self._held))
+                    self._changed.wait_for(lambda: not any(_is(line, name) for name in self._held))
                 line.client.sendall(data)
                 if line.resets:
                     line.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
@@ -120,8 +120,8 @@ class Proxy:
             line.client.shutdown(socket.SHUT_WR)
 
 
-def _is(line: Line, role: str) -> bool:
-    return f" {role}\0".encode() in line.startup
+def _is(line: Line, name: str) -> bool:
+    return f"\0{name}\0".encode() in line.startup
 
 
 def _start(work: object, *arguments: object) -> None:

@@ -15,10 +15,15 @@ import pytest
 from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
 from affinity.client import Client
 from tests.provider.postgres_stage import administrator
+from tests.servers.proxy import proxy
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 SHORT = RuntimeOptions.make(worker_lease_timeout=1, poll_interval=0.2)
+
+
+def named(name: str) -> RuntimeOptions:
+    return SHORT.model_copy(update={"worker_node_id": name})
 
 
 @pytest.fixture
@@ -80,3 +85,63 @@ async def test_a_run_that_ends_after_its_successor_has_begun_takes_nothing_from_
         over.set()
         assert await client.wait(run.instance_id, timeout=10) == 1
         assert len(worker.runtime.activities) == 0
+
+
+async def test_the_reply_to_a_turn_that_is_read_after_a_lapse_starts_nothing(
+    postgres_migrated: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The lease went and came back while it was on its way, and the session went to another worker."""
+    app = App("late")
+    starts: list[tuple[str, int]] = []
+    ready, last = anyio.Event(), anyio.Event()
+
+    @app.activity
+    async def step(context: ActivityContext, n: int) -> None:
+        starts.append((context.worker_id, n))
+        await (last if n else ready).wait()
+
+    @app.activity
+    async def prepare(context: ActivityContext) -> None:
+        """With its turn, the statements of a commit have been prepared: it is one request."""
+
+    @app.orchestration
+    async def two(context: OrchestrationContext) -> None:
+        for _ in range(3):
+            await context.schedule_activity(prepare).on_session("s")
+        for n in range(2):
+            await context.schedule_activity(step, n).on_session("s")
+
+    async def until(said: str) -> None:
+        with anyio.fail_after(30):
+            while said not in caplog.text:
+                await anyio.sleep(0.01)
+
+    async def started(*wanted: tuple[str, int]) -> None:
+        with anyio.fail_after(30):
+            while len(starts) < len(wanted):
+                await anyio.sleep(0.01)
+        assert starts == list(wanted)
+
+    with proxy(postgres_migrated) as network:
+        async with Client(postgres_migrated) as client, Worker(app, network.url, named("one")) as one:
+            run = await client.start("two")
+            await started(("one", 0))
+            network.hold("affinity one commit")
+            ready.set()
+            while not one.runtime._turns._in_flight:
+                await anyio.sleep(0)
+            network.hold("affinity keeper one quick")
+            await until("lease lost")
+            async with Worker(app, postgres_migrated, named("two")):
+                await started(("one", 0), ("two", 1))
+                network.let_go("affinity keeper one quick")
+                await until("lease is back")
+                network.let_go("affinity one commit")
+                with anyio.fail_after(30):
+                    while one.runtime._turns._in_flight:
+                        await anyio.sleep(0)
+                await anyio.wait_all_tasks_blocked()
+                await started(("one", 0), ("two", 1))
+                last.set()
+                await client.wait(run.instance_id, timeout=30)
+    assert starts == [("one", 0), ("two", 1)]
