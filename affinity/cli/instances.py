@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
 from typing import Any, Final, TypeVar, get_args
 
 import anyio
@@ -187,9 +188,24 @@ async def _report_end(shell: Shell, client: Client, instance_id: str, timeout: f
 @click.argument("instance_id", metavar="ID")
 @command
 def show(shell: Shell, instance_id: str) -> None:
-    """Show the state of the instance ID: status, result or error, custom status, owner."""
-    instance = with_client(shell, lambda client: client.status(instance_id))
-    shell.show(instance, lambda: sh.pairs(_details(instance)))
+    """Show the state of the instance ID: status, result or error, custom status, owner, and events that do not fit what
+    it waits for.
+    """
+
+    async def read(client: Client) -> tuple[Instance, Sequence[HistoryRecord]]:
+        instance = await client.status(instance_id)
+        if instance.finished:
+            return instance, ()
+        events = await client.history(instance_id, execution_id=instance.execution_id)
+        return instance, [event for event in events if event.type == "event_refused"]
+
+    instance, refused = with_client(shell, read)
+    document = {**asdict(instance), "refused_events": refused}
+    shell.show(document, lambda: sh.pairs([*_details(instance), *map(_refusal, refused)]))
+
+
+def _refusal(event: HistoryRecord) -> tuple[str, object]:
+    return "refused event", f"{event.fields['name']}: {event.fields['message']}"
 
 
 def _details(instance: Instance) -> list[tuple[str, object]]:

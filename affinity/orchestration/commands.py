@@ -7,9 +7,9 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
 
 from affinity import errors
-from affinity.limits import MAX_ID_BYTES, check_id
+from affinity.limits import MAX_ID_BYTES, check_id, cut
 from affinity.orchestration import events as ev
-from affinity.orchestration.codec import Codec
+from affinity.orchestration.codec import Codec, read_json
 from affinity.orchestration.futures import CommandFuture
 from affinity.orchestration.retry import RetryPolicy
 from affinity.orchestration.waits import MOVED, SessionMoved, moved_name
@@ -130,7 +130,7 @@ class TimerFuture(CommandFuture[None]):
 class EventFuture(CommandFuture[T]):
     """The future of an external event."""
 
-    __slots__ = ("_codec", "_hold", "name")
+    __slots__ = ("_accepted", "_codec", "_hold", "name")
 
     has_effect = False
 
@@ -141,6 +141,7 @@ class EventFuture(CommandFuture[T]):
         self.name = name
         self._codec = codec
         self._hold = hold
+        self._accepted: tuple[T] | None = None  # the event that it is about to receive, decoded
 
     @property
     def title(self) -> str:
@@ -152,11 +153,40 @@ class EventFuture(CommandFuture[T]):
         self._scheduler.inbox.read(self)
         return super().result()
 
+    def accepts(self, data: str) -> bool:
+        """Whether an event of this name fits the type of the wait. If not, that is recorded. In replay the record
+        decides, whatever the type is by now.
+        """
+        journal = self._scheduler.journal
+        error = self._recorded_misfit() if journal.replaying else self._misfit(data)
+        if error is None:
+            return True
+        journal.command(ev.EventRefused(self.schedule_id, self.name, error))
+        self._scheduler.logger.warning("event %r does not fit the wait, and is put aside: %s", self.name, error)
+        return False
+
+    def _recorded_misfit(self) -> str | None:
+        recorded = self._scheduler.journal.next_recorded
+        if isinstance(recorded, ev.EventRefused) and recorded.schedule_id == self.schedule_id:
+            return recorded.message
+        return None
+
+    def _misfit(self, data: str) -> str | None:
+        """Why the data does not fit; None when it does."""
+        try:
+            self._accepted = (read_json(data) if self._codec is None else self._codec.decode(data),)
+        except errors.NotSerializable as error:
+            return cut(str(error))
+        return None
+
     def receive(self, data: str) -> None:
-        """Settle with an event of this name."""
+        """Settle with an event of this name, which it accepts."""
         del self._scheduler.outstanding[self.schedule_id]
         self._scheduler.held.pop(self.schedule_id, None)
-        self._settle_decoded(self._codec, data)
+        if self._accepted is None:
+            self._settle_decoded(self._codec, data)
+        else:
+            self.settle(self._accepted[0])
 
     def cancel(self) -> None:
         """Leave the inbox; an event that came and was not read goes back into it."""

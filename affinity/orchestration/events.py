@@ -179,6 +179,15 @@ class EventAwaitCancelled:
 
 
 @frozen()
+class EventRefused:
+    """An external event does not fit the type of this wait, which goes on waiting. The event is kept."""
+
+    schedule_id: int
+    name: str
+    message: str
+
+
+@frozen()
 class SessionWatched:
     """From now on the instance is to hear of each change of the session's holder."""
 
@@ -275,6 +284,7 @@ Command: TypeAlias = (
     | TimerCancelled
     | EventAwaited
     | EventAwaitCancelled
+    | EventRefused
     | SessionWatched
     | SubOrchestrationScheduled
     | SubOrchestrationCancelled

@@ -1,8 +1,9 @@
 """External events and who waits for them.
 
 Per name, events and waits meet first come, first served. No event is lost: one that comes before the wait is
-buffered, one that reached a wait which is then cancelled before anybody read it goes back to its place, and those
-that are left when the execution continues as new are carried over.
+buffered, one that reached a wait which is then cancelled before anybody read it goes back to its place, one that does
+not fit the type of a wait is put aside when no other wait takes it, and those that are left when the execution
+continues as new are carried over.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ class _Arrival(NamedTuple):
 class Inbox:
     """The external events of one execution."""
 
-    __slots__ = ("_arrivals", "_buffers", "_unread", "_waiting", "buffered")
+    __slots__ = ("_arrivals", "_buffers", "_refused", "_unread", "_waiting", "buffered")
 
     def __init__(self) -> None:
         self.buffered = 0
-        """Events that nobody waits for yet."""
+        """Events that nobody waits for yet, and those that were refused."""
         self._arrivals = 0
         self._buffers: dict[str, deque[_Arrival]] = {}
         self._waiting: dict[str, deque[EventFuture[Any]]] = {}
         self._unread: dict[EventFuture[Any], _Arrival] = {}
+        self._refused: list[tuple[str, _Arrival]] = []
 
     def arrive(self, name: str, data: str) -> None:
         """Hand a new event to the first that waits for its name, or buffer it."""
@@ -46,16 +48,18 @@ class Inbox:
             self._place(name, _Arrival(order, data))
 
     def wait(self, future: EventFuture[Any]) -> None:
-        """Give the future the oldest event of its name, now or when it comes."""
+        """Give the future the oldest event of its name that it takes, now or when it comes."""
         buffer = self._buffers.get(future.name)
-        if not buffer:
-            self._waiting.setdefault(future.name, deque()).append(future)
-            return
-        self.buffered -= 1
-        arrival = buffer.popleft()
-        if not buffer:
-            del self._buffers[future.name]
-        self._hand_over(future, arrival)
+        while buffer:
+            arrival = buffer.popleft()
+            if not buffer:
+                del self._buffers[future.name]
+            if future.accepts(arrival.data):
+                self.buffered -= 1
+                self._hand_over(future, arrival)
+                return
+            self._refused.append((future.name, arrival))
+        self._waiting.setdefault(future.name, deque()).append(future)
 
     def leave(self, future: EventFuture[Any]) -> None:
         """Forget a wait that got no event."""
@@ -83,17 +87,21 @@ class Inbox:
         """All events that nobody has seen, in the order of their arrival."""
         held = [(arrival.order, name, arrival.data) for name, buffer in self._buffers.items() for arrival in buffer]
         held += [(arrival.order, future.name, arrival.data) for future, arrival in self._unread.items()]
+        held += [(arrival.order, name, arrival.data) for name, arrival in self._refused]
         return tuple(CarriedEvent(name, data) for _, name, data in sorted(held))
 
     def _place(self, name: str, arrival: _Arrival) -> None:
         queue = self._waiting.get(name)
-        if queue:
-            future = queue.popleft()
-            if not queue:
-                del self._waiting[name]
-            self._hand_over(future, arrival)
-        else:
+        if not queue:
             self._buffer(self._buffers.setdefault(name, deque()), arrival)
+            return
+        taker = next((future for future in queue if future.accepts(arrival.data)), None)
+        if taker is None:
+            self.buffered += 1
+            self._refused.append((name, arrival))
+        else:
+            self.leave(taker)
+            self._hand_over(taker, arrival)
 
     def _buffer(self, buffer: deque[_Arrival], arrival: _Arrival) -> None:
         self.buffered += 1

@@ -30,6 +30,7 @@ _IDENTITY: Final[dict[type[ev.Event], Callable[[Any], object]]] = {
     ev.TimerCancelled: attrgetter("schedule_id"),
     ev.EventAwaited: lambda event: (event.name, _held(event)),
     ev.EventAwaitCancelled: attrgetter("schedule_id"),
+    ev.EventRefused: attrgetter("schedule_id"),
     ev.SessionWatched: attrgetter("session_id"),
     ev.SubOrchestrationScheduled: attrgetter("name", "instance_id"),
     ev.SubOrchestrationCancelled: attrgetter("schedule_id"),

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol, Self
 
 from cachetools import LRUCache
 
@@ -179,6 +179,20 @@ class Surroundings(Protocol):
         ...
 
 
+class _Point(NamedTuple):
+    """A point in the history of an instance: the fence of what is written there."""
+
+    instance_id: str
+    birth: Birth
+    execution_id: int
+    event_count: int
+
+    @classmethod
+    def of(cls, known: OrchestrationItem | Turn) -> Self:
+        """Where a fetch found the instance, or where a turn of it begins."""
+        return cls(known.instance_id, known.birth, known.execution_id, known.event_count)
+
+
 class InstanceTable:
     """The live instances, bounded by ``size``, least recently used first out."""
 
@@ -190,7 +204,6 @@ class InstanceTable:
         self._options = options
         self._live: OrderedDict[str, LiveInstance] = OrderedDict()
         self._moves: LRUCache[str, int] = LRUCache(maxsize=10_000)
-        self._refused: LRUCache[str, Exception] = LRUCache(maxsize=1_000)  # why the instance cannot go on
         self._warned: set[str] = set()
         self._released: set[str] = set()  # given up, but the database may not know it yet
         self._lapses = 0  # what was fetched before one is not for the time after it
@@ -255,7 +268,7 @@ class InstanceTable:
             if (live := self._live.get(item.instance_id)) is not None:
                 self._feed(live, item)
         except Exception as error:
-            self._suspend(item, error)
+            self._suspend(_Point.of(item), error)
 
     async def _histories(self, items: Sequence[OrchestrationItem]) -> dict[str, Sequence[str] | Exception]:
         """By instance id. What makes one of them unreadable to the database, or to its driver, is not raised."""
@@ -301,48 +314,39 @@ class InstanceTable:
         if definition is None:
             self._unknown(item)
             return
-        self._check_health(item)
+        if item.claims > self._options.max_attempts:
+            raise OrchestrationPoisoned(
+                f"{item.claims} workers took it and none committed a turn: it seems to kill them"
+            )
         events = _read_events(history)
         execution = Execution(definition, item.instance_id, item.execution_id)
         self._live[item.instance_id] = LiveInstance(execution, item.birth)
         self.replays += bool(events)
         execution.replay(events)
 
-    def _check_health(self, item: OrchestrationItem) -> None:
-        """Raise what must suspend the instance, whatever its code says."""
-        if (refusal := self._refused.pop(item.instance_id, None)) is not None:
-            raise refusal
-        if item.claims > self._options.max_attempts:
-            raise OrchestrationPoisoned(
-                f"{item.claims} workers took it and none committed a turn: it seems to kill them"
-            )
-
-    def _suspend(self, item: OrchestrationItem, error: Exception) -> None:
+    def _suspend(self, at: _Point, error: Exception) -> None:
         """What becomes of an instance that cannot go on, through no decision of its code: it waits for an operator or
         for other code. The one place where that is decided; nothing of it need be readable.
         """
-        if (live := self._live.get(item.instance_id)) is not None:
+        if (live := self._live.get(at.instance_id)) is not None:
             self._drop(live)
         error_type, message = describe_error(error)
-        logger.error("instance %s is suspended: %s: %s", item.instance_id, error_type, message)
+        logger.error("instance %s is suspended: %s: %s", at.instance_id, error_type, message)
         suspend = Suspend(
-            instance_id=item.instance_id,
-            birth=item.birth,
-            execution_id=item.execution_id,
-            event_count=item.event_count,
+            **at._asdict(),
             error_type=error_type,
             message=message,
             code=self._code,
             needs_code=not isinstance(error, NOT_THE_CODE),
         )
-        self._released.add(item.instance_id)
-        self._around.submit_suspend(suspend, partial(self._released.discard, item.instance_id))
+        self._released.add(at.instance_id)
+        self._around.submit_suspend(suspend, partial(self._released.discard, at.instance_id))
 
     def _unknown(self, item: OrchestrationItem) -> None:
         """Give an instance back that this worker has no code for, or suspend it when that has been so for long."""
         label = item.name if item.version is None else f"{item.name}@{item.version}"
         if item.unknown_for is not None and item.unknown_for >= self._options.unregistered_timeout:
-            self._suspend(item, UnknownOrchestration(f"no worker registers the orchestration {label!r}"))
+            self._suspend(_Point.of(item), UnknownOrchestration(f"no worker registers the orchestration {label!r}"))
             return
         if label not in self._warned:
             self._warned.add(label)
@@ -357,11 +361,12 @@ class InstanceTable:
             return
         self._live.move_to_end(live.execution.instance_id)
         inputs, live.mailbox = live.mailbox, []
+        execution, before = live.execution, live.execution.event_count
         try:
             self._step(live, inputs)
         except Exception as error:
             live.mailbox = inputs
-            self._refuse(live, error)
+            self._suspend(_Point(execution.instance_id, live.birth, execution.execution_id, before), error)
 
     def _step(self, live: LiveInstance, inputs: list[Input]) -> None:
         """Step the instance, and submit its turn.
@@ -376,12 +381,6 @@ class InstanceTable:
         events = [self._completed(live, i.event) for i in inputs]
         step = live.execution.advance(events, now=self._around.now, new_guid=_new_guid)
         self._submit(live, step, inputs)
-
-    def _refuse(self, live: LiveInstance, error: Exception) -> None:
-        """The instance cannot go on; that is noted, and dealt with when its messages are delivered again."""
-        self._refused[live.execution.instance_id] = error
-        self._drop(live)
-        self._around.poke()
 
     def _completed(self, live: LiveInstance, event: Event) -> Event:
         """The start of an execution carries the database's time and the version that it is pinned to: only a worker
@@ -414,7 +413,7 @@ class InstanceTable:
     ) -> None:
         live.committing = False
         if isinstance(result, ProviderError) or not result.committed:
-            self._withdraw(live, inputs, result)
+            self._withdraw(live, built.turn, inputs, result)
             return
         self.turns += 1
         for each in inputs:
@@ -428,15 +427,16 @@ class InstanceTable:
         elif not self._moved(live, result.placed):
             self._pump(live)
 
-    def _withdraw(self, live: LiveInstance, inputs: list[Input], result: TurnResult | ProviderError) -> None:
+    def _withdraw(
+        self, live: LiveInstance, turn: Turn, inputs: list[Input], result: TurnResult | ProviderError
+    ) -> None:
         """The turn did not happen, as far as we know: forget what the coroutine did, keep what it was told."""
         if isinstance(result, TurnResult):
             inputs = self._still_good(inputs, result)
-        elif not is_retryable(result):
-            logger.error("a turn of %s was refused for good: %s", live.execution.instance_id, result)
-            self._refused[live.execution.instance_id] = result
         live.mailbox = inputs + live.mailbox
         self._drop(live)
+        if not isinstance(result, TurnResult) and not is_retryable(result):
+            self._suspend(_Point.of(turn), result)  # the database does not take what it contains
         self._around.poke()
 
     def _still_good(self, inputs: list[Input], result: TurnResult) -> list[Input]:

@@ -9,6 +9,7 @@ import pytest
 
 from affinity.cli.shell import FAILED, MISUSED, NO_DATABASE, TIMED_OUT
 from affinity.limits import MAX_ID_BYTES, MAX_PAYLOAD_BYTES
+from affinity.orchestration.events import EventRefused
 from tests.cli.conftest import Play, document, refused, run, succeed
 from tests.client.conftest import Puppet
 
@@ -225,6 +226,19 @@ def test_suspended_instances_are_shown_and_resumed(play: Play) -> None:
     assert document("resume", "--all") == {"instances": {"p": "resumed"}}
     assert document("resume", "--all") == {"instances": {}}
     assert document("show", "p")["status"] == "pending"
+
+
+async def _refuse(puppet: Puppet) -> None:
+    await puppet.record("t", EventRefused(schedule_id=2, name="pour", message="must be int"))
+
+
+@pytest.mark.usefixtures("database")
+def test_events_that_were_refused_are_shown(play: Play) -> None:
+    succeed("start", "brew", "--id", "t")
+    play(_refuse)
+    assert "pour: must be int" in succeed("show", "t")
+    (refused_event,) = document("show", "t")["refused_events"]
+    assert (refused_event["event_id"], refused_event["fields"]["name"]) == (2, "pour")
 
 
 @pytest.mark.parametrize("arguments", [[], ["a", "--all"], ["a", "--reason", "Nondeterminism"]])

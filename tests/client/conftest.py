@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from affinity.client import Client
-from affinity.orchestration.events import OrchestrationCompleted, OrchestrationStarted
+from affinity.orchestration.events import Event, OrchestrationCompleted, OrchestrationStarted
 from affinity.orchestration.wire import decode_message, encode_event
 from affinity.provider import migrate, open_provider
 from affinity.provider.contract import (
@@ -72,6 +72,12 @@ class Puppet:
         assert status in {"failed", "cancelled"}
         update = InstanceUpdate(status="failed" if status == "failed" else "cancelled", error=error)
         await self._commit(await self.take(instance_id), update)
+
+    async def record(self, instance_id: str, *events: Event) -> None:
+        """Take a turn that leaves these events behind the start."""
+        await self._commit(
+            await self.take(instance_id), InstanceUpdate(status="running"), history=[*map(encode_event, events)]
+        )
 
     async def suspend(self, instance_id: str, reason: str = "Nondeterminism") -> None:
         item = await self.take(instance_id)

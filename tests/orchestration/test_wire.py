@@ -42,6 +42,7 @@ SAMPLES: list[ev.Event] = [
     ev.SessionWatched("session-1"),
     ev.EventRaised("message", '"x"'),
     ev.EventAwaitCancelled(5),
+    ev.EventRefused(5, "e", "must be int"),
     ev.SubOrchestrationScheduled("child", None, "i/1:5", "null"),
     ev.SubOrchestrationScheduled("child", "2.0.0", "i/1:5", "null"),
     ev.SubOrchestrationCompleted(5, "{}"),

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import psycopg
 import pytest
+from pydantic import BaseModel
 
 from affinity import App, OrchestrationContext, RuntimeOptions, Worker
 from affinity.client import Client, Instance
@@ -236,3 +237,32 @@ async def test_waiting_goes_on_over_a_suspension(any_url: str, client: Client) -
                 while not done:
                     await anyio.sleep(0.01)
     assert done == [42]
+
+
+class Line(BaseModel):
+    text: str
+
+
+async def chats(ctx: OrchestrationContext, n: int) -> list[str]:
+    """Waits for ``n`` messages."""
+    return [(await ctx.schedule_wait("message", Line)).text for _ in range(n)]
+
+
+async def test_an_event_that_does_not_fit_its_wait_does_no_harm(any_url: str, client: Client) -> None:
+    """It is refused to that wait, and is in the history; the chat goes on, on this worker and after a replay."""
+    one = App("chats")
+    one.orchestration(name="chats")(chats)
+    async with Worker(one, any_url, V1):
+        await client.start("chats", 3, instance_id="chat")
+        await client.raise_event("chat", "message", {"text": "a"})
+        await client.raise_event("chat", "message", {"x": 1})
+        await client.raise_event("chat", "message", {"text": "b"})
+
+        async def look() -> bool:
+            return "event_refused" in [event.type for event in await client.history("chat")]
+
+        await until(look)
+        assert (await client.status("chat")).status == "running"
+    async with Worker(one, any_url, V1):
+        await client.raise_event("chat", "message", {"text": "c"})
+        assert await client.wait("chat", 30) == ["a", "b", "c"]
