@@ -53,6 +53,7 @@
         │   ├── SessionMigrationAmbiguous  a step twice, or two shortest chains
         │   └── SessionMigrationFailed     a migration raised
         ├── SessionSaveFailed          the state could not be written; carries it
+        ├── SessionSelfConflict        an activity writes the record of its own session by id
         └── SessionWriteConflict       somebody else has written, or holds the session now: the store wins
 
 ``retryable`` and the other fields of `ProviderError` belong to the class and are never derived from a message, so that
@@ -424,6 +425,27 @@ class SessionSaveFailed(SessionError):
         super().__init__(f"the state of session {session_id!r} could not be saved: {message}")
         self.session_id = session_id
         self.state = state
+
+
+class SessionSelfConflict(SessionError):
+    """An activity has opened its own session by id and changed the state; nothing was written.
+
+    Such a write is that of a script: it would end the epoch of the activity's own lease, for which the result of the
+    activity would be refused, however often it runs.
+
+    Attributes:
+        session_id: whose state it is.
+    """
+
+    category: ClassVar[str] = "self_conflict"
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(
+            f"session {session_id!r} is that of the activity that writes it by id, which would make the activity's own "
+            "result a conflict: open it with the activity's context, open(ctx), and to save before the result use "
+            "`await opening.checkpoint()`"
+        )
+        self.session_id = session_id
 
 
 class SessionWriteConflict(SessionError):

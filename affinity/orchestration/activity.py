@@ -102,6 +102,11 @@ class ActivityContext:
         """Why, once it is cancelled."""
         return self._run.reason
 
+    @property
+    def ended(self) -> bool:
+        """Whether the run is over: what still runs of it was left behind, and its result is not used."""
+        return self._run.participants is None
+
     def raise_if_cancelled(self) -> None:
         """Leave the activity if it is cancelled; for loops in synchronous code.
 

@@ -60,7 +60,8 @@ class _Handle(Generic[S]):
 
     @property
     def version(self) -> int:
-        """Of the record that the state was made from, or last saved to by a script; 0 when there is none.
+        """Of the record that the state was made from, or last saved to by a script or a checkpoint; 0 when there is
+        none.
 
         Raises:
             SessionError: before the block.
@@ -111,6 +112,10 @@ class _Handle(Generic[S]):
         self._opened()
         self._version = await self._way.save()
 
+    async def _checkpoint(self) -> None:
+        self._opened()
+        self._version = await self._way.checkpoint()
+
     async def _resource(self, resource: Resource[T]) -> T:
         return await self._opened().resource(resource)
 
@@ -150,6 +155,23 @@ class OpenSession(_Handle[S]):
         """
         await self._save()
 
+    async def checkpoint(self) -> None:
+        """Save what the block has changed so far, now: for progress that a retry of the activity must not repeat.
+
+        In an activity it is written to the store immediately, fenced by the version of the record and the epoch of the
+        lease, and not with the result. It stays when the activity fails, is cancelled, or its worker dies, and the next
+        attempt opens the state as it is here. So the state itself has to say how far the activity has come. What the
+        block changes later goes with the result as ever. In a script it is `save`. Unchanged state is not written.
+
+        Raises:
+            SessionError: outside the block, or in an activity that has ended.
+            SessionWriteConflict: another worker holds the session now, or somebody else has written its record. Let it
+                pass: the activity runs again, on the state in the store.
+            SessionSaveFailed: the store failed, and may have written or not; the error carries the state.
+            NotSerializable, PayloadTooLarge, InvalidInput: as at the end of the block; see `Sessions.open`.
+        """
+        await self._checkpoint()
+
     async def resource(self, resource: Resource[T]) -> T:
         """The process-local resource of this session, opened if need be; it stays until the copy of the state goes.
 
@@ -178,6 +200,10 @@ class SyncOpenSession(_Handle[S]):
     def save(self) -> None:
         """See `OpenSession.save`."""
         anyio.from_thread.run(shielded, self._save)
+
+    def checkpoint(self) -> None:
+        """See `OpenSession.checkpoint`."""
+        anyio.from_thread.run(shielded, self._checkpoint)
 
     def resource(self, resource: Resource[T]) -> T:
         """See `OpenSession.resource`."""

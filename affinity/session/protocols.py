@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from contextvars import ContextVar
+from typing import Final, Protocol
 
 from affinity.errors import SessionError
 from affinity.records import Participant, SessionStore
@@ -50,6 +51,29 @@ class ActivityScope(SessionContext, Protocol):
     def enlist(self, participant: Participant, /) -> None:
         """Keep it together with the activity's result."""
         ...
+
+
+class RunningActivity(ActivityScope, Protocol):
+    """The context of an activity whose code runs now."""
+
+    @property
+    def ended(self) -> bool:
+        """Its run is over: code that still runs was left behind."""
+        ...
+
+
+_activity: Final[ContextVar[RunningActivity | None]] = ContextVar("affinity.activity", default=None)
+
+
+def enter_activity(ctx: RunningActivity) -> None:
+    """Name the activity of the current task from here to its end; for a worker, which starts a task for each."""
+    _activity.set(ctx)
+
+
+def current_activity() -> RunningActivity | None:
+    """The activity that the calling code runs for; None when there is none, or its run is over."""
+    ctx = _activity.get()
+    return None if ctx is None or ctx.ended else ctx
 
 
 def address_of(ctx: SessionContext) -> tuple[str, int]:

@@ -92,12 +92,11 @@ class StateSchema(Generic[S]):
         birth = None if store is None else uuid4().hex
         return Loaded(session_id, state, Stored(store=store, birth=birth, metadata=SessionMetadata(kind=self.kind)))
 
-    async def again(self, staged: Encoded, stored: Stored) -> Loaded[S]:
+    async def again(self, new: SessionState, stored: Stored) -> Loaded[S]:
         """The state from what is to be written and is not in the store yet."""
-        assert staged.new is not None
-        decoded = await self._decode(staged.new.session_id, staged.new)
-        loaded = Loaded(staged.new.session_id, decoded.state, stored, decoded.size)
-        loaded.metadata = staged.new.metadata
+        decoded = await self._decode(new.session_id, new)
+        loaded = Loaded(new.session_id, decoded.state, stored, decoded.size)
+        loaded.metadata = new.metadata
         return loaded
 
     async def _record(self, session_id: str, store: SessionStore) -> SessionRecord | None:

@@ -139,6 +139,8 @@ class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
         change is written just before the result (see `OpenSession.already_applied`). Without any store the state lives
         in memory only, and is lost where a copy is dropped.
 
+        To save at once, before the result, there is `OpenSession.checkpoint`.
+
         *In a script or web handler* (``ctx_or_id`` is a session id): the state is loaded, and saved at a clean end,
         unless somebody has written it since; nothing is saved after an error. No copy stays.
 
@@ -165,6 +167,7 @@ class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
         and at its end:
             NotSerializable, PayloadTooLarge, InvalidInput: the state, or its metadata, cannot be kept.
             SessionWriteConflict: in a script, somebody else has written since.
+            SessionSelfConflict: an activity has opened its own session by id, and changed the state.
             SessionSaveFailed: in a script, the store failed; the error carries the state.
         """
         way = self._way(ctx_or_id, store)
@@ -188,9 +191,9 @@ class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
         store = self._store if store is None else store
         if ctx_or_id is None or isinstance(ctx_or_id, str):
             session_id = None if ctx_or_id is None else check_id(ctx_or_id, "session id")
-            return InScript(self._schema, session_id, store, self._dispose)
+            return InScript(self._schema, self._turns, session_id, store, self._dispose)
         if ctx_or_id.session_id is None:
-            return InScript(self._schema, None, None, self._dispose)
+            return InScript(self._schema, self._turns, None, None, self._dispose)
         return InActivity(self._turns, ctx_or_id, ctx_or_id.session_store if store is None else store)
 
     def _given(

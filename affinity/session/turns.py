@@ -13,7 +13,9 @@ on. Not applied, or not known: the copy is dropped, and the next turn hydrates. 
 at once, without awaiting anything.
 
 An activity may open the state again, within a block or after it, and sees its own change. An error in a block drops the
-copy and takes back what was changed in the block (what was staged before it, or by its `save`, stays). A lease that
+copy and takes back what was changed in the block (what was staged before it, or by its `save`, stays). A *checkpoint*
+writes the state of a block to the store before the result: the turn then builds on the record that it made, and so does
+a retry; no error takes it back. A lease that
 ends meanwhile changes nothing here but that the copy goes in the end: the fences of the store decide on the write.
 """
 
@@ -21,7 +23,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
+from uuid import uuid4
 
 import anyio
 
@@ -38,10 +41,17 @@ from affinity.session.calls import problem_of
 from affinity.session.copies import Copy
 from affinity.session.loaded import Encoded, Loaded, Stored
 from affinity.session.pool import CopyPool
-from affinity.session.protocols import ActivityScope, address_of
+from affinity.session.protocols import ActivityScope, address_of, current_activity
 from affinity.session.schema import StateSchema
 
 S = TypeVar("S")
+
+
+class Staged(NamedTuple):
+    """What a turn has to write at some moment."""
+
+    state: Encoded | None
+    base: Stored | None  # the record that it builds on
 
 
 class Turn(Generic[S]):
@@ -123,8 +133,8 @@ class Turn(Generic[S]):
 
     async def _load(self, values: Mapping[str, Any]) -> Loaded[S]:
         """From what is staged, if a later block has failed; else from the store."""
-        if self.staged is not None and self._base is not None:
-            return await self._turns.schema.again(self.staged, self._base)
+        if self.staged is not None and self.staged.new is not None and self._base is not None:
+            return await self._turns.schema.again(self.staged.new, self._base)
         return await self._turns.schema.load(self.session_id, self.store, values)
 
     def _take(self, copy: Copy[Loaded[S]]) -> None:
@@ -152,6 +162,27 @@ class Turn(Generic[S]):
         if self._check(copy):
             encoded = await self._encode(copy)
             self.staged, self._ahead = (encoded if encoded.new is not None else None), False
+        self._turns.measure(copy, copy.state)
+
+    async def checkpoint(self, copy: Copy[Loaded[S]]) -> None:
+        """Write the state as it is now to the store, and build on that.
+
+        Raises:
+            SessionWriteConflict: the session or its record has been written since, or has a newer epoch.
+            SessionSaveFailed: the store failed.
+            SessionError, InvalidInput: as `stage`.
+        """
+        async with copy.saving:
+            if not self._check(copy):
+                return
+            encoded, staged = await self._encode(copy), self.staged
+            if encoded.new is not None:
+                key = uuid4().hex  # of this checkpoint, in no other attempt
+                version = await self._save(encoded.new, key)
+                copy.state.is_written(encoded, version, key)
+                self._base = copy.state.stored
+            if self.staged is staged:  # and no other block has staged more meanwhile
+                self.staged, self._ahead = None, False
         self._turns.measure(copy, copy.state)
 
     async def leave_unsaved(self, copy: Copy[Loaded[S]]) -> None:
@@ -186,11 +217,15 @@ class Turn(Generic[S]):
         self.opens -= 1
         await self._pool.unpin(copy, self.user)
 
-    def drop(self, copy: Copy[Loaded[S]], staged: Encoded | None) -> None:
-        """A block has failed: forget its change, and go back to what was staged before."""
+    def mark(self) -> Staged:
+        """What to go back to when a block fails, as of now."""
+        return Staged(self.staged, self._base)
+
+    def drop(self, copy: Copy[Loaded[S]], before: Staged) -> None:
+        """A block has failed: forget its change, and go back to what was staged before, or to a checkpoint since."""
         copy.state.broken = True
         self._pool.retire(copy)
-        self.staged = staged
+        self.staged = before.state if before.base == self._base else None
         if self._copy is copy:
             self._copy, self._ahead = None, False
             self._pool.let_go(copy, self.user)
@@ -211,33 +246,31 @@ class Turn(Generic[S]):
         if self.staged is None or self.staged.new is None or self._base is None or self.already_applied:
             return None
         if self.is_elsewhere:
-            self._version = await self._save(self.staged.new)
+            self._version = await self._save(self.staged.new, self.key)
             return None
         self._version, self._sent = self._base.version + 1, True
         return StateWrite(new=self.staged.new, base_version=self._base.version, epoch=self.address[1])
 
-    async def _save(self, new: SessionState) -> int:
+    async def _save(self, new: SessionState, key: str) -> int:
         assert self.store is not None
         assert self._base is not None
-        base = self._base
+        version, epoch = self._base.version, self.address[1]
+        birth = self._base.birth if self.is_elsewhere else None  # else the epoch tells what was made anew
         try:
-            return await self.store.save(
-                new, expected_version=base.version, birth=base.birth, epoch=self.address[1], turn=self.key
-            )
+            return await self.store.save(new, expected_version=version, birth=birth, epoch=epoch, turn=key)
         except SessionWriteConflict:
             self._pool.count("conflicts")
             raise
         except Exception as error:
-            state = (await self._last()).state
+            state = (await self._last(new)).state
             raise SessionSaveFailed(self.session_id, state, f"the store failed: {problem_of(error)}") from error
 
-    async def _last(self) -> Loaded[S]:
-        """What is staged, as a state: that of the copy, unless a later block has spoilt it."""
+    async def _last(self, new: SessionState) -> Loaded[S]:
+        """What was to be written, as a state: that of the copy, unless another block has spoilt it."""
         if self._copy is not None:
             return self._copy.state
-        assert self.staged is not None
         assert self._base is not None
-        return await self._turns.schema.again(self.staged, self._base)
+        return await self._turns.schema.again(new, self._base)
 
     def settled(self, applied: bool) -> None:
         """See `affinity.records.Participant`. The next turn is granted before this returns."""
@@ -306,6 +339,14 @@ class Turns(Generic[S]):
             line[0].grant()
         else:
             del self._lines[turn.session_id]
+
+    def would_conflict(self, session_id: str, store: SessionStore) -> bool:
+        """Whether a write of that session as by a script would be one against the running activity's own."""
+        ctx = current_activity()
+        if ctx is None or ctx.session_id != session_id:
+            return False
+        turn = self._by_ctx.get(id(ctx))
+        return store is ctx.session_store or (turn is not None and store is turn.store)
 
     def measure(self, copy: Copy[Loaded[S]], loaded: Loaded[S]) -> None:
         """Note the size of a copy: by the application's function, or that of its encoded form as last seen."""

@@ -9,14 +9,14 @@ from typing import Any, Generic, Protocol, TypeVar
 import anyio
 
 from affinity.ambient import session_scope
-from affinity.errors import SessionSaveFailed, SessionWriteConflict
+from affinity.errors import SessionSaveFailed, SessionSelfConflict, SessionWriteConflict
 from affinity.records import SessionState, SessionStore
 from affinity.session.calls import problem_of
 from affinity.session.copies import Copy
 from affinity.session.loaded import Encoded, Loaded
 from affinity.session.protocols import ActivityScope
 from affinity.session.schema import StateSchema
-from affinity.session.turns import Turn, Turns
+from affinity.session.turns import Staged, Turn, Turns
 
 S = TypeVar("S")
 
@@ -42,6 +42,10 @@ class Way(Protocol[S]):
         """Keep the state as it is now; returns the version of the record, as far as it is known."""
         ...
 
+    async def checkpoint(self) -> int:
+        """Write the state as it is now to the store, before anything else; returns as `save`."""
+        ...
+
     async def leave(self, *, failed: bool, save: bool) -> int:
         """The block is over; called once after each `enter` that returned. Returns as `save`."""
         ...
@@ -54,7 +58,7 @@ class InActivity(Generic[S]):
         self._turns, self._ctx, self._store = turns, ctx, store
         self._turn: Turn[S] | None = None
         self._copy: Copy[Loaded[S]] | None = None
-        self._fallback: Encoded | None = None  # what stays staged when this block fails
+        self._fallback = Staged(None, None)  # what stays staged when this block fails
 
     @property
     def session_id(self) -> str | None:
@@ -66,13 +70,19 @@ class InActivity(Generic[S]):
 
     async def enter(self, values: Mapping[str, Any]) -> Loaded[S]:
         self._turn, self._copy = await self._turns.open(self._ctx, self._store, values)
-        self._fallback = self._turn.staged
+        self._fallback = self._turn.mark()
         return self._copy.state
 
     async def save(self) -> int:
         turn, copy = self._open()
         await turn.stage(copy)
-        self._fallback = turn.staged
+        self._fallback = turn.mark()
+        return copy.state.stored.version
+
+    async def checkpoint(self) -> int:
+        turn, copy = self._open()
+        await turn.checkpoint(copy)
+        self._fallback = turn.mark()
         return copy.state.stored.version
 
     async def leave(self, *, failed: bool, save: bool) -> int:
@@ -106,11 +116,12 @@ class InScript(Generic[S]):
     def __init__(
         self,
         schema: StateSchema[S],
+        turns: Turns[S],
         session_id: str | None,
         store: SessionStore | None,
         dispose: Callable[[str, S], Awaitable[None] | None] | None,
     ) -> None:
-        self._schema, self.session_id, self._dispose = schema, session_id, dispose
+        self._schema, self._turns, self.session_id, self._dispose = schema, turns, session_id, dispose
         self._store = store if session_id is not None else None
         self._loaded: Loaded[S] | None = None
         self._scope = ExitStack()
@@ -131,9 +142,14 @@ class InScript(Generic[S]):
                 await self._write(self._loaded, self._store, encoded, encoded.new)
         return self._loaded.stored.version
 
+    async def checkpoint(self) -> int:
+        return await self.save()
+
     async def _write(self, loaded: Loaded[S], store: SessionStore, encoded: Encoded, new: SessionState) -> None:
+        if self._turns.would_conflict(new.session_id, store):
+            raise SessionSelfConflict(new.session_id)
+        stored = loaded.stored
         try:
-            stored = loaded.stored
             version = await store.save(new, expected_version=stored.version, birth=stored.birth)
         except SessionWriteConflict:
             raise

@@ -16,13 +16,20 @@ import anyio
 import anyio.to_thread
 
 from affinity.ambient import enter_session
-from affinity.errors import ActivityTimeout, NotSerializable, PayloadTooLarge, SessionWriteConflict
+from affinity.errors import (
+    ActivityTimeout,
+    NotSerializable,
+    PayloadTooLarge,
+    SessionSelfConflict,
+    SessionWriteConflict,
+)
 from affinity.orchestration import ActivityContext, App
 from affinity.orchestration.events import ActivityCompleted, ActivityFailed, Event, describe_error
 from affinity.orchestration.registry import ActivityDefinition
 from affinity.orchestration.wire import ActivityTask, decode_task
 from affinity.provider.contract import WorkAbandon, WorkItem, WorkKey, WorkLock
 from affinity.records import SessionStore
+from affinity.session.protocols import enter_activity
 from affinity.worker.keeper import HeldLocks
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.pledges import Pledge, again, discard
@@ -172,6 +179,7 @@ class ActivityRunner:
     async def _result(
         self, activity_id: int, running: _Running, definition: ActivityDefinition, task: ActivityTask
     ) -> Event:
+        enter_activity(running.context)
         enter_session(running.item.session_id)  # also when there is none: the task inherits whatever was ambient
         alarm = None
         if task.timeout is not None:
@@ -249,7 +257,8 @@ class ActivityRunner:
             self._outcomes.submit_abandon(again(item.lock))
             return
         failures = item.failures + 1
-        hopeless = isinstance(error, NotSerializable | PayloadTooLarge)  # the same code would say the same again
+        # The same code would say the same again.
+        hopeless = isinstance(error, NotSerializable | PayloadTooLarge | SessionSelfConflict)
         if task.retry is not None and not hopeless and task.retry.retries(error, failures):
             logger.info("activity %s fails (%s), attempt %d; trying again", item.name, error, item.attempts)
             self._observe(item.name, "retried")

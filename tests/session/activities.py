@@ -44,6 +44,10 @@ class Activity:
     enlisted: list[Participant] = field(default_factory=list)
     over: bool = False
 
+    @property
+    def ended(self) -> bool:
+        return self.over
+
     def enlist(self, participant: Participant) -> None:
         if self.over:
             raise EndedError

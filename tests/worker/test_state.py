@@ -24,7 +24,7 @@ from affinity.client import Client
 from affinity.errors import ActivityFailed, OrchestrationFailed
 from affinity.provider.contract import Timeouts, Turn, WorkerIdentity
 from affinity.provider.sqlite import SqliteProvider
-from affinity.records import SessionRecord, SessionState, SessionStore
+from affinity.records import SessionMetadata, SessionRecord, SessionState, SessionStore
 
 pytestmark = pytest.mark.anyio
 
@@ -212,9 +212,9 @@ async def test_a_conflict_in_a_store_elsewhere_runs_the_activity_again(any_url: 
     store: SessionStore = MemorySessionStore()
     shop = Shop(Sessions(Basket, store=store))
 
-    async def save_by_hand(context: ActivityContext) -> None:
-        async with shop.baskets.open("basket") as basket:
-            basket.items.append("by hand")
+    async def save_by_hand(_: ActivityContext) -> None:
+        metadata = SessionMetadata(kind="Basket")
+        await store.save(SessionState(session_id="basket", state=b'{"items":["by hand"]}', metadata=metadata))
 
     shop.meanwhile = save_by_hand
     async with serving(shop, any_url):
