@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
+import sqlite3
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, LiteralString, Self
+from typing import Any, Final, LiteralString, Self, get_args
 
 import anyio
 from psycopg import AsyncConnection
 
-from affinity.provider.conformance import Trouble
-from affinity.provider.conformance.builders import TIMEOUTS, new_instance, turn, work_item
-from affinity.provider.contract import FetchOptions, Incarnation, Provider, WorkerIdentity
+from affinity.provider.conformance import Fault
+from affinity.provider.contract import FetchOptions, Provider, WorkerIdentity
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.sqlite import Clock, SqliteProvider, fetching
 from affinity.provider.sqlite.database import Database, connect
 from affinity.provider.sqlite.tokens import Tokens
+from tests.provider.fault_proxy import FaultyPostgres
 
-VICTIM: Final = WorkerIdentity(worker_id="victim", incarnation=Incarnation("victim"))
 PATIENCE: Final = 30.0
 """Seconds of real time; a wait ends as soon as the database is where it should be."""
-
-
-async def queue_an_activity_twice(provider: Provider) -> None:
-    """A row that must be new is there: what an engine gone wrong would do."""
-    await provider.register_worker(VICTIM, PATIENCE, {})
-    await provider.create_instance([new_instance("victim")])
-    fetched = await provider.fetch_orchestration_item(VICTIM, limit=10, names=(), unknown_after=0.0)
-    at = next(item for item in fetched.items if item.instance_id == "victim")
-    for event_count in (0, 1):
-        step = turn(replace(at, event_count=event_count), work_items=[work_item(at, 1)])
-        await provider.commit_turn(VICTIM, [step], TIMEOUTS)
 
 
 # --- SQLite -----------------------------------------------------------------------------------------------------------
@@ -69,37 +56,91 @@ class SqliteHarness:
             fetching.fetch(database, Tokens(), identity, options)
         return next(steps)
 
-    async def provoke(self, trouble: Trouble) -> None:
-        path = self._path if trouble != "connection_lost" else self._path.parent / "missing" / self._path.name
-        provider = await SqliteProvider.open(path, clock=self._clock, max_wait=0.01)
-        try:
-            if trouble == "duplicate":
-                await queue_an_activity_twice(provider)
-            with closing(connect(path)) as rival:
-                rival.execute("BEGIN IMMEDIATE")
-                await provider.register_worker(VICTIM, PATIENCE, {})
-        finally:
-            await provider.aclose()
+    @property
+    def faults(self) -> frozenset[Fault]:
+        return frozenset(SQLITE_FAULTS)
+
+    async def open_faulty(self) -> FaultySqlite:
+        return FaultySqlite(await SqliteProvider.open(self._path, clock=self._clock, max_wait=0.05))
 
     async def aclose(self) -> None:
         """Leave the file to pytest."""
+
+
+def sqlite_error(code: int, name: str) -> sqlite3.OperationalError:
+    """As Python's module raises it."""
+    error = sqlite3.OperationalError("injected")
+    error.sqlite_errorcode, error.sqlite_errorname = code, name
+    return error
+
+
+SQLITE_FAULTS: Final[dict[Fault, Callable[[], Exception]]] = {
+    "disk_full": lambda: sqlite_error(sqlite3.SQLITE_FULL, "SQLITE_FULL"),
+    "io_error": lambda: sqlite_error(sqlite3.SQLITE_IOERR_WRITE, "SQLITE_IOERR_WRITE"),
+    "out_of_memory": MemoryError,
+    "read_only": lambda: sqlite_error(sqlite3.SQLITE_READONLY, "SQLITE_READONLY"),
+    "too_many_connections": lambda: sqlite_error(sqlite3.SQLITE_CANTOPEN, "SQLITE_CANTOPEN"),  # no file is left to open
+    "statement_timeout": lambda: sqlite_error(sqlite3.SQLITE_INTERRUPT, "SQLITE_INTERRUPT"),
+    "serialization_failure": lambda: sqlite_error(sqlite3.SQLITE_BUSY_SNAPSHOT, "SQLITE_BUSY_SNAPSHOT"),
+    "deadlock": lambda: sqlite_error(sqlite3.SQLITE_LOCKED, "SQLITE_LOCKED"),
+}
+
+
+class FaultySqlite:
+    """A provider whose statements fail on demand; the real ones are in tests/provider/test_sqlite.py."""
+
+    def __init__(self, provider: SqliteProvider) -> None:
+        self.provider = provider
+        self.met = True
+        self._fault: Fault = "disk_full"
+        self._after = 0
+        for thread in (provider._writer, provider._reader):
+            database: Any = thread._database
+            database._connection = FaultyConnection(database._connection, self._meet)
+
+    def inject(self, fault: Fault, after: int) -> None:
+        self._fault, self._after, self.met = fault, after, False
+
+    async def aclose(self) -> None:
+        await self.provider.aclose()
+
+    def _meet(self) -> None:
+        """Before each statement."""
+        self._after -= 1
+        if not self.met and self._after < 0:
+            self.met = True
+            raise SQLITE_FAULTS[self._fault]()
+
+
+class FaultyConnection:
+    """A connection of SQLite; whatever is not a statement of a verb passes."""
+
+    def __init__(self, connection: sqlite3.Connection, meet: Callable[[], None]) -> None:
+        self._connection = connection
+        self._meet = meet
+
+    def execute(self, statement: str, *arguments: Any) -> sqlite3.Cursor:
+        if not statement.startswith(("ROLLBACK", "PRAGMA")):
+            self._meet()
+        return self._connection.execute(statement, *arguments)
+
+    def executemany(self, statement: str, rows: Any) -> sqlite3.Cursor:
+        self._meet()
+        return self._connection.executemany(statement, rows)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
 
 
 # --- PostgreSQL -------------------------------------------------------------------------------------------------------
 
 BACKENDS: Final = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
 
-TERMINATE: Final = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name LIKE 'victim%'"
-
-WAITING: Final = BACKENDS + " AND wait_event_type = 'Lock'"
-
 WORK: Final = """
     SELECT (SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)) FROM pg_stat_user_tables)
          + (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes)
          + (SELECT sum(heap_blks_hit + heap_blks_read + coalesce(idx_blks_hit, 0) + coalesce(idx_blks_read, 0))
             FROM pg_statio_user_tables)"""
-
-REPEATABLE_READ: Final = "options=-c%20default_transaction_isolation%3Drepeatable%5C%20read"
 
 
 SCHEMA: Final = "conformance"
@@ -180,38 +221,19 @@ class PostgresHarness:
             await self._until(monitor, BACKENDS, 0)
             return int(await self._scalar(monitor, WORK) - before)
 
-    async def provoke(self, trouble: Trouble) -> None:
-        if trouble == "contention":
-            await self._lose_to_a_concurrent_update()
-        elif trouble == "connection_lost":
-            await self._lose_the_connections()
-        else:
-            async with self._provider() as provider:
-                await queue_an_activity_twice(provider)
+    @property
+    def faults(self) -> frozenset[Fault]:
+        return frozenset(get_args(Fault))
+
+    async def open_faulty(self) -> FaultyPostgres:
+        return await FaultyPostgres.open(self._url)
 
     async def aclose(self) -> None:
         """Leave the schema to the next test."""
 
-    async def _lose_to_a_concurrent_update(self) -> None:
-        """With repeatable reads, who waits for a row and finds it changed has failed to serialize."""
-        async with self._provider(REPEATABLE_READ) as provider, self._monitor() as monitor, self._monitor() as rival:
-            await provider.register_worker(VICTIM, PATIENCE, {})
-            async with rival.transaction():
-                await rival.execute("UPDATE workers SET draining = draining")
-                loser = asyncio.create_task(provider.renew_worker(VICTIM, PATIENCE))
-                await self._until(monitor, WAITING, 1)
-            await loser
-
-    async def _lose_the_connections(self) -> None:
-        async with self._provider() as provider, self._monitor() as monitor:
-            await provider.list_workers()
-            await monitor.execute(TERMINATE)
-            await provider.list_workers()
-
     @asynccontextmanager
-    async def _provider(self, *parameters: str) -> AsyncIterator[PostgresProvider]:
-        url = "&".join([self._url, *parameters])
-        provider = await PostgresProvider.open(url, application_name=VICTIM.worker_id)
+    async def _provider(self) -> AsyncIterator[PostgresProvider]:
+        provider = await PostgresProvider.open(self._url)
         try:
             yield provider
         finally:

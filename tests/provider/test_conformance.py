@@ -12,7 +12,9 @@ import pytest
 from psycopg import sql
 
 from affinity.provider.conformance import Harness, ProviderConformance
+from affinity.provider.conformance.fault_verbs import VERBS
 from affinity.provider.conformance.world import World
+from affinity.provider.contract import Provider
 from tests.provider.harnesses import SCHEMA, PostgresHarness, SqliteHarness
 from tests.provider.postgres_stage import hot_verbs, session_verbs, some_sessions, some_work
 
@@ -40,6 +42,13 @@ def test_no_rule_hides_another() -> None:
     themes = ProviderConformance.__mro__[1:]
     names = [name for theme in themes for name in vars(theme) if not name.startswith("__")]
     assert [name for name in set(names) if names.count(name) > 1] == []
+
+
+def test_every_verb_meets_every_fault() -> None:
+    """Those of the contract, and those of the session store."""
+    verbs = {name for name in vars(Provider) if not name.startswith("_")} - {"dialect", "states", "aclose"}
+    states = {f"{name}_state" for name in ("load", "save", "delete")} | {"list_states"}
+    assert {prepare.__name__ for prepare in VERBS} == verbs | states
 
 
 @pytest.mark.anyio

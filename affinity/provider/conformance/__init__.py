@@ -1,6 +1,6 @@
 """The provider contract as an executable suite: run it against a provider of your own.
 
-A `Harness` gives the suite a fresh database, a clock that it can move, and a few provocations. With one in hand, this
+A `Harness` gives the suite a fresh database, a clock that it can move, and faults to inject. With one in hand, this
 is all that a test module needs::
 
     import pytest
@@ -28,7 +28,7 @@ import pytest
 # Before they are imported, so that a failed assertion of theirs says what it compared, as in a test module.
 pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in iter_modules(__path__)))
 
-from affinity.provider.conformance.harness import Harness, Trouble  # noqa: E402
+from affinity.provider.conformance.harness import Fault, FaultyProvider, Harness  # noqa: E402
 from affinity.provider.conformance.suite import ProviderConformance  # noqa: E402
 
-__all__ = ["Harness", "ProviderConformance", "Trouble"]
+__all__ = ["Fault", "FaultyProvider", "Harness", "ProviderConformance"]

@@ -6,7 +6,45 @@ from typing import Literal, Protocol, TypeAlias
 
 from affinity.provider.contract import FetchOptions, Provider, WorkerIdentity
 
-Trouble: TypeAlias = Literal["contention", "duplicate", "connection_lost"]
+Fault: TypeAlias = Literal[
+    "disk_full",
+    "io_error",
+    "out_of_memory",
+    "read_only",
+    "too_many_connections",  # whoever connects is refused
+    "statement_timeout",
+    "serialization_failure",
+    "deadlock",
+    "cut_before_reply",  # the database does what it is asked, and its answer never comes
+    "cut_in_reply",  # half of the answer comes
+    "cut_after_reply",  # the answer comes, and the connection is lost then
+]
+"""What may befall a request to a database, whatever the data is."""
+
+
+class FaultyProvider(Protocol):
+    """A provider object, and a switch on its way to the database."""
+
+    @property
+    def provider(self) -> Provider:
+        """The provider."""
+        ...
+
+    @property
+    def met(self) -> bool:
+        """Whether the fault that was injected last has been met."""
+        ...
+
+    def inject(self, fault: Fault, after: int) -> None:
+        """Let the fault befall the request (or the connection) that follows on the next ``after`` of them; once.
+
+        A request is what the provider sends before it waits, or a statement.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Close the provider and the way. Idempotent."""
+        ...
 
 
 class Harness(Protocol):
@@ -27,8 +65,13 @@ class Harness(Protocol):
         """
         ...
 
-    async def provoke(self, trouble: Trouble) -> None:
-        """Bring a provider object into this trouble with its database, and let out the error that it raises."""
+    @property
+    def faults(self) -> frozenset[Fault]:
+        """Those that a database of this kind can have: one without a network has no connection to be cut."""
+        ...
+
+    async def open_faulty(self) -> FaultyProvider:
+        """As `open`, with a switch for faults."""
         ...
 
     async def aclose(self) -> None:

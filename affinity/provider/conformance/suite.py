@@ -7,7 +7,9 @@ from affinity.provider.conformance.births import BirthRules
 from affinity.provider.conformance.capacity import CapacityRules
 from affinity.provider.conformance.client import ClientRules
 from affinity.provider.conformance.epochs import EpochRules
+from affinity.provider.conformance.faults import FaultRules
 from affinity.provider.conformance.give_back import GiveBackRules
+from affinity.provider.conformance.hints import HintRules
 from affinity.provider.conformance.holders import HolderRules
 from affinity.provider.conformance.holds import HoldRules
 from affinity.provider.conformance.ids import IdRules
@@ -23,7 +25,6 @@ from affinity.provider.conformance.suspension import SuspensionRules
 from affinity.provider.conformance.sweeping import SweepRules
 from affinity.provider.conformance.takeover import TakeoverRules
 from affinity.provider.conformance.touching import TouchRules
-from affinity.provider.conformance.troubles import TroubleRules
 from affinity.provider.conformance.turns import TurnRules
 from affinity.provider.conformance.unknown import UnknownRules
 from affinity.provider.conformance.watches import WatchRules
@@ -56,6 +57,7 @@ class ProviderConformance(
     HoldRules,
     HolderRules,
     WatchRules,
-    TroubleRules,
+    FaultRules,
+    HintRules,
 ):
     """Every rule of `affinity.provider.contract`, as tests of a provider. Needs a fixture ``harness``."""

@@ -14,7 +14,7 @@ import anyio
 from affinity.errors import Contention
 from affinity.limits import MAX_BATCH
 from affinity.provider.conformance.builders import ACTIVITY, LONG_LEASE, message_ids, payloads
-from affinity.provider.conformance.harness import Harness
+from affinity.provider.conformance.harness import FaultyProvider, Harness
 from affinity.provider.conformance.peer import Peer
 from affinity.provider.contract import (
     Incarnation,
@@ -61,6 +61,12 @@ class World:
         provider = await self.harness.open()
         self._open.push_async_callback(provider.aclose)
         return provider
+
+    async def open_faulty(self) -> FaultyProvider:
+        """A provider object that meets faults, closed with the world."""
+        faulty = await self.harness.open_faulty()
+        self._open.push_async_callback(faulty.aclose)
+        return faulty
 
     # -- workers
 

@@ -36,6 +36,9 @@ FIRST_WRITE: Final = "session_states_pkey"
 is the only one that another worker may add in good faith.
 """
 
+BATCH_REFUSED: Final = "ZT001"
+"""Of our own function `refuse`: not every turn of a batch passes."""
+
 # The data's own fault, and nothing else: the list is short on purpose.
 _DATA: Final[dict[str, type[ProviderError]]] = {
     "22": DataRefused,  # data exception: a value out of range, a NUL, text that is no JSON
@@ -48,7 +51,7 @@ _BY_STATE: Final[dict[str, type[ProviderError]]] = {
     "40001": Contention,  # serialization failure
     "40P01": Contention,  # deadlock
     "55P03": Contention,  # lock timeout
-    "ZT001": Contention,  # our own function `refuse`
+    BATCH_REFUSED: Contention,
     "57014": StatementTimeout,
     "57P01": ConnectionLost,  # terminated by an administrator
     "57P02": ConnectionLost,  # crash of the server

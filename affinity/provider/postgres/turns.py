@@ -29,6 +29,7 @@ from affinity.provider.contract import (
     WorkLock,
 )
 from affinity.provider.postgres.base import Verbs
+from affinity.provider.postgres.errors import BATCH_REFUSED
 from affinity.provider.postgres.turn_columns import (
     commit_columns,
     judge_columns,
@@ -62,7 +63,9 @@ class TurnVerbs(Verbs):
                 break
             try:
                 verdicts.update(await self._commit(identity, left, timeouts))
-            except Contention:  # nothing was written
+            except Contention as error:  # nothing was written
+                if error.code != BATCH_REFUSED:
+                    raise
                 verdicts.update(await self._judge(identity, left))
         else:
             raise Contention("a batch of turns was refused again and again, each time for another turn")

@@ -1,14 +1,11 @@
-"""Trouble with the database, and hints: the errors that a provider raises, and the calls that wake a worker."""
+"""Hints: the calls that wake a worker; and what else a provider object has beside its verbs."""
 
 from __future__ import annotations
 
 import anyio
-import pytest
 
-from affinity.errors import ConnectionLost, Contention, Duplicate, ProviderError, WorkerFenced
 from affinity.provider.conformance.base import Rules
 from affinity.provider.conformance.builders import SHORT_LEASE, new_instance
-from affinity.provider.conformance.harness import Trouble
 from affinity.provider.conformance.peer import Peer
 from affinity.provider.conformance.world import World
 from affinity.provider.contract import Hint, HintSource
@@ -16,44 +13,8 @@ from affinity.provider.contract import Hint, HintSource
 PATIENCE = 30.0  # seconds of real time; a wait ends when the hint comes
 
 
-class TroubleRules(Rules):
-    """Both providers agree on which error it is and on whether to try again (contract: rules for every verb)."""
-
-    @pytest.mark.parametrize(
-        ("trouble", "error", "retryable"),
-        [
-            ("contention", Contention, True),
-            ("duplicate", Duplicate, False),
-            ("connection_lost", ConnectionLost, True),
-        ],
-    )
-    async def test_trouble_has_its_error(
-        self, world: World, trouble: Trouble, error: type[ProviderError], retryable: bool
-    ) -> None:
-        """By code, never by message (style: one exception tree)."""
-        with pytest.raises(ProviderError) as caught:
-            await world.harness.provoke(trouble)
-        assert type(caught.value) is error
-        assert caught.value.retryable is retryable
-        assert str(caught.value)
-
-    async def test_losing_the_name_is_not_to_be_retried(self, world: World) -> None:
-        """The process must stop at once (contract: renew_worker)."""
-        first = await world.worker("a")
-        await world.worker("a")
-        with pytest.raises(WorkerFenced) as caught:
-            await first.renew_lease()
-        assert caught.value.retryable is False
-        assert "a" in str(caught.value)
-
-    async def test_a_provider_works_again_after_trouble(self, world: World) -> None:
-        """Trouble of one provider object is not trouble of the database (contract: Provider)."""
-        a = await world.worker("a")
-        await world.enqueue(None)
-        for trouble in ("contention", "duplicate", "connection_lost"):
-            with pytest.raises(ProviderError):
-                await world.harness.provoke(trouble)
-        assert len(await a.take()) == 1
+class HintRules(Rules):
+    """Who is woken by a hint, and what it says (contract: hints, wake)."""
 
     async def test_closing_is_idempotent(self, world: World) -> None:
         """And does not disturb other provider objects (contract: aclose)."""
