@@ -30,6 +30,7 @@ from affinity.provider.contract import (
     OrchestrationItem,
     Provider,
     Release,
+    Suspend,
     WorkAbandon,
     WorkAck,
     WorkerIdentity,
@@ -90,6 +91,11 @@ class FaultStage:
     async def instance(self) -> OrchestrationItem:
         """An instance that the worker owns."""
         return await self.clean.own(self.name("i"))
+
+    async def taken(self, instance_id: str) -> OrchestrationItem:
+        """The instance, which must have messages for the worker."""
+        (owned,) = [item for item in await self.clean.take_instances() if item.instance_id == instance_id]
+        return owned
 
     async def finish(self, at: OrchestrationItem) -> None:
         """End an instance, so that it is in no later attempt's way."""
@@ -366,7 +372,7 @@ async def commit_turn(stage: FaultStage) -> Attempt:
         assert await stage.clean.history(at) == ["event"] * 2
         assert (await stage.world.record(session)).version == 1
         assert await stage.clean.ack(await stage.clean.take_one()) == [True]
-        (owned,) = [i for i in (await stage.clean.fetch_instances()).items if i.instance_id == at.instance_id]
+        owned = await stage.taken(at.instance_id)
         await stage.finish(owned)
 
     attempt.check = check
@@ -382,6 +388,62 @@ async def release_instance(stage: FaultStage) -> Attempt:
         await stage.other.commit_one(owned, update=InstanceUpdate(status="completed"))
 
     return Attempt(lambda: stage.provider.release_instance(stage.me, [Release(instance_id=at.instance_id)]), check)
+
+
+def _suspend(at: OrchestrationItem) -> Suspend:
+    return Suspend(
+        instance_id=at.instance_id,
+        birth=at.birth,
+        execution_id=at.execution_id,
+        event_count=at.event_count,
+        error_type="Unreadable",
+        message="it cannot be read",
+        code="old",
+        needs_code=True,
+    )
+
+
+@_verb
+async def suspend_instance(stage: FaultStage) -> Attempt:
+    at = await stage.instance()
+    attempt = Attempt(lambda: stage.provider.suspend_instance(stage.me, [_suspend(at)]))
+
+    async def check(result: object) -> None:
+        assert result == [True] or (attempt.unknown and result == [False])
+        assert (await stage.clean.info(at.instance_id)).status == "suspended"
+        await stage.clean.provider.delete_instance([at.instance_id], force=True)
+
+    attempt.check = check
+    return attempt
+
+
+@_verb
+async def retry_suspended(stage: FaultStage) -> Attempt:
+    at = await stage.instance()
+    await stage.clean.provider.suspend_instance(stage.me, [_suspend(at)])
+    names = ["flow"]
+    attempt = Attempt(lambda: stage.provider.retry_suspended(stage.me, names=names, code="new", limit=10))
+
+    async def check(result: object) -> None:
+        assert result == [at.instance_id] or (attempt.unknown and result == [])
+        await stage.finish(await stage.taken(at.instance_id))
+
+    attempt.check = check
+    return attempt
+
+
+@_verb
+async def resume_instance(stage: FaultStage) -> Attempt:
+    at = await stage.instance()
+    await stage.clean.provider.suspend_instance(stage.me, [_suspend(at)])
+    attempt = Attempt(lambda: stage.provider.resume_instance([at.instance_id]))
+
+    async def check(result: object) -> None:
+        assert result == ["resumed"] or (attempt.unknown and result == ["not_suspended"])
+        await stage.finish(await stage.taken(at.instance_id))
+
+    attempt.check = check
+    return attempt
 
 
 # --- repair and hints
@@ -420,7 +482,7 @@ async def create_instance(stage: FaultStage) -> Attempt:
 
     async def check(result: object) -> None:
         assert result == [True] or (attempt.unknown and result == [False])
-        (owned,) = [i for i in await stage.clean.take_instances() if i.instance_id == name]
+        owned = await stage.taken(name)
         assert len(owned.messages) == 1
         await stage.finish(owned)
 
@@ -438,7 +500,7 @@ async def send_message(stage: FaultStage) -> Attempt:
 
     async def check(result: object) -> None:
         assert result == ["delivered"]
-        (owned,) = [i for i in (await stage.clean.fetch_instances()).items if i.instance_id == at.instance_id]
+        owned = await stage.taken(at.instance_id)
         assert len(owned.messages) == 1 or (attempt.unknown and len(owned.messages) == 2)
         await stage.finish(owned)
 
