@@ -10,6 +10,8 @@ States, as the worker sees them::
     lapsed ──database answers, name still ours──► held (sessions that nobody took meanwhile keep their epoch)
     held, lapsed ──another process has our name──► fenced: stop at once
     held ──the worker's loop stands still for `stall_timeout`──► stalled: the lease is given up, and said so
+    held ──a call of the worker's own has no answer for longer than a lease──► lapsed; THEN the lease is given up
+    lapsed ──that call has its answer, or is given up──► held
 
 Invariants
     * The deadline is counted on the monotonic clock from the moment at which a request was *sent*, so it can only be
@@ -38,7 +40,7 @@ import anyio
 
 from affinity.errors import ConnectionLost, ProviderError, WorkerFenced, WorkerStalled
 from affinity.limits import MAX_BATCH
-from affinity.provider.contract import Provider, Timeouts, WorkerIdentity, WorkerLease, WorkLock
+from affinity.provider.contract import Hint, Provider, Timeouts, WorkerIdentity, WorkerLease, WorkLock
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.retry import FIRST_PAUSE, Availability
 
@@ -141,6 +143,7 @@ class Keeper:
         self._deadline = 0.0
         self._items_deadline = 0.0
         self._beat = time.monotonic()
+        self._silent_for = 0.0
         self._thread = threading.Thread(target=self._run, name=KEEPER, daemon=True)
         self._stopping = threading.Event()
         self._wake: Callable[[], None] = lambda: None
@@ -160,9 +163,10 @@ class Keeper:
         if self._thread.is_alive():
             await anyio.to_thread.run_sync(self._thread.join, STOP_SECONDS)
 
-    def beat(self) -> None:
-        """The worker's loop says that it makes progress."""
+    def beat(self, silent_for: float) -> None:
+        """The worker's loop says that it makes progress, and for how many seconds its own calls have had no answer."""
         self._beat = time.monotonic()
+        self._silent_for = silent_for
 
     @property
     def lapsed(self) -> bool:
@@ -193,6 +197,7 @@ class Keeper:
                         provider = await self._in_time(self._connect)
                     await self._round(provider)
                     pause = self._interval * random.uniform(0.8, 1.0)  # noqa: S311 -- jitter, not a secret
+                    pause /= 3 if self._lapsed else 1
                 except WorkerFenced:
                     raise
                 except ProviderError:  # whatever it is: while this worker runs, the database may get well
@@ -227,6 +232,9 @@ class Keeper:
         """One renewal of everything, or one attempt to come back after a lapse."""
         if self._stalled_for() > self._options.stall_timeout:
             await self._give_up(provider)
+        if self._silent_for > self._options.worker_lease_timeout:
+            await self._hand_on(provider)
+            return
         sent = time.monotonic()
         if self._lapsed:
             await self._in_time(partial(self._register_again, provider))
@@ -267,6 +275,17 @@ class Keeper:
     def _lapse(self, reason: str) -> None:
         self._lapsed = True
         self._tell(self._listener.lease_lapsed, reason)
+
+    async def _hand_on(self, provider: Provider) -> None:
+        """The worker cannot do its work: let others have it until the worker's own calls are answered again."""
+        if self._lapsed:
+            return
+        self._lapse(
+            f"the database answers the keeper, but has left the worker without an answer for {self._silent_for:g} s"
+        )
+        await anyio.sleep(self._margin)  # the work stops, THEN the lease ends
+        await self._in_time(partial(provider.release_worker, self._identity))
+        await self._in_time(partial(provider.wake, {None: Hint()}))
 
     def _stalled_for(self) -> float:
         return time.monotonic() - self._beat

@@ -53,6 +53,7 @@ from affinity.worker.options import RuntimeOptions
 from affinity.worker.pledges import Pledge, again
 from affinity.worker.retry import LONGEST_PAUSE, Availability, Backoff
 from affinity.worker.sessions import HeldSessions
+from affinity.worker.silence import Silence
 from affinity.worker.waker import Waker
 
 logger = logging.getLogger("affinity.worker")
@@ -107,6 +108,7 @@ class Runtime:
         self._activity_names = frozenset(app.activities)
         self._orchestration_names = frozenset({d.name for d in app.orchestrations.values()} | set(app.orchestrations))
         self._availability = availability
+        self.silence = Silence()
         self.sessions = HeldSessions(listeners, options.session_lock_timeout, partial(provider.check_session, identity))
         self.activities = ActivityRunner(
             app=app,
@@ -351,16 +353,16 @@ class Runtime:
     # -- writing
 
     async def _write_turns(self, turns: Sequence[Turn]) -> Sequence[TurnResult]:
-        return await self._provider.commit_turn(self._identity, turns, self._timeouts)
+        return await self.silence.watch("turns", self._provider.commit_turn(self._identity, turns, self._timeouts))
 
     async def _write_acks(self, acks: Sequence[WorkAck]) -> Sequence[bool]:
-        return await self._provider.ack_work_item(self._identity, acks, self._timeouts)
+        return await self.silence.watch("acks", self._provider.ack_work_item(self._identity, acks, self._timeouts))
 
     async def _write_abandons(self, abandons: Sequence[WorkAbandon]) -> Sequence[bool]:
-        return await self._provider.abandon_work_item(self._identity, abandons)
+        return await self.silence.watch("abandons", self._provider.abandon_work_item(self._identity, abandons))
 
     async def _write_releases(self, releases: Sequence[Release]) -> Sequence[None]:
-        await self._provider.release_instance(self._identity, releases)
+        await self.silence.watch("releases", self._provider.release_instance(self._identity, releases))
         return [None] * len(releases)
 
     async def _write_suspends(self, suspends: Sequence[Suspend]) -> Sequence[bool]:
@@ -373,7 +375,8 @@ class Runtime:
         while True:
             pause = self._options.poll_interval * random.uniform(0.7, 1.0)  # noqa: S311 -- jitter, not a secret
             try:
-                if self._alive:
+                # Without a lease there is nothing to be had; but the keeper waits for an answer that is missing.
+                if self._alive or (self._lapsed and self.silence.waits("fetch")):
                     pause = min(pause, await self._availability.call(self._fetch_once, self._fetch))
             except ProviderError as error:
                 # The reply may be lost while the database has locked items to us.
@@ -400,7 +403,8 @@ class Runtime:
         if limit <= 0:
             return self._options.poll_interval
         self._told = False
-        fetched = await self._provider.fetch_work_item(self._identity, self._fetch_options(limit))
+        fetch = self._provider.fetch_work_item(self._identity, self._fetch_options(limit))
+        fetched = await self.silence.watch("fetch", fetch, repeated=True)
         if tenure != self._tenure:
             self._uncertain = True
             return 0.0
@@ -423,17 +427,18 @@ class Runtime:
 
     async def _fetch_messages(self, tenure: int) -> float:
         """Also while draining: the provider gives a draining worker messages of instances that it owns, no others."""
-        fetched = await self._provider.fetch_orchestration_item(
+        fetch = self._provider.fetch_orchestration_item(
             self._identity,
             limit=FETCH_LIMIT,
             names=self._orchestration_names,
             unknown_after=self._options.unregistered_timeout,
             exclude=self.instances.excluded_messages(),
         )
+        fetched = await self.silence.watch("fetch", fetch, repeated=True)
         if tenure != self._tenure:
             return 0.0
         self._left |= fetched.left
-        await self.instances.deliver(fetched.items)
+        await self.silence.watch("histories", self.instances.deliver(fetched.items))
         if fetched.raced or fetched.items:
             return 0.0
         return self._options.poll_interval if fetched.next_due is None else fetched.next_due

@@ -41,11 +41,9 @@ from affinity.worker.metrics import Metrics
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.retry import Availability
 from affinity.worker.runtime import Runtime
+from affinity.worker.silence import BEAT_SECONDS
 
 logger = logging.getLogger("affinity.worker")
-
-BEAT_SECONDS = 0.5
-"""How often the loop tells the keeper that it is not stuck."""
 
 LEAVE_SECONDS = 5.0
 """How long a worker that ends tries to tell the database so; the lease's end says it anyway."""
@@ -274,7 +272,7 @@ class Worker:
 
     async def _beat(self) -> None:
         while True:
-            self._keeper.beat()
+            self._keeper.beat(self.runtime.silence.beat())
             await anyio.sleep(BEAT_SECONDS)
 
     def _serve_metrics(self, stack: AsyncExitStack) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 
 import anyio
 import psycopg
@@ -14,6 +15,7 @@ import pytest
 
 from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
 from affinity.client import Client
+from affinity.worker.silence import Silence
 from tests.provider.postgres_stage import administrator
 from tests.servers.proxy import proxy
 
@@ -87,61 +89,98 @@ async def test_a_run_that_ends_after_its_successor_has_begun_takes_nothing_from_
         assert len(worker.runtime.activities) == 0
 
 
+@dataclass
+class Steps:
+    """Two steps on one session, each of which says where it starts, and waits."""
+
+    app: App = field(default_factory=lambda: App("steps"))
+    starts: list[tuple[str, int]] = field(default_factory=list)
+    gates: tuple[anyio.Event, anyio.Event] = field(default_factory=lambda: (anyio.Event(), anyio.Event()))
+
+    def __post_init__(self) -> None:
+        @self.app.activity
+        async def step(context: ActivityContext, n: int) -> None:
+            self.starts.append((context.worker_id, n))
+            await self.gates[n].wait()
+
+        @self.app.activity
+        async def prepare(context: ActivityContext) -> None:
+            """With its turn, the statements of a commit have been prepared: it is one request."""
+
+        @self.app.orchestration
+        async def two(context: OrchestrationContext) -> None:
+            for _ in range(3):
+                await context.schedule_activity(prepare).on_session("s")
+            for n in range(2):
+                await context.schedule_activity(step, n).on_session("s")
+
+    async def started(self, *wanted: tuple[str, int]) -> None:
+        """Until these have started, in this order, and no other."""
+        with anyio.fail_after(30):
+            while len(self.starts) < len(wanted):
+                await anyio.sleep(0.01)
+        assert self.starts == list(wanted)
+
+    def let_go(self) -> None:
+        for gate in self.gates:
+            gate.set()
+
+
+async def until_logged(caplog: pytest.LogCaptureFixture, said: str) -> None:
+    with anyio.fail_after(30):
+        while said not in caplog.text:
+            await anyio.sleep(0.01)
+
+
 async def test_the_reply_to_a_turn_that_is_read_after_a_lapse_starts_nothing(
-    postgres_migrated: str, caplog: pytest.LogCaptureFixture
+    postgres_migrated: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease went and came back while it was on its way, and the session went to another worker."""
-    app = App("late")
-    starts: list[tuple[str, int]] = []
-    ready, last = anyio.Event(), anyio.Event()
-
-    @app.activity
-    async def step(context: ActivityContext, n: int) -> None:
-        starts.append((context.worker_id, n))
-        await (last if n else ready).wait()
-
-    @app.activity
-    async def prepare(context: ActivityContext) -> None:
-        """With its turn, the statements of a commit have been prepared: it is one request."""
-
-    @app.orchestration
-    async def two(context: OrchestrationContext) -> None:
-        for _ in range(3):
-            await context.schedule_activity(prepare).on_session("s")
-        for n in range(2):
-            await context.schedule_activity(step, n).on_session("s")
-
-    async def until(said: str) -> None:
-        with anyio.fail_after(30):
-            while said not in caplog.text:
-                await anyio.sleep(0.01)
-
-    async def started(*wanted: tuple[str, int]) -> None:
-        with anyio.fail_after(30):
-            while len(starts) < len(wanted):
-                await anyio.sleep(0.01)
-        assert starts == list(wanted)
-
+    monkeypatch.setattr(Silence, "beat", lambda self: 0.0)  # it may take longer than a lease
+    steps = Steps()
     with proxy(postgres_migrated) as network:
-        async with Client(postgres_migrated) as client, Worker(app, network.url, named("one")) as one:
+        async with Client(postgres_migrated) as client, Worker(steps.app, network.url, named("one")) as one:
             run = await client.start("two")
-            await started(("one", 0))
+            await steps.started(("one", 0))
             network.hold("affinity one commit")
-            ready.set()
+            steps.gates[0].set()
             while not one.runtime._turns._in_flight:
                 await anyio.sleep(0)
             network.hold("affinity keeper one quick")
-            await until("lease lost")
-            async with Worker(app, postgres_migrated, named("two")):
-                await started(("one", 0), ("two", 1))
+            await until_logged(caplog, "lease lost")
+            async with Worker(steps.app, postgres_migrated, named("two")):
+                await steps.started(("one", 0), ("two", 1))
                 network.let_go("affinity keeper one quick")
-                await until("lease is back")
+                await until_logged(caplog, "lease is back")
                 network.let_go("affinity one commit")
                 with anyio.fail_after(30):
                     while one.runtime._turns._in_flight:
                         await anyio.sleep(0)
                 await anyio.wait_all_tasks_blocked()
-                await started(("one", 0), ("two", 1))
-                last.set()
+                await steps.started(("one", 0), ("two", 1))
+                steps.let_go()
                 await client.wait(run.instance_id, timeout=30)
-    assert starts == [("one", 0), ("two", 1)]
+    assert steps.starts == [("one", 0), ("two", 1)]
+
+
+@pytest.mark.parametrize(("link", "again"), [("commit", 1), ("fetch", 0)])
+async def test_a_worker_whose_own_calls_are_not_answered_gives_its_lease_up(
+    postgres_migrated: str, caplog: pytest.LogCaptureFixture, link: str, again: int
+) -> None:
+    """Though the keeper's are, and the lease could be kept for ever. It comes back when they are answered again."""
+    steps = Steps()
+    with proxy(postgres_migrated) as network:
+        async with Client(postgres_migrated) as client, Worker(steps.app, network.url, named("one")):
+            run = await client.start("two")
+            await steps.started(("one", 0))
+            network.hold(f"affinity one {link}")
+            if link == "commit":
+                steps.gates[0].set()
+            async with Worker(steps.app, postgres_migrated, named("two")):
+                await steps.started(("one", 0), ("two", again))
+                assert "left the worker without an answer" in caplog.text
+                assert "lease is back" not in caplog.text
+                network.let_go(f"affinity one {link}")
+                await until_logged(caplog, "lease is back")
+                steps.let_go()
+                await client.wait(run.instance_id, timeout=30)
