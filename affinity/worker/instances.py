@@ -392,6 +392,7 @@ class InstanceTable:
 
     def _submit(self, live: LiveInstance, step: Step, inputs: list[Input]) -> None:
         consumed = inputs[: step.consumed]
+        unwanted = _unwanted(step, consumed)
         first = live.execution.event_count == len(step.events)
         built = build_turn(
             live.execution,
@@ -400,7 +401,7 @@ class InstanceTable:
             first_version=live.execution.definition.version if first else None,
             consumed=[i.message_id for i in consumed if i.message_id is not None],
             acks=[i.lock for i in consumed if i.lock is not None],
-            states=[state for i in consumed if (state := i.state) is not None],
+            states=[state for i in consumed if (state := i.state) is not None and i not in unwanted],
             lock_here=self._around.slots_for_new_work(),
             may_claim=self._around.may_claim,
         )
@@ -416,8 +417,9 @@ class InstanceTable:
             self._withdraw(live, built.turn, inputs, result)
             return
         self.turns += 1
+        unwanted = _unwanted(step, inputs)
         for each in inputs:
-            each.settle(True)
+            each.settle(each not in unwanted)
         self._forget(inputs)
         self._place(built, result.placed)
         self._spread(built.turn)
@@ -591,6 +593,17 @@ def _read_events(history: Sequence[str] | Exception) -> list[Event]:
         except NotSerializable as error:
             raise OrchestrationUnreadable(f"event {event_id} cannot be read: {error}") from error
     return events
+
+
+def _unwanted(step: Step, inputs: Sequence[Input]) -> list[Input]:
+    """Results with session state that the step has not recorded: nothing waits for them any more. Their work items go,
+    and their state is not written, as the history does not have them.
+    """
+    with_state = [i for i in inputs if i.state is not None]
+    if not with_state:
+        return []
+    recorded = {id(event) for _, event in step.events}
+    return [i for i in with_state if id(i.event) not in recorded]
 
 
 def _new_guid() -> str:
