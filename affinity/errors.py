@@ -25,6 +25,7 @@
     │   ├── UnknownInstance
     │   ├── InstanceExists             the id belongs to an instance of another orchestration
     │   ├── InstanceFinished
+    │   ├── TooManyUnreadEvents        the instance has as many events as it may have that it has not read
     │   ├── InstanceNotFinished        delete without force
     │   ├── InstanceNotSuspended       resume of an instance that goes on, or has ended
     │   └── WaitTimeout
@@ -202,8 +203,12 @@ class InstanceFinished(ClientError):
     """The instance has ended and takes no more events."""
 
 
+class TooManyUnreadEvents(ClientError):
+    """The event was refused: its instance has `limits.MAX_UNREAD_EVENTS` that it has not read. Send it again later."""
+
+
 class InstanceNotFinished(ClientError):
-    """The instance is still running: wait, cancel it, or delete with force."""
+    """The instance, or a sub-orchestration of it, is still running: wait, cancel it, or delete with force."""
 
 
 class InstanceNotSuspended(ClientError):

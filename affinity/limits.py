@@ -38,8 +38,16 @@ MAX_ERROR_BYTES: Final = 16 * 1024
 MAX_HISTORY_EVENTS: Final = 50_000
 """Events in one execution: past it, replay after a crash takes seconds; use ``continue_as_new``."""
 
-MAX_BUFFERED_EVENTS: Final = 10_000
-"""External events that one execution buffers before somebody waits for them."""
+MAX_UNREAD_EVENTS: Final = 10_000
+"""External events of one instance that its code has not read: the next one is refused to its sender."""
+
+MAX_BUFFERED_EVENTS: Final = 2 * MAX_UNREAD_EVENTS
+"""Events in the memory of one execution that its code has not read. Senders are refused long before; moves of sessions
+count too, and nobody can be refused those.
+"""
+
+UNREAD_STEP: Final = 100
+"""Unread events are reported to the database in steps of so many, so that a turn that reads its event need not."""
 
 MAX_TIMER_SECONDS: Final = 10 * 366 * 86_400.0
 """Ten years: a longer timer is a unit mistake (milliseconds for seconds)."""

@@ -143,10 +143,11 @@ def resume(shell: Shell, instance_ids: tuple[str, ...], everything: bool, reason
 @click.command(cls=Command, short_help="Remove an instance and its history.")
 @click.argument("instance_id", metavar="ID")
 @click.option("--force", is_flag=True, help="Also when it is still running.")
+@click.option("--keep-children", is_flag=True, help="Leave its sub-orchestrations.")
 @command
-def delete(shell: Shell, instance_id: str, force: bool) -> None:
-    """Remove the finished instance ID with its history and queued work; its sub-orchestrations stay."""
-    with_client(shell, lambda client: client.delete(instance_id, force=force))
+def delete(shell: Shell, instance_id: str, force: bool, keep_children: bool) -> None:
+    """Remove the finished instance ID with its history, its queued work, and its sub-orchestrations."""
+    with_client(shell, lambda client: client.delete(instance_id, force=force, keep_children=keep_children))
     shell.show({"instance_id": instance_id, "deleted": True}, lambda: None)
 
 

@@ -12,9 +12,10 @@ from affinity.errors import (
     InstanceNotFinished,
     InstanceNotSuspended,
     ProviderError,
+    TooManyUnreadEvents,
     UnknownInstance,
 )
-from affinity.limits import MAX_BATCH
+from affinity.limits import MAX_BATCH, MAX_UNREAD_EVENTS
 from affinity.provider.contract import Deletion, Delivery, Resumption
 
 T = TypeVar("T")
@@ -62,12 +63,16 @@ def check_delivery(instance_id: str, delivery: Delivery) -> None:
     """Raise unless the message was delivered.
 
     Raises:
-        UnknownInstance, InstanceFinished: why it was not.
+        UnknownInstance, InstanceFinished, TooManyUnreadEvents: why it was not.
     """
     if delivery == "unknown":
         raise unknown_instance(instance_id)
     if delivery == "finished":
         raise InstanceFinished(f"instance {instance_id!r} has ended and takes no more messages")
+    if delivery == "full":
+        raise TooManyUnreadEvents(
+            f"instance {instance_id!r} has {MAX_UNREAD_EVENTS} events that it has not read: send it again later"
+        )
 
 
 def check_deletion(instance_id: str, deletion: Deletion) -> None:
@@ -79,7 +84,10 @@ def check_deletion(instance_id: str, deletion: Deletion) -> None:
     if deletion == "unknown":
         raise unknown_instance(instance_id)
     if deletion == "running":
-        raise InstanceNotFinished(f"instance {instance_id!r} is still running: wait, cancel it, or delete by force")
+        raise InstanceNotFinished(
+            f"instance {instance_id!r}, or a sub-orchestration of it, is still running: "
+            "wait, cancel it, or delete by force"
+        )
 
 
 def check_resumption(instance_id: str, resumption: Resumption) -> None:

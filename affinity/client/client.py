@@ -208,7 +208,7 @@ class Client:
         """Send an instance an event; it is buffered until the orchestration waits for one of that name.
 
         Raises:
-            UnknownInstance, InstanceFinished: nothing was sent.
+            UnknownInstance, InstanceFinished, TooManyUnreadEvents: nothing was sent.
             InvalidId, NotSerializable, PayloadTooLarge: an id, the name or the data is refused.
             ConnectionLost: it may or may not have been sent; to send it again may deliver it twice.
         """
@@ -216,7 +216,7 @@ class Client:
         check_delivery(instance_id, delivery)
 
     async def raise_events(self, events: Iterable[ExternalEvent]) -> Sequence[Delivery]:
-        """Send events in few round trips, in order: for each "delivered", "unknown" or "finished".
+        """Send events in few round trips, in order: for each "delivered", "unknown", "finished" or "full".
 
         Raises:
             InvalidId, NotSerializable, PayloadTooLarge: one is refused; nothing was sent.
@@ -437,17 +437,20 @@ class Client:
 
     # -- removing
 
-    async def delete(self, instance_id: str, *, force: bool = False) -> None:
-        """Remove a finished instance with its history, or with ``force`` any; its sub-orchestrations stay.
+    async def delete(self, instance_id: str, *, force: bool = False, keep_children: bool = False) -> None:
+        """Remove a finished instance with its history, or with ``force`` any; and with it its sub-orchestrations and
+        theirs, unless ``keep_children``. A parent that still waits for it gets `OrchestrationFailed`.
 
         Raises:
             UnknownInstance: there is none.
-            InstanceNotFinished: it is running, and ``force`` is not given.
+            InstanceNotFinished: it is running, or one that goes with it, and ``force`` is not given.
             InvalidId: the id is refused.
         """
         wanted = [check_id(instance_id, "instance id")]
-        (deletion,) = await insist(partial(self._provider.delete_instance, wanted, force=force), twice=False)
+        delete = partial(self._provider.delete_instance, wanted, force=force, tree=not keep_children)
+        (deletion,) = await insist(delete, twice=False)
         check_deletion(instance_id, deletion)
+        self._waker.wake()  # a parent may have been told
 
     async def _look_up(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
         return await insist(partial(self._provider.get_instance, instance_ids))

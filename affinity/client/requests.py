@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from affinity.errors import InvalidApp
-from affinity.limits import MAX_ERROR_BYTES, check_id, cut
+from affinity.limits import MAX_ERROR_BYTES, MAX_UNREAD_EVENTS, check_id, cut
 from affinity.orchestration.codec import Codec
 from affinity.orchestration.events import CancelRequested, EventRaised, OrchestrationStarted
 from affinity.orchestration.registry import MISSING, OrchestrationDefinition, definition_of
@@ -72,7 +72,9 @@ def new_event(event: ExternalEvent) -> NewMessage:
     """
     raised = EventRaised(name=check_event_name(event.name), data=_ANY_DATA.encode(event.data))
     return NewMessage(
-        instance_id=check_id(event.instance_id, "instance id"), payload=encode_message(ANY_EXECUTION, raised)
+        instance_id=check_id(event.instance_id, "instance id"),
+        payload=encode_message(ANY_EXECUTION, raised),
+        unread_limit=MAX_UNREAD_EVENTS,
     )
 
 

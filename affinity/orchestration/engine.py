@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 
 from affinity.errors import AffinityError, ExecutionLimitReached, Nondeterminism, OrchestrationMisuse
 from affinity.frozen import frozen
-from affinity.limits import MAX_BUFFERED_EVENTS
+from affinity.limits import MAX_BUFFERED_EVENTS, UNREAD_STEP
 from affinity.orchestration import events as ev
 from affinity.orchestration.commands import ActivityFuture, ChildFuture, TimerFuture
 from affinity.orchestration.context import OrchestrationContext, refuse_awaitable
@@ -68,6 +68,9 @@ class Step:
     unholds: Sequence[int]
     """Waits that held a session before the step and are over."""
 
+    unread: int | None
+    """External events that the code has not read, rounded down to `limits.UNREAD_STEP`; None: as many as before."""
+
 
 class Execution:
     """One live execution of an instance. Not safe for use from two threads at a time.
@@ -84,6 +87,7 @@ class Execution:
         "_held",
         "_main",
         "_scheduler",
+        "_unread",
         "definition",
         "error",
         "execution_id",
@@ -107,6 +111,7 @@ class Execution:
         self._main: Task[Any] | None = None
         self._cancellation: OrchestrationCancelledSignal | None = None
         self._held: dict[int, ev.Hold] = {}  # as of the last step
+        self._unread: int | None = 0 if execution_id == 1 else None  # as reported; None: by another execution, maybe
 
     @property
     def name(self) -> str:
@@ -169,6 +174,7 @@ class Execution:
             journal.close()
             self.error = None
             self._held = dict(self._scheduler.held)  # they were told to the store when they were new
+            self._unread = self._rounded_unread()
 
     def advance(self, inputs: Sequence[ev.Event], *, now: Callable[[], float], new_guid: Callable[[], str]) -> Step:
         """Take a step for each input.
@@ -222,7 +228,16 @@ class Execution:
             consumed=consumed,
             holds=begun,
             unholds=over,
+            unread=self._report_unread(),
         )
+
+    def _report_unread(self) -> int | None:
+        before, self._unread = self._unread, self._rounded_unread()
+        return None if self._unread == before else self._unread
+
+    def _rounded_unread(self) -> int:
+        buffered = self._scheduler.inbox.buffered
+        return buffered - buffered % UNREAD_STEP
 
     # --- inputs -----------------------------------------------------------------------------------------------------
 

@@ -196,6 +196,8 @@ class NewInstance:
     parent_id: str | None = None
     delay: float = 0.0  # seconds until the start message is visible
     on_exists: str | None = None  # payload sent to ``parent_id`` when the id was taken
+    parent_birth: Birth | None = None  # of the very parent that creates it
+    on_deleted: str | None = None  # payload sent to that parent when the instance is deleted before it has ended
     birth: Birth = field(default_factory=lambda: Birth(secrets.token_hex(8)))
 
 
@@ -210,6 +212,7 @@ class NewMessage:
         None  # (execution id, event id) of the timer that it is, so that it can be cancelled
     )
     birth: Birth | None = None  # of the instance that is meant; None: whichever has the id
+    unread_limit: int | None = None  # refused to an instance that has so many unread ones: see `Turn.unread`
 
 
 class Message(NamedTuple):
@@ -307,6 +310,7 @@ class Turn:
     cancel_timers: Sequence[int] = ()
     update: InstanceUpdate | None = None  # a finished status also removes all queue rows of the instance
     custom_status: str | None = None  # JSON; None leaves it as it is
+    unread: int | None = None  # messages that were consumed, now or before, and not read; None: as many as before
     states: Sequence[StateWrite] = ()  # session state of the activities whose results are in ``history``
     holds: Sequence[SessionHold] = ()
     unholds: Sequence[int] = ()  # hold ids of this execution that end
@@ -421,7 +425,7 @@ class SessionInfo:
     queued: int  # work items that name it, running ones included
 
 
-Delivery: TypeAlias = Literal["delivered", "unknown", "finished"]
+Delivery: TypeAlias = Literal["delivered", "unknown", "finished", "full"]
 Deletion: TypeAlias = Literal["deleted", "unknown", "running"]
 Resumption: TypeAlias = Literal["resumed", "unknown", "not_suspended"]
 
@@ -674,7 +678,12 @@ class Provider(Protocol):
         ...
 
     async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
-        """Queue messages for instances, in order."""
+        """Queue messages for instances, in order.
+
+        A message with an ``unread_limit`` is refused ("full") while its instance has that many unread messages: those
+        that its turns reported (`Turn.unread`), and those in its queue that are no timers. Calls that are made at the
+        same moment may each find room.
+        """
         ...
 
     async def get_instance(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
@@ -689,9 +698,14 @@ class Provider(Protocol):
         """Let suspended instances go on, on any worker, as if none had taken or tried them."""
         ...
 
-    async def delete_instance(self, instance_ids: Sequence[str], *, force: bool = False) -> Sequence[Deletion]:
-        """Remove finished instances, or with ``force`` any, with all their rows, holds and watches. Children are not
-        touched.
+    async def delete_instance(
+        self, instance_ids: Sequence[str], *, force: bool = False, tree: bool = True
+    ) -> Sequence[Deletion]:
+        """Remove finished instances, or with ``force`` any, with all their rows, holds and watches.
+
+        With ``tree``, each goes with its children and theirs, all or none: "running" when one of them has not ended,
+        and ``force`` is not given. A parent that stays is told of a child that had not ended: it gets
+        `NewInstance.on_deleted` as a message.
         """
         ...
 

@@ -128,6 +128,7 @@ def build_turn(
         watches=rows.watches,
         update=_update(step, first_version),
         custom_status=step.custom_status,
+        unread=step.unread,
     )
     return BuiltTurn(turn, rows.tasks)
 
@@ -183,6 +184,12 @@ def _child(execution: Execution, birth: Birth, event_id: int, event: SubOrchestr
         error_type="InstanceExists",
         message=f"an instance with the id {event.instance_id!r} exists already",
     )
+    deleted = SubOrchestrationFailed(
+        schedule_id=event_id,
+        kind="failed",
+        error_type="InstanceDeleted",
+        message=f"the instance {event.instance_id!r} was deleted before it had ended",
+    )
     return NewInstance(
         instance_id=event.instance_id,
         name=event.name,
@@ -190,6 +197,8 @@ def _child(execution: Execution, birth: Birth, event_id: int, event: SubOrchestr
         start=encode_message(ANY_EXECUTION, start),
         parent_id=execution.instance_id,
         on_exists=encode_message(execution.execution_id, taken),
+        parent_birth=birth,
+        on_deleted=encode_message(execution.execution_id, deleted),
     )
 
 

@@ -126,7 +126,9 @@ class ClientRules(Rules):
         assert (await a.own("i")).event_count == 0
 
     async def test_a_running_instance_is_deleted_only_by_force(self, world: World) -> None:
-        """Then with its queue rows; its owner commits no more, its children live (contract: delete_instance)."""
+        """Then with its queue rows; its owner commits no more, its children live if asked to (contract:
+        delete_instance).
+        """
         a = await world.worker("a")
         before = await a.provider.count_work()
         instance = await a.own("i")
@@ -136,7 +138,7 @@ class ClientRules(Rules):
         )
         assert list(await a.provider.delete_instance(["i"])) == ["running"]
         assert payloads((await a.take_instances(1))[0]) == ["start"]
-        assert list(await a.provider.delete_instance(["i"], force=True)) == ["deleted"]
+        assert list(await a.provider.delete_instance(["i"], force=True, tree=False)) == ["deleted"]
         assert [item.instance_id for item in await a.take_instances()] == ["child"]
         after = await a.provider.count_work()
         grown = {"work_items": 0, "messages": 1, "instances": 1}

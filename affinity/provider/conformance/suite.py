@@ -25,6 +25,7 @@ from affinity.provider.conformance.suspension import SuspensionRules
 from affinity.provider.conformance.sweeping import SweepRules
 from affinity.provider.conformance.takeover import TakeoverRules
 from affinity.provider.conformance.touching import TouchRules
+from affinity.provider.conformance.trees import TreeRules
 from affinity.provider.conformance.turns import TurnRules
 from affinity.provider.conformance.unknown import UnknownRules
 from affinity.provider.conformance.watches import WatchRules
@@ -47,6 +48,7 @@ class ProviderConformance(
     PlacingRules,
     OwnershipRules,
     SuspensionRules,
+    TreeRules,
     ClientRules,
     ListingRules,
     BatchRules,

@@ -42,6 +42,8 @@ class ClientVerbs(Verbs):
             "parent": Texts(new.parent_id for new in instances),
             "delay": Floats(new.delay for new in instances),
             "on_exists": Texts(new.on_exists for new in instances),
+            "parent_birth": Texts(new.parent_birth for new in instances),
+            "on_deleted": Texts(new.on_deleted for new in instances),
         }
         rows = await self._links.quick.run(_SQL["create"], params)
         return flags(len(instances), (n for (n,) in rows))
@@ -57,10 +59,11 @@ class ClientVerbs(Verbs):
             "delay": Floats(message.delay for message in messages),
             "timer_execution": Ints(message.timer and message.timer[0] for message in messages),
             "timer_id": Ints(message.timer and message.timer[1] for message in messages),
+            "unread_limit": Ints(message.unread_limit for message in messages),
         }
         deliveries: list[Delivery] = ["unknown"] * len(messages)
-        for n, unfinished in await self._links.quick.run(_SQL["send"], params):
-            deliveries[n - 1] = "delivered" if unfinished else "finished"
+        for n, delivery in await self._links.quick.run(_SQL["send"], params):
+            deliveries[n - 1] = delivery
         return deliveries
 
     async def get_instance(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
@@ -84,9 +87,11 @@ class ClientVerbs(Verbs):
         }
         return [_instance(row) for row in await self._links.misc.run(_SQL["list"], params)]
 
-    async def delete_instance(self, instance_ids: Sequence[str], *, force: bool = False) -> Sequence[Deletion]:
+    async def delete_instance(
+        self, instance_ids: Sequence[str], *, force: bool = False, tree: bool = True
+    ) -> Sequence[Deletion]:
         """See `affinity.provider.contract.Provider`."""
-        params = {"instance": Texts(instance_ids), "force": force}
+        params = {"instance": Texts(instance_ids), "force": force, "tree": tree}
         doomed: dict[str, bool] = dict(await self._links.quick.run(_SQL["delete"], params))
         deletions: list[Deletion] = []
         for instance_id in instance_ids:

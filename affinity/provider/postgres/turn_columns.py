@@ -50,7 +50,7 @@ def commit_columns(turns: Sequence[Turn], items: Sequence[NewWorkItem]) -> Colum
     columns = {**_turn_columns(turns), **_ack_columns(turns), **_item_columns(turns, items)}
     if not all(item.lock_here and not item.claim_here and item.delay <= 0 for item in items):
         columns |= _place_columns(items)
-    if any(turn.update is not None or turn.custom_status is not None for turn in turns):
+    if any(turn.update is not None or turn.custom_status is not None or turn.unread is not None for turn in turns):
         columns |= _update_columns(turns)
     if any(map(_does_more, turns)):
         columns |= {**_removal_columns(turns), **_child_columns(turns), **_message_columns(turns)}
@@ -155,6 +155,7 @@ def _update_columns(turns: Sequence[Turn]) -> Columns:
         "output": Texts([update.output for update in updates]),
         "error": Texts([update.error for update in updates]),
         "continued": Bools([update.continued for update in updates]),
+        "unread": Ints([turn.unread for turn in turns]),
     }
 
 
@@ -184,6 +185,8 @@ def _child_columns(turns: Sequence[Turn]) -> Columns:
         "child_delay": Floats([child.delay for child in children]),
         "child_parent": Texts([child.parent_id for child in children]),
         "child_on_exists": Texts([child.on_exists for child in children]),
+        "child_parent_birth": Texts([child.parent_birth for child in children]),
+        "child_on_deleted": Texts([child.on_deleted for child in children]),
     }
 
 

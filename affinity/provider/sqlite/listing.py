@@ -14,6 +14,7 @@ from affinity.provider.contract import (
     Incarnation,
     InstanceFilter,
     InstanceInfo,
+    NewMessage,
     SessionInfo,
     Suspension,
 )
@@ -50,9 +51,9 @@ def list_instances(tx: Tx, where: InstanceFilter, limit: int) -> list[InstanceIn
     ]
 
 
-def delete_instances(tx: Tx, instance_ids: Sequence[str], *, force: bool = False) -> list[Deletion]:
+def delete_instances(tx: Tx, instance_ids: Sequence[str], *, force: bool, tree: bool) -> list[Deletion]:
     """See `Provider.delete_instance`."""
-    return [_delete(tx, instance_id, force) for instance_id in instance_ids]
+    return [_delete(tx, instance_id, force=force, tree=tree) for instance_id in instance_ids]
 
 
 def list_sessions(tx: Tx, after: str | None, limit: int) -> list[SessionInfo]:
@@ -80,16 +81,18 @@ def count_work(tx: Tx) -> dict[str, int]:
     return dict(tx.rows(SQL["counts"]))
 
 
-def _delete(tx: Tx, instance_id: str, force: bool) -> Deletion:
-    known = messages.read_statuses(tx, [instance_id]).get(instance_id)
-    if known is None:
+def _delete(tx: Tx, instance_id: str, *, force: bool, tree: bool) -> Deletion:
+    statuses: dict[str, str] = dict(tx.rows(SQL["tree"], {"instance_id": instance_id, "tree": tree}))
+    if not statuses:
         return "unknown"
-    if known.status not in FINISHED and not force:
+    if not force and not FINISHED.issuperset(statuses.values()):
         return "running"
-    turns.clear(tx, [instance_id])
-    tx.run(suspension.SQL["forget"], (instance_id,))
-    tx.run(SQL["delete_history"], (instance_id,))
-    tx.run(SQL["delete_instance"], (instance_id,))
+    doomed = list(statuses)
+    orphaned = tx.rows(SQL["orphaned"], {"instance_ids": json.dumps(doomed)})
+    messages.send(tx, [NewMessage(instance_id=name, birth=birth, payload=text) for name, birth, text in orphaned])
+    turns.clear(tx, doomed)
+    for statement in (suspension.SQL["forget"], SQL["delete_history"], SQL["delete_instances"]):
+        tx.many(statement, doomed)
     return "deleted"
 
 

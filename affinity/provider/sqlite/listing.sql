@@ -28,11 +28,29 @@ WHERE i.parent_id = :parent_id AND (i.created_at, i.instance_id) < (:before, :be
 ORDER BY i.created_at DESC, i.instance_id DESC
 LIMIT :limit;
 
--- delete_history: all executions of an instance
-DELETE FROM history WHERE instance_id = ?;
+-- tree: an instance, and if asked for its children and theirs, each with its status
+WITH RECURSIVE tree (instance_id, birth, status) AS (
+    SELECT instance_id, birth, status FROM instances WHERE instance_id = :instance_id
+    UNION
+    SELECT c.instance_id, c.birth, c.status
+    FROM tree AS t CROSS JOIN instances AS c ON c.parent_id = t.instance_id
+    WHERE :tree AND (c.parent_birth IS NULL OR c.parent_birth = t.birth)
+)
+SELECT instance_id, status FROM tree;
 
--- delete_instance: the row itself
-DELETE FROM instances WHERE instance_id = ?;
+-- orphaned: what parents that stay are sent when these instances are deleted
+SELECT p.instance_id, p.birth, c.on_deleted
+FROM json_each(:instance_ids) AS j
+CROSS JOIN instances AS c ON c.instance_id = j.value
+CROSS JOIN instances AS p ON p.instance_id = c.parent_id AND p.birth = c.parent_birth
+WHERE c.on_deleted IS NOT NULL AND c.status NOT IN ('completed', 'failed', 'cancelled')
+  AND p.instance_id NOT IN (SELECT value FROM json_each(:instance_ids));
+
+-- delete_history: all executions of instances
+DELETE FROM history WHERE instance_id IN (SELECT value FROM json_each(:rows));
+
+-- delete_instances: the rows themselves
+DELETE FROM instances WHERE instance_id IN (SELECT value FROM json_each(:rows));
 
 -- counts: rows by kind
 SELECT 'work_items', count(*) FROM worker_queue

@@ -39,7 +39,7 @@ def insert_new(tx: Tx, instances: Sequence[NewInstance]) -> tuple[list[bool], li
         elif new.on_exists is not None and new.parent_id is not None:
             outbox.append(NewMessage(instance_id=new.parent_id, payload=new.on_exists))
     rows = [
-        (new.instance_id, new.birth, new.name, new.version, new.parent_id)
+        (new.instance_id, new.birth, new.name, new.version, new.parent_id, new.parent_birth, new.on_deleted)
         for new, is_new in zip(instances, created, strict=True)
         if is_new
     ]
@@ -57,8 +57,31 @@ def create_all(tx: Tx, instances: Sequence[NewInstance]) -> list[bool]:
 def send_all(tx: Tx, messages: Sequence[NewMessage]) -> list[Delivery]:
     """See `Provider.send_message`."""
     statuses = read_statuses(tx, [message.instance_id for message in messages])
-    send(tx, messages)
-    return [_delivery(statuses.get(message.instance_id), message.birth) for message in messages]
+    refused = _over_limit(tx, messages)
+    send(tx, [message for n, message in enumerate(messages) if n not in refused])
+    return [
+        "full" if n in refused and delivery == "delivered" else delivery
+        for n, message in enumerate(messages)
+        for delivery in (_delivery(statuses.get(message.instance_id), message.birth),)
+    ]
+
+
+def _over_limit(tx: Tx, messages: Sequence[NewMessage]) -> set[int]:
+    """Which of the messages find their instance with as many unread ones as they allow."""
+    limited = {m.instance_id: m.unread_limit for m in messages if m.unread_limit is not None}
+    if not limited:
+        return set()
+    arguments = {"instance_ids": to_json(list(limited)), "most": max(limited.values())}
+    unread: dict[str, int] = dict(tx.gather(SQL["unread"], arguments))
+    over: set[int] = set()
+    for n, message in enumerate(messages):
+        if message.unread_limit is None or message.instance_id not in unread:
+            continue
+        if unread[message.instance_id] >= message.unread_limit:
+            over.add(n)
+        else:
+            unread[message.instance_id] += 1
+    return over
 
 
 class _Known(NamedTuple):

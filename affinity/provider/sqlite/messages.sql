@@ -15,8 +15,17 @@ LEFT JOIN workers AS w
 WHERE i.status NOT IN ('completed', 'failed', 'cancelled') AND (j.value ->> 5 IS NULL OR i.birth = j.value ->> 5);
 
 -- create: instances whose ids are not taken
-INSERT INTO instances (instance_id, birth, name, version, parent_id, created_at, updated_at)
-SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, :now, :now FROM json_each(:rows);
+INSERT INTO instances (instance_id, birth, name, version, parent_id, parent_birth, on_deleted, created_at, updated_at)
+SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6, :now, :now
+FROM json_each(:rows);
+
+-- unread: how many messages that are no timers some instances have, as far as it matters
+SELECT json_group_array(json_array(i.instance_id, i.unread + (
+    SELECT count(*) FROM (
+        SELECT 1 FROM orchestrator_queue AS q WHERE q.instance_id = i.instance_id AND q.timer_id IS NULL LIMIT :most
+    )
+)))
+FROM json_each(:instance_ids) AS j CROSS JOIN instances AS i ON i.instance_id = j.value;
 
 -- reroute_instances: re-mark messages of instances, as many as the limit allows
 UPDATE orchestrator_queue SET route = :route WHERE id IN (

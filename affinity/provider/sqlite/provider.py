@@ -264,9 +264,13 @@ class SqliteProvider:
         await self.wake({None: Hint()})
         return resumptions
 
-    async def delete_instance(self, instance_ids: Sequence[str], *, force: bool = False) -> Sequence[Deletion]:
-        """See `Provider.delete_instance`."""
-        return await self._write(listing.delete_instances, instance_ids, force=force)
+    async def delete_instance(
+        self, instance_ids: Sequence[str], *, force: bool = False, tree: bool = True
+    ) -> Sequence[Deletion]:
+        """See `Provider.delete_instance`. Wakes workers as `create_instance` does: parents may have been told."""
+        deletions = await self._write(listing.delete_instances, instance_ids, force=force, tree=tree)
+        await self.wake({None: Hint()})
+        return deletions
 
     async def list_sessions(self, *, after: str | None = None, limit: int = 100) -> Sequence[SessionInfo]:
         """See `Provider.list_sessions`."""

@@ -45,5 +45,5 @@ WHERE s.resumed_at IS NULL AND s.needs_code AND i.status = 'suspended'
 ORDER BY s.suspended_at
 LIMIT :limit;
 
--- forget: the suspension of an instance that is deleted
-DELETE FROM suspensions WHERE instance_id = ?;
+-- forget: the suspensions of instances that are deleted
+DELETE FROM suspensions WHERE instance_id IN (SELECT value FROM json_each(:rows));

@@ -124,7 +124,7 @@ def _events(turns: Sequence[Turn]) -> list[tuple[str, int, int, str]]:
 
 def _advance(turn: Turn) -> tuple[Any, ...]:
     to = turn.update or _GOES_ON
-    told = (to.status, to.version, turn.custom_status, to.output, to.error)
+    told = (to.status, to.version, turn.custom_status, to.output, to.error, turn.unread)
     return (turn.instance_id, len(turn.history), int(to.continued), *told)
 
 

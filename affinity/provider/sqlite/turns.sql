@@ -18,6 +18,7 @@ UPDATE instances SET
     custom_status = coalesce(j.value ->> 5, custom_status),
     output = j.value ->> 6,
     error = j.value ->> 7,
+    unread = coalesce(j.value ->> 8, unread),
     claims = 0,
     unknown_since = NULL,
     updated_at = :now

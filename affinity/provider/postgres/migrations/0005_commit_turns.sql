@@ -28,14 +28,14 @@ CREATE FUNCTION commit_turns_1(
     _item_here boolean[] = NULL, _item_claim boolean[] = NULL, _item_delay float8[] = NULL,
     -- Updates: what a turn says of its instance beyond its history.
     _status text[] = NULL, _version text[] = NULL, _custom_status text[] = NULL, _output text[] = NULL,
-    _error text[] = NULL, _continued boolean[] = NULL,
+    _error text[] = NULL, _continued boolean[] = NULL, _unread bigint[] = NULL,
     -- Removals, instances that finish, children and messages.
     _consume_turn bigint[] = NULL, _consume_id bigint[] = NULL,
     _cancel_turn bigint[] = NULL, _cancel_activity bigint[] = NULL,
     _timer_turn bigint[] = NULL, _timer_id bigint[] = NULL, _finish text[] = NULL,
     _child_instance text[] = NULL, _child_birth text[] = NULL, _child_name text[] = NULL, _child_version text[] = NULL,
     _child_start text[] = NULL, _child_delay float8[] = NULL, _child_parent text[] = NULL,
-    _child_on_exists text[] = NULL,
+    _child_on_exists text[] = NULL, _child_parent_birth text[] = NULL, _child_on_deleted text[] = NULL,
     _message_instance text[] = NULL, _message_birth text[] = NULL, _message text[] = NULL,
     _message_delay float8[] = NULL, _message_execution bigint[] = NULL, _message_timer bigint[] = NULL,
     -- Holds and watches, and instances whose execution ends.
@@ -72,7 +72,8 @@ BEGIN
             event_count = CASE WHEN _continued[t.n] THEN 0 ELSE i.event_count + _added[t.n] END,
             status = coalesce(_status[t.n], i.status), version = coalesce(_version[t.n], i.version),
             custom_status = coalesce(_custom_status[t.n], i.custom_status), output = coalesce(_output[t.n], i.output),
-            error = coalesce(_error[t.n], i.error), claims = 0, unknown_since = NULL, updated_at = clock()
+            error = coalesce(_error[t.n], i.error), unread = coalesce(_unread[t.n], i.unread), claims = 0,
+            unknown_since = NULL, updated_at = clock()
         FROM unnest(_instance) WITH ORDINALITY AS t (instance_id, n)
         WHERE i.instance_id = t.instance_id AND i.birth = _birth[t.n]
           AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
@@ -92,9 +93,10 @@ BEGIN
             SELECT c.instance_id, c.k, row_number() OVER (PARTITION BY c.instance_id ORDER BY c.k) AS copy
             FROM unnest(_child_instance) WITH ORDINALITY AS c (instance_id, k)
         ), created AS (
-            INSERT INTO instances (instance_id, birth, name, version, parent_id, created_at, updated_at)
+            INSERT INTO instances (instance_id, birth, name, version, parent_id, parent_birth, on_deleted, created_at,
+                updated_at)
             SELECT c.instance_id, _child_birth[c.k], _child_name[c.k], _child_version[c.k], _child_parent[c.k],
-                (SELECT clock()), (SELECT clock())
+                _child_parent_birth[c.k], _child_on_deleted[c.k], (SELECT clock()), (SELECT clock())
             FROM child c WHERE c.copy = 1 ORDER BY c.instance_id
             ON CONFLICT (instance_id) DO NOTHING
             RETURNING instance_id

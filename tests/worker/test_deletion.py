@@ -1,0 +1,101 @@
+"""Deletion takes the tree, and whoever waits for what was deleted is told."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from affinity import App, OrchestrationContext, RuntimeOptions, Worker
+from affinity.client import Client, ExternalEvent, requests
+from affinity.errors import InstanceNotFinished, OrchestrationFailed, TooManyUnreadEvents
+from affinity.limits import UNREAD_STEP
+from tests.waiting import started, until
+
+pytestmark = pytest.mark.anyio
+
+OPTIONS = RuntimeOptions.make(poll_interval=0.2)
+
+app = App("trees")
+
+
+@app.orchestration
+async def doubles(ctx: OrchestrationContext, n: int) -> int:
+    return 2 * n
+
+
+@app.orchestration
+async def waits(ctx: OrchestrationContext, n: int) -> int:
+    return await ctx.schedule_wait("value", int) + n
+
+
+@app.orchestration
+async def asks(ctx: OrchestrationContext, n: int) -> int:
+    return await ctx.schedule_sub_orchestration(doubles, n)
+
+
+@app.orchestration
+async def asks_and_waits(ctx: OrchestrationContext, n: int) -> int:
+    return await ctx.schedule_sub_orchestration(waits, n, instance_id="child")
+
+
+@pytest.fixture
+async def client(any_url: str) -> AsyncIterator[Client]:
+    async with Client(any_url) as client:
+        yield client
+
+
+async def test_what_was_deleted_can_be_started_again(any_url: str, client: Client) -> None:
+    """Nothing of its children is in the way; unless they were to be kept."""
+    async with Worker(app, any_url, OPTIONS):
+        for n in (1, 2):
+            run = await client.start(asks, n, instance_id="order")
+            assert await run.wait(30) == 2 * n
+            await client.delete("order")
+        assert [instance async for instance in client.list_instances()] == []
+        await (await client.start(asks, 3, instance_id="order")).wait(30)
+        await client.delete("order", keep_children=True)
+        run = await client.start(asks, 4, instance_id="order")
+        with pytest.raises(OrchestrationFailed, match="exists already"):
+            await run.wait(30)
+
+
+async def test_a_parent_whose_child_was_deleted_hears_of_it(any_url: str, client: Client) -> None:
+    """At its await: it need not wait for ever."""
+    async with Worker(app, any_url, OPTIONS):
+        parent = await client.start(asks_and_waits, 1, instance_id="parent")
+        await started(client, "parent")
+
+        async def look() -> bool:
+            return bool([i async for i in client.list_instances(prefix="child", status=["running"])])
+
+        await until(look)
+        with pytest.raises(InstanceNotFinished):
+            await client.delete("parent")
+        await client.delete("child", force=True)
+        with pytest.raises(OrchestrationFailed, match="InstanceDeleted: the instance 'child' was deleted") as raised:
+            await parent.wait(30)
+        assert raised.value.error_type == "OrchestrationFailed"
+
+
+async def test_an_event_beyond_the_quota_is_refused_to_its_sender(
+    any_url: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are in the memory of the execution count, about; the instance goes on."""
+    monkeypatch.setattr(requests, "MAX_UNREAD_EVENTS", UNREAD_STEP)
+    async with Worker(app, any_url, OPTIONS):
+        run = await client.start(waits, 1, instance_id="i")
+        await started(client, "i")
+        events = [ExternalEvent("i", "other", n) for n in range(UNREAD_STEP + 50)]
+        deliveries = await client.raise_events(events)
+        assert list(deliveries) == ["delivered"] * UNREAD_STEP + ["full"] * 50
+
+        async def all_read() -> bool:
+            return (await client.status("i")).event_count == UNREAD_STEP + 2
+
+        await until(all_read)
+        with pytest.raises(TooManyUnreadEvents):
+            await run.raise_event("value", 1)
+        monkeypatch.undo()
+        await run.raise_event("value", 1)
+        assert await run.wait(30) == 2
