@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import threading
@@ -159,6 +160,18 @@ def stubborn_thread(context: ActivityContext, n: int) -> None:
 @app.activity
 async def kill_worker(context: ActivityContext, n: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.activity
+async def doze(context: ActivityContext, n: int) -> int:
+    await anyio.sleep(0.3)
+    return context.attempt
+
+
+@app.activity
+def hold_gil(context: ActivityContext, n: int) -> None:
+    """As an extension in C may, for longer than the leases of tests last."""
+    ctypes.PyDLL(None).sleep(4)
 
 
 @app.activity

@@ -465,6 +465,8 @@ class FetchOptions:
     max_sessions: int  # sessions that this worker may hold; 0: takes no session work at all
     names: Collection[str]  # activities that it registers
     unknown_after: float  # seconds after which an item that nobody registers is delivered to anyone, to be failed
+    # Interruptions (attempts - failures) from which a delivery is not counted yet: `Provider.begin_work_item` does it.
+    uncounted_after: int = 2**31 - 1
     timeouts: Timeouts = field(default_factory=lambda: Timeouts(work_item_lock=30.0, session_lock=300.0))
 
 
@@ -522,7 +524,8 @@ class Provider(Protocol):
     # -- work items
 
     async def fetch_work_item(self, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
-        """Lock up to ``limit`` visible work items to the caller; attempts + 1; touch or claim their sessions.
+        """Lock up to ``limit`` visible work items to the caller; attempts + 1, but see `FetchOptions.uncounted_after`;
+        touch or claim their sessions.
 
         Eligible, oldest first within each kind: items of sessions that the caller holds (whatever their name);
         session-free items; items of sessions that nobody holds, which claims them, while the caller holds fewer than
@@ -561,13 +564,22 @@ class Provider(Protocol):
         """Give items back by live token. False: dead token, nothing changed."""
         ...
 
-    async def disown_work_item(self, identity: WorkerIdentity, known: Sequence[WorkLock]) -> int:
+    async def begin_work_item(self, identity: WorkerIdentity, lock: WorkLock, attempt: int) -> bool:
+        """Count a delivery that its fetch did not count (`FetchOptions.uncounted_after`), just before the item is
+        handed to code: afterwards the item has had ``attempt`` deliveries. False: dead token, or another incarnation
+        took it; nothing changed.
+        """
+        ...
+
+    async def disown_work_item(
+        self, identity: WorkerIdentity, known: Sequence[WorkLock], delivered: Sequence[WorkLock] = ()
+    ) -> int:
         """Free every item that this incarnation has locked under a token that is not in ``known``; returns their
         number.
 
         For a worker that lost the reply of a fetch or commit: items may be locked to it that it has never heard of, and
         would otherwise wait for their lock to expire. The caller has no fetch and no commit in flight meanwhile. The
-        lost delivery is not counted as an attempt.
+        lost delivery is not counted as an attempt, unless it is in ``delivered``: those were handed to code.
         """
         ...
 

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -30,6 +30,7 @@ from affinity.orchestration.wire import ActivityTask, decode_task
 from affinity.provider.contract import WorkAbandon, WorkItem, WorkKey, WorkLock
 from affinity.records import SessionStore
 from affinity.session.protocols import enter_activity
+from affinity.worker.isolation import Isolation, is_isolated, not_begun
 from affinity.worker.keeper import HeldLocks
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.pledges import Pledge, again, discard
@@ -60,6 +61,10 @@ class Outcomes(Protocol):
 
     def slot_freed(self) -> None:
         """A slot is free again."""
+        ...
+
+    def count_isolated(self, item: WorkItem, then: Callable[[bool | None], None]) -> None:
+        """The delivery is to be counted, once all results are written: `Isolation`."""
         ...
 
     def broken(self, error: Exception) -> None:
@@ -124,6 +129,7 @@ class ActivityRunner:
         self._limiter = anyio.CapacityLimiter(options.worker_concurrency)
         self._threads = _Threads()
         self._empty = anyio.Event()
+        self.isolation = Isolation(lambda: bool(self._running), outcomes.count_isolated, outcomes.slot_freed)
 
     def __len__(self) -> int:
         return len(self._running)
@@ -131,7 +137,15 @@ class ActivityRunner:
     @property
     def free_slots(self) -> int:
         """How many more may start."""
+        if self.isolation.keeps_others_out:
+            return 0
         return max(0, self._options.worker_concurrency - len(self._running) - self._threads.left_behind)
+
+    @property
+    def delivered(self) -> list[WorkLock]:
+        """Locks of items that were handed to code and have not ended, and of one whose delivery is not counted yet."""
+        waiting = self.isolation.waiting
+        return [*self._running, *([] if waiting is None else [waiting.lock])]
 
     # -- starting
 
@@ -152,7 +166,28 @@ class ActivityRunner:
             except NotSerializable as error:
                 self._fail(item, "failed", NotSerializable.__name__, f"its task cannot be read: {error}")
             else:
+                self._run(item, definition, task)
+
+    def _run(self, item: WorkItem, definition: ActivityDefinition, task: ActivityTask) -> None:
+        if not is_isolated(item, self._options.isolate_after):
+            self._spawn(item, definition, task)
+            return
+
+        def run(counted: bool) -> None:
+            if counted:
                 self._spawn(item, definition, task)
+            else:
+                self._end(item)
+
+        if self.isolation.add(item, run):
+            logger.warning("activity %s was interrupted %d times; running it alone", item.name, item.attempts - 1)
+        else:
+            self._give_back(item)
+
+    def _give_back(self, item: WorkItem) -> None:
+        """Give back what was never handed to code."""
+        self._end(item)
+        self._outcomes.submit_abandon(not_begun(item, self._options.isolate_after))
 
     def _spawn(self, item: WorkItem, definition: ActivityDefinition, task: ActivityTask) -> None:
         key = item.lock.key
@@ -215,6 +250,8 @@ class ActivityRunner:
             self._outcomes.broken(broken)
         if not self._running:
             self._empty.set()
+        self.isolation.ended(running.item.lock)
+        self.isolation.proceed()
 
     async def _in_thread(self, running: _Running, definition: ActivityDefinition, arguments: tuple[Any, ...]) -> Any:
         """Run sync code. A thread cannot be killed: once cancelled it is left behind, and keeps its slot until it
@@ -295,7 +332,7 @@ class ActivityRunner:
         elif item.session_id is None:
             logger.info("activity %s is not registered here; leaving it to workers that know it", item.name)
             self._end(item)
-            self._outcomes.submit_abandon(WorkAbandon(lock=item.lock, count_attempt=False, unknown=True))
+            self._outcomes.submit_abandon(replace(not_begun(item, self._options.isolate_after), unknown=True))
         else:
             logger.warning("activity %s is not registered here; giving session %s back", item.name, item.session_id)
             leaving = self._leaving.setdefault(item.session_id, [])
@@ -307,11 +344,8 @@ class ActivityRunner:
         for item in self._leaving.pop(session_id, ()):
             self._locks.discard(item.lock)
             self._sessions.end(session_id)
-            self._outcomes.submit_abandon(
-                WorkAbandon(
-                    lock=item.lock, delay=UNKNOWN_PAUSE, count_attempt=False, unknown=True, release_session=True
-                )
-            )
+            given = not_begun(item, self._options.isolate_after)
+            self._outcomes.submit_abandon(replace(given, delay=UNKNOWN_PAUSE, unknown=True, release_session=True))
         self._outcomes.session_left(session_id)
 
     # -- cancelling
@@ -321,13 +355,22 @@ class ActivityRunner:
         for lock, running in list(self._running.items()):
             if lock.key in keys:
                 running.drop(reason)
+        if (waiting := self.isolation.waiting) is not None and waiting.lock.key in keys:
+            self._forget(waiting)
 
     def cancel_locks(self, locks: Sequence[WorkLock], reason: str) -> None:
         """Cancel the activities that run under these locks."""
         for lock in locks:
             if (running := self._running.get(lock)) is not None:
                 running.drop(reason)
+            elif (waiting := self.isolation.waiting) is not None and waiting.lock == lock:
+                self._forget(waiting)
             self._locks.discard(lock)
+
+    def _forget(self, waiting: WorkItem) -> None:
+        """What waits to run alone is not ours any more."""
+        self.isolation.clear()
+        self._end(waiting)
 
     def cancel_all(self, reason: str) -> None:
         """Cancel everything that runs."""
@@ -335,6 +378,14 @@ class ActivityRunner:
             running.drop(reason)
         self._leaving.clear()
         self._locks.clear()
+        if self.isolation.waiting is not None:
+            self.isolation.clear()
+
+    def give_back_waiting(self) -> None:
+        """Give back what waits to run alone."""
+        if (waiting := self.isolation.waiting) is not None:
+            self.isolation.clear()
+            self._give_back(waiting)
 
     def interrupt_all(self) -> None:
         """Cancel everything and give it back, without burning an attempt (drain)."""

@@ -55,7 +55,9 @@ class RuntimeOptions(BaseModel):
     needed.
     """
     max_attempts: int = Field(default=10, ge=1, le=1_000)
-    """Interrupted deliveries (crash, lost lease) of one work item before it fails as poison."""
+    """Interrupted deliveries (crash, lost lease) of one work item before it fails as poison. From half of it on, a
+    delivery runs alone, so that no activity is condemned for what its neighbour did.
+    """
     unregistered_timeout: Seconds = 300.0
     """How long work that no worker registers waits for one that does, before an activity of it fails by name, and an
     orchestration is suspended.
@@ -72,6 +74,11 @@ class RuntimeOptions(BaseModel):
     """
     metrics_port: int | None = Field(default=None, ge=0, le=65_535)
     """Serve Prometheus metrics on this port; 0 picks a free one."""
+
+    @property
+    def isolate_after(self) -> int:
+        """Interruptions from which an activity runs alone: half of ``max_attempts``, and at least one."""
+        return (self.max_attempts + 1) // 2
 
     @field_validator("worker_node_id", "code_version")
     @classmethod

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -17,6 +17,7 @@ from weakref import WeakSet
 
 import anyio
 from anyio.abc import TaskGroup
+from cachetools import LRUCache
 
 from affinity.errors import Contention, ProviderError, WorkerFenced
 from affinity.limits import MAX_BATCH
@@ -47,6 +48,7 @@ from affinity.worker.activities import ActivityRunner
 from affinity.worker.code import code_version
 from affinity.worker.committer import GroupCommit
 from affinity.worker.instances import InstanceTable
+from affinity.worker.isolation import not_begun
 from affinity.worker.keeper import HeldLocks
 from affinity.worker.metrics import Metrics
 from affinity.worker.options import RuntimeOptions
@@ -146,6 +148,8 @@ class Runtime:
         self._backlog = False  # work in the queue waits for a slot: new work of ours waits its turn there
         self._full = False  # it was said that there is room for no further session
         self._uncertain = False  # a reply was lost: items may be locked to us that we do not know of
+        # Locks of items that were handed to code and whose end may not be written, such as those of a lease that ended.
+        self._delivered: LRUCache[WorkLock, None] = LRUCache(maxsize=10 * MAX_BATCH)
         self._promised = 0  # slots that turns in flight have asked for
         self._database_time = (0.0, time.monotonic())
         self._pledges: WeakSet[Pledge] = WeakSet()  # of results on their way; settled ones stay until they are garbage
@@ -245,8 +249,10 @@ class Runtime:
             self._promised -= asked
             if isinstance(result, ProviderError):
                 self._uncertain = True
-            elif tenure != self._tenure:
-                result = self._without_work(result)
+            else:
+                self._note_delivered(result.lost_acks)
+                if tenure != self._tenure:
+                    result = self._without_work(result)
             done(result)
 
         self._turns.submit(turn, settled, _weight(turn))
@@ -264,6 +270,8 @@ class Runtime:
         def done(result: bool | ProviderError) -> None:
             if result is True:
                 self.hint_owner(ack.lock.key.instance_id)
+            else:
+                self._note_delivered([ack.lock])
             if pledge is not None:
                 pledge.settle(result is True)
             if result is False and ack.state is not None:  # the token is dead, or the state met a newer one
@@ -273,7 +281,13 @@ class Runtime:
 
     def submit_abandon(self, abandon: WorkAbandon) -> None:
         """Give a work item back."""
-        self._abandons.submit(abandon, lambda _: self._queued())
+
+        def done(result: bool | ProviderError) -> None:
+            if result is not True and abandon.count_attempt:
+                self._note_delivered([abandon.lock])
+            self._queued()
+
+        self._abandons.submit(abandon, done)
 
     def submit_release(self, release: Release, done: Callable[[], None]) -> None:
         """Give an instance up."""
@@ -297,7 +311,7 @@ class Runtime:
         if self._serving:
             self.activities.start(item, task)
         else:
-            self.submit_abandon(WorkAbandon(lock=item.lock, count_attempt=False))
+            self.submit_abandon(not_begun(item, self._options.isolate_after))
 
     def cancel(self, keys: Collection[WorkKey], reason: str) -> None:
         """Cancel activities as far as they run here."""
@@ -349,6 +363,25 @@ class Runtime:
         """A slot is free: somebody may wait for it."""
         if self._told or self._backlog:
             self._look.set()
+
+    def count_isolated(self, item: WorkItem, then: Callable[[bool | None], None]) -> None:
+        """Count the delivery of an item that is to run alone, just before it does."""
+        self._spawn(self._count_isolated, item, then)
+
+    async def _count_isolated(self, item: WorkItem, then: Callable[[bool | None], None]) -> None:
+        with anyio.move_on_after(self._options.work_item_lock_timeout):
+            await self._flush()  # results that are on their way must not be lost with the process
+        if self.activities.isolation.waiting is not item:
+            return
+        if not self.activities.isolation.is_alone:
+            then(None)
+            return
+        count = partial(self._provider.begin_work_item, self._identity, item.lock, item.attempts)
+        try:
+            then(await self._availability.insist(count))
+        except ProviderError as error:
+            logger.warning("activity %s cannot be counted: %s", item.name, error)
+            then(False)
 
     # -- writing
 
@@ -422,6 +455,7 @@ class Runtime:
             max_sessions=self._options.max_sessions_per_runtime,
             names=self._activity_names,
             unknown_after=self._options.unregistered_timeout,
+            uncounted_after=self._options.isolate_after,
             timeouts=self._timeouts,
         )
 
@@ -448,8 +482,16 @@ class Runtime:
         since its reply could bring items that we are about to know of; nor can a fetch, as this is the fetching task.
         """
         async with self._turns.paused():
-            await self._provider.disown_work_item(self._identity, self._known_locks())
+            delivered = list(self._delivered)
+            await self._provider.disown_work_item(self._identity, self._known_locks(), delivered)
+            for lock in delivered:
+                self._delivered.pop(lock, None)
             self._uncertain = False
+
+    def _note_delivered(self, locks: Iterable[WorkLock]) -> None:
+        """What becomes of these is not written: should they be disowned, their delivery was one."""
+        for lock in locks:
+            self._delivered[lock] = None
 
     def _known_locks(self) -> list[WorkLock]:
         """Of work that runs here, and of work that has ended and whose outcome is not written yet."""
@@ -592,6 +634,7 @@ class Runtime:
             self.activities.cancel_locks(locks, "the work item was cancelled or taken over")
 
     def _stop_work(self, reason: str) -> None:
+        self._note_delivered([*self.activities.delivered, *self.instances.waiting_locks()])
         self.activities.cancel_all(reason)
         self.instances.drop_all()
 
@@ -602,6 +645,7 @@ class Runtime:
         idle.
         """
         self._draining = True
+        self.activities.give_back_waiting()
         logger.info("worker %s: draining, %d activities run", self.worker_id, len(self.activities))
         with anyio.move_on_after(self._options.drain_timeout) as limit:
             async with anyio.create_task_group() as tasks:

@@ -179,7 +179,7 @@ async def test_keep_alive_survives_a_blocked_loop(workers: Workers, client: Clie
     workers.start("idle")
     for _ in range(2):
         # Work for the idle worker, whose end shows that time has passed; its timer outlasts the busy worker's lease.
-        await client.wait((await client.start("nap", FAST["worker_lease_timeout"])).instance_id, timeout=30)
+        await client.wait((await client.start("doze", FAST["worker_lease_timeout"])).instance_id, timeout=30)
     assert board.waiting() == 0, "the blocked activity was started again"
     await blocked.answer()
     assert (await client.wait("block", timeout=30))["attempt"] == 1
@@ -255,6 +255,39 @@ async def test_work_that_kills_its_worker_fails_as_poison(workers: Workers, clie
     with pytest.raises(OrchestrationFailed, match="started 2 times") as raised:
         await client.wait("poison", timeout=30)
     assert raised.value.error_type == ActivityPoisoned.__name__
+
+
+@everywhere
+async def test_poison_does_not_condemn_its_neighbours(workers: Workers, client: Client) -> None:
+    """All were interrupted by the same deaths. After half of ``max_attempts`` each runs alone, and is counted when its
+    code begins: only the one that kills is interrupted again.
+    """
+    innocent = [f"{name}-{n}" for name in ("held_once", "race") for n in range(8)]
+    for name in innocent[::2]:
+        await client.start(name.partition("-")[0], "doze", instance_id=name)
+    await client.start("held_once", "kill_worker", instance_id="poison")
+    for name in innocent[1::2]:
+        await client.start(name.partition("-")[0], "doze", instance_id=name)
+    for _ in range(3):
+        assert workers.launch("victim", max_attempts=3).wait() == -signal.SIGKILL
+    workers.start("victim", max_attempts=3)
+    with pytest.raises(OrchestrationFailed, match="started 3 times") as raised:
+        await client.wait("poison", timeout=60)
+    assert raised.value.error_type == ActivityPoisoned.__name__
+    for name in innocent:
+        await client.wait(name, timeout=60)
+
+
+@everywhere
+async def test_code_that_holds_the_interpreter_past_the_lease_comes_to_an_end(workers: Workers, client: Client) -> None:
+    """Each of its runs is an attempt, though it is the lease that interrupts it, and the worker lives on."""
+    await client.start("held_once", "hold_gil", instance_id="gil")
+    workers.start("worker", max_attempts=2)
+    with pytest.raises(OrchestrationFailed, match="started 2 times") as raised:
+        await client.wait("gil", timeout=60)
+    assert raised.value.error_type == ActivityPoisoned.__name__
+    await client.start("held_once", "doze", instance_id="doze")
+    assert await client.wait("doze", timeout=30) == 1
 
 
 @pytest.mark.parametrize("activity", ["stubborn", "stubborn_thread"])

@@ -39,6 +39,7 @@ class Choices(TypedDict, total=False):
     max_sessions: int
     names: Collection[str]
     unknown_after: float
+    uncounted_after: int
     timeouts: Timeouts
 
 
@@ -49,6 +50,7 @@ def fetch_options(limit: int = 1, **choices: Unpack[Choices]) -> FetchOptions:
         max_sessions=choices.get("max_sessions", 10_000),
         names=choices.get("names", (ACTIVITY,)),
         unknown_after=choices.get("unknown_after", UNKNOWN_AFTER),
+        uncounted_after=choices.get("uncounted_after", 1_000),
         timeouts=choices.get("timeouts", TIMEOUTS),
     )
 

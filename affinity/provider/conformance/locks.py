@@ -159,6 +159,57 @@ class LockRules(Rules):
         assert (free.session_id, free.attempts) == (None, 1)
         assert (held.session_id, held.attempts) == ("s", 1)
 
+    async def test_disowning_counts_what_was_handed_to_code(self, world: World) -> None:
+        """Only a delivery that never reached code is taken back (contract: disown_work_item)."""
+        a = await world.worker("a")
+        await world.enqueue("begun", None)
+        taken = {item.session_id: item for item in await a.take_all()}
+        assert await a.disown(delivered=[taken["begun"]]) == 2
+        again = {item.session_id: item.attempts for item in await a.take_all()}
+        assert again == {"begun": 2, None: 1}
+
+    async def test_a_delivery_after_many_interruptions_is_counted_when_it_begins(self, world: World) -> None:
+        """Until then, an interruption is none (contract: FetchOptions.uncounted_after, begin_work_item)."""
+        a = await world.worker("a")
+        await world.enqueue(None, "s")  # fetched; the second time, of a session that is held
+        for expected in (1, 2, 3, 3, 3):
+            items = await a.take_all(uncounted_after=2)
+            assert [item.attempts for item in items] == [expected, expected]
+            await a.disown(delivered=items)
+        items = await a.take_all(uncounted_after=2)
+        for item in items + items:  # done twice is done once
+            assert await a.begin(item)
+        await a.disown(delivered=items)
+        assert [item.attempts for item in await a.take_all(uncounted_after=2)] == [4, 4]
+
+    async def test_a_claim_counts_a_delivery_as_any_fetch(self, world: World) -> None:
+        """Whoever held the session before (contract: FetchOptions.uncounted_after)."""
+        a = await world.worker("a")
+        await world.enqueue("s")
+        for expected in (1, 2, 3, 3):
+            item = await a.take_one(uncounted_after=2)
+            assert item.attempts == expected
+            await a.give_back(item, release_session=True)
+
+    async def test_failures_are_no_interruptions(self, world: World) -> None:
+        """Deliveries that ended with an error of the activity are counted at their fetch, however many."""
+        a = await world.worker("a")
+        await world.enqueue(None)
+        for expected in (1, 2, 3):
+            item = await a.take_one(uncounted_after=1)
+            assert (item.attempts, item.failures) == (expected, expected - 1)
+            await a.give_back(item, failed=True)
+
+    async def test_only_who_has_an_item_counts_its_delivery(self, world: World) -> None:
+        """With a live token, and as the incarnation that took it (contract: begin_work_item)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        await world.enqueue(None)
+        item = await a.take_one(uncounted_after=0)
+        assert not await b.begin(item)
+        await a.give_back(item)
+        assert not await a.begin(item)
+        assert (await b.take_one()).attempts == 1
+
     async def test_disowning_touches_nothing_of_other_workers(self, world: World) -> None:
         """Nor of another incarnation (contract: disown_work_item)."""
         a, b = await world.worker("a"), await world.worker("b")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypedDict, Unpack
 
@@ -126,8 +126,11 @@ class Peer:
         abandons = [WorkAbandon(lock=item.lock, **flags) for item in items]
         return list(await self.provider.abandon_work_item(self.identity, abandons))
 
-    async def disown(self, *known: WorkLock) -> int:
-        return await self.provider.disown_work_item(self.identity, known)
+    async def disown(self, *known: WorkLock, delivered: Sequence[WorkItem] = ()) -> int:
+        return await self.provider.disown_work_item(self.identity, known, [item.lock for item in delivered])
+
+    async def begin(self, item: WorkItem) -> bool:
+        return await self.provider.begin_work_item(self.identity, item.lock, item.attempts)
 
     # -- sessions
 

@@ -144,10 +144,29 @@ class WorkItemVerbs(Verbs):
         rows = await self._links.quick.run(_SQL["abandon"], params)
         return flags(len(items), (places[n - 1] + 1 for (n,) in rows))
 
-    async def disown_work_item(self, identity: WorkerIdentity, known: Sequence[WorkLock]) -> int:
+    async def disown_work_item(
+        self, identity: WorkerIdentity, known: Sequence[WorkLock], delivered: Sequence[WorkLock] = ()
+    ) -> int:
         """See `affinity.provider.contract.Provider`. Reads the whole queue: it is for accidents."""
-        params = {**who(identity), "token": Texts(lock.token for lock in known)}
+        params = {
+            **who(identity),
+            "token": Texts(lock.token for lock in known),
+            "delivered": Texts(lock.token for lock in delivered),
+        }
         return len(await self._links.misc.run(_SQL["disown"], params))
+
+    async def begin_work_item(self, identity: WorkerIdentity, lock: WorkLock, attempt: int) -> bool:
+        """See `affinity.provider.contract.Provider`."""
+        instance_id, execution_id, activity_id = lock.key
+        params = {
+            **who(identity),
+            "instance": instance_id,
+            "execution": Int8(execution_id),
+            "activity": Int8(activity_id),
+            "token": lock.token,
+            "attempt": Int8(attempt),
+        }
+        return bool(await self._links.quick.run(_SQL["begin"], params))
 
 
 def lengths(timeouts: Timeouts) -> Params:
@@ -165,6 +184,7 @@ def _choices(options: FetchOptions) -> Params:
         "limit": Int8(options.limit),
         "max_sessions": Int8(options.max_sessions),
         "unknown_after": float(options.unknown_after),
+        "uncounted_after": Int8(options.uncounted_after),
     }
 
 

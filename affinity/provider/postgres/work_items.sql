@@ -5,7 +5,7 @@
 
 -- fetch: items of our sessions, then session-free ones; and whether there is a session to claim
 WITH own AS MATERIALIZED (
-    SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.unknown_since, q.visible_at
+    SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.unknown_since, q.visible_at, q.attempts
     FROM deliverable_items q
     WHERE q.route = %(route)s AND EXISTS (
             SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
@@ -23,7 +23,7 @@ WITH own AS MATERIALIZED (
     FROM held WHERE s.session_id = held.session_id
       AND held.locked_until < clock() + %(touch_below)s * interval '1 s'
 ), free AS MATERIALIZED (
-    SELECT q.instance_id, q.execution_id, q.activity_id, q.unknown_since, q.visible_at
+    SELECT q.instance_id, q.execution_id, q.activity_id, q.unknown_since, q.visible_at, q.attempts
     FROM deliverable_items q
     WHERE q.route = 'free' AND EXISTS (
             SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
@@ -33,7 +33,8 @@ WITH own AS MATERIALIZED (
 ), picked AS MATERIALIZED (
     SELECT *, row_number() OVER (ORDER BY epoch IS NULL, visible_at) AS n
     FROM (
-        SELECT own.instance_id, own.execution_id, own.activity_id, own.unknown_since, own.visible_at, held.epoch
+        SELECT own.instance_id, own.execution_id, own.activity_id, own.unknown_since, own.visible_at, own.attempts,
+            held.epoch
         FROM own JOIN held USING (session_id)
         UNION ALL
         SELECT *, NULL FROM free
@@ -41,12 +42,13 @@ WITH own AS MATERIALIZED (
 ), taken AS (
     UPDATE worker_queue q
     SET lock_worker = %(worker)s, lock_incarnation = %(incarnation)s, lock_token = %(token)s || '.' || p.n,
-        locked_until = clock() + %(item_lock)s * interval '1 s', attempts = q.attempts + 1,
+        locked_until = clock() + %(item_lock)s * interval '1 s',
+        attempts = q.attempts + (q.attempts - q.failures < %(uncounted_after)s)::int,
         unknown_since = CASE WHEN q.name = ANY (%(names)s) THEN NULL ELSE q.unknown_since END
     FROM picked p
     WHERE q.instance_id = p.instance_id AND q.execution_id = p.execution_id AND q.activity_id = p.activity_id
     RETURNING p.n, q.instance_id, q.execution_id, q.activity_id, q.lock_token, q.name, q.payload, q.session_id, p.epoch,
-        q.attempts, q.failures, extract(epoch FROM clock() - p.unknown_since)::float8 AS unknown_for
+        p.attempts + 1, q.failures, extract(epoch FROM clock() - p.unknown_since)::float8 AS unknown_for
 ), claimable AS (
     SELECT %(max_sessions)s > 0
         AND EXISTS (
@@ -125,6 +127,7 @@ WITH room AS MATERIALIZED (
     FROM (VALUES (%(offer)s, %(limit)s), ('new', (SELECT most FROM share))) AS part (route, most)
     CROSS JOIN LATERAL (
         SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.unknown_since, q.visible_at, q.route,
+            q.attempts,
             s.worker_id AS last_worker, s.incarnation AS last_incarnation,
             coalesce(s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock(), false)
             AS ours
@@ -179,7 +182,7 @@ WITH room AS MATERIALIZED (
           AND EXISTS (SELECT FROM wanted l WHERE l.last_incarnation = s.incarnation AND l.last_worker = s.worker_id)
     RETURNING s.session_id, s.epoch
 ), picked AS MATERIALIZED (
-    SELECT w.instance_id, w.execution_id, w.activity_id, w.unknown_since, c.epoch,
+    SELECT w.instance_id, w.execution_id, w.activity_id, w.unknown_since, w.attempts, c.epoch,
         row_number() OVER (ORDER BY w.visible_at) AS n
     FROM waiting w JOIN claimed c USING (session_id)
 ), others AS MATERIALIZED (
@@ -196,12 +199,13 @@ WITH room AS MATERIALIZED (
 ), taken AS (
     UPDATE worker_queue q
     SET lock_worker = %(worker)s, lock_incarnation = %(incarnation)s, lock_token = %(token)s || '.' || p.n,
-        locked_until = clock() + %(item_lock)s * interval '1 s', attempts = q.attempts + 1, route = %(route)s,
+        locked_until = clock() + %(item_lock)s * interval '1 s', route = %(route)s,
+        attempts = q.attempts + (q.attempts - q.failures < %(uncounted_after)s)::int,
         unknown_since = CASE WHEN q.name = ANY (%(names)s) THEN NULL ELSE q.unknown_since END
     FROM picked p
     WHERE q.instance_id = p.instance_id AND q.execution_id = p.execution_id AND q.activity_id = p.activity_id
     RETURNING p.n, q.instance_id, q.execution_id, q.activity_id, q.lock_token, q.name, q.payload, q.session_id, p.epoch,
-        q.attempts, q.failures, extract(epoch FROM clock() - p.unknown_since)::float8 AS unknown_for
+        p.attempts + 1, q.failures, extract(epoch FROM clock() - p.unknown_since)::float8 AS unknown_for
 )
 SELECT (SELECT n FROM room) > 0 AND (SELECT count(*) FROM claimed) <= (SELECT count(*) - 1 FROM wanted)
        OR (SELECT n FROM room) > 0 AND NOT EXISTS (SELECT FROM waiting) AS raced,
@@ -384,14 +388,21 @@ WITH ours AS MATERIALIZED (
 )
 SELECT n FROM ours
 
--- disown: free what this incarnation has locked under tokens that it does not know
+-- begin: count a delivery that its fetch did not count
+UPDATE worker_queue SET attempts = greatest(attempts, %(attempt)s)
+WHERE instance_id = %(instance)s AND execution_id = %(execution)s AND activity_id = %(activity)s
+  AND lock_token = %(token)s AND lock_incarnation = %(incarnation)s AND locked_until > clock()
+RETURNING 1
+
+-- disown: free what this incarnation has locked under tokens that it does not know; what was handed to code was a delivery
 WITH unheard AS MATERIALIZED (
     SELECT instance_id, execution_id, activity_id FROM worker_queue
     WHERE lock_incarnation = %(incarnation)s AND lock_token NOT IN (SELECT unnest(%(token)s))
     ORDER BY instance_id, execution_id, activity_id FOR NO KEY UPDATE
 )
 UPDATE worker_queue q
-SET lock_worker = NULL, lock_incarnation = NULL, lock_token = NULL, locked_until = NULL, attempts = q.attempts - 1
+SET lock_worker = NULL, lock_incarnation = NULL, lock_token = NULL, locked_until = NULL,
+    attempts = q.attempts - (q.lock_token <> ALL (%(delivered)s))::int
 FROM unheard u
 WHERE q.instance_id = u.instance_id AND q.execution_id = u.execution_id AND q.activity_id = u.activity_id
 RETURNING 1

@@ -230,4 +230,5 @@ def _arguments(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> dict[
         "offer": offer_route(identity.worker_id),
         "names": to_json(list(options.names)),
         "unknown_before": tx.now - options.unknown_after,
+        "uncounted_after": options.uncounted_after,
     }

@@ -76,10 +76,22 @@ def abandon(tx: Tx, identity: WorkerIdentity, items: Sequence[WorkAbandon]) -> l
     return [_abandon(tx, identity, item, may_free=alive) for item in items]
 
 
-def disown(tx: Tx, identity: WorkerIdentity, known: Sequence[WorkLock]) -> int:
+def disown(tx: Tx, identity: WorkerIdentity, known: Sequence[WorkLock], delivered: Sequence[WorkLock]) -> int:
     """See `Provider.disown_work_item`."""
-    tokens = to_json([lock.token for lock in known])
-    return tx.run(SQL["disown"], {"incarnation": identity.incarnation, "known": tokens})
+    tokens = {"known": _tokens(known), "delivered": _tokens(delivered)}
+    return tx.run(SQL["disown"], {"incarnation": identity.incarnation, **tokens})
+
+
+def begin(tx: Tx, identity: WorkerIdentity, lock: WorkLock, attempt: int) -> bool:
+    """See `Provider.begin_work_item`."""
+    (held,) = find(tx, [lock])
+    if held is None or held.incarnation != identity.incarnation:
+        return False
+    return tx.run(SQL["begin"], {"id": held.id, "attempt": attempt}) > 0
+
+
+def _tokens(locks: Sequence[WorkLock]) -> str:
+    return to_json([lock.token for lock in locks])
 
 
 def _passes(judge: Judge, one: WorkAck) -> bool:

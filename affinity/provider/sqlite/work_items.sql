@@ -66,7 +66,7 @@ FROM (
 -- lock: deliver items to the caller; one whose name it knows is unknown no more
 UPDATE worker_queue SET
     lock_worker = :worker_id, lock_incarnation = :incarnation, lock_token = j.value ->> 1, locked_until = :locked_until,
-    attempts = attempts + 1,
+    attempts = attempts + (attempts - failures < :uncounted_after),
     unknown_since = CASE WHEN name IN (SELECT value FROM json_each(:names)) THEN NULL ELSE unknown_since END
 FROM json_each(:rows) AS j
 WHERE worker_queue.id = j.value ->> 0;
@@ -107,9 +107,13 @@ UPDATE worker_queue SET
     unknown_since = CASE WHEN :unknown THEN coalesce(unknown_since, :now) ELSE unknown_since END
 WHERE id = :id;
 
--- disown: unlock what an incarnation has in hand under tokens that it does not know; those deliveries never happened
+-- begin: count a delivery that its fetch did not count
+UPDATE worker_queue SET attempts = max(attempts, :attempt) WHERE id = :id;
+
+-- disown: unlock what an incarnation has in hand under tokens that it does not know; what was handed to code was delivered
 UPDATE worker_queue SET
-    lock_worker = NULL, lock_incarnation = NULL, lock_token = NULL, locked_until = NULL, attempts = attempts - 1
+    lock_worker = NULL, lock_incarnation = NULL, lock_token = NULL, locked_until = NULL,
+    attempts = attempts - (lock_token NOT IN (SELECT value FROM json_each(:delivered)))
 WHERE lock_incarnation = :incarnation AND lock_token NOT IN (SELECT value FROM json_each(:known));
 
 -- insert: queue items, or lock those that come with a token to the committer at once

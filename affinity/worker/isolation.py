@@ -1,0 +1,137 @@
+"""Deliveries that run alone, so that no activity is blamed for the process that another one killed.
+
+A process that dies leaves all its activities interrupted, and nobody can say which of them killed it. Therefore an item
+that was interrupted often (half of ``max_attempts``) is delivered alone: from then on only its own code interrupts it.
+
+States of the one item that a worker isolates::
+
+    waiting ──nothing else runs──► counting ──the database has counted it──► running ──► over
+       ▲───────something else has begun────┘   └──the lock is lost──► over
+
+Invariants
+    * At most one such item is in hand. Others are given back immediately: other workers may have them.
+    * While it waits, its delivery is not counted (`affinity.provider.contract.FetchOptions.uncounted_after`): whatever
+      ends the process then is not blamed on it. It is counted just before its code begins, when the results of all that
+      ran before are written.
+    * While it waits or runs, the worker takes no other work, but for `ISOLATION_TIMEOUT` seconds at most each: code
+      that waits for other work to end must not wait for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from affinity.provider.contract import WorkAbandon, WorkItem, WorkLock
+
+ISOLATION_TIMEOUT: Final = 120.0
+"""Seconds for which one item keeps others from starting: while it waits for those that run, and again while it runs."""
+
+
+def is_isolated(item: WorkItem, isolate_after: int) -> bool:
+    """Whether this delivery must run alone: the item was interrupted ``isolate_after`` times, or more often."""
+    return item.attempts - item.failures > isolate_after
+
+
+def not_begun(item: WorkItem, isolate_after: int) -> WorkAbandon:
+    """How an item is given back that was never handed to code: its delivery is no attempt. One that is to run alone was
+    not counted yet.
+    """
+    return WorkAbandon(lock=item.lock, count_attempt=is_isolated(item, isolate_after))
+
+
+@dataclass(slots=True, eq=False)
+class _Isolated:
+    item: WorkItem
+    run: Callable[[bool], None]
+    stage: Literal["waiting", "counting", "running"] = "waiting"
+    since: float = 0.0  # monotonic start of the stage
+
+
+class Isolation:
+    """The item of a worker that runs alone.
+
+    Args:
+        others_run: whether anything else runs.
+        count: has the database count the item; calls back with whether its lock is live, or None if something else has
+            begun meanwhile.
+        over: called when others may start again.
+    """
+
+    def __init__(
+        self,
+        others_run: Callable[[], bool],
+        count: Callable[[WorkItem, Callable[[bool | None], None]], None],
+        over: Callable[[], None],
+    ) -> None:
+        self._others_run = others_run
+        self._count = count
+        self._over = over
+        self._isolated: _Isolated | None = None
+
+    @property
+    def keeps_others_out(self) -> bool:
+        """Whether nothing else may start now."""
+        return self._isolated is not None and not (self._isolated.stage == "running" and self._is_late())
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nothing else runs, or has for long enough."""
+        return not self._others_run() or self._is_late()
+
+    @property
+    def waiting(self) -> WorkItem | None:
+        """The item, while it has not been handed to code."""
+        one = self._isolated
+        return one.item if one is not None and one.stage != "running" else None
+
+    def add(self, item: WorkItem, run: Callable[[bool], None]) -> bool:
+        """Have ``run`` called with True when the item can run alone, or with False when its lock is lost. Returns
+        False, and does nothing, when another item is in hand.
+        """
+        if self._isolated is not None:
+            return False
+        self._isolated = _Isolated(item, run, since=time.monotonic())
+        asyncio.get_running_loop().call_later(ISOLATION_TIMEOUT, self.proceed)
+        self.proceed()
+        return True
+
+    def proceed(self) -> None:
+        """Go on, if nothing else runs any more."""
+        one = self._isolated
+        if one is not None and one.stage == "waiting" and self.is_alone:
+            one.stage = "counting"
+            self._count(one.item, lambda counted: self._counted(one, counted))
+
+    def ended(self, lock: WorkLock) -> bool:
+        """The item under this lock has ended, or was taken away: True if it was the one."""
+        if self._isolated is None or self._isolated.item.lock != lock:
+            return False
+        self.clear()
+        return True
+
+    def clear(self) -> None:
+        """There is no such item any more."""
+        if self._isolated is not None:
+            self._isolated = None
+            self._over()
+
+    def _counted(self, one: _Isolated, counted: bool | None) -> None:
+        if self._isolated is not one:
+            return
+        if counted is None:
+            one.stage = "waiting"
+            self.proceed()
+            return
+        if counted:
+            one.stage, one.since = "running", time.monotonic()
+            asyncio.get_running_loop().call_later(ISOLATION_TIMEOUT, self._over)
+        else:
+            self.clear()
+        one.run(counted)
+
+    def _is_late(self) -> bool:
+        return self._isolated is not None and time.monotonic() - self._isolated.since >= ISOLATION_TIMEOUT
