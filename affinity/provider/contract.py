@@ -245,6 +245,7 @@ class OrchestrationFetch:
     raced: bool
     next_due: float | None
     left: bool = False  # as in `WorkFetch`
+    fenced: bool = False  # another process has the caller's name; then there is nothing for it
 
 
 @frozen(kw_only=True)
@@ -615,7 +616,7 @@ class Provider(Protocol):
         takes as many unowned ones as `limits.fair_share` says. Messages in ``exclude`` (being worked on by the caller)
         are left out; an instance all of whose visible messages are excluded is not returned. At most `MAX_BATCH`
         messages an instance. A draining worker takes no new instance. Nothing when the caller is not alive or not
-        current.
+        current; ``fenced`` says that it is not.
         """
         ...
 

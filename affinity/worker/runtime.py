@@ -469,6 +469,8 @@ class Runtime:
             exclude=self.instances.excluded_messages(),
         )
         fetched = await self.silence.watch("fetch", fetch, repeated=True)
+        if fetched.fenced:
+            self.lease_ended(WorkerFenced(f"worker {self.worker_id!r}: another process has registered under this name"))
         if tenure != self._tenure:
             return 0.0
         self._left |= fetched.left

@@ -240,6 +240,8 @@ class Worker:
             self.runtime.lease_renewed(await provider.register_worker(self.identity, lease, self._labels))
 
         await self._availability.start(register, self.options.startup_timeout)
+        with contextlib.suppress(ProviderError):  # only a hint
+            await provider.wake({self.identity.worker_id: Hint()})  # whoever had the name until now stops
         try:
             yield asked
         finally:

@@ -11,7 +11,7 @@ import pytest
 
 from affinity import RuntimeOptions, Worker
 from affinity.client import Client, Start
-from affinity.errors import ActivityFailed, OrchestrationFailed, UnknownActivity
+from affinity.errors import ActivityFailed, OrchestrationFailed, UnknownActivity, WorkerFenced
 from affinity.orchestration.wire import ActivityTask
 from affinity.provider.contract import WorkItem
 from affinity.provider.postgres import PostgresProvider
@@ -226,6 +226,22 @@ async def test_the_sessions_of_one_orchestration_are_for_all_workers(any_url: st
         run = await client.start("spread", 60)
         assert await client.wait(run.instance_id, timeout=60) == 60
         assert min(len(worker.runtime.sessions) for worker in (one, two)) >= 15
+
+
+async def test_a_worker_whose_name_is_taken_stops_at_once(any_url: str) -> None:
+    """Long before it renews its lease, and before it polls."""
+    twin = RuntimeOptions.make(
+        worker_node_id="twin", worker_lease_timeout=90, work_item_lock_timeout=90, poll_interval=60, stall_timeout=90
+    )
+    with pytest.raises(WorkerFenced):
+        await _until_fenced(Worker(app, any_url, twin), Worker(app, any_url, twin))
+
+
+async def _until_fenced(first: Worker, second: Worker) -> None:
+    async with first, second:
+        with anyio.fail_after(10):
+            await first.runtime.ended.wait()
+        assert second.runtime.error is None
 
 
 async def test_a_worker_says_when_it_is_full(sqlite_url: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -66,7 +66,7 @@ class WorkerRules(Rules):
         assert len(await a.take_all()) == 2
 
     async def test_a_second_process_of_that_name_fences_the_first(self, world: World) -> None:
-        """The first learns it from its next renewal, and gets nothing meanwhile (design 4.4)."""
+        """The first learns it from its next renewal or fetch, and gets nothing meanwhile (design 4.4)."""
         first = await world.worker("a")
         await first.own("i")
         second = await world.worker("a")
@@ -75,6 +75,8 @@ class WorkerRules(Rules):
             await first.renew_lease()
         assert await first.take(10) == []
         assert await first.take_instances() == []
+        assert (await first.fetch_instances()).fenced
+        assert not (await second.fetch_instances()).fenced
         assert await second.renew_lease() is not None
         assert len(await second.take_all()) == 2
 

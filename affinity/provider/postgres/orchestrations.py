@@ -54,10 +54,11 @@ class OrchestrationVerbs(Verbs):
         }
         rows = await self._links.fetch.run(_SQL["fetch"], params)
         items = [_item(list(group)) for id_, group in groupby(rows, key=lambda row: row[3]) if id_ is not None]
-        raced, next_due, left, *_ = rows[0]
+        raced, next_due, left, *_, fenced = rows[0]
         if items:
             return OrchestrationFetch(items=items, raced=False, next_due=None, left=left)
-        return OrchestrationFetch(items=[], raced=raced, next_due=None if next_due is None else max(0.0, next_due))
+        due = None if next_due is None else max(0.0, next_due)
+        return OrchestrationFetch(items=[], raced=raced, next_due=due, fenced=fenced)
 
     async def read_history(self, keys: Sequence[tuple[str, int]]) -> Sequence[Sequence[str]]:
         """See `affinity.provider.contract.Provider`."""

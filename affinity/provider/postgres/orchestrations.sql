@@ -86,7 +86,7 @@ WITH seen AS MATERIALIZED (
     DELETE FROM orchestrator_queue o USING orphans x WHERE o.id = x.id
 )
 SELECT i.raced, i.next_due, (SELECT shared AND n > most FROM share), g.instance_id, g.birth, g.execution_id, g.name,
-    g.version, g.event_count, g.claims, g.unknown_for, m.id, m.payload
+    g.version, g.event_count, g.claims, g.unknown_for, m.id, m.payload, i.fenced
 FROM (SELECT) one
 LEFT JOIN (
     got g CROSS JOIN LATERAL (
@@ -102,7 +102,8 @@ LEFT JOIN LATERAL (
          ORDER BY o.visible_at LIMIT 1),
         (SELECT o.visible_at FROM orchestrator_queue o WHERE o.route = 'new' AND o.visible_at > (SELECT clock())
          ORDER BY o.visible_at LIMIT 1)
-    ) - clock())::float8 AS next_due
+    ) - clock())::float8 AS next_due,
+    EXISTS (SELECT FROM workers WHERE worker_id = %(worker)s AND incarnation <> %(incarnation)s) AS fenced
 ) i ON g.instance_id IS NULL
 ORDER BY g.rank, g.first, g.instance_id, m.visible_at, m.id
 

@@ -22,8 +22,6 @@ from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "instances.sql")
 
-NOTHING: Final = OrchestrationFetch(items=(), raced=False, next_due=None)
-
 MAX_SCAN: Final = 2 * MAX_BATCH
 """Further messages of instances already found that a scan passes over: one busy instance must not make every fetch
 dear.
@@ -80,7 +78,7 @@ def _look(tx: Tx, identity: WorkerIdentity, wanted: Wanted) -> OrchestrationFetc
     search = _Search(tx, identity, wanted)
     row = tx.row(SQL["peek"], search.arguments)
     if row is None:
-        return NOTHING
+        return _nothing(tx, identity)
     draining, _, unowned = row
     search.scan(search.own)
     if search.stale or (unowned and not search.full):
@@ -95,7 +93,7 @@ def _take(tx: Tx, identity: WorkerIdentity, wanted: Wanted) -> OrchestrationFetc
     search = _Search(tx, identity, wanted)
     row = tx.row(SQL["peek"], search.arguments)
     if row is None:  # the lease ended while we waited for the lock
-        return NOTHING
+        return _nothing(tx, identity)
     search.scan(search.own)
     search.repair()
     draining, workers, _ = row
@@ -104,6 +102,11 @@ def _take(tx: Tx, identity: WorkerIdentity, wanted: Wanted) -> OrchestrationFetc
         search.repair()
     search.take()
     return search.answer()
+
+
+def _nothing(tx: Tx, identity: WorkerIdentity) -> OrchestrationFetch:
+    """The answer to a caller that is not alive or not current."""
+    return OrchestrationFetch(items=(), raced=False, next_due=None, fenced=read_caller(tx, identity).replaced)
 
 
 class _Search:

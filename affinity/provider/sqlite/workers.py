@@ -24,13 +24,14 @@ class Caller(NamedTuple):
 
     alive: bool
     draining: bool
+    replaced: bool = False  # by another incarnation
 
 
 def read_caller(tx: Tx, identity: WorkerIdentity) -> Caller:
     """Whether the caller is the current incarnation of its name with a lease that runs."""
     row = tx.row(SQL["get"], {"worker_id": identity.worker_id})
     if row is None or row[0] != identity.incarnation:
-        return Caller(alive=False, draining=False)
+        return Caller(alive=False, draining=False, replaced=row is not None)
     return Caller(alive=row[1] > tx.now, draining=bool(row[2]))
 
 
