@@ -17,6 +17,13 @@ from tests.provider.harnesses import PostgresHarness
 from tests.servers import NoPostgres, Offer, PostgresServer, old_and_new
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How long, and where, the tests of `tests/model` look for defects."""
+    group = parser.getgroup("model")
+    group.addoption("--model-examples", type=int, metavar="N", help="carry out N random plans, not the usual few")
+    group.addoption("--model-seed", type=int, metavar="S", help="draw the plans from this seed")
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """The only event loop that psycopg knows."""

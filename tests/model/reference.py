@@ -1,0 +1,369 @@
+"""What a database must hold after what was done to it: the contract, in plain Python, without locks, routes or SQL.
+
+Texts are unique tags (``start 7``), so that what is read can be told apart. Session leases are not foretold: who gets a
+session is the provider's choice, and `tests.model.leases` judges it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from affinity.provider.contract import (
+    FINISHED,
+    Incarnation,
+    NewInstance,
+    NewMessage,
+    NewWorkItem,
+    SessionInfo,
+    Token,
+    Turn,
+    WorkAbandon,
+    WorkerIdentity,
+    WorkItem,
+    WorkKey,
+    WorkLock,
+)
+from affinity.records import StateWrite
+
+# No sum of whole seconds, by which plans let time pass, comes near the end of one of these.
+LEASE: Final = 15.5
+ITEM_LOCK: Final = 30.5
+SESSION_LOCK: Final = 60.5
+HOLD: Final = 120.5
+
+
+@dataclass
+class QueuedMessage:
+    """A row of the queue of messages."""
+
+    text: str
+    visible_at: float
+    number: int  # grows with arrival
+    timer: tuple[int, int] | None = None
+    ordered: bool = True  # False: beside what came in the same transaction
+
+
+@dataclass
+class QueuedItem:
+    """A row of the queue of work."""
+
+    key: WorkKey
+    text: str
+    session_id: str | None
+    visible_at: float
+    token: Token | None = None
+    holder: WorkerIdentity | None = None
+    until: float = 0.0
+    attempts: int = 0
+    failures: int = 0
+
+
+@dataclass
+class Instance:
+    """An instance with its rows."""
+
+    birth: int
+    parent_id: str | None = None
+    execution_id: int = 1
+    status: str = "pending"
+    owner: WorkerIdentity | None = None
+    histories: dict[int, list[str]] = field(default_factory=lambda: {1: []})
+    messages: list[QueuedMessage] = field(default_factory=list)
+    items: dict[WorkKey, QueuedItem] = field(default_factory=dict)
+    watches: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def finished(self) -> bool:
+        return self.status in FINISHED
+
+    @property
+    def event_count(self) -> int:
+        return len(self.histories[self.execution_id])
+
+
+@dataclass
+class Record:
+    """A record of session state; its content is what was saved into it, one line a save."""
+
+    content: str
+    version: int
+    epoch: int | None
+    key: str | None = None
+
+
+@dataclass
+class Lease:
+    """A row of workers."""
+
+    incarnation: str
+    until: float
+    draining: bool = False
+
+
+@dataclass(frozen=True)
+class SentTurn:
+    """A turn, and what its worker knows beyond it."""
+
+    turn: Turn
+    birth: int  # of the instance that it was made for
+    consumed: Sequence[str]  # texts of the messages
+
+
+@dataclass
+class Reference:
+    """The state of the database, as far as the contract foretells it."""
+
+    now: float = 0.0
+    births: int = 0
+    numbers: int = 0
+    workers: dict[str, Lease] = field(default_factory=dict)
+    instances: dict[str, Instance] = field(default_factory=dict)
+    records: dict[str, Record] = field(default_factory=dict)
+
+    # -- reading
+
+    def is_alive(self, identity: WorkerIdentity | None) -> bool:
+        """Whether the very incarnation has a lease."""
+        lease = None if identity is None else self.workers.get(identity.worker_id)
+        return lease is not None and lease.until > self.now and lease.incarnation == identity.incarnation  # type: ignore[union-attr]
+
+    def is_draining(self, identity: WorkerIdentity) -> bool:
+        """Whether the worker has said that it leaves."""
+        return self.workers[identity.worker_id].draining
+
+    def items(self) -> list[QueuedItem]:
+        """All queued work."""
+        return [item for instance in self.instances.values() for item in instance.items.values()]
+
+    def messages(self) -> int:
+        """The number of queued messages."""
+        return sum(len(instance.messages) for instance in self.instances.values())
+
+    def find(self, lock: WorkLock) -> QueuedItem | None:
+        """The item, if the token is live."""
+        item = self.carrier(lock)
+        return item if item is not None and item.until > self.now else None
+
+    def carrier(self, lock: WorkLock) -> QueuedItem | None:
+        """The item, if it still has the token."""
+        instance = self.instances.get(lock.key.instance_id)
+        item = None if instance is None else instance.items.get(lock.key)
+        return item if item is not None and item.token == lock.token else None
+
+    def is_free(self, item: QueuedItem) -> bool:
+        """Whether somebody may fetch the item, as far as its own lock goes."""
+        taken = item.token is not None and item.until > self.now and self.is_alive(item.holder)
+        return item.visible_at <= self.now and not taken
+
+    def visible(self, instance: Instance, exclude: Iterable[str] = ()) -> list[QueuedMessage]:
+        """The messages that a fetch of the instance gives, in order."""
+        left_out = set(exclude)
+        found = [m for m in instance.messages if m.visible_at <= self.now and m.text not in left_out]
+        return sorted(found, key=lambda m: (m.visible_at, m.number))
+
+    # -- workers
+
+    def register(self, identity: WorkerIdentity) -> None:
+        """A worker has its name and a lease."""
+        self.workers[identity.worker_id] = Lease(identity.incarnation, self.now + LEASE)
+
+    def leave(self, identity: WorkerIdentity, *, for_good: bool) -> None:
+        """A worker drains, or is gone."""
+        lease = self.workers.get(identity.worker_id)
+        if lease is None or lease.incarnation != identity.incarnation:
+            return
+        if for_good:
+            lease.until = min(lease.until, self.now)
+        else:
+            lease.draining = True
+
+    def hand_over(self, identity: WorkerIdentity, instance_id: str, to: str | None) -> None:
+        """An instance is free, or another worker's."""
+        instance = self.instances.get(instance_id)
+        if instance is None or instance.owner != identity or not self.is_alive(identity):
+            return
+        heir = None if to is None else self.workers.get(to)
+        taken = heir is not None and heir.until > self.now and not heir.draining
+        instance.owner = (
+            WorkerIdentity(worker_id=to, incarnation=Incarnation(heir.incarnation)) if taken and to and heir else None
+        )
+
+    def sweep_workers(self, retention: float) -> None:
+        """Rows of workers whose lease ended long ago are gone."""
+        self.workers = {name: lease for name, lease in self.workers.items() if lease.until > self.now - retention}
+
+    # -- messages and instances
+
+    def create(self, new: NewInstance) -> bool:
+        """Create an instance with its start message, unless the id is taken."""
+        if new.instance_id in self.instances:
+            if new.on_exists is not None and new.parent_id is not None:
+                self.send(NewMessage(instance_id=new.parent_id, payload=new.on_exists), ordered=False)
+            return False
+        self.births += 1
+        self.instances[new.instance_id] = Instance(self.births, new.parent_id)
+        self.send(NewMessage(instance_id=new.instance_id, payload=new.start, delay=new.delay))
+        return True
+
+    def send(self, new: NewMessage, *, ordered: bool = True) -> str:
+        """Queue a message; what became of it."""
+        instance = self.instances.get(new.instance_id)
+        if instance is None:
+            return "unknown"
+        if instance.finished:
+            return "finished"
+        self.numbers += 1
+        message = QueuedMessage(new.payload, self.now + max(0.0, new.delay), self.numbers, new.timer, ordered)
+        instance.messages.append(message)
+        return "delivered"
+
+    def delete(self, instance_id: str, *, force: bool) -> str:
+        """Remove an instance with all its rows."""
+        instance = self.instances.get(instance_id)
+        if instance is None:
+            return "unknown"
+        if not (instance.finished or force):
+            return "running"
+        del self.instances[instance_id]
+        return "deleted"
+
+    def tell_watchers(self, session_id: str) -> None:
+        """The session has another holder."""
+        for instance_id, instance in self.instances.items():
+            if session_id in instance.watches:
+                self.send(NewMessage(instance_id=instance_id, payload=instance.watches[session_id]), ordered=False)
+
+    def watched(self, session_id: str) -> bool:
+        """Whether some instance wants to know about the session."""
+        return any(session_id in instance.watches for instance in self.instances.values())
+
+    # -- work
+
+    def lock(self, identity: WorkerIdentity, got: WorkItem) -> None:
+        """The item was delivered."""
+        item = self.instances[got.lock.key.instance_id].items[got.lock.key]
+        item.token, item.holder, item.until = got.lock.token, identity, self.now + ITEM_LOCK
+        item.attempts += 1
+
+    def unlock(self, item: QueuedItem, *, counted: bool) -> None:
+        """The item is anyone's again."""
+        item.token = item.holder = None
+        item.attempts -= not counted
+
+    def abandon(self, given: WorkAbandon) -> bool:
+        """An item is given back."""
+        item = self.find(given.lock)
+        if item is None:
+            return False
+        self.unlock(item, counted=given.count_attempt)
+        item.failures += given.failed
+        if given.delay > 0:
+            item.visible_at = self.now + given.delay
+        return True
+
+    def ack(self, lock: WorkLock, message: str) -> None:
+        """A result takes the place of its item."""
+        del self.instances[lock.key.instance_id].items[lock.key]
+        self.send(NewMessage(instance_id=lock.key.instance_id, payload=message))
+
+    # -- session state
+
+    def fits(self, write: StateWrite, sessions: Mapping[str, SessionInfo]) -> bool:
+        """Whether a state passes its fence."""
+        record = self.records.get(write.new.session_id)
+        row = sessions.get(write.new.session_id)
+        newest = max(row.epoch if row else 0, (record.epoch or 0) if record else 0)
+        return (record.version if record else 0) == write.base_version and newest <= write.epoch
+
+    def write(self, session_id: str, content: str, *, epoch: int | None = None, key: str | None = None) -> None:
+        """Replace a record."""
+        old = self.records.get(session_id)
+        kept = epoch if epoch is not None or old is None else old.epoch
+        self.records[session_id] = Record(content, (old.version if old else 0) + 1, kept, key)
+
+    # -- turns
+
+    def judge(
+        self, identity: WorkerIdentity, sent: Sequence[SentTurn], sessions: Mapping[str, SessionInfo]
+    ) -> list[bool]:
+        """Which turns of a batch must pass."""
+        if not self.is_alive(identity):
+            return [False] * len(sent)
+        spent: set[WorkLock] = set()
+        written: set[str] = set()
+        verdicts = []
+        for one in sent:
+            turn = one.turn
+            names = {write.new.session_id for write in turn.states}
+            passes = (
+                self._is_current(identity, turn, one.birth)
+                and all(self.find(lock) and lock not in spent for lock in turn.acks)
+                and all(self.fits(write, sessions) for write in turn.states)
+                and not names & written
+            )
+            verdicts.append(passes)
+            if passes:
+                spent.update(turn.acks)
+                written |= names
+        return verdicts
+
+    def _is_current(self, identity: WorkerIdentity, turn: Turn, birth: int) -> bool:
+        instance = self.instances.get(turn.instance_id)
+        return (
+            instance is not None
+            and not instance.finished
+            and instance.birth == birth
+            and instance.owner == identity
+            and (instance.execution_id, instance.event_count) == (turn.execution_id, turn.event_count)
+        )
+
+    def commit(self, passed: Sequence[SentTurn]) -> None:
+        """Apply the turns that pass, all at once."""
+        turns = [one.turn for one in passed]
+        for one in passed:
+            self._consume(one)
+            self._advance(self.instances[one.turn.instance_id], one.turn)
+        for turn in turns:
+            for child in turn.instances:
+                self.create(child)
+        for turn in turns:
+            for message in turn.messages:
+                self.send(message)
+        for turn in turns:
+            instance = self.instances[turn.instance_id]
+            for item in turn.work_items:
+                self._queue(instance, item)
+            instance.watches.update(turn.watches)
+        for turn in turns:
+            self._cancel(self.instances[turn.instance_id], turn)
+
+    def _advance(self, instance: Instance, turn: Turn) -> None:
+        for lock in turn.acks:
+            del self.instances[lock.key.instance_id].items[lock.key]
+        for write in turn.states:
+            self.write(write.new.session_id, write.new.state.decode(), epoch=write.epoch)
+        instance.histories[instance.execution_id] += turn.history
+        instance.status = "running" if turn.update is None else turn.update.status
+        if turn.update is not None and turn.update.continued:
+            instance.execution_id += 1
+            instance.histories[instance.execution_id] = []
+
+    def _consume(self, one: SentTurn) -> None:
+        instance, texts = self.instances[one.turn.instance_id], set(one.consumed)
+        instance.messages = [m for m in instance.messages if m.text not in texts]
+
+    def _queue(self, instance: Instance, new: NewWorkItem) -> None:
+        visible_at = self.now + max(0.0, new.delay)
+        instance.items[new.key] = QueuedItem(new.key, new.payload, new.session_id, visible_at)
+
+    def _cancel(self, instance: Instance, turn: Turn) -> None:
+        for number in turn.cancel_activities:
+            instance.items.pop(WorkKey(turn.instance_id, turn.execution_id, number), None)
+        timers = {(turn.execution_id, number) for number in turn.cancel_timers}
+        instance.messages = [m for m in instance.messages if m.timer not in timers]
+        if instance.finished:
+            instance.messages.clear()
+            instance.items.clear()
+            instance.watches.clear()

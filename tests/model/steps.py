@@ -1,0 +1,387 @@
+"""What a plan is made of, and how plans are drawn. A step that makes no sense where it stands does nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Final, Literal, TypeAlias
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+WORKERS: Final = 3
+INSTANCES: Final = 4
+SESSIONS: Final = 2
+SCRIPTS: Final = 2
+
+Reply: TypeAlias = Literal["heard", "lost", "twice", "late"]
+"""What becomes of a request: its reply is heard, or lost, or it is sent again; or it is sent by a later `Deliver`."""
+
+End: TypeAlias = Literal["", "continue", "complete", "fail", "cancel"]
+
+
+@dataclass(frozen=True)
+class Start:
+    """A process of that name starts; the one before, if any, has crashed or is fenced."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Renew:
+    """Renew the worker's lease."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Resume:
+    """The same incarnation registers again."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Drain:
+    worker: int
+
+
+@dataclass(frozen=True)
+class Leave:
+    worker: int
+
+
+@dataclass(frozen=True)
+class FetchWork:
+    worker: int
+    limit: int = 10
+    room: int = 10  # sessions that it may hold
+    reply: Reply = "heard"
+
+
+@dataclass(frozen=True)
+class FetchInstances:
+    worker: int
+    limit: int = 10
+    exclude: bool = False  # what it has in hand
+    reply: Reply = "heard"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One turn of the worker's instance number ``which``."""
+
+    which: int = 0
+    consume: int = 9  # messages at most
+    acks: bool = True  # take the results of the work in hand
+    saves: bool = True  # with session state
+    schedule: tuple[int | None, ...] = ()  # sessions of new work; None: without
+    here: bool = True
+    claim: bool = False
+    delay: int = 0  # of work and messages
+    timer: int | None = None  # seconds
+    child: int | None = None
+    send: int | None = None  # instance; sent after the child is created
+    watch: int | None = None  # session
+    hold: int | None = None  # session
+    cancel: Literal["", "new", "all"] = ""  # activities and timers: those of this turn, or all of the execution
+    end: End = ""
+
+
+@dataclass(frozen=True)
+class Commit:
+    worker: int
+    turns: tuple[Step, ...] = (Step(),)
+    reply: Reply = "heard"
+
+
+@dataclass(frozen=True)
+class Deliver:
+    """The oldest request that is late arrives."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Ack:
+    worker: int
+    which: int = 0
+    saves: bool = True
+    reply: Reply = "heard"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Save the state of a running activity by itself, under its epoch."""
+
+    worker: int
+    which: int = 0
+    reply: Reply = "heard"
+
+
+@dataclass(frozen=True)
+class GiveBack:
+    worker: int
+    which: int = 0
+    delay: int = 0
+    failed: bool = False
+    counted: bool = True
+    release: bool = False
+    reply: Reply = "heard"
+
+
+@dataclass(frozen=True)
+class RenewLocks:
+    worker: int
+
+
+@dataclass(frozen=True)
+class Disown:
+    worker: int
+
+
+@dataclass(frozen=True)
+class HandOver:
+    worker: int
+    which: int = 0
+    to: int | None = None
+
+
+@dataclass(frozen=True)
+class Create:
+    instance: int
+    reply: Reply = "heard"
+
+
+@dataclass(frozen=True)
+class Send:
+    instance: int
+    delay: int = 0
+    reply: Reply = "heard"
+
+
+@dataclass(frozen=True)
+class Delete:
+    instance: int
+    force: bool = True
+
+
+@dataclass(frozen=True)
+class Load:
+    """A script reads a record, and remembers what it has seen."""
+
+    script: int
+    session: int
+
+
+@dataclass(frozen=True)
+class Save:
+    """A script writes: what it has read and something more, if nobody has written since; or whatever there is."""
+
+    script: int
+    session: int
+    checked: bool = True
+    key: bool = False  # with an idempotency key
+    reply: Reply = "heard"  # late: it is held up in the middle, where the database allows it, until `Finish`
+
+
+@dataclass(frozen=True)
+class Remove:
+    """A script deletes a record."""
+
+    script: int
+    session: int
+    reply: Reply = "heard"
+
+
+@dataclass(frozen=True)
+class Finish:
+    """What a script does and was held up ends."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Time passes."""
+
+    seconds: int
+
+
+@dataclass(frozen=True)
+class Sweep:
+    retention: int = 1_000_000
+
+
+@dataclass(frozen=True)
+class Remember:
+    """A standby has what is there by now."""
+
+
+@dataclass(frozen=True)
+class LoseTail:
+    """The standby takes over: what came after the last `Remember` is gone. All workers start again."""
+
+
+PlanStep: TypeAlias = (
+    Start | Renew | Resume | Drain | Leave | FetchWork | FetchInstances | Commit | Deliver | Ack | Checkpoint | GiveBack
+    | RenewLocks | Disown | HandOver | Create | Send | Delete | Load | Save | Remove | Finish | Pass | Sweep | Remember
+    | LoseTail
+)  # fmt: skip
+
+Plan: TypeAlias = list[PlanStep]
+
+_worker: Final = st.sampled_from([0, 0, 0, 1, 1, 2])
+_instance: Final = st.sampled_from([0, 0, 0, 1, 1, 2, 3])
+_session: Final = st.sampled_from([0, 0, 1])
+_script: Final = st.integers(0, SCRIPTS - 1)
+_which: Final = st.integers(0, 2)
+_delay: Final = st.sampled_from([0, 0, 0, 7, 50])
+
+
+def _replies(*others: Reply) -> SearchStrategy[Reply]:
+    """Mostly heard."""
+    heard: tuple[Reply, ...] = ("heard",)
+    return st.sampled_from(heard * (2 * len(others)) + others)
+
+
+_usual: Final = _replies("lost", "twice")
+_late: Final = _replies("late", "lost", "twice")
+
+_any_turns: Final = st.builds(
+    Step,
+    which=_which,
+    consume=st.sampled_from([9, 9, 1, 0]),
+    acks=st.booleans(),
+    saves=st.booleans(),
+    schedule=st.lists(st.sampled_from([None, 0, 0, 1]), max_size=2).map(tuple),
+    here=st.booleans(),
+    claim=st.booleans(),
+    delay=_delay,
+    timer=st.sampled_from([None, None, 0, 7, 50]),
+    child=st.sampled_from([None, None, 1, 2, 3]),
+    send=st.sampled_from([None, None, 1, 2, 3]),
+    watch=st.sampled_from([None, None, 0, 1]),
+    hold=st.sampled_from([None, None, None, 0, 1]),
+    cancel=st.sampled_from(["", "", "", "new", "all"]),
+    end=st.sampled_from(["", "", "", "", "", "", "continue", "complete", "fail", "cancel"]),
+)
+
+# Some of them send to the very child that they create.
+_turns: Final = st.builds(
+    lambda step, to_child: replace(step, send=step.child) if to_child else step, _any_turns, st.booleans()
+)
+
+_creates: Final = st.builds(Create, _instance, _usual)
+_deletes: Final = st.builds(Delete, _instance, st.booleans())
+_instances: Final = st.builds(FetchInstances, _worker, st.sampled_from([10, 10, 1]), st.booleans(), _usual)
+_commits: Final = st.builds(Commit, _worker, st.lists(_turns, min_size=1, max_size=3).map(tuple), _late)
+_fetches: Final = st.builds(FetchWork, _worker, st.sampled_from([10, 1]), st.sampled_from([10, 10, 1, 0]), _usual)
+_acks: Final = st.builds(Ack, _worker, _which, st.booleans(), _usual)
+_saves: Final = st.builds(Save, _script, _session, st.booleans(), st.booleans(), _late)
+_loads: Final = st.builds(Load, _script, _session)
+_removes: Final = st.builds(Remove, _script, _session, _late)
+
+_KINDS: Final[tuple[tuple[int, SearchStrategy[PlanStep]], ...]] = (
+    (24, _commits),
+    (10, _instances),
+    (10, _fetches),
+    (6, _creates),
+    (5, _acks),
+    (5, _saves),
+    (4, st.builds(Deliver, _worker)),
+    (4, st.builds(Send, _instance, _delay, _usual)),
+    (4, st.builds(Pass, st.sampled_from([1, 7, 10, 20, 40, 70, 200]))),
+    (2, _deletes),
+    (2, _loads),
+    (2, _removes),
+    (1, st.just(Finish())),
+    (1, st.builds(Checkpoint, _worker, _which, _usual)),
+    (2, st.builds(GiveBack, _worker, _which, _delay, st.booleans(), st.booleans(), st.booleans(), _usual)),
+    (1, st.builds(RenewLocks, _worker)),
+    (2, st.builds(Disown, _worker)),
+    (1, st.builds(HandOver, _worker, _which, st.sampled_from([None, 0, 1, 2]))),
+    (1, st.builds(Renew, _worker)),
+    (1, st.builds(Resume, _worker)),
+    (2, st.builds(Start, _worker)),
+    (1, st.builds(Drain, _worker)),
+    (1, st.builds(Leave, _worker)),
+    (1, st.builds(Sweep, st.sampled_from([1_000_000, 30, 0]))),
+    (1, st.just(Remember())),
+    (1, st.just(LoseTail())),
+)
+
+STEPS: Final[SearchStrategy[PlanStep]] = st.sampled_from(
+    [kind for share, kind in _KINDS for _ in range(share)]
+).flatmap(lambda kind: kind)
+
+
+def _serve(instance: int, worker: int, step: Step) -> Plan:
+    """A worker takes an instance and commits a turn of it."""
+    return [Create(instance), FetchInstances(worker), Commit(worker, (step,))]
+
+
+def _work(worker: int, step: Step) -> Plan:
+    """A worker does work, and takes the result into a turn."""
+    return [FetchWork(worker), Commit(worker, (step,))]
+
+
+def _use_again(instance: int, worker: int, late: Step | None) -> Plan:
+    """An instance is deleted, and its id used again, while the worker has it in memory, or commits a turn of it."""
+    turns: Plan = [] if late is None else [Commit(worker, (late,), "late")]
+    again: Plan = [Delete(instance), Create(instance), FetchInstances(worker)]
+    return [Create(instance), FetchInstances(worker), *turns, *again, Deliver(worker), Commit(worker)]
+
+
+def _write_meanwhile(instance: int, worker: int, write: Save | Remove, before: bool) -> Plan:
+    """A script writes while a worker claims the session and reads its record."""
+    saved: Plan = [Save(write.script, write.session, checked=False)] if before else []
+    queue = Step(schedule=(write.session, write.session), here=False)
+    claim: Plan = [write, FetchWork(worker, 1), Finish(), FetchWork(worker, 1)]
+    return [*saved, *_serve(instance, worker, queue), *claim]
+
+
+def _write_again(session: int, save: Save) -> Plan:
+    """A record is deleted and written anew between a script's reading and writing."""
+    mine, other = save.script, 1 - save.script
+    anew: Plan = [Remove(other, session), Save(other, session, checked=False)]
+    first: Plan = [Remove(mine, session), Save(mine, session, checked=False), Load(mine, session)]
+    return [*first, *anew, replace(save, session=session)]
+
+
+def _lose(steps: Plan) -> Plan:
+    """A standby is behind, and takes over."""
+    return [Remember(), *steps, LoseTail()]
+
+
+_held_up: Final = (_saves | _removes).map(lambda write: replace(write, reply="late"))
+
+# What belongs together, as chance alone would seldom have it.
+_EPISODES: Final[tuple[SearchStrategy[Plan], ...]] = (
+    st.builds(_serve, _instance, _worker, _turns),
+    st.builds(_work, _worker, _turns),
+    st.builds(_use_again, _instance, _worker, st.none() | _turns),
+    st.builds(_write_meanwhile, _instance, _worker, _held_up, st.booleans()),
+    st.builds(_write_again, _session, _saves),
+    st.builds(_lose, st.lists(STEPS, max_size=5)),
+)
+
+_PARTS: Final[SearchStrategy[Plan]] = st.sampled_from(
+    [STEPS.map(lambda step: [step])] * 2 * len(_EPISODES) + [*_EPISODES]
+).flatmap(lambda kind: kind)
+
+# Lists of lists, since hypothesis makes a single one short.
+PLANS: Final[SearchStrategy[Plan]] = st.lists(st.lists(_PARTS, max_size=6), max_size=20).map(
+    lambda parts: [step for part in parts for some in part for step in some]
+)
+
+
+def describe(plan: Plan) -> str:
+    """The plan as Python, one step a line; what is as usual is left out."""
+    return "".join(f"    {_describe(step)},\n" for step in plan)
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, tuple):
+        return "(" + "".join(f"{_describe(each)}, " for each in value) + ")"
+    if not is_dataclass(value) or isinstance(value, type):
+        return repr(value)
+    told = [f for f in fields(value) if getattr(value, f.name) != f.default]
+    return f"{type(value).__name__}({', '.join(f'{f.name}={_describe(getattr(value, f.name))}' for f in told)})"
