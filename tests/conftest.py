@@ -15,6 +15,13 @@ import pytest
 from affinity.provider import migrate
 from tests.provider.harnesses import PostgresHarness
 from tests.servers import NoPostgres, Offer, PostgresServer, old_and_new
+from tests.servers.programs import memory
+
+
+def pytest_configure() -> None:
+    """SQLite files need not survive the machine either: `tmp_path` is in memory, as far as there is room."""
+    if (place := memory()) is not None:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(place))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -42,7 +42,7 @@ class LocalServer(PostgresServer):
         self.major = major
         self._owner = _unprivileged()
         self._home = Path(tempfile.mkdtemp(prefix=f"affinity-postgres-{major}-"))
-        self._data = Path(tempfile.mkdtemp(prefix=f"{self._home.name}-", dir=None if fsync else _memory()))
+        self._data = Path(tempfile.mkdtemp(prefix=f"{self._home.name}-", dir=None if fsync else memory()))
         self._process: subprocess.Popen[bytes] | None = None
         self._settings = settings(fsync=fsync)
         atexit.register(self.close)
@@ -160,7 +160,7 @@ def _version(programs: Path) -> int | None:
     return int(found[1]) if found else None
 
 
-def _memory() -> Path | None:
+def memory() -> Path | None:
     """A file system in memory that has room; None is the directory for temporary files.
 
     Tests make and remove files by the ten thousand, which a disk's file system is slow at even where nothing is synced.
