@@ -65,7 +65,7 @@ class Instance:
     """An instance with its rows."""
 
     birth: int
-    parent_id: str | None = None
+    new: NewInstance
     execution_id: int = 1
     status: str = "pending"
     owner: WorkerIdentity | None = None
@@ -203,7 +203,7 @@ class Reference:
                 self.send(NewMessage(instance_id=new.parent_id, payload=new.on_exists), ordered=False)
             return False
         self.births += 1
-        self.instances[new.instance_id] = Instance(self.births, new.parent_id)
+        self.instances[new.instance_id] = Instance(self.births, new)
         self.send(NewMessage(instance_id=new.instance_id, payload=new.start, delay=new.delay))
         return True
 
@@ -219,15 +219,35 @@ class Reference:
         instance.messages.append(message)
         return "delivered"
 
-    def delete(self, instance_id: str, *, force: bool) -> str:
-        """Remove an instance with all its rows."""
-        instance = self.instances.get(instance_id)
-        if instance is None:
-            return "unknown"
-        if not (instance.finished or force):
-            return "running"
-        del self.instances[instance_id]
-        return "deleted"
+    def delete(self, instance_ids: Sequence[str], *, force: bool, tree: bool = True) -> list[str]:
+        """Remove instances with all their rows, each with its tree or not at all, and tell the parents that stay."""
+        trees = {name: self._tree(name) if tree else {name} for name in instance_ids if name in self.instances}
+        doomed = {n for n, members in trees.items() if force or all(self.instances[m].finished for m in members)}
+        gone = {name: self.instances[name] for root in doomed for name in trees[root]}
+        answers = [
+            "unknown" if name not in trees else "deleted" if name in doomed else "running" for name in instance_ids
+        ]
+        for name, instance in gone.items():
+            del self.instances[name]
+            parent = None if instance.new.parent_id is None else self.instances.get(instance.new.parent_id)
+            told = parent is not None and parent.new.birth == instance.new.parent_birth and not instance.finished
+            if told and instance.new.parent_id not in gone and instance.new.on_deleted is not None:
+                text = instance.new.on_deleted
+                self.send(NewMessage(instance_id=instance.new.parent_id or "", payload=text), ordered=False)
+        return answers
+
+    def _tree(self, root: str) -> set[str]:
+        """An instance, its children, and theirs."""
+        found, grown = set[str](), {root}
+        while grown > found:
+            found = grown
+            grown = found | {
+                name
+                for name, instance in self.instances.items()
+                if instance.new.parent_id in found
+                and self.instances[instance.new.parent_id].new.birth == instance.new.parent_birth
+            }
+        return found
 
     def tell_watchers(self, session_id: str) -> None:
         """The session has another holder."""

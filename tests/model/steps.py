@@ -163,6 +163,7 @@ class Send:
 class Delete:
     instance: int
     force: bool = True
+    tree: bool = True
 
 
 @dataclass(frozen=True)
@@ -270,7 +271,7 @@ _turns: Final = st.builds(
 )
 
 _creates: Final = st.builds(Create, _instance, _usual)
-_deletes: Final = st.builds(Delete, _instance, st.booleans())
+_deletes: Final = st.builds(Delete, _instance, st.booleans(), st.booleans())
 _instances: Final = st.builds(FetchInstances, _worker, st.sampled_from([10, 10, 1]), st.booleans(), _usual)
 _commits: Final = st.builds(Commit, _worker, st.lists(_turns, min_size=1, max_size=3).map(tuple), _late)
 _fetches: Final = st.builds(FetchWork, _worker, st.sampled_from([10, 1]), st.sampled_from([10, 10, 1, 0]), _usual)
