@@ -242,6 +242,23 @@ async def check_work_item(stage: FaultStage) -> Attempt:
 
 
 @_verb
+async def begin_work_item(stage: FaultStage) -> Attempt:
+    """A delivery that its fetch did not count, counted once."""
+    await stage.world.enqueue(None)
+    options = replace(fetch_options(1), uncounted_after=0)
+    (item,) = (await stage.clean.provider.fetch_work_item(stage.me, options)).items
+
+    async def check(result: object) -> None:
+        assert result is True
+        assert await stage.clean.give_back(item) == [True]
+        again = await stage.clean.take_one()
+        assert again.attempts == 2
+        assert await stage.clean.ack(again) == [True]
+
+    return Attempt(lambda: stage.provider.begin_work_item(stage.me, item.lock, 1), check)
+
+
+@_verb
 async def ack_work_item(stage: FaultStage) -> Attempt:
     """With session state: both are written, once."""
     session = stage.name("s")
