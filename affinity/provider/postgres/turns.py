@@ -16,6 +16,8 @@ from functools import cache
 from operator import attrgetter
 from typing import Final, LiteralString
 
+from psycopg.errors import UniqueViolation
+
 from affinity.errors import Contention
 from affinity.provider.contract import (
     NewWorkItem,
@@ -64,7 +66,7 @@ class TurnVerbs(Verbs):
             try:
                 verdicts.update(await self._commit(identity, left, timeouts))
             except Contention as error:  # nothing was written
-                if error.code != BATCH_REFUSED:
+                if error.code not in _NOT_ALL_PASS:
                     raise
                 verdicts.update(await self._judge(identity, left))
         else:
@@ -118,6 +120,9 @@ class TurnVerbs(Verbs):
 
 
 _instance_id = attrgetter("instance_id")
+
+_NOT_ALL_PASS: Final = frozenset({BATCH_REFUSED, UniqueViolation.sqlstate})
+"""Codes of a batch of which some turn does not pass: refused, or the first version of a record is there already."""
 
 
 def _placed(turn: Turn, places: Iterator[Placed]) -> list[Placed]:
