@@ -179,6 +179,8 @@ class Turn(Generic[S]):
             if encoded.new is not None:
                 key = uuid4().hex  # of this checkpoint, in no other attempt
                 version = await self._save(encoded.new, key)
+                if self._copy is not copy:  # another block has failed meanwhile: what it goes back to is refused now
+                    return
                 copy.state.is_written(encoded, version, key)
                 self._base = copy.state.stored
             if self.staged is staged:  # and no other block has staged more meanwhile

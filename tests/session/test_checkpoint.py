@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -176,6 +176,40 @@ async def test_an_error_in_a_block_around_it_does_not_take_it_back(host: Host, c
         chat.lines.append("two")
     await host.finish(ctx)
     assert await lines(host, chats) == ["staged", "one", "two"]
+
+
+async def test_a_block_that_fails_during_a_checkpoint_does_not_take_it_back(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was staged before builds on the record before: it is refused, and the activity runs again."""
+    saving, failed = anyio.Event(), anyio.Event()
+    save = host.database.save
+
+    async def slow(*args: Any, **kwargs: Any) -> int:
+        saving.set()
+        await failed.wait()
+        return await save(*args, **kwargs)
+
+    chats, ctx = Sessions(Chat, kind="chat"), host.activity()
+    await say_and_checkpoint(chats.open(ctx), "staged")
+    inner = chats.open(ctx)
+
+    async def around(chat: Chat) -> None:
+        monkeypatch.setattr(host.database, "save", slow)
+        tasks.start_soon(checkpoint)
+        await saving.wait()
+
+    async def checkpoint() -> None:
+        with pytest.raises(SessionError, match="half changed"):
+            await say_and_checkpoint(inner, "one", "lost")
+
+    async with anyio.create_task_group() as tasks:
+        with pytest.raises(ZeroDivisionError):
+            await raising(chats.open(ctx), around)
+        failed.set()
+    monkeypatch.undo()
+    assert not await host.finish(ctx)
+    assert (await host.read(chats)).lines == ["staged", "one"]
 
 
 async def test_an_error_later_in_the_block_goes_back_to_what_was_saved_after_it(
