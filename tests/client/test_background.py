@@ -13,7 +13,18 @@ import pytest
 
 from affinity.client import Client, ExternalEvent, Start
 from affinity.client import calls as calls_module
-from affinity.errors import AccessDenied, ClientError, ConnectionLost, Contention, ProviderError
+from affinity.errors import (
+    AccessDenied,
+    ClientError,
+    ConnectionLost,
+    Contention,
+    DatabaseFailure,
+    DataRefused,
+    ProviderError,
+    ReadOnly,
+    SchemaMismatch,
+    StatementTimeout,
+)
 from affinity.limits import MAX_BATCH
 from affinity.provider.contract import Delivery, Hint, InstanceInfo, NewInstance, NewMessage, Provider
 
@@ -186,6 +197,18 @@ async def test_a_message_is_not_sent_again_after_a_lost_connection(script: Scrip
     with pytest.raises(ConnectionLost):
         await client.cancel("t")
     assert script.count("send") == 2
+
+
+async def test_a_message_is_sent_again_after_a_failure_that_changed_nothing(script: Script, client: Client) -> None:
+    """A full disk, a standby; what a person must mend is told immediately, and so is what the data is at fault for."""
+    script.errors["send"] = [DatabaseFailure("full"), ReadOnly("a standby"), StatementTimeout("slow")]
+    await client.raise_event("t", "pour")
+    assert script.count("send") == 4
+    for error in (AccessDenied("no"), SchemaMismatch("older"), DataRefused("too large")):
+        script.errors["send"] = [error]
+        with pytest.raises(type(error)):
+            await client.raise_event("t", "pour")
+    assert script.count("send") == 7
 
 
 async def test_batches_stay_within_the_bound(script: Script, client: Client) -> None:

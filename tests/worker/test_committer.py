@@ -13,7 +13,9 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from affinity.errors import ConnectionLost, DataRefused, ProviderError
+from affinity.errors import ConnectionLost, Contention, DatabaseFailure, DataRefused, ProviderError, StatementTimeout
+from affinity.limits import MAX_BATCH
+from affinity.worker import committer
 from affinity.worker.committer import HAND_OUT, MAX_BATCH_BYTES, SMALL, GroupCommit
 from affinity.worker.retry import Availability
 
@@ -28,11 +30,14 @@ class Database:
         self.asked = anyio.Event()
         self.gate = anyio.Event()
         self.bad: dict[int, Exception] = {}
+        self.largest = MAX_BATCH  # more than so many take too long
 
     async def write(self, batch: Sequence[int]) -> Sequence[int]:
         self.batches.append(list(batch))
         self.asked.set()
         await self.gate.wait()
+        if len(batch) > self.largest:
+            raise StatementTimeout("too slow")
         for number in batch:
             if number in self.bad:
                 raise self.bad[number]
@@ -42,9 +47,9 @@ class Database:
 class Desk:
     """A group commit on a database, and what came back in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, insist: bool) -> None:
         self.database = Database()
-        self.commits: GroupCommit[int, int] = GroupCommit(self.database.write, Availability("tests"))
+        self.commits: GroupCommit[int, int] = GroupCommit(self.database.write, Availability("tests"), insist)
         self.answers: list[tuple[int, int | ProviderError]] = []
 
     def submit(self, *numbers: int, weight: int = 0) -> None:
@@ -53,8 +58,8 @@ class Desk:
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[Desk]:
-    desk = Desk()
+async def running(*, insist: bool = False) -> AsyncIterator[Desk]:
+    desk = Desk(insist)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(desk.commits.run)
         with anyio.fail_after(10):
@@ -211,3 +216,83 @@ async def test_nobody_can_say_what_became_of_a_batch_whose_reply_was_lost() -> N
         await desk.commits.flushed()
         assert desk.answers == [(0, 0), (1, lost), (2, lost), (3, lost)]
         assert len(desk.database.batches) == 2
+
+
+async def test_a_batch_that_takes_too_long_is_written_in_halves() -> None:
+    """And nobody hears of it; the order stays."""
+    async with running() as desk:
+        desk.database.largest = 3
+        desk.submit(0)
+        await desk.database.asked.wait()
+        desk.submit(*range(1, 21))
+        desk.database.gate.set()
+        await desk.commits.flushed()
+        assert desk.answers == [(n, n * 10) for n in range(21)]
+        assert [len(batch) for batch in desk.database.batches][:4] == [1, 20, 10, 5]
+        assert desk.commits.unwritten == []
+
+
+@pytest.mark.parametrize("insist", [False, True])
+async def test_a_failure_that_changed_nothing_is_waited_for(insist: bool) -> None:
+    """However often it fails: no request gets an error."""
+    async with running(insist=insist) as desk:
+        for number in (1, 2, 3):
+            desk.database.bad[number] = DatabaseFailure("the disk is full")
+        desk.submit(1, 2, 3)
+        desk.database.gate.set()
+        while len(desk.database.batches) < 5:
+            await anyio.sleep(0.001)
+        assert desk.answers == []
+        assert sorted(desk.commits.unwritten) == [1, 2, 3]
+        desk.database.bad.clear()
+        await desk.commits.flushed()
+        assert sorted(desk.answers) == [(1, 10), (2, 20), (3, 30)]
+
+
+async def test_one_that_fails_alone_waits_aside() -> None:
+    """All others are written meanwhile, in batches; it is tried again by itself, and a flush waits for it."""
+    async with running() as desk:
+        desk.database.bad[7] = DatabaseFailure("its page is damaged")
+        desk.submit(0)
+        await desk.database.asked.wait()
+        desk.submit(*range(1, 21))
+        desk.database.gate.set()
+        while len(desk.answers) < 20:
+            await anyio.sleep(0.001)
+        assert [n for n, _ in desk.answers] == [n for n in range(21) if n != 7]
+        assert desk.commits.unwritten == [7]
+        desk.database.batches.clear()
+        desk.submit(*range(100, 200))
+        while len(desk.answers) < 120:
+            await anyio.sleep(0.001)
+        assert all(batch == [7] for batch in desk.database.batches if 7 in batch)
+        assert len(desk.database.batches) < 20
+        desk.database.bad.clear()
+        await desk.commits.flushed()
+        assert desk.answers[-1] == (7, 70)
+
+
+async def test_contention_is_tried_again_immediately_and_then_with_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committer, "MAX_CONTENTIONS", 3)
+    async with running() as desk:
+        desk.database.bad[1] = Contention("deadlock")
+        desk.submit(1)
+        desk.database.gate.set()
+        while len(desk.database.batches) < 9:
+            await anyio.sleep(0.001)
+        assert desk.answers == []
+        desk.database.bad.clear()
+        await desk.commits.flushed()
+        assert desk.answers == [(1, 10)]
+
+
+async def test_what_may_be_done_twice_is_done_again_after_a_lost_reply() -> None:
+    async with running(insist=True) as desk:
+        desk.database.bad[2] = ConnectionLost("gone")
+        desk.submit(1, 2, 3)
+        desk.database.gate.set()
+        while len(desk.database.batches) < 3:
+            await anyio.sleep(0.001)
+        desk.database.bad.clear()
+        await desk.commits.flushed()
+        assert desk.answers == [(1, 10), (2, 20), (3, 30)]
