@@ -20,6 +20,7 @@ from affinity.provider.sqlite import SqliteProvider
 from affinity.provider.sqlite.migrate import MIGRATIONS, migrate
 from affinity.records import SessionFilter
 from tests.provider.harnesses import SqliteHarness
+from tests.provider.old_records import check_record_before_births
 
 pytestmark = pytest.mark.anyio
 
@@ -157,6 +158,21 @@ async def test_a_file_of_the_first_version_keeps_what_it_has(tmp_path: Path) -> 
     assert [(row.session_id, row.epoch) for row in await provider.list_sessions()] == [("s", 5)]
     await provider.states.save(state("s"))
     assert [(row.session_id, row.epoch) for row in await provider.list_sessions()] == [("s", 6)]
+    await provider.aclose()
+
+
+async def test_records_from_before_births_are_told_from_those_that_are_made_anew(tmp_path: Path) -> None:
+    """They have one in common, which no later one has."""
+    path = tmp_path / "old.db"
+    migrate(path, 3)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute(
+            "INSERT INTO session_states (session_id, state, encoding, schema_version, kind, labels, participants,"
+            " version, created_at, updated_at) VALUES ('s', x'00', 'plain', 1, '', '{}', '[]', 1, 1.0, 1.0)"
+        )
+    await SqliteProvider.migrate(path)
+    provider = await SqliteProvider.open(path)
+    await check_record_before_births(provider.states)
     await provider.aclose()
 
 
