@@ -24,7 +24,8 @@ Rules for every verb
       disturb the others. Results come in the order of the elements.
     * A verb never leaves a transaction open across a client round trip, so a paused worker holds no database lock
       (SQLite, where a transaction is one uninterrupted call, is the nearest thing).
-    * Errors are those of `affinity.errors`: ``Contention`` and ``ConnectionLost`` are retryable.
+    * Errors are those of `affinity.errors`. Only those that the data itself causes are not retryable: whatever else the
+      database reports is the fault of its environment. After an error without ``maybe_done`` nothing was changed.
     * *Touching* a session sets its ``locked_until`` to now + ``session_lock_timeout``. It may be left out while that
       would
       extend the lock by less than `TOUCH_SLACK` of the timeout, so that a hot loop does not write the row every turn.

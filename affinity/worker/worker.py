@@ -60,7 +60,8 @@ class Worker:
         migrate: bring the database's schema up to date first.
 
     Raises:
-        InvalidUrl, AccessDenied, SchemaMismatch, ConnectionLost: on entry; the last after ``startup_timeout``.
+        InvalidUrl, AccessDenied, SchemaMismatch: on entry.
+        ProviderError: on entry, when the database fails in another way for ``startup_timeout``.
         InvalidApp: on entry, when an annotation of the app cannot be resolved.
         WorkerFenced: from `wait_ended` and on exit, when another process has taken the worker's name.
     """
@@ -151,7 +152,7 @@ class Worker:
 
         Raises:
             WorkerFenced: another process has its name.
-            ProviderError: the database refuses it for good.
+            WorkerStalled: its event loop stood still.
         """
         await self.runtime.ended.wait()
         assert self.runtime.error is not None
@@ -173,7 +174,7 @@ class Worker:
         Call it instead of the ``async with``, so that no signal can come before its handler.
 
         Raises:
-            WorkerFenced, ProviderError: as for `wait_ended`, and what entering raises.
+            WorkerFenced, WorkerStalled: as for `wait_ended`; and what entering raises.
         """
         received: list[signal.Signals] = []
         failure: BaseException | None = None
