@@ -74,8 +74,8 @@ class Client:
             await handle.raise_event("user_message", {"text": "hello"})
             summary = await handle.wait(timeout=60)
 
-    Calls are repeated for `calls.RETRY_SECONDS` while the database fails in a way that passes. Those that cannot be made
-    twice without harm (events, requests to cancel) are not, once the connection was lost in the middle: they raise
+    Calls are repeated for `calls.RETRY_SECONDS` while the database fails in a way that passes. Those that cannot be
+    made twice without harm (events, requests to cancel) are not, once the connection was lost in the middle: they raise
     `ConnectionLost`, and may or may not have happened.
 
     Every call raises a `ProviderError` when the database refuses or fails; its fields say what that means. No message
