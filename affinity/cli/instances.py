@@ -1,4 +1,4 @@
-"""The commands on instances: start, raise, wait, show, history, list, cancel, resume, delete."""
+"""The commands on instances: start, raise, wait, show, history, list, cancel, resume, reset, delete."""
 
 from __future__ import annotations
 
@@ -138,6 +138,25 @@ def resume(shell: Shell, instance_ids: tuple[str, ...], everything: bool, reason
     )
     if not everything and set(outcome.values()) != {"resumed"}:
         click.get_current_context().exit(FAILED)
+
+
+@click.command(cls=Command, short_help="Open an instance again at an earlier event.")
+@click.argument("instance_id", metavar="ID")
+@click.option("--to-event", type=click.IntRange(min=1), required=True, help="The last event that counts.")
+@command
+def reset(shell: Shell, instance_id: str, to_event: int) -> None:
+    """Open the instance ID again, also when it has failed, as it was behind an event of its history.
+
+    `affinity history ID` numbers the events. Later ones stay readable: `affinity history ID --execution N`.
+    Activities that were outstanding run again. Session state is not rewound, nor is what activities have done
+    elsewhere.
+
+    Example:
+      affinity reset chat-17 --to-event 41
+    """
+    execution = with_client(shell, lambda client: client.reset(instance_id, to_event=to_event))
+    document = {"instance_id": instance_id, "execution_id": execution}
+    shell.show(document, lambda: click.echo(f"execution {execution}"))
 
 
 @click.command(cls=Command, short_help="Remove an instance and its history.")

@@ -70,6 +70,7 @@ for command in (
     instances.list_instances,
     instances.cancel,
     instances.resume,
+    instances.reset,
     instances.delete,
     sessions,
     cluster.workers,

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iter
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Final, Self, TypeVar, overload
 
 import anyio
 
@@ -32,9 +32,11 @@ from affinity.client.requests import (
     new_instance,
     result_codec,
 )
+from affinity.client.resets import build_reset, cut_history
 from affinity.client.stores import insistent
 from affinity.errors import (
     ClientError,
+    Contention,
     InstanceExists,
     InvalidInput,
     OrchestrationCancelled,
@@ -59,6 +61,9 @@ from affinity.provider.contract import (
 )
 from affinity.records import SessionStore
 from affinity.session.manager import SessionManager
+
+MAX_RESETS: Final = 20
+"""Attempts to reset an instance that takes a turn between the look at its history and the reset."""
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -306,10 +311,13 @@ class Client:
             UnknownInstance: there is none.
             InvalidId: the id is refused.
         """
+        return instance_of(await self._present(instance_id))
+
+    async def _present(self, instance_id: str) -> InstanceInfo:
         (info,) = await self._look_up([check_id(instance_id, "instance id")])
         if info is None:
             raise unknown_instance(instance_id)
-        return instance_of(info)
+        return info
 
     async def history(self, instance_id: str, *, execution_id: int | None = None) -> Sequence[HistoryRecord]:
         """The events of one execution of an instance, oldest first; by default of the current one.
@@ -424,6 +432,39 @@ class Client:
         resumptions = await insist(partial(self._provider.resume_instance, batch), twice=False)
         self._waker.wake()
         return resumptions
+
+    async def reset(self, instance_id: str, *, to_event: int) -> int:
+        """Open an instance again, a finished one too, at an earlier event of its present execution.
+
+        A new execution begins with the events up to this one; the former one stays readable, by its number. If a step
+        of the code goes on behind the event, the whole step is taken again. What is outstanding at that point is
+        scheduled anew: activities run again, unless they had ended before. External events that came later come again.
+        Session state is not rewound, nor is anything else that activities have done. See docs/orchestrations.md.
+
+        Args:
+            instance_id: the instance.
+            to_event: the last event that counts, from 1: see `history`.
+
+        Returns:
+            The number of the new execution.
+
+        Raises:
+            UnknownInstance: there is none.
+            InvalidInput: there is no such event, or an event before it cannot be read.
+            Contention: the instance goes on so fast that it is never where its history was read.
+        """
+        for _ in range(MAX_RESETS):
+            info = await self._present(instance_id)
+            (texts,) = await insist(partial(self._provider.read_history, [(instance_id, info.execution_id)]))
+            if len(texts) != info.event_count:
+                continue
+            cut = cut_history(texts, to_event, info.execution_id)
+            children = dict(zip(cut.children, await self._look_up(cut.children), strict=True))
+            reset = build_reset(info, cut, children)
+            if await insist(partial(self._provider.reset_instance, reset), twice=False):
+                self._waker.wake()
+                return info.execution_id + 1
+        raise Contention(f"instance {instance_id!r} is never where its history was read: try again")
 
     # -- what sessions know
 

@@ -39,6 +39,10 @@ class Handle(Generic[R]):
         """Let it go on after a suspension; see `Client.resume`."""
         await self._client.resume(self.instance_id)
 
+    async def reset(self, *, to_event: int) -> int:
+        """Open it again at an earlier event; see `Client.reset`."""
+        return await self._client.reset(self.instance_id, to_event=to_event)
+
     async def status(self) -> Instance:
         """How it is; see `Client.status`."""
         return await self._client.status(self.instance_id)

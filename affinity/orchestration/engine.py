@@ -85,6 +85,7 @@ class Execution:
         "_cancellation",
         "_context",
         "_held",
+        "_lineage",
         "_main",
         "_scheduler",
         "_unread",
@@ -108,6 +109,7 @@ class Execution:
         """Who awaits the instance, once it has started."""
         self._scheduler = Scheduler(instance_id, execution_id)
         self._context = OrchestrationContext(definition, self._scheduler)
+        self._lineage: ev.Lineage = ()
         self._main: Task[Any] | None = None
         self._cancellation: OrchestrationCancelledSignal | None = None
         self._held: dict[int, ev.Hold] = {}  # as of the last step
@@ -147,6 +149,14 @@ class Execution:
         """
         return self._scheduler.journal.children[schedule_id]
 
+    def expects(self, execution_id: int, event: ev.Event) -> bool:
+        """Whether a message to another execution of the instance is for this one: a child answers the one that it was
+        scheduled by, whose first events this one may have taken over.
+        """
+        if not isinstance(event, (ev.SubOrchestrationCompleted, ev.SubOrchestrationFailed)):
+            return False
+        return any(execution_id == one.execution_id and event.schedule_id <= one.event_id for one in self._lineage)
+
     def replay(self, history: Iterable[ev.Event]) -> None:
         """Rebuild the state from the whole history of this execution; only a fresh object can do so.
 
@@ -174,7 +184,8 @@ class Execution:
             journal.close()
             self.error = None
             self._held = dict(self._scheduler.held)  # they were told to the store when they were new
-            self._unread = self._rounded_unread()
+            was_reset = bool(recorded) and type(recorded[-1]) is ev.ExecutionReset  # by an operator, who counts nothing
+            self._unread = None if was_reset else self._rounded_unread()
 
     def advance(self, inputs: Sequence[ev.Event], *, now: Callable[[], float], new_guid: Callable[[], str]) -> Step:
         """Take a step for each input.
@@ -261,6 +272,10 @@ class Execution:
                 return self._raise_event(event, name, data)
             case ev.CancelRequested(reason):
                 return self._cancel(event, reason)
+            case ev.ExecutionReset(lineage):
+                self._scheduler.journal.input(event)
+                self._lineage = lineage
+                return True
         raise TypeError(f"{describe(event)} is no input")
 
     def _answer(self, answered: type[CommandFuture[Any]], event: Any) -> bool:

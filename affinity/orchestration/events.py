@@ -53,6 +53,17 @@ class CarriedEvent(NamedTuple):
 Carried: TypeAlias = tuple[CarriedEvent, ...]
 
 
+class Ancestor(NamedTuple):
+    """An execution whose first events an execution has taken over."""
+
+    execution_id: int
+    event_id: int
+    """The last one that counts."""
+
+
+Lineage: TypeAlias = tuple[Ancestor, ...]
+
+
 # --- inputs ---------------------------------------------------------------------------------------------------------
 
 
@@ -125,6 +136,13 @@ class CancelRequested:
     """Somebody wants the instance to end."""
 
     reason: str
+
+
+@frozen()
+class ExecutionReset:
+    """An operator has opened the instance again: the events before this one are those of former executions."""
+
+    lineage: Lineage
 
 
 # --- commands -------------------------------------------------------------------------------------------------------
@@ -275,6 +293,7 @@ Input: TypeAlias = (
     | SubOrchestrationCompleted
     | SubOrchestrationFailed
     | CancelRequested
+    | ExecutionReset
 )
 Outcome: TypeAlias = OrchestrationCompleted | OrchestrationFailed | OrchestrationCancelled | ContinuedAsNew
 Command: TypeAlias = (

@@ -9,6 +9,7 @@ take: that changes no result.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, Final
@@ -16,6 +17,9 @@ from typing import Any, Final
 from affinity.errors import ExecutionLimitReached, Nondeterminism
 from affinity.limits import MAX_HISTORY_EVENTS
 from affinity.orchestration import events as ev
+
+_DEFAULT_ID: Final = re.compile(r"/\d+:(\d+)$")
+"""How the default id of a child ends: the execution is another one after a reset, while the child is the same."""
 
 
 def _held(event: ev.EventAwaited) -> str | None:
@@ -32,7 +36,7 @@ _IDENTITY: Final[dict[type[ev.Event], Callable[[Any], object]]] = {
     ev.EventAwaitCancelled: attrgetter("schedule_id"),
     ev.EventRefused: attrgetter("schedule_id"),
     ev.SessionWatched: attrgetter("session_id"),
-    ev.SubOrchestrationScheduled: attrgetter("name", "instance_id"),
+    ev.SubOrchestrationScheduled: lambda event: (event.name, _DEFAULT_ID.sub(r"/:\1", event.instance_id)),
     ev.SubOrchestrationCancelled: attrgetter("schedule_id"),
 }
 """What of a command must be as recorded, beside its type. Events that are not here match by type alone."""

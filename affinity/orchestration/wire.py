@@ -22,7 +22,7 @@ from affinity.errors import NotSerializable
 from affinity.frozen import frozen
 from affinity.limits import check_id
 from affinity.orchestration.codec import read_json
-from affinity.orchestration.events import EVENTS, CarriedEvent, Event, Hold, ParentRef, RawJson
+from affinity.orchestration.events import EVENTS, Ancestor, CarriedEvent, Event, Hold, Lineage, ParentRef, RawJson
 from affinity.orchestration.retry import RetryPolicy
 
 ANY_EXECUTION: Final = 0
@@ -199,6 +199,14 @@ def _read_carried(value: list[dict[str, Any]]) -> tuple[CarriedEvent, ...]:
     return tuple(CarriedEvent(_string(event["name"]), _raw(event["data"])) for event in value)
 
 
+def _write_lineage(lineage: Lineage) -> str:
+    return to_json([ancestor._asdict() for ancestor in lineage]).decode()
+
+
+def _read_lineage(value: list[dict[str, Any]]) -> Lineage:
+    return tuple(Ancestor(_integer(one["execution_id"]), _integer(one["event_id"])) for one in value)
+
+
 _FORMS: Final[dict[str, tuple[Callable[[Any], str], Callable[[Any], Any]]]] = {
     "RawJson": (str, _raw),
     "str": (_quote, _string),
@@ -210,6 +218,7 @@ _FORMS: Final[dict[str, tuple[Callable[[Any], str], Callable[[Any], Any]]]] = {
     "ParentRef": (_write_parent, _read_parent),
     "Hold": (_write_hold, _read_hold),
     "Carried": (_write_carried, _read_carried),
+    "Lineage": (_write_lineage, _read_lineage),
 }
 """Declared type of a field, without ``| None`` -> how to write it, how to read it."""
 

@@ -367,6 +367,29 @@ class Suspend:
     needs_code: bool  # whether other code may go on with it: see `Provider.retry_suspended`
 
 
+@frozen(kw_only=True)
+class Reset:
+    """Opens an instance again, whatever became of it, at an earlier point of its history.
+
+    The fence: the instance has this birth token, runs (or ended in) execution ``execution_id`` and has exactly
+    ``event_count`` events. Then a new execution begins, ``execution_id`` + 1, with the first ``keep`` events of that
+    one and ``history`` behind them; the former one stays readable. The instance is running, without an owner.
+
+    Its work items, timers and holds are gone. What waits for it otherwise stays, behind ``messages`` to itself.
+    """
+
+    instance_id: str
+    birth: Birth
+    execution_id: int
+    event_count: int
+    keep: int
+    history: Sequence[str]
+    messages: Sequence[NewMessage] = ()  # a timer fires when that of the same event id would have, if it still waited
+    work_items: Sequence[NewWorkItem] = ()
+    watches: Sequence[SessionWatch] = ()
+    custom_status: str | None = None  # JSON; None leaves it as it is
+
+
 # --- reading and the client -----------------------------------------------------------------------------------------
 
 
@@ -386,6 +409,7 @@ class InstanceInfo:
     """One row of ``instances``, for clients and people."""
 
     instance_id: str
+    birth: Birth
     name: str
     version: str | None
     execution_id: int
@@ -710,6 +734,10 @@ class Provider(Protocol):
 
     async def resume_instance(self, instance_ids: Sequence[str]) -> Sequence[Resumption]:
         """Let suspended instances go on, on any worker, as if none had taken or tried them."""
+        ...
+
+    async def reset_instance(self, reset: Reset) -> bool:
+        """Open an instance again at an earlier point; see `Reset`. False: the fence did not hold, nothing changed."""
         ...
 
     async def delete_instance(

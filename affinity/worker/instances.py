@@ -299,7 +299,7 @@ class InstanceTable:
     def _feed(self, live: LiveInstance, item: OrchestrationItem) -> None:
         for message in item.messages:
             self._in_flight.add(message.id)
-            live.mailbox.append(_input(message, live.execution.execution_id))
+            live.mailbox.append(_input(message, live.execution))
         self._pump(live)
 
     # -- coming to life
@@ -566,14 +566,14 @@ class InstanceTable:
             self._drop(live)
 
 
-def _input(message: Message, execution_id: int) -> Input:
+def _input(message: Message, execution: Execution) -> Input:
     """The message as an input of this execution."""
     try:
         addressed, event = decode_message(message.payload)
     except NotSerializable as error:
         unreadable = OrchestrationUnreadable(f"message {message.id} cannot be read: {error}")
         return Input(MEANINGLESS, message_id=message.id, error=unreadable)
-    if addressed not in {ANY_EXECUTION, execution_id}:
+    if addressed not in {ANY_EXECUTION, execution.execution_id} and not execution.expects(addressed, event):
         event = MEANINGLESS
     return Input(event, message_id=message.id)
 

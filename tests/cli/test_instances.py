@@ -244,3 +244,15 @@ def test_events_that_were_refused_are_shown(play: Play) -> None:
 @pytest.mark.parametrize("arguments", [[], ["a", "--all"], ["a", "--reason", "Nondeterminism"]])
 def test_resume_takes_ids_or_all(arguments: list[str]) -> None:
     assert "--all" in refused(MISUSED, "resume", *arguments)
+
+
+@pytest.mark.usefixtures("database")
+def test_a_failed_instance_is_reset(play: Play) -> None:
+    succeed("start", "brew", "--id", "t")
+    play(lambda puppet: puppet.end_badly("t", "failed", '{"type":"ValueError","message":"no water"}'))
+    assert document("reset", "t", "--to-event", "1") == {"instance_id": "t", "execution_id": 2}
+    shown = document("show", "t")
+    assert (shown["status"], shown["execution_id"], shown["error"]) == ("running", 2, None)
+    assert len(document("history", "t", "--execution", "1")["events"]) == 1
+    assert "events 1 to" in refused(MISUSED, "reset", "t", "--to-event", "9")
+    assert "--to-event" in refused(MISUSED, "reset", "t")

@@ -26,7 +26,7 @@ from affinity.errors import (
     StatementTimeout,
 )
 from affinity.limits import MAX_BATCH
-from affinity.provider.contract import Delivery, Hint, InstanceInfo, NewInstance, NewMessage, Provider
+from affinity.provider.contract import Birth, Delivery, Hint, InstanceInfo, NewInstance, NewMessage, Provider
 
 pytestmark = pytest.mark.anyio
 
@@ -35,6 +35,7 @@ LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 def info(instance_id: str, status: Any = "completed") -> InstanceInfo:
     return InstanceInfo(
+        birth=Birth("b"),
         instance_id=instance_id,
         name="brew",
         version=None,

@@ -17,6 +17,7 @@ from affinity.provider.conformance.listing import ListingRules
 from affinity.provider.conformance.locks import LockRules
 from affinity.provider.conformance.ownership import OwnershipRules
 from affinity.provider.conformance.placing import PlacingRules
+from affinity.provider.conformance.resets import ResetRules
 from affinity.provider.conformance.routing import RoutingRules
 from affinity.provider.conformance.same_turn import SameTurnRules
 from affinity.provider.conformance.state_batches import StateBatchRules
@@ -49,6 +50,7 @@ class ProviderConformance(
     OwnershipRules,
     SuspensionRules,
     TreeRules,
+    ResetRules,
     ClientRules,
     ListingRules,
     BatchRules,

@@ -139,10 +139,12 @@ def _instance(row: Row) -> InstanceInfo:
         event_count,
         created_at,
         updated_at,
+        birth,
         *suspension,
     ) = row
     return InstanceInfo(
         instance_id=instance_id,
+        birth=birth,
         name=name,
         version=version,
         execution_id=execution_id,

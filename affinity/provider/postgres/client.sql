@@ -49,13 +49,13 @@ SELECT n, CASE WHEN route IS NULL THEN 'finished' WHEN full_ THEN 'full' ELSE 'd
 
 -- get: instances by id
 SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_status, i.output, i.error, i.parent_id,
-    i.owner_worker, i.event_count, i.created_at, i.updated_at, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
+    i.owner_worker, i.event_count, i.created_at, i.updated_at, i.birth, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
 FROM instances i LEFT JOIN suspensions s ON i.status = 'suspended' AND s.instance_id = i.instance_id
 WHERE i.instance_id = ANY (%(instance)s)
 
 -- list: one page of instances, newest first
 SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_status, i.output, i.error, i.parent_id,
-    i.owner_worker, i.event_count, i.created_at, i.updated_at, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
+    i.owner_worker, i.event_count, i.created_at, i.updated_at, i.birth, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
 FROM instances i LEFT JOIN suspensions s ON i.status = 'suspended' AND s.instance_id = i.instance_id
 WHERE (cardinality(%(status)s) = 0 OR i.status = ANY (%(status)s))
   AND (%(name)s::text IS NULL OR i.name = %(name)s)

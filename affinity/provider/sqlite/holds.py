@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from affinity.provider.contract import FINISHED, SessionHold, Turn
+from affinity.provider.contract import FINISHED, SessionHold, SessionWatch, Turn
 from affinity.provider.sqlite.database import PORTION, Row, Tx, to_json
 from affinity.provider.statements import load_statements
 
@@ -32,9 +32,19 @@ def apply(tx: Tx, turns: Sequence[Turn], session_lock: float) -> None:
     tx.many(SQL["watch"], watches)
 
 
+def end(tx: Tx, instance_ids: Sequence[str]) -> None:
+    """End all holds of instances."""
+    _cut_back(tx, _end(tx, "end_all", instance_ids))
+
+
+def watch(tx: Tx, instance_id: str, watches: Sequence[SessionWatch]) -> None:
+    """Set watches of an instance."""
+    tx.many(SQL["watch"], [(watch.session_id, instance_id, watch.payload) for watch in watches])
+
+
 def clear(tx: Tx, instance_ids: Sequence[str]) -> None:
     """Remove all holds and watches of instances."""
-    _cut_back(tx, _end(tx, "end_all", instance_ids))
+    end(tx, instance_ids)
     tx.many(SQL["unwatch"], instance_ids)
 
 

@@ -98,9 +98,10 @@ def _delete(tx: Tx, instance_id: str, *, force: bool, tree: bool) -> Deletion:
 
 def _instance(row: Row) -> InstanceInfo:
     (instance_id, name, version, execution_id, status, custom_status, output, error, parent_id, owner) = row[:10]
-    event_count, created_at, updated_at, *suspension = row[10:]
+    event_count, created_at, updated_at, birth, *suspension = row[10:]
     return InstanceInfo(
         instance_id=instance_id,
+        birth=birth,
         name=name,
         version=version,
         execution_id=execution_id,

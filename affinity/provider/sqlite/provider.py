@@ -22,6 +22,7 @@ from affinity.provider.contract import (
     NewMessage,
     OrchestrationFetch,
     Release,
+    Reset,
     Resumption,
     SessionInfo,
     Suspend,
@@ -39,6 +40,7 @@ from affinity.provider.contract import (
 )
 from affinity.provider.sqlite import fetching, listing, subscriptions, suspension, work_items, workers
 from affinity.provider.sqlite import instances as ownership
+from affinity.provider.sqlite import reset as resetting
 from affinity.provider.sqlite import sweep as sweeping
 from affinity.provider.sqlite.clock import Clock
 from affinity.provider.sqlite.database import MAX_WAIT, Database, Tx, connect
@@ -269,6 +271,12 @@ class SqliteProvider:
         resumptions = await self._write(suspension.resume, instance_ids)
         await self.wake({None: Hint()})
         return resumptions
+
+    async def reset_instance(self, reset: Reset) -> bool:
+        """See `Provider.reset_instance`. Wakes workers as `create_instance` does."""
+        done = await self._write(resetting.reset, reset)
+        await self.wake({None: Hint()})
+        return done
 
     async def delete_instance(
         self, instance_ids: Sequence[str], *, force: bool = False, tree: bool = True

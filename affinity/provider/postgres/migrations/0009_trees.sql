@@ -5,6 +5,28 @@ ALTER TABLE instances
     ADD COLUMN on_deleted text,
     ADD COLUMN unread integer NOT NULL DEFAULT 0;
 
+-- Removes the work items of instances and ends their holds: locks of sessions are cut back to the latest hold that is left.
+CREATE FUNCTION end_work_1(_instance text[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    ended text[]; locks float8[]; -- sessions whose holds end, and the length of their locks without one
+BEGIN
+    PERFORM FROM worker_queue q WHERE q.instance_id = ANY (_instance)
+    ORDER BY q.instance_id, q.execution_id, q.activity_id FOR UPDATE;
+    DELETE FROM worker_queue WHERE instance_id = ANY (_instance);
+    SELECT array_agg(h.session_id), array_agg(h.session_lock) INTO ended, locks
+    FROM (
+        SELECT session_id, max(session_lock) AS session_lock FROM session_holds WHERE instance_id = ANY (_instance)
+        GROUP BY session_id) h;
+    IF ended IS NOT NULL THEN
+        PERFORM FROM sessions s WHERE s.session_id = ANY (ended) ORDER BY s.session_id FOR NO KEY UPDATE;
+        DELETE FROM session_holds WHERE instance_id = ANY (_instance);
+        UPDATE sessions s
+        SET locked_until = least(
+            s.locked_until, greatest(clock() + locks[e.k] * interval '1 s', latest_hold(s.session_id)))
+        FROM unnest(ended) WITH ORDINALITY AS e (session_id, k) WHERE s.session_id = e.session_id;
+    END IF;
+END $$;
+
 -- Deletes instances, each with its tree of children if asked to, and tells the parents that stay. All of a tree goes, or
 -- nothing of it: what has not ended goes only by force. Returns the instances that there are, and whether they go.
 --
@@ -17,7 +39,6 @@ DECLARE
     roots text[]; members text[]; -- each member of a tree with the instance that was asked for
     before text[] := '{}';
     gone text[];                  -- what is deleted
-    ended text[]; locks float8[]; -- sessions whose holds end, and the length of their locks without one
 BEGIN
     LOOP
         WITH RECURSIVE tree (root, instance_id, birth) AS (
@@ -49,22 +70,7 @@ BEGIN
     FROM instances i JOIN message_routes r ON r.instance_id = i.parent_id AND r.birth = i.parent_birth
     WHERE i.instance_id = ANY (gone) AND i.status NOT IN ('completed', 'failed', 'cancelled')
       AND i.on_deleted IS NOT NULL AND NOT i.parent_id = ANY (gone);
-    PERFORM FROM worker_queue q WHERE q.instance_id = ANY (gone)
-    ORDER BY q.instance_id, q.execution_id, q.activity_id FOR UPDATE;
-    DELETE FROM worker_queue WHERE instance_id = ANY (gone);
-    SELECT array_agg(h.session_id), array_agg(h.session_lock) INTO ended, locks
-    FROM (
-        SELECT session_id, max(session_lock) AS session_lock FROM session_holds WHERE instance_id = ANY (gone)
-        GROUP BY session_id) h;
-    IF ended IS NOT NULL THEN
-        PERFORM FROM sessions s WHERE s.session_id = ANY (ended) ORDER BY s.session_id FOR NO KEY UPDATE;
-        DELETE FROM session_holds WHERE instance_id = ANY (gone);
-        -- Cut back to the latest hold that is left.
-        UPDATE sessions s
-        SET locked_until = least(
-            s.locked_until, greatest(clock() + locks[e.k] * interval '1 s', latest_hold(s.session_id)))
-        FROM unnest(ended) WITH ORDINALITY AS e (session_id, k) WHERE s.session_id = e.session_id;
-    END IF;
+    PERFORM end_work_1(gone);
     DELETE FROM session_watches WHERE instance_id = ANY (gone);
     DELETE FROM orchestrator_queue WHERE instance_id = ANY (gone);
     DELETE FROM history WHERE instance_id = ANY (gone);

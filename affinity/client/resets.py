@@ -1,0 +1,195 @@
+"""Going back in a history: what of it the next execution begins with, and what is to be done again.
+
+An input and the commands that follow it are one step, and code that runs again must find a step whole or not at all. So
+the step that holds the last event to keep is kept when it ends there. Otherwise it is taken again: its input becomes a
+message.
+
+Behind that point nothing has happened, with these exceptions, since they are facts from outside. External events that
+came later come again, in their order, as does the start, if it came later. A timer that has fired fires immediately. A
+child that was scheduled before that point is the same child: if it has ended, its answer is sent again; if not, it
+answers when it ends. Children that were scheduled later are asked to cancel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from affinity.client.records import failure_of
+from affinity.errors import InvalidInput, NotSerializable
+from affinity.frozen import frozen
+from affinity.orchestration import events as ev
+from affinity.orchestration.waits import moved_event
+from affinity.orchestration.wire import (
+    ANY_EXECUTION,
+    ActivityTask,
+    decode_event,
+    encode_event,
+    encode_message,
+    encode_task,
+)
+from affinity.provider.contract import (
+    FINISHED,
+    InstanceInfo,
+    NewMessage,
+    NewWorkItem,
+    Reset,
+    SessionWatch,
+    WorkKey,
+)
+
+_SCHEDULED: Final = (ev.ActivityScheduled, ev.TimerCreated, ev.SubOrchestrationScheduled)
+
+
+@frozen()
+class Cut:
+    """A history, cut where the next execution begins."""
+
+    kept: Sequence[ev.Event]
+    again: ev.Event | None
+    """The input of the step that is taken again."""
+    rest: Sequence[ev.Event]
+    """What came later, as far as it can be read."""
+    lineage: ev.Lineage
+
+    @property
+    def outstanding(self) -> Mapping[int, ev.Event]:
+        """What was scheduled up to the cut and has neither an answer nor a cancellation by then."""
+        found = {n: event for n, event in enumerate(self.kept, 1) if isinstance(event, _SCHEDULED)}
+        for event in (*self.kept, self.again):
+            found.pop(getattr(event, "schedule_id", 0), None)
+        return found
+
+    @property
+    def children(self) -> list[str]:
+        """Ids of the children that the reset concerns, scheduled before the cut or after."""
+        scheduled = [*self.outstanding.values(), *self.rest]
+        return [event.instance_id for event in scheduled if isinstance(event, ev.SubOrchestrationScheduled)]
+
+
+def cut_history(texts: Sequence[str], to_event: int, execution_id: int) -> Cut:
+    """Cut the history of an execution behind the event ``to_event``, or before the step that goes on there.
+
+    Raises:
+        InvalidInput: there is no such event.
+        NotSerializable: an event before the cut cannot be read.
+    """
+    if not 1 <= to_event <= len(texts):
+        raise InvalidInput(f"to_event = {to_event!r}: the execution has the events 1 to {len(texts)}")
+    readable = [_readable(text) for text in texts]
+    keep = to_event if _ends_step(readable, to_event) else _step_before(readable, to_event)
+    again = None if keep == to_event else readable[keep]
+    kept = [decode_event(text) for text in texts[:keep]]
+    rest = [event for event in readable[keep:] if event is not None and event is not again]
+    if isinstance(again, ev.ExecutionReset):  # ours takes its place
+        again = None
+    former = [a for event in readable if isinstance(event, ev.ExecutionReset) for a in event.lineage]
+    clipped = {a.execution_id: ev.Ancestor(a.execution_id, min(a.event_id, keep)) for a in former}
+    return Cut(kept, again, rest, (*clipped.values(), ev.Ancestor(execution_id, keep)))
+
+
+def build_reset(info: InstanceInfo, cut: Cut, children: Mapping[str, InstanceInfo | None]) -> Reset:
+    """What is written: ``info`` is the instance as it was when its history was read, ``children`` those of `Cut`."""
+    me, run = info.instance_id, info.execution_id + 1
+    outstanding = cut.outstanding
+    inputs = [] if cut.again is None else [NewMessage(instance_id=me, payload=encode_message(run, cut.again))]
+    inputs += [
+        NewMessage(instance_id=me, payload=encode_message(run, answer))
+        for n, event in outstanding.items()
+        if isinstance(event, ev.SubOrchestrationScheduled)
+        and (answer := _answer(me, n, event.instance_id, cut, children)) is not None
+    ]
+    inputs += [
+        NewMessage(instance_id=me, payload=encode_message(run, event))
+        for event in cut.rest
+        if isinstance(event, (ev.EventRaised, ev.OrchestrationStarted))
+    ]
+    fired = {event.schedule_id for event in cut.rest if isinstance(event, ev.TimerFired)}
+    timers = [
+        NewMessage(
+            instance_id=me,
+            payload=encode_message(run, ev.TimerFired(n)),
+            delay=0.0 if n in fired else event.delay,
+            timer=(run, n),
+        )
+        for n, event in outstanding.items()
+        if isinstance(event, ev.TimerCreated)
+    ]
+    statuses = [event.value for event in cut.kept if isinstance(event, ev.CustomStatusSet)]
+    return Reset(
+        instance_id=me,
+        birth=info.birth,
+        execution_id=info.execution_id,
+        event_count=info.event_count,
+        keep=len(cut.kept),
+        history=[encode_event(ev.ExecutionReset(cut.lineage))],
+        messages=[*inputs, *timers, *_cancellations(me, cut, children)],
+        work_items=[
+            _work_item(WorkKey(me, run, n), event)
+            for n, event in outstanding.items()
+            if isinstance(event, ev.ActivityScheduled)
+        ],
+        watches=[
+            SessionWatch(event.session_id, encode_message(ANY_EXECUTION, moved_event(event.session_id)))
+            for event in cut.kept
+            if isinstance(event, ev.SessionWatched)
+        ],
+        custom_status=statuses[-1] if statuses else None,
+    )
+
+
+def _readable(text: str) -> ev.Event | None:
+    try:
+        return decode_event(text)
+    except NotSerializable:
+        return None
+
+
+def _ends_step(events: Sequence[ev.Event | None], number: int) -> bool:
+    """Whether a step ends with this event: the next one is an input, or the instance waits for one."""
+    if number == len(events):
+        return type(events[-1]) not in ev.OUTCOMES
+    return type(events[number]) in ev.INPUTS
+
+
+def _step_before(events: Sequence[ev.Event | None], number: int) -> int:
+    """How many events there are before the step that holds this one."""
+    return max((n for n, event in enumerate(events[:number]) if type(event) in ev.INPUTS), default=0)
+
+
+def _work_item(key: WorkKey, event: ev.ActivityScheduled) -> NewWorkItem:
+    task = ActivityTask(input=event.input, retry=event.retry, timeout=event.timeout)
+    return NewWorkItem(key=key, name=event.name, payload=encode_task(task), session_id=event.session_id)
+
+
+def _answer(
+    me: str, schedule_id: int, child_id: str, cut: Cut, children: Mapping[str, InstanceInfo | None]
+) -> ev.Event | None:
+    """How a child has ended, by its own row; by the history when it is gone or was never ours. None: it goes on."""
+    child = children.get(child_id)
+    if child is None or child.parent_id != me:
+        return _recorded_answer(schedule_id, child_id, cut)
+    return _outcome(schedule_id, child) if child.status in FINISHED else None
+
+
+def _recorded_answer(schedule_id: int, child_id: str, cut: Cut) -> ev.Event:
+    answers = (ev.SubOrchestrationCompleted, ev.SubOrchestrationFailed)
+    found = [event for event in cut.rest if isinstance(event, answers) and event.schedule_id == schedule_id]
+    gone = f"the instance {child_id!r} was deleted before it had ended"
+    return found[0] if found else ev.SubOrchestrationFailed(schedule_id, "failed", "InstanceDeleted", gone)
+
+
+def _outcome(schedule_id: int, child: InstanceInfo) -> ev.Event:
+    if child.status == "completed":
+        return ev.SubOrchestrationCompleted(schedule_id, child.output or "null")
+    failure = failure_of(child)
+    kind: ev.ChildFailureKind = "cancelled" if child.status == "cancelled" else "failed"
+    return ev.SubOrchestrationFailed(schedule_id, kind, failure.type, failure.message)
+
+
+def _cancellations(me: str, cut: Cut, children: Mapping[str, InstanceInfo | None]) -> list[NewMessage]:
+    """To the children that were scheduled behind the cut and go on."""
+    stop = encode_message(ANY_EXECUTION, ev.CancelRequested(f"its parent {me!r} was reset"))
+    scheduled = [event.instance_id for event in cut.rest if isinstance(event, ev.SubOrchestrationScheduled)]
+    found = [child for name in scheduled if (child := children.get(name)) is not None and child.parent_id == me]
+    return [NewMessage(instance_id=child.instance_id, payload=stop, birth=child.birth) for child in found]

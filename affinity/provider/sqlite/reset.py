@@ -1,0 +1,63 @@
+"""Opening an instance again at an earlier point of its history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from affinity.provider.contract import NewMessage, NewWorkItem, Reset
+from affinity.provider.sqlite import holds, suspension, turns, work_items
+from affinity.provider.sqlite.database import Tx
+from affinity.provider.sqlite.messages import mark_instances, send
+from affinity.provider.sqlite.sessions import FREE, NEW, Lease, read_leases
+from affinity.provider.statements import load_statements
+
+SQL: Final = load_statements(__package__, "reset.sql")
+
+
+def reset(tx: Tx, wanted: Reset) -> bool:
+    """See `Provider.reset_instance`."""
+    at: dict[str, Any] = {"instance_id": wanted.instance_id, "execution_id": wanted.execution_id, "now": tx.now}
+    fence = {"birth": wanted.birth, "seen": wanted.event_count}
+    count = {"event_count": wanted.keep + len(wanted.history), "custom_status": wanted.custom_status}
+    if not tx.run(SQL["begin"], {**at, **fence, **count}):
+        return False
+    tx.run(SQL["copy"], {**at, "keep": wanted.keep})
+    added = enumerate(wanted.history, wanted.keep + 1)
+    tx.many(
+        turns.SQL["append"], [(wanted.instance_id, wanted.execution_id + 1, number, event) for number, event in added]
+    )
+    tx.many(turns.SQL["clear_items"], [wanted.instance_id])
+    holds.end(tx, [wanted.instance_id])
+    holds.watch(tx, wanted.instance_id, wanted.watches)
+    _queue(tx, wanted, at)
+    tx.run(suspension.SQL["close"], {**at, "forget": True})
+    return True
+
+
+def _queue(tx: Tx, wanted: Reset, at: Mapping[str, Any]) -> None:
+    due: dict[int, float] = dict(tx.rows(SQL["timers"], at))
+    tx.run(SQL["drop_timers"], at)
+    last = tx.value(SQL["last_message"])
+    send(tx, [_kept(message, due, tx.now) for message in wanted.messages])
+    tx.run(SQL["go_ahead"], {**at, "after": last})
+    mark_instances(tx, [wanted.instance_id], NEW)
+    leases = read_leases(tx, {item.session_id for item in wanted.work_items if item.session_id is not None})
+    rows = [_row(item, leases) for item in wanted.work_items]
+    tx.many(
+        work_items.SQL["insert"], rows, {"worker_id": None, "incarnation": None, "locked_until": None, "now": tx.now}
+    )
+
+
+def _kept(message: NewMessage, due: Mapping[int, float], now: float) -> NewMessage:
+    """A timer that still waits keeps its time."""
+    if message.timer is None or message.timer[1] not in due:
+        return message
+    return replace(message, delay=due[message.timer[1]] - now)
+
+
+def _row(item: NewWorkItem, leases: Mapping[str, Lease]) -> tuple[Any, ...]:
+    lease = None if item.session_id is None else leases.get(item.session_id)
+    route = FREE if item.session_id is None else NEW if lease is None else lease.route
+    return (item.key, item.name, item.session_id, route, item.delay, None, item.payload)

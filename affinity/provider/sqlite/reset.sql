@@ -1,0 +1,32 @@
+-- begin: open an instance again in its next execution, if it is where the caller has seen it
+UPDATE instances SET
+    execution_id = execution_id + 1,
+    event_count = :event_count,
+    status = 'running',
+    output = NULL,
+    error = NULL,
+    custom_status = coalesce(:custom_status, custom_status),
+    owner_incarnation = NULL,
+    claims = 0,
+    unknown_since = NULL,
+    unread = 0,
+    updated_at = :now
+WHERE instance_id = :instance_id AND birth = :birth AND execution_id = :execution_id AND event_count = :seen;
+
+-- copy: the first events of an execution, as those of the next one
+INSERT INTO history (instance_id, execution_id, event_id, event)
+SELECT instance_id, execution_id + 1, event_id, event FROM history
+WHERE instance_id = :instance_id AND execution_id = :execution_id AND event_id <= :keep;
+
+-- timers: when the timers of an execution fire
+SELECT timer_id, visible_at FROM orchestrator_queue
+WHERE instance_id = :instance_id AND timer_execution = :execution_id;
+
+-- drop_timers: of an execution
+DELETE FROM orchestrator_queue WHERE instance_id = :instance_id AND timer_execution = :execution_id;
+
+-- go_ahead: put messages before all others of their instance
+UPDATE orchestrator_queue SET visible_at = 0.0 WHERE instance_id = :instance_id AND id > :after AND timer_id IS NULL;
+
+-- last_message: the id of the youngest message
+SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'orchestrator_queue';

@@ -1,0 +1,218 @@
+"""Opening an instance again at an earlier event, with workers that go on with it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
+from affinity.client import Client
+from affinity.client.resets import cut_history
+from affinity.errors import InvalidInput, NotSerializable, OrchestrationFailed, UnknownInstance
+from affinity.orchestration import events as ev
+from affinity.orchestration.wire import encode_event
+from tests.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+OPTIONS = RuntimeOptions.make(poll_interval=0.2)
+
+
+class Shop:
+    """An app whose activities note that they run, and fail while they are told to."""
+
+    def __init__(self) -> None:
+        self.runs: list[str] = []
+        self.broken = True
+        self.app = App("shop")
+
+        @self.app.activity
+        async def work(ctx: ActivityContext, what: str) -> str:
+            self.runs.append(what)
+            if what == "pack" and self.broken:
+                raise ValueError("no box")
+            return what.upper()
+
+        @self.app.orchestration
+        async def order(ctx: OrchestrationContext, n: int) -> list[str]:
+            done = [await ctx.schedule_activity(work, "pay")]
+            done.append(await ctx.schedule_wait("address", str))
+            done.append(await ctx.schedule_activity(work, "pack"))
+            return [*done, await ctx.schedule_wait("note", str)]
+
+        @self.app.orchestration
+        async def parcel(ctx: OrchestrationContext, n: int) -> str:
+            return await ctx.schedule_wait("delivered", str)
+
+        @self.app.orchestration
+        async def with_parcel(ctx: OrchestrationContext, n: int) -> list[str]:
+            sent = ctx.schedule_sub_orchestration(parcel, n)
+            packed = await ctx.schedule_activity(work, "pack")
+            return [packed, await sent]
+
+
+@pytest.fixture
+async def client(any_url: str) -> AsyncIterator[Client]:
+    async with Client(any_url) as client:
+        yield client
+
+
+@pytest.fixture
+async def shop(any_url: str) -> AsyncIterator[Shop]:
+    shop = Shop()
+    async with Worker(shop.app, any_url, OPTIONS):
+        yield shop
+
+
+async def number_of(client: Client, instance_id: str, kind: str) -> int:
+    """The number of the last event of that kind."""
+    return [event.event_id for event in await client.history(instance_id) if event.type == kind][-1]
+
+
+async def exists(client: Client, instance_id: str) -> None:
+    """Until the instance is there."""
+
+    async def look() -> bool:
+        return bool([i async for i in client.list_instances(prefix=instance_id)])
+
+    await until(look)
+
+
+async def test_a_failed_instance_goes_on(shop: Shop, client: Client) -> None:
+    """From the activity that failed: what came before is not done again, an event that came later is not lost, and the
+    history of the failure stays.
+    """
+    run = await client.start("order", 1, instance_id="order")
+    await run.raise_event("note", "thanks")  # it is in the history when the address is
+    await run.raise_event("address", "here")
+    with pytest.raises(OrchestrationFailed, match="no box"):
+        await run.wait(30)
+    before = await client.history("order")
+    shop.broken = False
+    assert await client.reset("order", to_event=await number_of(client, "order", "activity_scheduled")) == 2
+    assert await run.wait(30) == ["PAY", "here", "PACK", "thanks"]
+    assert shop.runs == ["pay", "pack", "pack"]
+    assert list(await client.history("order", execution_id=1)) == list(before)
+    assert (await client.status("order")).execution_id == 2
+
+
+async def test_a_step_is_taken_as_a_whole(shop: Shop, client: Client) -> None:
+    """Reset to the end of a step that failed: its input comes again, and no activity runs for it."""
+    run = await client.start("order", 1, instance_id="order")
+    await run.raise_event("address", "here")
+    with pytest.raises(OrchestrationFailed):
+        await run.wait(30)
+    await client.reset("order", to_event=len(await client.history("order")))
+    with pytest.raises(OrchestrationFailed):
+        await run.wait(30)
+    assert (await client.status("order")).execution_id == 2
+    assert shop.runs == ["pay", "pack"]
+
+
+async def test_an_instance_is_reset_to_its_beginning_and_again(shop: Shop, client: Client) -> None:
+    """Everything is done again, in an execution of its own; the events are those that came."""
+    shop.broken = False
+    run = await client.start("order", 1, instance_id="order")
+    await run.raise_event("address", "here")
+    await run.raise_event("note", "thanks")
+    for execution in (2, 3):
+        assert await run.wait(30) == ["PAY", "here", "PACK", "thanks"]
+        assert await run.reset(to_event=1) == execution
+    assert await run.wait(30) == ["PAY", "here", "PACK", "thanks"]
+    assert shop.runs == ["pay", "pack"] * 3
+
+
+async def test_a_child_answers_its_parent_after_resets(any_url: str, client: Client) -> None:
+    """It was scheduled before them, and ends after them; its default id stays what it was."""
+    async with Worker(Shop().app, any_url, OPTIONS):
+        run = await client.start("with_parcel", 1, instance_id="order")
+        with pytest.raises(OrchestrationFailed, match="no box"):
+            await run.wait(30)
+        child = await number_of(client, "order", "sub_orchestration_scheduled")
+        name = f"order/1:{child}"
+
+        async def cancelled() -> bool:  # with its parent; the reset is of a parent whose child has ended
+            return (await client.status(name)).finished
+
+        await until(cancelled)
+    shop = Shop()
+    shop.broken = False
+    await client.reset(name, to_event=2)
+    await client.reset("order", to_event=child + 1)
+    await client.reset("order", to_event=child + 1)
+    async with Worker(shop.app, any_url, OPTIONS):
+        await client.raise_event(name, "delivered", "at last")
+        assert await run.wait(30) == ["PACK", "at last"]
+
+
+async def test_a_child_that_has_ended_answers_again(shop: Shop, client: Client) -> None:
+    """With what its own row says, or what the history says when it is gone."""
+    shop.broken = False
+    run = await client.start("with_parcel", 1, instance_id="order")
+    child = "order/1:2"
+    await exists(client, child)
+    await client.raise_event(child, "delivered", "at once")
+    assert await run.wait(30) == ["PACK", "at once"]
+    await client.reset("order", to_event=3)
+    assert await run.wait(30) == ["PACK", "at once"]
+    await client.delete(child)
+    await client.reset("order", to_event=3)
+    assert await run.wait(30) == ["PACK", "at once"]
+
+
+async def test_what_cannot_be_reset_is_refused(client: Client) -> None:
+    await client.start("order", 1, instance_id="order")
+    with pytest.raises(UnknownInstance):
+        await client.reset("missing", to_event=1)
+    for to_event in (0, 1_000):
+        with pytest.raises(InvalidInput, match="has the events 1 to"):
+            await client.reset("order", to_event=to_event)
+
+
+STEPS = [
+    encode_event(event)
+    for event in (
+        ev.OrchestrationStarted("f", "1", "null"),
+        ev.ActivityScheduled("a", "1"),
+        ev.TimerCreated(5.0),
+        ev.ActivityCompleted(2, "1"),
+        ev.ActivityScheduled("b", "1"),
+        ev.TimerFired(3),
+        ev.EventRaised("e", "1"),
+        ev.OrchestrationFailed("E", "m"),
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("to_event", "kept", "again"),
+    [(1, 0, 1), (2, 0, 1), (3, 3, None), (4, 3, 4), (5, 5, None), (6, 6, None), (8, 6, 7)],
+)
+def test_a_history_is_cut_between_steps(to_event: int, kept: int, again: int | None) -> None:
+    cut = cut_history(STEPS, to_event, 1)
+    assert len(cut.kept) == kept
+    assert (None if cut.again is None else encode_event(cut.again)) == (None if again is None else STEPS[again - 1])
+    assert len(cut.kept) + (cut.again is not None) + len(cut.rest) == len(STEPS)
+
+
+def test_what_is_outstanding_at_a_cut() -> None:
+    assert set(cut_history(STEPS, 3, 1).outstanding) == {2, 3}
+    assert set(cut_history(STEPS, 4, 1).outstanding) == {3}  # the result comes again
+    assert set(cut_history(STEPS, 6, 1).outstanding) == {5}
+
+
+def test_what_cannot_be_read_does_not_stand_in_the_way_behind_the_cut() -> None:
+    sick = [*STEPS[:4], '{"type":"from_the_future"}', *STEPS[5:]]
+    assert len(cut_history(sick, 3, 1).kept) == 3
+    assert len(cut_history(sick, 4, 1).kept) == 3
+    with pytest.raises(NotSerializable):
+        cut_history(sick, 6, 1)
+
+
+def test_answers_are_taken_for_what_a_former_execution_scheduled() -> None:
+    """As far as it counts, over several resets."""
+    reset = encode_event(ev.ExecutionReset((ev.Ancestor(1, 5),)))
+    twice = [*STEPS[:5], reset, *STEPS[5:]]
+    assert cut_history(twice, 3, 2).lineage == (ev.Ancestor(1, 3), ev.Ancestor(2, 3))
+    assert cut_history(twice, 7, 2).lineage == (ev.Ancestor(1, 5), ev.Ancestor(2, 7))
