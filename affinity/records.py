@@ -22,10 +22,11 @@ Fences
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from affinity.errors import InvalidOptions
 from affinity.limits import check_id, check_integer, check_text
@@ -46,6 +47,27 @@ class SessionMetadata:
     labels: Mapping[str, str] = field(default_factory=dict)
     message_count: int | None = None
     participants: Sequence[str] = ()
+
+
+def labels_of(text: str) -> dict[str, str]:
+    """The labels that a row has as JSON, as far as it is that: a damaged row must not keep others from being listed."""
+    value = _from_json(text)
+    if not isinstance(value, dict):
+        return {}
+    return {key: text for key, text in value.items() if isinstance(key, str) and isinstance(text, str)}
+
+
+def participants_of(text: str) -> list[str]:
+    """The participants that a row has as JSON, as far as it is that."""
+    value = _from_json(text)
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+
+
+def _from_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

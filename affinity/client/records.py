@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from affinity.errors import InvalidInput
+from affinity.errors import InvalidInput, NotSerializable
 from affinity.orchestration.codec import read_json
 from affinity.provider.contract import FINISHED, InstanceInfo, InstanceStatus, Suspension
 
@@ -83,13 +83,19 @@ def instance_of(info: InstanceInfo) -> Instance:
 
 def failure_of(info: InstanceInfo) -> Failure:
     """The error that a failed or cancelled instance ended with."""
-    error = _decoded(info.error) or {}
-    return Failure(error.get("type", "Error"), error.get("message", ""))
+    error = _decoded(info.error)
+    if not isinstance(error, dict):
+        return Failure("Error", str(error or ""))
+    return Failure(str(error.get("type", "Error")), str(error.get("message", "")))
 
 
 def record_of(event_id: int, text: str) -> HistoryRecord:
-    """The event that JSON ``text`` holds; read without its class, so that what a newer version wrote can be shown."""
-    fields = read_json(text)
+    """The event that JSON ``text`` holds; read without its class, so that what a newer version wrote can be shown. What
+    is no event at all is shown as the text that it is.
+    """
+    fields = _decoded(text)
+    if not isinstance(fields, dict) or not isinstance(fields.get("type"), str):
+        return HistoryRecord(event_id=event_id, type="unreadable", fields={"text": text})
     return HistoryRecord(event_id=event_id, type=fields.pop("type"), fields=fields)
 
 
@@ -112,4 +118,8 @@ def read_cursor(cursor: str) -> tuple[datetime, str]:
 
 
 def _decoded(text: str | None) -> Any:
-    return None if text is None else read_json(text)
+    """What is stored may be anything: one row that is no JSON must not keep others from being listed."""
+    try:
+        return None if text is None else read_json(text)
+    except NotSerializable:
+        return text

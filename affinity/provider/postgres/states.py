@@ -24,6 +24,8 @@ from affinity.records import (
     SessionStore,
     SessionSummary,
     StateWrite,
+    labels_of,
+    participants_of,
 )
 
 _SQL: Final = load_statements(__package__, "states.sql")
@@ -234,7 +236,7 @@ def _metadata(row: Sequence[Any]) -> SessionMetadata:
         kind=kind,
         name=name,
         parent=parent,
-        labels=labels,
+        labels=labels_of(labels),
         message_count=message_count,
-        participants=participants,
+        participants=participants_of(participants),
     )

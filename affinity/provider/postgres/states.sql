@@ -1,6 +1,6 @@
 -- load: one record
-SELECT session_id, state, encoding, schema_version, kind, name, parent, labels, message_count, participants, version,
-    birth, epoch, turn, created_at, updated_at
+SELECT session_id, state, encoding, schema_version, kind, name, parent, labels::text, message_count, participants::text,
+    version, birth, epoch, turn, created_at, updated_at
 FROM session_states WHERE session_id = %(session)s
 
 -- save: write one record, if it passes the fences that the caller asked for
@@ -124,7 +124,7 @@ ORDER BY array_position(%(session)s, session_id), session_id
 -- list: one page of records, newest first; conditions on updated_second repeat others, for the index
 SELECT p.*, (SELECT h.worker_id FROM held_sessions h WHERE h.session_id = p.session_id)
 FROM (
-    SELECT r.session_id, r.schema_version, r.kind, r.name, r.parent, r.labels, r.message_count, r.participants,
+    SELECT r.session_id, r.schema_version, r.kind, r.name, r.parent, r.labels::text, r.message_count, r.participants::text,
         r.version, r.birth, r.epoch, octet_length(r.state), r.created_at, r.updated_at
     FROM session_states r
     WHERE (%(kind)s::text IS NULL OR r.kind = %(kind)s)

@@ -11,6 +11,7 @@ from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import WorkerIdentity, WorkerInfo, WorkerLease
 from affinity.provider.postgres.base import Verbs, who
 from affinity.provider.statements import load_statements
+from affinity.records import labels_of
 
 _SQL: Final = load_statements(__package__, "workers.sql")
 
@@ -58,7 +59,7 @@ class WorkerVerbs(Verbs):
                 expires_in=expires_in,
                 started_at=started_at,
                 sessions=sessions,
-                labels=labels,
+                labels=labels_of(labels),
             )
             for worker_id, incarnation, alive, draining, expires_in, started_at, labels, sessions in (
                 await self._links.misc.run(_SQL["list"])

@@ -94,6 +94,6 @@ UPDATE orchestrator_queue o SET route = 'new' FROM messages m WHERE o.id = m.id
 
 -- list: all workers
 SELECT w.worker_id, w.incarnation, w.locked_until > clock(), w.draining,
-    extract(epoch FROM w.locked_until - clock())::float8, w.started_at, w.labels,
+    extract(epoch FROM w.locked_until - clock())::float8, w.started_at, w.labels::text,
     (SELECT count(*) FROM held_sessions h WHERE h.worker_id = w.worker_id AND h.incarnation = w.incarnation)
 FROM workers w ORDER BY w.worker_id

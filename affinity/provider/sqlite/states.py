@@ -16,7 +16,7 @@ from affinity.provider.sqlite import sessions
 from affinity.provider.sqlite.database import Row, Tx, to_json
 from affinity.provider.sqlite.workers import instant
 from affinity.provider.statements import load_statements
-from affinity.records import SessionMetadata, SessionRecord, SessionState, StateWrite
+from affinity.records import SessionMetadata, SessionRecord, SessionState, StateWrite, labels_of, participants_of
 
 SQL: Final = load_statements(__package__, "states.sql")
 
@@ -175,9 +175,9 @@ def read_metadata(columns: Sequence[Any]) -> SessionMetadata:
         kind=kind,
         name=name,
         parent=parent,
-        labels=json.loads(labels),
+        labels=labels_of(labels),
         message_count=message_count,
-        participants=json.loads(participants),
+        participants=participants_of(participants),
     )
 
 

@@ -15,6 +15,7 @@ from affinity.provider.sqlite.database import Tx
 from affinity.provider.sqlite.messages import reroute_messages
 from affinity.provider.sqlite.sessions import own_route
 from affinity.provider.statements import load_statements
+from affinity.records import labels_of
 
 SQL: Final = load_statements(__package__, "workers.sql")
 
@@ -97,7 +98,7 @@ def list_workers(tx: Tx) -> list[WorkerInfo]:
             expires_in=locked_until - tx.now,
             started_at=instant(started_at),
             sessions=held,
-            labels=json.loads(labels),
+            labels=labels_of(labels),
         )
         for worker_id, incarnation, locked_until, draining, started_at, labels, held in tx.rows(
             SQL["list"], {"now": tx.now}
