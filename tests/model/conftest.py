@@ -1,15 +1,28 @@
-"""How long the model looks for defects."""
+"""How long the model looks for defects, and on which databases."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis import seed as hypothesis_seed
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as from_seed
+from hypothesis.strategies import SearchStrategy
 
-Judged = Callable[..., None]
+from tests.conftest import Servers
+from tests.model.databases import ModelDatabase, PostgresModelDatabase, SqliteModelDatabase
+from tests.model.replay import Runner, script
+
+
+class Look(Protocol):
+    """Carries plans out; raises what the first one that fails has found, after making it as short as it can be."""
+
+    def __call__(self, plans: SearchStrategy[Any], cluster: type[Runner], *, usual: int, shrink: bool = True) -> None:
+        """``usual``: how many plans, unless `--model-examples` says otherwise; the same ones each time."""
+        ...
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -21,24 +34,58 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture
-def look(request: pytest.FixtureRequest) -> Callable[[Judged, int], None]:
-    """Runs a test function of hypothesis on so many plans: always the same, unless `--model-examples` asks for more."""
+def runner() -> Iterator[asyncio.Runner]:
+    """The loop on which the plans of one test run."""
+    with asyncio.Runner() as loop:
+        yield loop
 
-    def run(judged: Judged, usual: int) -> None:
+
+@pytest.fixture
+def sqlite(runner: asyncio.Runner, tmp_path: Path) -> ModelDatabase:
+    """The embedded default."""
+    return runner.run(SqliteModelDatabase.create(tmp_path))
+
+
+@pytest.fixture
+def postgres(runner: asyncio.Runner, servers: Servers) -> Iterator[ModelDatabase]:
+    """The engine for many replicas; of that, the conformance suite sees all versions."""
+    made = runner.run(PostgresModelDatabase.create(servers.shared("old")))
+    yield made
+    runner.run(made.aclose())
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest) -> ModelDatabase:
+    """Each of them."""
+    made: ModelDatabase = request.getfixturevalue(request.param)
+    return made
+
+
+@pytest.fixture
+def look(request: pytest.FixtureRequest, runner: asyncio.Runner, database: ModelDatabase) -> Look:
+    """Looks for defects on the database of the test."""
+
+    def run(plans: SearchStrategy[Any], cluster: type[Runner], *, usual: int, shrink: bool = True) -> None:
         examples: int | None = request.config.getoption("model_examples")
         seed: int | None = request.config.getoption("model_seed")
+
+        def judged(plan: list[object]) -> None:
+            try:
+                runner.run(cluster(database).run(plan))
+            except Exception as error:
+                error.add_note(script(cluster, plan))
+                raise
+
         options = settings(
             max_examples=examples or usual,
             derandomize=examples is None and seed is None,
             deadline=None,
             database=None,
-            phases=[Phase.generate, Phase.shrink],
+            phases=[Phase.generate, Phase.shrink] if shrink else [Phase.generate],
             suppress_health_check=list(HealthCheck),
-            print_blob=False,
+            report_multiple_bugs=False,
         )
-        judged = options(judged)
-        if seed is not None:
-            judged = hypothesis_seed(seed)(judged)
-        judged()
+        test = options(given(plans)(judged))
+        (test if seed is None else from_seed(seed)(test))()
 
     return run

@@ -3,45 +3,56 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Any, Final, Protocol
 
-from tests.model.cluster import Cluster
 from tests.model.databases import ModelDatabase, PostgresModelDatabase, SqliteModelDatabase
-from tests.model.steps import Plan, describe
+from tests.model.steps import describe
+
+
+class Runner(Protocol):
+    """Carries one plan out on a database."""
+
+    def __init__(self, database: ModelDatabase) -> None: ...
+
+    async def run(self, plan: Any) -> None:
+        """Raise what is wrong."""
+        ...
+
 
 _SCRIPT: Final = """\
 # From the root of the repository: python THIS_FILE sqlite | postgresql://...
 # PostgreSQL: a database for this alone; everything in its schema "model" is removed.
 import sys
 
+from tests.model.{module} import *
 from tests.model.replay import replay
-from tests.model.steps import *
 
-replay(sys.argv[1], [
+replay(sys.argv[1], {cluster}, [
 {steps}])
 """
 
 
-def script(plan: Plan) -> str:
+def script(cluster: type[Runner], plan: Sequence[object]) -> str:
     """A program that carries the plan out."""
-    return _SCRIPT.format(steps=describe(plan))
+    return _SCRIPT.format(module=cluster.__module__.rpartition(".")[2], cluster=cluster.__name__, steps=describe(plan))
 
 
-def replay(url: str, plan: Plan) -> None:
+def replay(url: str, cluster: type[Runner], plan: Sequence[Any]) -> None:
     """Carry a plan out on a database; raises what the model finds."""
     with TemporaryDirectory() as directory:
-        asyncio.run(_replay(url, Path(directory), plan))
+        asyncio.run(_replay(url, cluster, Path(directory), plan))
 
 
-async def _replay(url: str, directory: Path, plan: Plan) -> None:
+async def _replay(url: str, cluster: type[Runner], directory: Path, plan: Sequence[Any]) -> None:
     database: ModelDatabase
     if url == "sqlite":
         database = await SqliteModelDatabase.create(directory)
     else:
         database = await PostgresModelDatabase.create(url)
     try:
-        await Cluster(database).run(plan)
+        await cluster(database).run(plan)
     finally:
         await database.aclose()

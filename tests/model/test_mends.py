@@ -1,0 +1,189 @@
+"""The model finds what was once wrong, when the mend is taken out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from affinity.provider.contract import (
+    Birth,
+    NewInstance,
+    OrchestrationFetch,
+    OrchestrationItem,
+    Provider,
+    Timeouts,
+    Turn,
+    TurnResult,
+    WorkerIdentity,
+)
+from affinity.provider.postgres import states
+from affinity.worker.instances import InstanceTable
+from tests.model.cluster import Cluster
+from tests.model.conftest import Look
+from tests.model.databases import ModelDatabase
+from tests.model.leases import Violation
+from tests.model.steps import PLANS
+from tests.model.tables import TABLE_PLANS, TableCluster
+
+USUAL = 60
+"""Plans within which each of them is found."""
+
+
+class Worse:
+    """A provider that lacks a mend; all else is the real one's."""
+
+    def __init__(self, provider: Provider) -> None:
+        self.provider = provider
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.provider, name)
+
+    async def commit_turn(
+        self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts
+    ) -> Sequence[TurnResult]:
+        """As the provider would, with worse turns."""
+        return await self.provider.commit_turn(identity, [self.spoil(turn) for turn in turns], timeouts)
+
+    def spoil(self, turn: Turn) -> Turn:
+        """What is left of a turn."""
+        return turn
+
+
+class KeepsWhatItsTurnCancels(Worse):
+    """One statement does not see its own inserts."""
+
+    def spoil(self, turn: Turn) -> Turn:
+        work = {item.key.activity_id for item in turn.work_items}
+        timers = {message.timer[1] for message in turn.messages if message.timer is not None}
+        return replace(
+            turn,
+            cancel_activities=[number for number in turn.cancel_activities if number not in work],
+            cancel_timers=[number for number in turn.cancel_timers if number not in timers],
+        )
+
+
+class LosesWhatIsSentToItsChild(Worse):
+    """For the same reason."""
+
+    def spoil(self, turn: Turn) -> Turn:
+        children = {child.instance_id for child in turn.instances}
+        return replace(turn, messages=[m for m in turn.messages if m.instance_id not in children])
+
+
+class TakesNamesForInstances(Worse):
+    """A turn is of whichever instance has the id now."""
+
+    def __init__(self, provider: Provider) -> None:
+        super().__init__(provider)
+        self.births: dict[str, Birth] = {}
+
+    async def create_instance(self, instances: Sequence[NewInstance]) -> Sequence[bool]:
+        created = await self.provider.create_instance(instances)
+        self.births |= {new.instance_id: new.birth for new, is_new in zip(instances, created, strict=True) if is_new}
+        return created
+
+    async def fetch_orchestration_item(self, *args: Any, **options: Any) -> OrchestrationFetch:
+        fetched = await self.provider.fetch_orchestration_item(*args, **options)
+        self.births |= {item.instance_id: item.birth for item in fetched.items}
+        return fetched
+
+    def spoil(self, turn: Turn) -> Turn:
+        return replace(turn, birth=self.births.get(turn.instance_id, turn.birth))
+
+
+class TakesVersionsForRecords(Worse):
+    """A record is whichever has the version."""
+
+    @property
+    def states(self) -> Any:
+        store = self.provider.states
+
+        class Store:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(store, name)
+
+            async def save(self, *args: Any, birth: str | None = None, **options: Any) -> int:
+                return await store.save(*args, **options)
+
+        return Store()
+
+
+@pytest.fixture(params=["sqlite"])
+def database(request: pytest.FixtureRequest) -> ModelDatabase:
+    """Where it costs least."""
+    made: ModelDatabase = request.getfixturevalue(request.param)
+    return made
+
+
+@pytest.mark.parametrize(
+    "worse", [KeepsWhatItsTurnCancels, LosesWhatIsSentToItsChild, TakesNamesForInstances, TakesVersionsForRecords]
+)
+def test_the_contract(
+    look: Look, database: ModelDatabase, worse: Callable[[Provider], Worse], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = database.provider
+
+    async def provider() -> Provider:
+        return worse(await real())
+
+    monkeypatch.setattr(database, "provider", provider)
+    with pytest.raises(Violation):
+        look(PLANS, Cluster, usual=USUAL, shrink=False)
+
+
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+@pytest.mark.parametrize("verb", ["save", "delete"])
+def test_a_script_that_writes_during_a_first_claim(look: Look, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    """It makes the row of the session before it touches the record."""
+    mend = {
+        "save": "WHERE %(epoch)s::bigint IS NULL AND NOT EXISTS (SELECT FROM sessions",
+        "delete": "WHERE NOT %(dry_run)s ORDER BY",
+    }[verb]
+    overtaken = {
+        "save": "SELECT %(epoch)s::bigint IS NULL AND NOT EXISTS (SELECT FROM begun)",
+        "delete": "SELECT FROM found WHERE NOT %(dry_run)s",
+    }[verb]
+    statement = states._SQL[verb]
+    for part, without in ((mend, mend.replace("WHERE", "WHERE false AND")), (overtaken, f"{overtaken} AND false")):
+        assert part in statement
+        statement = statement.replace(part, without)
+    monkeypatch.setattr(states, "_SQL", {**states._SQL, verb: statement})
+    with pytest.raises(Violation):
+        look(PLANS, Cluster, usual=USUAL, shrink=False)
+
+
+def test_messages_that_go_back_are_overtaken(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fetch that left them out brings what came after them."""
+    real = InstanceTable.deliver
+
+    async def deliver(self: InstanceTable, items: Sequence[OrchestrationItem]) -> None:
+        self._gave_back.clear()
+        await real(self, items)
+
+    monkeypatch.setattr(InstanceTable, "deliver", deliver)
+    with pytest.raises(Violation):
+        look(TABLE_PLANS, TableCluster, usual=USUAL, shrink=False)
+
+
+def test_a_coroutine_of_an_instance_that_is_gone(
+    look: Look, database: ModelDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on as the one that has the id now."""
+    real, provider = InstanceTable._is_current, database.provider
+
+    def is_current(self: InstanceTable, item: OrchestrationItem) -> bool:
+        live = self._live.get(item.instance_id)
+        if live is not None:
+            live.birth = item.birth
+        return real(self, item)
+
+    async def worse() -> Provider:
+        return TakesNamesForInstances(await provider())
+
+    monkeypatch.setattr(InstanceTable, "_is_current", is_current)
+    monkeypatch.setattr(database, "provider", worse)
+    with pytest.raises(Violation):
+        look(TABLE_PLANS, TableCluster, usual=USUAL, shrink=False)
