@@ -14,7 +14,7 @@ from tests.model.tables import TABLE_PLANS, TableCluster
 
 def test_the_contract(look: Look) -> None:
     """Simulated workers say and hear whatever the contract has words for."""
-    look(PLANS, Cluster, usual=40)
+    look(PLANS, Cluster, usual=30)
 
 
 def test_instances_in_memory(look: Look) -> None:
