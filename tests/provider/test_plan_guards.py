@@ -148,6 +148,10 @@ FOREIGN_ROWS: Final = (
     " SELECT 'x' || i, 'flow', 'other', 'other-1', 0, 0 FROM numbers",
     "INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)"
     " SELECT 'x' || i, 'w:other', 0, '' FROM numbers",
+    "INSERT INTO instances (instance_id, name, status, created_at, updated_at)"
+    " SELECT 'sick' || i, 'flow', 'suspended', 0, 0 FROM numbers",
+    "INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)"
+    " SELECT 'sick' || i, 'suspended', 0, '' FROM numbers",
     "INSERT INTO history SELECT 'x' || i, 1, 1, '' FROM numbers",
     "INSERT INTO session_states (session_id, version, created_at, updated_at, schema_version, encoding, kind, labels,"
     " participants, state) SELECT 'other' || i, 1, i, i, 1, 'plain', 'other', '{}', '[]', x'00' FROM numbers",

@@ -185,6 +185,10 @@ def _crowd(admin: psycopg.Connection[Any], crowd: Crowd) -> None:
         " SELECT 'x' || i, 'flow', 'other', 'other-1', clock(), clock() FROM generate_series(1, %s) i",
         "INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)"
         " SELECT 'x' || i, 'w:other', clock(), '' FROM generate_series(1, %s) i",
+        "INSERT INTO instances (instance_id, name, status, created_at, updated_at)"
+        " SELECT 'sick' || i, 'flow', 'suspended', clock(), clock() FROM generate_series(1, %s) i",
+        "INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)"
+        " SELECT 'sick' || i, 'suspended', clock(), '' FROM generate_series(1, %s) i",
         "INSERT INTO history SELECT 'x' || i, 1, 1, '' FROM generate_series(1, %s) i",
         "INSERT INTO session_states (session_id, state, encoding, schema_version, kind, name, parent, labels,"
         " participants, version, created_at, updated_at) SELECT 'other' || i, '', 'plain', 1, 'common', 'other' || i,"

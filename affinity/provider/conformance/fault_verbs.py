@@ -30,6 +30,7 @@ from affinity.provider.contract import (
     OrchestrationItem,
     Provider,
     Release,
+    Reset,
     Suspend,
     WorkAbandon,
     WorkAck,
@@ -458,6 +459,30 @@ async def resume_instance(stage: FaultStage) -> Attempt:
     async def check(result: object) -> None:
         assert result == ["resumed"] or (attempt.unknown and result == ["not_suspended"])
         await stage.finish(await stage.taken(at.instance_id))
+
+    attempt.check = check
+    return attempt
+
+
+@_verb
+async def reset_instance(stage: FaultStage) -> Attempt:
+    at = await stage.instance()
+    reset = Reset(
+        instance_id=at.instance_id,
+        birth=at.birth,
+        execution_id=at.execution_id,
+        event_count=at.event_count,
+        keep=0,
+        history=["reset"],
+        messages=[NewMessage(instance_id=at.instance_id, payload="again")],
+    )
+    attempt = Attempt(lambda: stage.provider.reset_instance(reset))
+
+    async def check(result: object) -> None:
+        assert result or attempt.unknown
+        taken = await stage.taken(at.instance_id)
+        assert (taken.execution_id, taken.event_count) == (at.execution_id + 1, 1)
+        await stage.finish(taken)
 
     attempt.check = check
     return attempt
