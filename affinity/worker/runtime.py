@@ -53,7 +53,7 @@ from affinity.worker.keeper import HeldLocks
 from affinity.worker.metrics import Metrics
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.pledges import Pledge, again
-from affinity.worker.retry import LONGEST_PAUSE, Availability, Backoff
+from affinity.worker.retry import Availability, Backoff
 from affinity.worker.sessions import HeldSessions
 from affinity.worker.silence import Silence
 from affinity.worker.waker import Waker
@@ -170,7 +170,7 @@ class Runtime:
         """A loop that the database fails begins again, whatever the error is: a worker that runs outlasts it. Any other
         failure ends the worker, in order, instead of tearing it down in the middle of a write.
         """
-        backoff = Backoff()
+        backoff, pause = Backoff(), 0.0
         while True:
             began = time.monotonic()
             try:
@@ -181,9 +181,10 @@ class Runtime:
                     return self.lease_ended(error)
                 if not error.retryable:
                     self._availability.failed(error, loop)
-            if time.monotonic() - began > LONGEST_PAUSE:
+            if time.monotonic() - began > pause:  # it has worked for a while
                 backoff.reset()
-            await anyio.sleep(backoff.next())
+            pause = backoff.next()
+            await anyio.sleep(pause)
 
     @property
     def _alive(self) -> bool:

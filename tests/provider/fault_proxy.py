@@ -53,27 +53,32 @@ class _Passage:
         self.server.close()
 
 
-class FaultyPostgres:
-    """A provider that reaches its server through the proxy."""
+class FaultProxy:
+    """Connections to a server, of which the next request or connection may meet a fault."""
 
-    provider: PostgresProvider
-
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, url: str) -> None:
+        conninfo = conninfo_to_dict(url.partition("?")[0])
         self.met = True
-        self._host, self._port = host, port
+        self._target = url
+        self._host, self._port = str(conninfo["host"]), int(conninfo["port"] or 5432)
         self._fault: Fault = "disk_full"
         self._after = 0
         self._passages: set[_Passage] = set()
 
-    @classmethod
-    async def open(cls, url: str) -> Self:
-        """A provider on the database at ``url``, and the proxy in between."""
-        conninfo = conninfo_to_dict(url.partition("?")[0])
-        faulty = cls(str(conninfo["host"]), int(conninfo["port"] or 5432))
-        faulty._proxy = await asyncio.start_server(faulty._serve, "127.0.0.1", 0)
-        port = faulty._proxy.sockets[0].getsockname()[1]
-        faulty.provider = await PostgresProvider.open(f"{url}&host=127.0.0.1&port={port}")
-        return faulty
+    async def __aenter__(self) -> Self:
+        self._proxy = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._proxy.close()
+        for passage in self._passages:
+            passage.close()
+
+    @property
+    def url(self) -> str:
+        """The URL of the database, by way of the proxy."""
+        port = self._proxy.sockets[0].getsockname()[1]
+        return f"{self._target}{'&' if '?' in self._target else '?'}host=127.0.0.1&port={port}"
 
     def inject(self, fault: Fault, after: int) -> None:
         """See `affinity.provider.conformance.harness.FaultyProvider`."""
@@ -81,15 +86,6 @@ class FaultyPostgres:
         if fault == "too_many_connections":
             for passage in self._passages:
                 passage.close()
-
-    async def aclose(self) -> None:
-        """See `affinity.provider.conformance.harness.FaultyProvider`."""
-        await self.provider.aclose()
-        self._proxy.close()
-        for passage in self._passages:
-            passage.close()
-
-    _proxy: asyncio.Server
 
     def _meets(self, *faults: Fault) -> bool:
         """Whether the fault befalls what has just come, as far as it is one of these."""
@@ -161,6 +157,31 @@ class FaultyPostgres:
                     return
         finally:
             passage.close()
+
+
+class FaultyPostgres:
+    """A provider that reaches its server through the proxy."""
+
+    def __init__(self, proxy: FaultProxy, provider: PostgresProvider) -> None:
+        self.provider = provider
+        self.inject = proxy.inject
+        self._proxy = proxy
+
+    @classmethod
+    async def open(cls, url: str) -> Self:
+        """A provider on the database at ``url``, and the proxy in between."""
+        proxy = await FaultProxy(url).__aenter__()
+        return cls(proxy, await PostgresProvider.open(proxy.url))
+
+    @property
+    def met(self) -> bool:
+        """See `affinity.provider.conformance.harness.FaultyProvider`."""
+        return self._proxy.met
+
+    async def aclose(self) -> None:
+        """See `affinity.provider.conformance.harness.FaultyProvider`."""
+        await self.provider.aclose()
+        await self._proxy.__aexit__()
 
 
 async def _message(reader: asyncio.StreamReader) -> bytes:

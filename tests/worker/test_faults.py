@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import resource
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, Final, Protocol, get_args
 
 import anyio
 import psycopg
@@ -15,10 +17,13 @@ import pytest
 from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
 from affinity.client import Client
 from affinity.errors import AccessDenied
-from affinity.provider.sqlite import database
+from affinity.provider.conformance import Fault
+from affinity.provider.sqlite import SqliteProvider, database
 from tests.apps import app
 from tests.board import Board, open_board
 from tests.processes import Workers, open_workers
+from tests.provider.fault_proxy import FaultProxy
+from tests.provider.harnesses import SQLITE_FAULTS, FaultySqlite
 from tests.provider.postgres_stage import administrator, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
@@ -283,3 +288,76 @@ async def _until(condition: Callable[[], bool]) -> None:
     with anyio.fail_after(30):
         while not condition():
             await anyio.sleep(0.01)
+
+
+# --- one fault after the other, wherever it strikes -------------------------------------------------------------------
+
+
+async def test_a_worker_with_traffic_loses_nothing(postgres_migrated: str, client: Client) -> None:
+    """Each fault again and again, at a request of any of its connections."""
+    async with FaultProxy(postgres_migrated) as proxy, Worker(app, proxy.url, OPTIONS) as worker:
+        await _play(worker, client, [proxy], get_args(Fault))
+
+
+async def test_a_worker_with_traffic_loses_nothing_on_sqlite(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each fault again and again, at a statement of the worker or of its keeper."""
+    switches: list[FaultySqlite] = []
+    really_open = SqliteProvider.open
+
+    async def open_faulty(path: Path) -> SqliteProvider:
+        switches.append(FaultySqlite(await really_open(path)))
+        return switches[-1].provider
+
+    async with Client(sqlite_url) as client:
+        monkeypatch.setattr(SqliteProvider, "open", open_faulty)
+        async with Worker(app, sqlite_url, OPTIONS) as worker:
+            await _play(worker, client, switches, list(SQLITE_FAULTS))
+
+
+class Switch(Protocol):
+    """Where faults are injected."""
+
+    @property
+    def met(self) -> bool: ...
+    def inject(self, fault: Fault, after: int) -> None: ...
+
+
+OPTIONS: Final = RuntimeOptions.make(
+    poll_interval=0.2,
+    worker_lease_timeout=3,
+    work_item_lock_timeout=6,
+    stall_timeout=20,
+    max_sessions_per_runtime=10_000,
+)
+
+STRIKES: Final = 3
+"""Of each fault."""
+
+
+async def _play(worker: Worker, client: Client, switches: Sequence[Switch], faults: Sequence[Fault]) -> None:
+    """Run orchestrations, a few at a time, until every fault has struck often; each did everything once."""
+    waves = 0
+    async with anyio.create_task_group() as tasks:
+        struck = anyio.Event()
+        tasks.start_soon(_strike, switches, faults, struck)
+        while not struck.is_set():
+            waves += 1
+            await client.start("walk", 10, instance_id=f"walk {waves}")
+            await client.start("stroll", 3, instance_id=f"stroll {waves}")
+            await client.start("parent", 3, instance_id=f"parent {waves}")
+            walked = await client.wait(f"walk {waves}", timeout=60)
+            assert [one["n"] for one in walked] == list(range(10))
+            assert len(await client.wait(f"stroll {waves}", timeout=60)) == 3
+            assert await client.wait(f"parent {waves}", timeout=60) == [0, 0, 1]
+            kinds = [event.type for event in await client.history(f"walk {waves}")]
+            assert kinds.count("activity_completed") == kinds.count("activity_scheduled") == 10
+    assert worker.runtime.error is None
+
+
+async def _strike(switches: Sequence[Switch], faults: Sequence[Fault], struck: anyio.Event) -> None:
+    dice = random.Random(5)
+    for fault in [*faults] * STRIKES:
+        switch = switches[0] if dice.random() < 0.8 else dice.choice(switches)
+        switch.inject(fault, dice.randrange(2 if fault == "too_many_connections" else 15))
+        await _until(lambda switch=switch: switch.met)  # type: ignore[misc]
+    struck.set()
