@@ -258,14 +258,12 @@ async def test_a_connection_that_breaks_in_the_middle_of_several_statements_says
         assert [(times,)] in await link.together(both, {"n": Int8(1)})
 
 
-async def test_a_reset_that_comes_with_a_reply_is_noticed_at_once(
-    postgres_database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_reset_that_comes_with_a_reply_is_noticed_at_once(where: str) -> None:
     """The call has its reply, and the next one a connection of its own: it waits for nothing."""
-    with proxy(postgres_database) as network:
+    with proxy(where) as network:
         async with aclosing(Link(Target.parse(network.url), "affinity link", HOT)) as link:
             pid = await link.run(PID)
-            line = network.line("affinity link")
+            line = network.lines[-1]
             line.resets = True
             call = asyncio.create_task(link.run(PID))
             await asyncio.sleep(0)  # it is sent
@@ -273,6 +271,17 @@ async def test_a_reset_that_comes_with_a_reply_is_noticed_at_once(
             assert await call == pid
             with anyio.fail_after(PATIENCE / 2):
                 assert await link.run(PID) not in ([], pid)
+
+
+async def test_the_server_notices_a_host_that_is_gone(link: Link) -> None:
+    """Within a worker's lease, though it waits for the rest of a request and sends nothing itself."""
+    names = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count", "tcp_user_timeout")
+    idle, interval, count, user_timeout = [
+        int((await link.run("SELECT setting FROM pg_settings WHERE name = %(name)s", {"name": name}))[0][0])
+        for name in names
+    ]
+    assert 0 < idle + interval * count < 15
+    assert 0 < user_timeout < 15_000
 
 
 async def test_a_call_that_is_not_answered_ends(

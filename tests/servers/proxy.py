@@ -66,10 +66,6 @@ class Proxy:
 
     # -- what a test says
 
-    def line(self, name: str) -> Line:
-        """The newest connection of that name."""
-        return next(line for line in reversed(self.lines) if _is(line, name))
-
     def hold(self, name: str) -> None:
         """Nothing comes back on these connections, of now and of later, until `let_go`; nothing is lost."""
         with self._changed:
