@@ -27,6 +27,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import sys
 import threading
@@ -83,6 +84,20 @@ class HeldLocks:
             return [lock for lock, since in self._locks.items() if since <= latest]
 
 
+class LeaseEnd:
+    """When the lease ends as far as this process can know; the keeper moves it, the worker's loop looks at it.
+
+    After a pause of the whole process the loop may run before the keeper notices that the lease has ended.
+    """
+
+    def __init__(self) -> None:
+        self.at = math.inf  # monotonic
+
+    def is_past(self) -> bool:
+        """Whether others may have what the lease covered."""
+        return time.monotonic() >= self.at
+
+
 def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
     with contextlib.suppress(RuntimeError):  # the loop has ended by itself
         loop.call_soon_threadsafe(event.set)
@@ -123,10 +138,12 @@ class Keeper:
         options: RuntimeOptions,
         labels: dict[str, str],
         locks: HeldLocks,
+        lease_end: LeaseEnd,
         listener: LeaseListener,
         availability: Availability,
     ) -> None:
         self._locks = locks
+        self._lease_end = lease_end
         self._connect = connect
         self._identity = identity
         self._options = options
@@ -152,6 +169,7 @@ class Keeper:
         """Begin to renew a lease that was requested at ``registered_at`` (monotonic seconds)."""
         self._deadline = registered_at + self._options.worker_lease_timeout
         self._items_deadline = time.monotonic() + self._options.work_item_lock_timeout
+        self._lease_end.at = self._nearest()
         self._main_loop = asyncio.get_running_loop()
         self._main_thread = threading.get_ident()
         self._thread.start()
@@ -167,11 +185,6 @@ class Keeper:
         """The worker's loop says that it makes progress, and for how many seconds its own calls have had no answer."""
         self._beat = time.monotonic()
         self._silent_for = silent_for
-
-    @property
-    def lapsed(self) -> bool:
-        """Whether the lease has (nearly) ended and is not back yet."""
-        return self._lapsed
 
     # -- the thread
 
@@ -240,6 +253,7 @@ class Keeper:
             await self._in_time(partial(self._register_again, provider))
             self._deadline = sent + self._options.worker_lease_timeout
             self._items_deadline = sent + self._options.work_item_lock_timeout
+            self._lease_end.at = self._nearest()
             self._lapsed = False
             self._tell(self._listener.lease_resumed)
             return
@@ -248,6 +262,7 @@ class Keeper:
             self._lapse("the lease had ended before it could be renewed")
             return
         self._deadline = sent + lease.expires_in
+        self._lease_end.at = self._nearest()
         self._tell(self._listener.lease_renewed, lease)
         await self._renew_items(provider)
 
@@ -265,6 +280,7 @@ class Keeper:
             if lost := [lock for lock, ok in zip(batch, kept, strict=True) if not ok]:
                 self._tell(self._listener.locks_lost, lost)
         self._items_deadline = sent + self._options.work_item_lock_timeout
+        self._lease_end.at = self._nearest()
 
     # -- the ends of a lease
 

@@ -49,7 +49,7 @@ from affinity.worker.code import code_version
 from affinity.worker.committer import GroupCommit
 from affinity.worker.instances import InstanceTable
 from affinity.worker.isolation import not_begun
-from affinity.worker.keeper import HeldLocks
+from affinity.worker.keeper import HeldLocks, LeaseEnd
 from affinity.worker.metrics import Metrics
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.pledges import Pledge, again
@@ -95,6 +95,7 @@ class Runtime:
         identity: WorkerIdentity,
         options: RuntimeOptions,
         locks: HeldLocks,
+        lease_end: LeaseEnd,
         listeners: Sequence[SessionListener],
         availability: Availability,
         metrics: Metrics,
@@ -103,6 +104,7 @@ class Runtime:
         self._identity = identity
         self._options = options
         self._locks = locks
+        self._lease_end = lease_end
         self._metrics = metrics
         self._timeouts = Timeouts(
             work_item_lock=options.work_item_lock_timeout, session_lock=options.session_lock_timeout
@@ -189,7 +191,7 @@ class Runtime:
     @property
     def _alive(self) -> bool:
         """Whether there is a lease under which anything may be done."""
-        return not self._lapsed and self.error is None
+        return not self._lapsed and self.error is None and not self._lease_end.is_past()
 
     @property
     def _serving(self) -> bool:

@@ -36,7 +36,7 @@ from affinity.orchestration import App
 from affinity.orchestration.registry import SessionListener
 from affinity.provider import migrate, open_provider, redact
 from affinity.provider.contract import Hint, Incarnation, Provider, WorkerIdentity
-from affinity.worker.keeper import HeldLocks, Keeper
+from affinity.worker.keeper import HeldLocks, Keeper, LeaseEnd
 from affinity.worker.metrics import Metrics
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.retry import Availability
@@ -99,13 +99,14 @@ class Worker:
             self._app.check()
             stack.enter_context(instrumented())
             provider = self.metrics.observed(await self._open(stack))
-            locks = HeldLocks()
+            locks, lease_end = HeldLocks(), LeaseEnd()
             runtime = self._runtime = Runtime(
                 app=self._app,
                 provider=provider,
                 identity=self.identity,
                 options=self.options,
                 locks=locks,
+                lease_end=lease_end,
                 listeners=self._listeners,
                 availability=self._availability,
                 metrics=self.metrics,
@@ -116,6 +117,7 @@ class Worker:
                 options=self.options,
                 labels=self._labels,
                 locks=locks,
+                lease_end=lease_end,
                 listener=runtime,
                 availability=self._availability,
             )

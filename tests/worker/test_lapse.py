@@ -4,6 +4,7 @@ now.
 
 from __future__ import annotations
 
+import signal
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager
@@ -16,6 +17,8 @@ import pytest
 from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
 from affinity.client import Client
 from affinity.worker.silence import Silence
+from tests.board import open_board
+from tests.processes import open_workers
 from tests.provider.postgres_stage import administrator
 from tests.servers.proxy import proxy
 
@@ -184,3 +187,39 @@ async def test_a_worker_whose_own_calls_are_not_answered_gives_its_lease_up(
                 await until_logged(caplog, "lease is back")
                 steps.let_go()
                 await client.wait(run.instance_id, timeout=30)
+
+
+async def test_a_process_that_was_paused_starts_nothing_that_its_lease_covered(postgres_migrated: str) -> None:
+    """It reads the reply to its turn when it wakes, before it can know that its lease has ended."""
+    async with Client(postgres_migrated) as client, open_board() as board:
+        with (
+            proxy(postgres_migrated) as network,
+            open_workers(network.url) as through_network,
+            open_workers(postgres_migrated) as direct,
+        ):
+            paused = through_network.start("paused")
+            await client.start("held_walk", 4, instance_id="walk")
+            for _ in range(2):  # with their turns, the statements of a commit have been prepared
+                await (await board.next()).answer()
+            running = await board.next()
+            network.hold("affinity paused commit")
+            await running.answer()
+            with anyio.fail_after(30):
+                while [event.type for event in await client.history("walk")].count("activity_completed") < 3:
+                    await anyio.sleep(0.01)
+            network.hold("affinity keeper paused quick")
+            paused.pause()
+            direct.start("other")
+            last = await board.next()
+            assert (last["worker"], last["n"]) == ("other", 3)
+            network.let_go("affinity paused commit")
+            paused.send(signal.SIGCONT)
+            paused.wait_log("lease lost")
+            network.let_go("affinity keeper paused quick")
+            paused.wait_log("lease is back")
+            await client.start("held_once", "held", instance_id="probe")
+            probe = await board.next()  # calls come in order
+            assert (probe["instance"], board.waiting()) == ("probe", 0)
+            for call in (probe, last):
+                await call.answer()
+            assert [one["worker"] for one in await client.wait("walk", timeout=30)] == ["paused"] * 3 + ["other"]
