@@ -179,7 +179,7 @@ async def test_keep_alive_survives_a_blocked_loop(workers: Workers, client: Clie
     workers.start("idle")
     for _ in range(2):
         # Work for the idle worker, whose end shows that time has passed; its timer outlasts the busy worker's lease.
-        await client.wait((await client.start("doze", FAST["worker_lease_timeout"])).instance_id, timeout=30)
+        await client.wait((await client.start("nap", FAST["worker_lease_timeout"])).instance_id, timeout=30)
     assert board.waiting() == 0, "the blocked activity was started again"
     await blocked.answer()
     assert (await client.wait("block", timeout=30))["attempt"] == 1
