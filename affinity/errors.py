@@ -20,6 +20,7 @@
     │   ├── DatabaseFailure            anything else: a full disk, no memory, a limit; try again with backoff
     │   ├── DataRefused                the data itself is at fault; trying again does not help
     │   ├── Duplicate                  a row that must be new was there; trying again does not help
+    │   ├── DatabaseChanged            another database, or one that has lost commits: what is remembered is void
     │   └── WorkerFenced               another process has taken this worker's name
     ├── ClientError                    what was asked does not fit the instance
     │   ├── UnknownInstance
@@ -174,6 +175,14 @@ class DataRefused(ProviderError):
 
 class Duplicate(ProviderError):
     """A row that must be new was there already."""
+
+    retryable = False
+
+
+class DatabaseChanged(ProviderError):
+    """The database is another one than before, or has lost what it had committed (a failover, a restored backup). What
+    was read from it before may be untrue: start again with nothing in memory.
+    """
 
     retryable = False
 

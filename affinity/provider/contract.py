@@ -30,6 +30,12 @@ Rules for every verb
       would
       extend the lock by less than `TOUCH_SLACK` of the timeout, so that a hot loop does not write the row every turn.
 
+Timelines
+    A provider that was opened with a `Timeline` belongs to one incarnation of a worker. When the database is another
+    one, or behind what was seen, its verbs raise `DatabaseChanged`: at least `register_worker` and `renew_worker`, each
+    time. Whoever finds it first begins a new timeline: no epoch and no message id comes back, every worker lease has
+    ended, every session has a new epoch.
+
 Routing marks
     ``worker_queue.route`` is ``'free'`` for session-free items, ``'new'`` for items of a session that nobody holds
     (``'new:' + worker_id`` while they are offered to that worker), and ``'w:' + worker_id`` for items of a held

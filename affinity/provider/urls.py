@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from affinity.errors import InvalidUrl
 from affinity.provider.contract import Provider
+from affinity.provider.timeline import Timeline
 
 _SECRET = re.compile(r"(?P<before>://).*@|(?P<name>password=)(?:'[^']*'|[^&\s]*)", re.IGNORECASE)
 
@@ -22,14 +23,17 @@ def redact(url: str) -> str:
     return _SECRET.sub(lambda found: f"{found['before']}***@" if found["before"] else f"{found['name']}***", url)
 
 
-async def open_provider(url: str, *, application_name: str = "affinity") -> Provider:
+async def open_provider(url: str, *, application_name: str = "affinity", timeline: Timeline | None = None) -> Provider:
     """Connect to the database of ``url``; its schema must be up to date (`migrate`).
 
     Args:
         url: ``sqlite:///path`` or ``postgresql://…``; there ``?schema=name`` chooses another schema than ``affinity``.
         application_name: shown in PostgreSQL's activity view.
+        timeline: of a worker: from now on the provider refuses any other database, or line of its history, than the one
+            that this names, or that it finds first.
 
     Raises:
+        DatabaseChanged: the database is another one than that of ``timeline``.
         InvalidUrl: no provider for the URL, or it is malformed.
         ConnectionLost: the database cannot be reached.
         AccessDenied: it refuses the credentials.
@@ -38,10 +42,10 @@ async def open_provider(url: str, *, application_name: str = "affinity") -> Prov
     if (path := _sqlite_path(url)) is not None:
         from affinity.provider.sqlite import SqliteProvider
 
-        return await SqliteProvider.open(path)
+        return await SqliteProvider.open(path, timeline=timeline)
     from affinity.provider.postgres import PostgresProvider  # imported late: an embedded user needs no libpq
 
-    return await PostgresProvider.open(url, application_name=application_name)
+    return await PostgresProvider.open(url, application_name=application_name, timeline=timeline)
 
 
 async def migrate(url: str) -> tuple[int, int]:

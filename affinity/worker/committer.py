@@ -36,7 +36,7 @@ from typing import Generic, TypeVar
 import anyio
 import anyio.lowlevel
 
-from affinity.errors import Contention, DataRefused, ProviderError
+from affinity.errors import Contention, DatabaseChanged, DataRefused, ProviderError
 from affinity.limits import MAX_BATCH
 from affinity.worker.retry import Availability, Backoff
 
@@ -177,7 +177,7 @@ class GroupCommit(Generic[Request, Result]):
 
     def _failed(self, batch: list[_Pending[Request, Result]], error: ProviderError) -> float:
         """Hand the error out where it is final, and put everything else back; seconds to wait until the next batch."""
-        if error.retryable and error.maybe_done and not self.insist:
+        if isinstance(error, DatabaseChanged) or (error.retryable and error.maybe_done and not self.insist):
             self.availability.given_up(self.write)
             self._outcomes.extend((pending, error) for pending in batch)
         elif len(batch) > 1:

@@ -26,6 +26,7 @@ from typing import NamedTuple, Protocol, Self
 from cachetools import LRUCache
 
 from affinity.errors import (
+    DatabaseChanged,
     ExecutionLimitReached,
     NotSerializable,
     OrchestrationPoisoned,
@@ -277,7 +278,7 @@ class InstanceTable:
         try:
             read = await self._provider.read_history([(item.instance_id, item.execution_id) for item in items])
         except Exception as error:
-            if is_retryable(error):
+            if is_retryable(error) or isinstance(error, DatabaseChanged):
                 raise
             if len(items) == 1:
                 return {items[0].instance_id: error}
@@ -437,7 +438,7 @@ class InstanceTable:
             inputs = self._still_good(inputs, result)
         live.mailbox = inputs + live.mailbox
         self._drop(live)
-        if not isinstance(result, TurnResult) and not is_retryable(result):
+        if not isinstance(result, TurnResult | DatabaseChanged) and not is_retryable(result):
             self._suspend(_Point.of(turn), result)  # the database does not take what it contains
         self._around.poke()
 

@@ -9,6 +9,7 @@ States, as the worker sees them::
     held ──no renewal answered until just before the lease ends──► lapsed: all work stops, THEN the lease ends
     lapsed ──database answers, name still ours──► held (sessions that nobody took meanwhile keep their epoch)
     held, lapsed ──another process has our name──► fenced: stop at once
+    held, lapsed ──the database has changed──► over: the worker starts again (`affinity.worker.worker`)
     held ──the worker's loop stands still for `stall_timeout`──► stalled: the lease is given up, and said so
     held ──a call of the worker's own has no answer for longer than a lease──► lapsed; THEN the lease is given up
     lapsed ──that call has its answer, or is given up──► held
@@ -39,7 +40,7 @@ from typing import Protocol, TypeVar
 
 import anyio
 
-from affinity.errors import ConnectionLost, ProviderError, WorkerFenced, WorkerStalled
+from affinity.errors import ConnectionLost, DatabaseChanged, ProviderError, WorkerFenced, WorkerStalled
 from affinity.limits import MAX_BATCH
 from affinity.provider.contract import Hint, Provider, Timeouts, WorkerIdentity, WorkerLease, WorkLock
 from affinity.worker.options import RuntimeOptions
@@ -191,7 +192,7 @@ class Keeper:
     def _run(self) -> None:
         try:
             asyncio.run(self._keep())
-        except (WorkerFenced, WorkerStalled) as error:
+        except (DatabaseChanged, WorkerFenced, WorkerStalled) as error:
             self._tell(self._listener.lease_ended, error)
         except Exception as error:
             logger.exception("worker %s: the keeper failed", self._identity.worker_id)
@@ -211,7 +212,7 @@ class Keeper:
                     await self._round(provider)
                     pause = self._interval * random.uniform(0.8, 1.0)  # noqa: S311 -- jitter, not a secret
                     pause /= 3 if self._lapsed else 1
-                except WorkerFenced:
+                except (DatabaseChanged, WorkerFenced):
                     raise
                 except ProviderError:  # whatever it is: while this worker runs, the database may get well
                     pause = random.uniform(FIRST_PAUSE, self._interval / 3)  # noqa: S311

@@ -108,6 +108,10 @@ class Availability:
         """The caller does not try again what has failed."""
         self._failing.pop(caller, None)
 
+    def given_up_by_all(self) -> None:
+        """No caller of before calls again: others come in their place."""
+        self._failing.clear()
+
     async def call(self, verb: Callable[[], Awaitable[T]], caller: Hashable = "") -> T:
         """Await ``verb()`` once, and note whether the database answered."""
         try:

@@ -19,7 +19,7 @@ import anyio
 from anyio.abc import TaskGroup
 from cachetools import LRUCache
 
-from affinity.errors import Contention, ProviderError, WorkerFenced
+from affinity.errors import Contention, DatabaseChanged, ProviderError, WorkerFenced
 from affinity.limits import MAX_BATCH
 from affinity.orchestration import App
 from affinity.orchestration.events import Event
@@ -177,6 +177,8 @@ class Runtime:
             began = time.monotonic()
             try:
                 return await loop()
+            except DatabaseChanged as error:
+                return self.lease_ended(error)
             except Exception as error:
                 if isinstance(error, WorkerFenced) or not isinstance(error, ProviderError):
                     logger.exception("worker %s: %s failed", self.worker_id, getattr(loop, "__name__", loop))
@@ -624,9 +626,12 @@ class Runtime:
         self.poke()
 
     def lease_ended(self, error: BaseException) -> None:
-        """This worker is over: fenced, stalled, or refused by the database for good."""
+        """This worker is over: fenced, stalled, or refused by the database for good; or its life is, since the database
+        has changed.
+        """
         if self.error is None:
-            logger.error("worker %s: stopping: %s", self.worker_id, error)
+            if not isinstance(error, DatabaseChanged):
+                logger.error("worker %s: stopping: %s", self.worker_id, error)
             self.error = error
         self._tenure += 1
         self._stop_work(f"the worker is over: {error}")
@@ -654,7 +659,8 @@ class Runtime:
         logger.info("worker %s: draining, %d activities run", self.worker_id, len(self.activities))
         with anyio.move_on_after(self._options.drain_timeout) as limit:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._free_sessions)
+                tasks.start_soon(self._guarded, self._free_sessions)
+                tasks.start_soon(self._cancel_when_ended, tasks.cancel_scope)
                 await self.activities.drained()
                 await self._flush()
                 tasks.cancel_scope.cancel()
@@ -663,6 +669,11 @@ class Runtime:
             self.activities.interrupt_all()
             with anyio.move_on_after(self._options.worker_lease_timeout):
                 await self._flush()
+
+    async def _cancel_when_ended(self, scope: anyio.CancelScope) -> None:
+        """There is nothing left to drain."""
+        await self.ended.wait()
+        scope.cancel()
 
     def give_up(self) -> None:
         """Nobody will hear any more what became of the results that are on their way: their memory is not to be

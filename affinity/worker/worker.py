@@ -2,7 +2,8 @@
 
 What it opens, in the order in which things must close:
 
-    telemetry  log records and spans carry the session (`affinity.ambient`)
+    telemetry  log records and spans carry the session (`affinity.ambient`), and the metrics are served
+    life       a task that owns all of the following
     provider   the database connections of the main loop
     the name   registration: the worker lease
     keeper     a thread that renews the lease (`affinity.worker.keeper`)
@@ -10,6 +11,10 @@ What it opens, in the order in which things must close:
 
 On the way out the runtime drains, the keeper stops, the name is released (which frees all sessions), and the
 connections close. None of this is needed for correctness: a killed process leaves all of it to its lease.
+
+A *life* is all that is of one incarnation. It follows one timeline (`affinity.provider.timeline`): when the database
+turns out to be another one, or to have lost commits, whatever the process remembers may be untrue. The life then ends
+without writing anything, and the next begins, as a restarted process would, with empty caches.
 """
 
 from __future__ import annotations
@@ -21,21 +26,23 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from importlib.metadata import version
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import anyio
+from anyio.abc import TaskStatus
 
 from affinity.ambient import instrumented
-from affinity.errors import ProviderError
+from affinity.errors import DatabaseChanged, ProviderError
 from affinity.orchestration import App
 from affinity.orchestration.registry import SessionListener
 from affinity.provider import migrate, open_provider, redact
 from affinity.provider.contract import Hint, Incarnation, Provider, WorkerIdentity
+from affinity.provider.timeline import Timeline
 from affinity.worker.keeper import HeldLocks, Keeper, LeaseEnd
 from affinity.worker.metrics import Metrics
 from affinity.worker.options import RuntimeOptions
@@ -44,6 +51,8 @@ from affinity.worker.runtime import Runtime
 from affinity.worker.silence import BEAT_SECONDS
 
 logger = logging.getLogger("affinity.worker")
+
+T = TypeVar("T")
 
 LEAVE_SECONDS = 5.0
 """How long a worker that ends tries to tell the database so; the lease's end says it anyway."""
@@ -76,9 +85,7 @@ class Worker:
         migrate: bool = True,
     ) -> None:
         self.options = options or RuntimeOptions.from_environment()
-        self.identity = WorkerIdentity(
-            worker_id=self.options.worker_node_id, incarnation=Incarnation(secrets.token_hex(8))
-        )
+        self.identity = _new_identity(self.options.worker_node_id)
         self.metrics = Metrics(self.identity.worker_id)
         self.metrics_port: int | None = None
         self._app = app
@@ -91,6 +98,11 @@ class Worker:
         self.drained = False
         """Whether a drain came to its end: False after a second signal."""
         self._entered = False
+        self._leaving = anyio.Event()
+        self._lives = False  # a life has begun, and is not over
+        self._life_scope: anyio.CancelScope | None = None
+        self._ended = anyio.Event()
+        self._error: BaseException | None = None
         self._runtime: Runtime | None = None
         self._stack = AsyncExitStack()
 
@@ -98,43 +110,17 @@ class Worker:
         async with AsyncExitStack() as stack:
             self._app.check()
             stack.enter_context(instrumented())
-            provider = self.metrics.observed(await self._open(stack))
-            locks, lease_end = HeldLocks(), LeaseEnd()
-            runtime = self._runtime = Runtime(
-                app=self._app,
-                provider=provider,
-                identity=self.identity,
-                options=self.options,
-                locks=locks,
-                lease_end=lease_end,
-                listeners=self._listeners,
-                availability=self._availability,
-                metrics=self.metrics,
-            )
-            self._keeper = Keeper(
-                connect=self._connect,
-                identity=self.identity,
-                options=self.options,
-                labels=self._labels,
-                locks=locks,
-                lease_end=lease_end,
-                listener=runtime,
-                availability=self._availability,
-            )
-            registered_at = await stack.enter_async_context(self._registered(provider))
             self._serve_metrics(stack)
-            await stack.enter_async_context(self._running(registered_at))
-            logger.info("worker %s: running app %r at %s", self.identity.worker_id, self._app.name, redact(self._url))
+            await stack.enter_async_context(self._living())
             self._stack = stack.pop_all()
-        self._entered = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stack.__aexit__(kind, error, trace)
-        if error is None and self.runtime.error is not None:
-            raise self.runtime.error
+        if error is None and self._error is not None:
+            raise self._error
 
     # -- while it runs
 
@@ -156,17 +142,18 @@ class Worker:
             WorkerFenced: another process has its name.
             WorkerStalled: its event loop stood still.
         """
-        await self.runtime.ended.wait()
-        assert self.runtime.error is not None
-        raise self.runtime.error
+        await self._ended.wait()
+        assert self._error is not None
+        raise self._error
 
     async def drain(self) -> None:
         """Take nothing new, let running activities end or give them back, free all sessions. Leaving the block does it
         too.
         """
-        if not self._drain_begun and self.runtime.error is None:
+        if not self._drain_begun and self._error is None:
             self._drain_begun = True
-            await self.runtime.drain()
+            if self._lives and self.runtime.error is None:
+                await self.runtime.drain()
             self.drained = True
 
     async def serve(self) -> signal.Signals:
@@ -186,13 +173,13 @@ class Worker:
                 tasks.start_soon(self._watch, signals, received, first, tasks.cancel_scope)
                 try:
                     async with self:
-                        tasks.start_soon(self._cancel_when_ended, tasks.cancel_scope)
+                        tasks.start_soon(_cancel_after, self._ended, tasks.cancel_scope)
                         await first.wait()
                         await self.drain()
                 except Exception as error:
                     failure = error  # leaves as itself, not as a group
                 tasks.cancel_scope.cancel()
-        failure = failure or (self._runtime.error if self._runtime else None)
+        failure = failure or self._error
         if failure is not None:
             raise failure
         return received[0]
@@ -211,28 +198,121 @@ class Worker:
                 scope.cancel()
             first.set()
 
-    async def _cancel_when_ended(self, scope: anyio.CancelScope) -> None:
-        await self.runtime.ended.wait()
-        scope.cancel()
+    # -- one life after another
+
+    @asynccontextmanager
+    async def _living(self) -> AsyncIterator[None]:
+        """Live in a task of its own. Errors leave as themselves, not as a group; one of the block ends it at once."""
+        failure: Exception | None = None
+        async with anyio.create_task_group() as tasks:
+            try:
+                await tasks.start(self._live)
+                yield
+                self._leaving.set()
+                if self._life_scope is not None and not self._lives:
+                    self._life_scope.cancel()
+            except Exception as error:
+                failure = error
+                tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    async def _live(self, *, task_status: TaskStatus[None]) -> None:
+        """One life after another, until somebody leaves the block or the worker is over."""
+        timeline = Timeline()
+        patience: float | None = self.options.startup_timeout
+        while not (self._leaving.is_set() or self._drain_begun):
+            try:
+                with anyio.CancelScope() as self._life_scope:
+                    async with self._life(timeline, patience) as runtime:
+                        if not self._entered:
+                            self._entered = True
+                            task_status.started()
+                        await self._live_on(runtime)
+            except DatabaseChanged:
+                pass  # before the life had begun
+            except Exception as error:
+                if not self._entered:
+                    raise
+                self._end(error)
+                return
+            timeline, patience = Timeline(timeline), None
+            self.identity = _new_identity(self.identity.worker_id)
+            self._availability.given_up_by_all()
+
+    async def _live_on(self, runtime: Runtime) -> None:
+        """Wait until the life is over: by leaving, or by a change of the database. Any other end is the worker's."""
+        self._lives = True
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_cancel_after, runtime.ended, tasks.cancel_scope)
+            await self._leaving.wait()
+            tasks.cancel_scope.cancel()
+        if isinstance(runtime.error, DatabaseChanged):
+            self._lives = False
+            logger.warning("worker %s: %s; starting again as a new incarnation", runtime.worker_id, runtime.error)
+        elif runtime.error is not None:
+            self._end(runtime.error)
+            await self._leaving.wait()
+
+    def _end(self, error: BaseException) -> None:
+        self._error = error
+        self._ended.set()
+
+    @asynccontextmanager
+    async def _life(self, timeline: Timeline, patience: float | None) -> AsyncIterator[Runtime]:
+        async with AsyncExitStack() as stack:
+            provider = self.metrics.observed(await self._open(stack, timeline, patience))
+            locks, lease_end = HeldLocks(), LeaseEnd()
+            runtime = self._runtime = Runtime(
+                app=self._app,
+                provider=provider,
+                identity=self.identity,
+                options=self.options,
+                locks=locks,
+                lease_end=lease_end,
+                listeners=self._listeners,
+                availability=self._availability,
+                metrics=self.metrics,
+            )
+            keeper = Keeper(
+                connect=partial(self._connect, timeline),
+                identity=self.identity,
+                options=self.options,
+                labels=self._labels,
+                locks=locks,
+                lease_end=lease_end,
+                listener=runtime,
+                availability=self._availability,
+            )
+            registered_at = await stack.enter_async_context(self._registered(provider, patience))
+            await stack.enter_async_context(self._running(runtime, keeper, registered_at))
+            logger.info("worker %s: running app %r at %s", self.identity.worker_id, self._app.name, redact(self._url))
+            yield runtime
 
     # -- coming and going
 
-    async def _open(self, stack: AsyncExitStack) -> Provider:
-        """Migrate and connect; while the database does not answer, try for ``startup_timeout``."""
-        patience = self.options.startup_timeout
+    async def _open(self, stack: AsyncExitStack, timeline: Timeline, patience: float | None) -> Provider:
+        """Migrate and connect."""
         if self._migrate:
-            await self._availability.start(partial(migrate, self._url), patience)
+            await self._patiently(partial(migrate, self._url), patience)
         name = f"affinity {self.identity.worker_id}"
-        provider = await self._availability.start(partial(open_provider, self._url, application_name=name), patience)
+        connect = partial(open_provider, self._url, application_name=name, timeline=timeline)
+        provider = await self._patiently(connect, patience)
         stack.push_async_callback(_close, provider)
         return provider
 
-    async def _connect(self) -> Provider:
+    async def _patiently(self, verb: Callable[[], Awaitable[T]], patience: float | None) -> T:
+        """While the database does not answer, try for ``patience`` seconds; None: for ever."""
+        if patience is None:
+            return await self._availability.insist(verb)
+        return await self._availability.start(verb, patience)
+
+    async def _connect(self, timeline: Timeline) -> Provider:
         name = f"affinity keeper {self.identity.worker_id}"
-        return self.metrics.observed(await open_provider(self._url, application_name=name))
+        return self.metrics.observed(await open_provider(self._url, application_name=name, timeline=timeline))
 
     @asynccontextmanager
-    async def _registered(self, provider: Provider) -> AsyncIterator[float]:
+    async def _registered(self, provider: Provider, patience: float | None) -> AsyncIterator[float]:
         """Hold the worker's name; gives the monotonic time at which the lease was asked for."""
         asked = 0.0
 
@@ -242,7 +322,7 @@ class Worker:
             lease = self.options.worker_lease_timeout
             self.runtime.lease_renewed(await provider.register_worker(self.identity, lease, self._labels))
 
-        await self._availability.start(register, self.options.startup_timeout)
+        await self._patiently(register, patience)
         with contextlib.suppress(ProviderError):  # only a hint
             await provider.wake({self.identity.worker_id: Hint()})  # whoever had the name until now stops
         try:
@@ -253,50 +333,69 @@ class Worker:
                 await provider.wake({None: Hint()})
 
     @asynccontextmanager
-    async def _running(self, registered_at: float) -> AsyncIterator[None]:
-        """The loops and the keeper. An error of the block drains too, and leaves as itself, not as a group."""
+    async def _running(self, runtime: Runtime, keeper: Keeper, registered_at: float) -> AsyncIterator[None]:
+        """The loops and the keeper. An error of the block leaves as itself, not as a group."""
         failure: Exception | None = None
         async with anyio.create_task_group() as tasks:
-            self.runtime.start(tasks)
-            tasks.start_soon(self._beat)
-            self._keeper.start(registered_at)
+            runtime.start(tasks)
+            tasks.start_soon(_beat, runtime, keeper)
+            keeper.start(registered_at)
             try:
                 yield
-                await self.drain()
+                if runtime.error is None:
+                    await self.drain()
             except Exception as error:
                 failure = error
             finally:
                 with anyio.CancelScope(shield=True):
-                    await self.runtime.activities.aclose(LEAVE_SECONDS)
-                    await self._keeper.stop()
-                    self.runtime.give_up()
-                    await self.runtime.sessions.lost_all()
+                    await runtime.activities.aclose(LEAVE_SECONDS)
+                    await keeper.stop()
+                    runtime.give_up()
+                    await runtime.sessions.lost_all()
                 tasks.cancel_scope.cancel()
         if failure is not None:
             raise failure
 
-    async def _beat(self) -> None:
-        while True:
-            self._keeper.beat(self.runtime.silence.beat())
-            await anyio.sleep(BEAT_SECONDS)
-
     def _serve_metrics(self, stack: AsyncExitStack) -> None:
-        runtime = self.runtime
-        self.metrics.gauge("running_activities", "Activities that run now", lambda: len(runtime.activities))
-        self.metrics.gauge(
-            "live_instances", "Orchestrations whose coroutine is in memory", lambda: len(runtime.instances)
+        gauge = self.metrics.gauge
+        gauge("running_activities", "Activities that run now", self._count(lambda now: len(now.activities)))
+        gauge(
+            "live_instances",
+            "Orchestrations whose coroutine is in memory",
+            self._count(lambda now: len(now.instances)),
         )
-        self.metrics.gauge(
-            "held_sessions", "Sessions whose work ran here and whose lock has not ended", lambda: len(runtime.sessions)
+        gauge(
+            "held_sessions",
+            "Sessions whose work ran here and whose lock has not ended",
+            self._count(lambda now: len(now.sessions)),
         )
         most = self.options.max_sessions_per_runtime
-        self.metrics.gauge("session_capacity", "Sessions that it may hold at once", lambda: most)
-        self.metrics.gauge("turns", "Turns committed since the start", lambda: runtime.instances.turns)
-        self.metrics.gauge("replays", "Histories replayed since the start", lambda: runtime.instances.replays)
+        gauge("session_capacity", "Sessions that it may hold at once", lambda: most)
+        gauge("turns", "Turns committed since the start", self._count(lambda now: now.instances.turns))
+        gauge("replays", "Histories replayed since the start", self._count(lambda now: now.instances.replays))
         if self.options.metrics_port is not None:
             self.metrics_port, stop = self.metrics.serve(self.options.metrics_port)
             stack.callback(stop)
             logger.info("worker %s: metrics on port %d", self.identity.worker_id, self.metrics_port)
+
+    def _count(self, read: Callable[[Runtime], int]) -> Callable[[], int]:
+        """Of the runtime as it is when it is asked; there is none before the first life."""
+        return lambda: 0 if self._runtime is None else read(self._runtime)
+
+
+def _new_identity(worker_id: str) -> WorkerIdentity:
+    return WorkerIdentity(worker_id=worker_id, incarnation=Incarnation(secrets.token_hex(8)))
+
+
+async def _beat(runtime: Runtime, keeper: Keeper) -> None:
+    while True:
+        keeper.beat(runtime.silence.beat())
+        await anyio.sleep(BEAT_SECONDS)
+
+
+async def _cancel_after(event: anyio.Event, scope: anyio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
 
 
 async def _close(provider: Provider) -> None:

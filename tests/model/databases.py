@@ -161,7 +161,7 @@ class SqliteModelDatabase:
         return self._path.with_name(f"{self._path.name}.kept")
 
 
-BOOKKEEPING: Final = frozenset({"counters", "sweeps", "schema_versions", "schema_version"})
+BOOKKEEPING: Final = frozenset({"counters", "sweeps", "schema_versions", "schema_version", "timeline"})
 """Tables whose rows are the provider's own: there from the start, and no more of them however much is done."""
 
 # The clock is a sequence, so that every reading moves it, whichever transaction reads.
@@ -186,7 +186,8 @@ DO $do$
 DECLARE name text;
 BEGIN
     FOR name IN SELECT relname FROM pg_class
-        WHERE relnamespace = current_schema::regnamespace AND relkind = 'r' AND relname <> 'schema_versions'
+        WHERE relnamespace = current_schema::regnamespace AND relkind = 'r'
+          AND relname NOT IN ('schema_versions', 'timeline')
     LOOP
         EXECUTE format('DELETE FROM %I', name);
     END LOOP;

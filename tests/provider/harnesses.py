@@ -18,6 +18,7 @@ from affinity.provider.postgres import PostgresProvider
 from affinity.provider.sqlite import Clock, SqliteProvider, fetching
 from affinity.provider.sqlite.database import Database, connect
 from affinity.provider.sqlite.tokens import Tokens
+from affinity.provider.timeline import Timeline
 from tests.provider.fault_proxy import FaultyPostgres
 
 PATIENCE: Final = 30.0
@@ -41,8 +42,12 @@ class SqliteHarness:
         await SqliteProvider.migrate(path)
         return cls(path)
 
-    async def open(self) -> Provider:
-        return await SqliteProvider.open(self._path, clock=self._clock)
+    async def open(self, timeline: Timeline | None = None) -> Provider:
+        return await SqliteProvider.open(self._path, clock=self._clock, timeline=timeline)
+
+    async def lose_tail(self) -> None:
+        with closing(connect(self._path)) as connection:
+            connection.execute("UPDATE timeline SET reached = 0")
 
     async def advance(self, seconds: float) -> None:
         self._clock.offset += seconds
@@ -170,7 +175,7 @@ BEGIN
     EXECUTE (
         SELECT 'TRUNCATE ' || string_agg(oid::regclass::text, ', ') FROM pg_class
         WHERE relnamespace = current_schema::regnamespace AND relkind = 'r'
-          AND relname <> 'schema_versions' AND pg_relation_size(oid) > 0);
+          AND relname NOT IN ('schema_versions', 'timeline') AND pg_relation_size(oid) > 0);
     PERFORM setval(oid, seqstart, false) FROM pg_sequence JOIN pg_class ON oid = seqrelid
     WHERE relnamespace = current_schema::regnamespace;
     INSERT INTO sweeps VALUES ('-infinity');
@@ -204,8 +209,12 @@ class PostgresHarness:
             await monitor.execute(AS_NEW)
         return harness
 
-    async def open(self) -> Provider:
-        return await PostgresProvider.open(self._url)
+    async def open(self, timeline: Timeline | None = None) -> Provider:
+        return await PostgresProvider.open(self._url, timeline=timeline)
+
+    async def lose_tail(self) -> None:
+        async with self._monitor() as monitor:
+            await monitor.execute("UPDATE timeline SET place = 'elsewhere'")
 
     async def advance(self, seconds: float) -> None:
         async with self._provider() as provider:

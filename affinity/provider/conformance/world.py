@@ -27,6 +27,7 @@ from affinity.provider.contract import (
     WorkItem,
     WorkKey,
 )
+from affinity.provider.timeline import Timeline
 from affinity.records import SessionRecord, SessionStore
 
 _Result = TypeVar("_Result")
@@ -56,9 +57,9 @@ class World:
         await self._open.aclose()
         self._clerk = None
 
-    async def open(self) -> Provider:
+    async def open(self, timeline: Timeline | None = None) -> Provider:
         """A provider object on the database, closed with the world."""
-        provider = await self.harness.open()
+        provider = await self.harness.open(timeline)
         self._open.push_async_callback(provider.aclose)
         return provider
 
@@ -79,6 +80,13 @@ class World:
         """A new process of that name, registered; a second one is a restart of the first."""
         peer = await self.peer(worker_id)
         await peer.register(lease)
+        return peer
+
+    async def follower(self, worker_id: str, timeline: Timeline) -> Peer:
+        """As `worker`, and it follows that timeline."""
+        identity = WorkerIdentity(worker_id=worker_id, incarnation=Incarnation(secrets.token_hex(8)))
+        peer = Peer(await self.open(timeline), identity)
+        await peer.register()
         return peer
 
     async def beside(self, peer: Peer) -> Peer:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString
 
@@ -33,6 +33,8 @@ from affinity.errors import ConnectionLost, ReadOnly
 from affinity.provider.postgres.conversation import Conversation, Outcome, Params, Row
 from affinity.provider.postgres.errors import translate
 from affinity.provider.postgres.target import COLD, HOT, Target
+from affinity.provider.postgres.timeline import LEARN, TimelineCheck
+from affinity.provider.timeline import Timeline
 
 DEADLINE: Final = 40.0
 """Seconds for one call, above the server's own statement_timeout: past it the network must be gone."""
@@ -53,8 +55,16 @@ class _Call:
 class Link:
     """One connection, made when it is first needed and again after it broke. For one event loop."""
 
-    def __init__(self, target: Target, application_name: str, settings: dict[str, str]) -> None:
+    def __init__(
+        self,
+        target: Target,
+        application_name: str,
+        settings: dict[str, str],
+        check: Callable[[AsyncConnection[Row]], Awaitable[None]] | None = None,
+    ) -> None:
+        """``check`` is awaited with each new connection: what it raises, the call that needs the connection raises."""
         self._target = target
+        self._check = check
         self._conninfo = target.connect(application_name, settings)
         self._waiting: deque[_Call] = deque()
         self._current: _Call | None = None  # the call that has the connection, or for which it is made
@@ -138,7 +148,7 @@ class Link:
 
     async def _connect(self) -> None:
         try:
-            connection = await connect(self._conninfo)
+            connection = await self._checked()
         except Exception as error:
             self._connecting = None
             self._end(error)
@@ -152,6 +162,16 @@ class Link:
             else:
                 self._ask(call, self._conversation)
         self._go_on()
+
+    async def _checked(self) -> AsyncConnection[Row]:
+        connection = await connect(self._conninfo)
+        if self._check is not None:
+            try:
+                await self._check(connection)
+            except BaseException:
+                connection.pgconn.finish()
+                raise
+        return connection
 
     def _ask(self, call: _Call, conversation: Conversation) -> None:
         try:
@@ -220,15 +240,31 @@ class Links:
 
     def __init__(self, target: Target, application_name: str) -> None:
         def link(role: str, settings: dict[str, str]) -> Link:
-            return Link(target, f"{application_name} {role}", settings)
+            return Link(target, f"{application_name} {role}", settings, self._check)
 
         self.target = target
+        self.timeline = TimelineCheck(None)
+        self._is_migrated = False  # before, there is nothing that a connection could be asked
         self.application_name = application_name
         self.commit = link("commit", HOT)  # turns and acks
         self.fetch = link("fetch", HOT)
         self.quick = link("quick", HOT)  # leases, renewals, give-backs, histories, hints, what a client asks
         self.states = link("states", HOT)  # session states on their own: one of them may take seconds
         self.misc = link("misc", COLD)  # listings, the sweep
+
+    async def follow(self, timeline: Timeline | None) -> None:
+        """From now on refuse any other timeline than this one.
+
+        Raises:
+            DatabaseChanged: the database has another one already.
+        """
+        self.timeline = TimelineCheck(timeline)
+        self.timeline.check(await self.misc.run(LEARN, self.timeline.known))
+        self._is_migrated = True
+
+    async def _check(self, connection: AsyncConnection[Row]) -> None:
+        if self._is_migrated:
+            await self.timeline.check_connection(connection)
 
     async def aclose(self) -> None:
         """Close all. Idempotent."""

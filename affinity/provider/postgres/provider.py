@@ -16,6 +16,7 @@ from affinity.provider.postgres.target import Target
 from affinity.provider.postgres.turns import TurnVerbs
 from affinity.provider.postgres.work_items import WorkItemVerbs
 from affinity.provider.postgres.workers import WorkerVerbs
+from affinity.provider.timeline import Timeline
 
 # The offset stands in the function as a literal, so that it is inlined as the real one is, and plans stay the same.
 _ADVANCE: Final[LiteralString] = """
@@ -57,14 +58,18 @@ class PostgresProvider(
     """
 
     @classmethod
-    async def open(cls, url: str, *, application_name: str = "affinity") -> PostgresProvider:
+    async def open(
+        cls, url: str, *, application_name: str = "affinity", timeline: Timeline | None = None
+    ) -> PostgresProvider:
         """Connect to a migrated database.
 
         Args:
             url: libpq's syntax, several hosts too; ``schema=name`` chooses another schema than ``affinity``.
             application_name: shown in ``pg_stat_activity``, with each connection's role after it.
+            timeline: see `affinity.provider.open_provider`; each connection compares it, and each renewal.
 
         Raises:
+            DatabaseChanged: the database is another one than that of ``timeline``.
             InvalidUrl: it is malformed, or the schema is not a plain identifier.
             ConnectionLost: the server cannot be reached.
             AccessDenied: it refuses the credentials, or the database is unknown.
@@ -73,6 +78,7 @@ class PostgresProvider(
         links = Links(Target.parse(url), application_name)
         try:
             await check_version(links.misc.run, links.target)
+            await links.follow(timeline)
         except BaseException:
             await links.aclose()
             raise

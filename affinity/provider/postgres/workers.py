@@ -10,6 +10,7 @@ from affinity.errors import WorkerFenced
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import WorkerIdentity, WorkerInfo, WorkerLease
 from affinity.provider.postgres.base import Verbs, who
+from affinity.provider.postgres.timeline import LEARN
 from affinity.provider.statements import load_statements
 from affinity.records import labels_of
 
@@ -23,16 +24,23 @@ class WorkerVerbs(Verbs):
         self, identity: WorkerIdentity, lease: float, labels: Mapping[str, str], *, resume: bool = False
     ) -> WorkerLease:
         """See `affinity.provider.contract.Provider`."""
+        timeline = self._links.timeline
         params = {**who(identity), "lease": lease, "labels": json.dumps(dict(labels)), "reroute": MAX_REROUTE}
-        statements = _SQL["resume" if resume else "register"] + ";" + _SQL["reclaim_marks"]
-        rows, *_ = await self._links.quick.script(statements, params)
+        statements = ";".join([LEARN, _SQL["resume" if resume else "register"], _SQL["reclaim_marks"]])
+        learned, rows, *_ = await self._links.quick.script(statements, {**params, **timeline.known})
+        timeline.check(learned)
         if not rows:
             raise _fenced(identity)
         return WorkerLease(expires_in=lease, database_time=rows[0][0])
 
     async def renew_worker(self, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
         """See `affinity.provider.contract.Provider`."""
-        ((now, draining, holder),) = await self._links.quick.run(_SQL["renew"], {**who(identity), "lease": lease})
+        timeline = self._links.timeline
+        learned, rows = await self._links.quick.together(
+            [LEARN, _SQL["renew"]], {**who(identity), "lease": lease, **timeline.known}
+        )
+        timeline.check(learned)
+        ((now, draining, holder),) = rows
         if now is not None:
             return WorkerLease(expires_in=lease, database_time=now, draining=draining)
         if holder not in (None, identity.incarnation):

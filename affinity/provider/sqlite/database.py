@@ -21,9 +21,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Concatenate, Final, LiteralString, ParamSpec, TypeAlias, TypeVar
 
-from affinity.errors import SchemaMismatch
+from affinity.errors import DatabaseChanged, SchemaMismatch
 from affinity.provider.sqlite.clock import Clock
 from affinity.provider.sqlite.failures import FAILURES, is_busy, translate
+from affinity.provider.sqlite.timeline import learn
+from affinity.provider.timeline import Timeline
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -150,20 +152,35 @@ def patiently(attempt: Callable[[], T], max_wait: float) -> T:
 class Database:
     """A connection and its transactions; used by one thread at a time."""
 
-    def __init__(self, connection: sqlite3.Connection, clock: Clock, *, max_wait: float = MAX_WAIT) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        clock: Clock,
+        *,
+        max_wait: float = MAX_WAIT,
+        timeline: Timeline | None = None,
+    ) -> None:
         self._connection = connection
         self._clock = clock
+        self._timeline = timeline
         self._max_wait = max_wait
         self._version = self._data_version()
 
     def write(self, verb: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run ``verb`` in a write transaction; it is undone as a whole when it raises."""
+        """Run ``verb`` in a write transaction; it is undone as a whole when it raises.
+
+        Raises:
+            DatabaseChanged: the file was restored meanwhile; ``verb`` was not run.
+        """
         connection = self._connection
         try:
             self._undo()  # what could not be undone when a verb failed
             patiently(lambda: connection.execute("BEGIN IMMEDIATE"), self._max_wait)
             try:
-                result = verb(Tx(connection, self._clock.now()), *args, **kwargs)
+                tx = Tx(connection, self._clock.now())
+                if self._timeline is not None:
+                    self._check(tx, self._timeline)
+                result = verb(tx, *args, **kwargs)
                 connection.execute("COMMIT")
             except BaseException:
                 with suppress(*FAILURES):  # a disk that fails may refuse this too; the error of the verb says more
@@ -197,6 +214,14 @@ class Database:
         finally:
             with suppress(*FAILURES):
                 self._undo()
+
+    def _check(self, tx: Tx, timeline: Timeline) -> None:
+        token, reached = learn(tx, timeline)
+        try:
+            timeline.check(token, reached)
+        except DatabaseChanged:
+            self._connection.execute("COMMIT")  # the new timeline, if it was begun just now
+            raise
 
     def _undo(self) -> None:
         if self._connection.in_transaction:  # some errors have rolled back already

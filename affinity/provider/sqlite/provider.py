@@ -10,6 +10,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import anyio.to_thread
 
+from affinity.errors import ConnectionLost, DatabaseChanged
 from affinity.provider.contract import (
     Deletion,
     Delivery,
@@ -51,6 +52,7 @@ from affinity.provider.sqlite.store import SqliteStates
 from affinity.provider.sqlite.thread import DatabaseThread
 from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.sqlite.turns import commit
+from affinity.provider.timeline import Timeline
 from affinity.records import SessionStore
 
 P = ParamSpec("P")
@@ -66,6 +68,7 @@ class SqliteProvider:
 
     def __init__(self, path: Path, writer: Database, reader: Database) -> None:
         self._path = path.resolve()
+        self._inode = self._path.stat().st_ino
         self._tokens = Tokens()
         self._waiting = 0
         self._subscriptions: set[subscriptions.Subscription] = set()
@@ -74,20 +77,28 @@ class SqliteProvider:
         self._states = SqliteStates(self._writer, self._reader)
 
     @classmethod
-    async def open(cls, path: Path, *, clock: Clock | None = None, max_wait: float = MAX_WAIT) -> SqliteProvider:
+    async def open(
+        cls,
+        path: Path,
+        *,
+        clock: Clock | None = None,
+        max_wait: float = MAX_WAIT,
+        timeline: Timeline | None = None,
+    ) -> SqliteProvider:
         """Open a file whose schema is up to date.
 
         Args:
             path: of the database file.
             clock: shared by the providers of one test, to move time; the machine's when left out.
             max_wait: seconds that a call waits for other writers before it raises `Contention`.
+            timeline: see `affinity.provider.open_provider`; every transaction that writes compares it.
 
         Raises:
             ConnectionLost: its directory is missing.
             SchemaMismatch: it was never migrated, or by newer code, or is no SQLite database.
         """
         opened = partial(_open, path, clock or Clock(), max_wait)
-        writer = await anyio.to_thread.run_sync(opened)
+        writer = await anyio.to_thread.run_sync(opened, timeline)
         try:
             reader = await anyio.to_thread.run_sync(opened)
         except BaseException:
@@ -126,6 +137,7 @@ class SqliteProvider:
 
     async def renew_worker(self, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
         """See `Provider.renew_worker`."""
+        self._check_file()
         return await self._write(workers.renew, identity, lease)
 
     async def drain_worker(self, identity: WorkerIdentity) -> int:
@@ -300,6 +312,15 @@ class SqliteProvider:
 
     # -- how
 
+    def _check_file(self) -> None:
+        """Our connections stay with the file that they have opened, even when another one has its name now."""
+        try:
+            inode = self._path.stat().st_ino
+        except OSError as error:
+            raise ConnectionLost(f"the database file is gone: {error.strerror}") from error
+        if inode != self._inode:
+            raise DatabaseChanged("the database is another file than the one that was opened")
+
     async def _write(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._writer.call(Database.write, verb, *args, **kwargs)
 
@@ -327,13 +348,13 @@ class SqliteProvider:
             subscription.receive(Hint())
 
 
-def _open(path: Path, clock: Clock, max_wait: float) -> Database:
+def _open(path: Path, clock: Clock, max_wait: float, timeline: Timeline | None = None) -> Database:
     if not path.exists() and path.parent.is_dir():
         raise unmigrated()
     connection = connect(path)
     try:
         check_schema(connection)
-        return Database(connection, clock, max_wait=max_wait)
+        return Database(connection, clock, max_wait=max_wait, timeline=timeline)
     except BaseException:
         connection.close()
         raise

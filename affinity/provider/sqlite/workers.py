@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from affinity.errors import WorkerFenced
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import Incarnation, WorkerIdentity, WorkerInfo, WorkerLease
-from affinity.provider.sqlite import sessions
+from affinity.provider.sqlite import sessions, timeline
 from affinity.provider.sqlite.database import Tx
 from affinity.provider.sqlite.messages import reroute_messages
 from affinity.provider.sqlite.sessions import own_route
@@ -44,6 +44,7 @@ def register(
     known = row is not None and row[0] == identity.incarnation
     if resume and row is not None and not known:
         raise fenced(identity)
+    timeline.advance(tx)
     put = {**_named(identity), "locked_until": tx.now + lease, "now": tx.now, "labels": json.dumps(dict(labels))}
     tx.run(SQL["put"], put)
     if not resume and not known:  # an incarnation that registers twice has lost an answer, not its sessions
@@ -61,6 +62,7 @@ def renew(tx: Tx, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
         raise fenced(identity)
     if locked_until <= tx.now:
         return None
+    timeline.advance(tx)
     tx.run(SQL["extend"], {**_named(identity), "locked_until": tx.now + lease})
     return _lease(tx, lease, draining=bool(draining))
 

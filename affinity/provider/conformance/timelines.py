@@ -1,0 +1,80 @@
+"""Timelines: what a provider does when the database turns out to be another one, or to have lost commits."""
+
+from __future__ import annotations
+
+import pytest
+
+from affinity.errors import DatabaseChanged
+from affinity.provider.conformance.base import Rules
+from affinity.provider.conformance.world import World
+from affinity.provider.contract import NewMessage
+from affinity.provider.timeline import Timeline
+
+
+class TimelineRules(Rules):
+    """``timeline`` of `affinity.provider.open_provider`. What is true of one timeline says nothing about the next."""
+
+    async def test_an_incarnation_ends_with_its_timeline(self, world: World) -> None:
+        """Neither a renewal nor a return brings it over, however often it asks (contract: Provider)."""
+        a = await world.follower("a", Timeline())
+        assert await a.renew_lease() is not None
+        await world.harness.lose_tail()
+        for _ in range(2):
+            with pytest.raises(DatabaseChanged) as caught:
+                await a.renew_lease()
+            assert not caught.value.retryable
+        with pytest.raises(DatabaseChanged):
+            await a.register(resume=True)
+
+    async def test_the_next_incarnation_goes_on_and_no_epoch_comes_back(self, world: World) -> None:
+        """It has the sessions of its name, each with an epoch that no lost past can have given (contract: Provider)."""
+        timeline = Timeline()
+        a = await world.follower("a", timeline)
+        await world.enqueue("s", "s")
+        before = await a.take_one()
+        await world.harness.lose_tail()
+        with pytest.raises(DatabaseChanged):
+            await a.renew_lease()
+        again = await world.follower("a", Timeline(timeline))
+        items = await again.take_all()
+        assert {item.lock.key for item in items} > {before.lock.key}
+        assert {item.session_id for item in items} == {"s"}
+        assert before.session_epoch is not None
+        assert {(item.session_epoch or 0) > before.session_epoch + 1_000_000 for item in items} == {True}
+
+    async def test_a_new_timeline_ends_every_lease(self, world: World) -> None:
+        """Also that of a worker which knows nothing of timelines; its session has a new epoch (contract: Provider)."""
+        timeline = Timeline()
+        finder, other = await world.follower("finder", timeline), await world.worker("other")
+        held = await world.use(other, "s")
+        await world.harness.lose_tail()
+        with pytest.raises(DatabaseChanged):
+            await finder.renew_lease()
+        assert await other.renew_lease() is None
+        await other.register(resume=True)
+        assert held.session_epoch is not None
+        assert (await world.session("s")).epoch > held.session_epoch + 1_000_000
+
+    async def test_no_message_id_comes_back(self, world: World) -> None:
+        """A turn of the lost past names messages by id (contract: Provider)."""
+        timeline = Timeline()
+        a = await world.follower("a", timeline)
+        before = (await a.own("i")).messages
+        await world.harness.lose_tail()
+        with pytest.raises(DatabaseChanged):
+            await a.renew_lease()
+        again = await world.follower("a", Timeline(timeline))
+        await again.provider.send_message([NewMessage(instance_id="i", payload="later")])
+        (item,) = await again.take_instances()
+        assert item.messages[0].id == before[0].id
+        assert item.messages[1].id > before[0].id + 1_000_000
+
+    async def test_who_follows_nothing_goes_on(self, world: World) -> None:
+        """A client remembers nothing (contract: Provider)."""
+        a = await world.follower("a", Timeline())
+        await a.own("i")
+        client = await world.open()
+        await world.harness.lose_tail()
+        with pytest.raises(DatabaseChanged):
+            await a.renew_lease()
+        assert await client.send_message([NewMessage(instance_id="i", payload="later")]) == ["delivered"]

@@ -1,0 +1,56 @@
+"""What PostgreSQL says of the timeline: see `affinity.provider.timeline`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, LiteralString
+
+from psycopg import AsyncConnection
+
+from affinity.errors import ReadOnly
+from affinity.provider.postgres.conversation import Params, Row
+from affinity.provider.timeline import Timeline
+
+LEARN: Final[LiteralString] = (
+    "SELECT current_token, reached FROM learn_timeline(%(known_token)s::text, %(known_reached)s::bigint)"
+)
+"""Its one row is for `TimelineCheck.check`; its parameters are `TimelineCheck.known`."""
+
+
+class TimelineCheck:
+    """Asks a database, and compares its answer with the timeline that is followed, if any.
+
+    A client follows none: it remembers nothing. It asks all the same, so that the first connection after a failover, be
+    it whose it may, begins the new timeline.
+    """
+
+    def __init__(self, timeline: Timeline | None) -> None:
+        self._timeline = timeline
+
+    @property
+    def known(self) -> Params:
+        """What is known before it is asked."""
+        seen = self._timeline
+        return {"known_token": seen.token if seen else None, "known_reached": seen.reached if seen else 0}
+
+    def check(self, rows: Sequence[Row]) -> None:
+        """Take the answer.
+
+        Raises:
+            DatabaseChanged: it is not of the timeline that is followed.
+            ReadOnly: it is of a standby, which may be promoted while the connection lasts.
+        """
+        if self._timeline is None:
+            return
+        ((token, reached),) = rows
+        if reached is None:
+            raise ReadOnly("the server is a standby: target_session_attrs=read-write finds the primary")
+        self._timeline.check(token, reached)
+
+    async def check_connection(self, connection: AsyncConnection[Row]) -> None:
+        """Ask on a connection that is not used otherwise yet.
+
+        Raises:
+            DatabaseChanged, ReadOnly: as `check`.
+        """
+        self.check(await (await connection.execute(LEARN, self.known, prepare=False)).fetchall())

@@ -1,0 +1,41 @@
+"""The timeline of a file: see `affinity.provider.timeline`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from affinity.provider.statements import load_statements
+from affinity.provider.timeline import Timeline
+
+if TYPE_CHECKING:
+    from affinity.provider.sqlite.database import Tx
+
+_SQL: Final = load_statements(__package__, "timeline.sql")
+
+
+def learn(tx: Tx, known: Timeline) -> tuple[str, int]:
+    """The token and how far the file is; the token is a new one if the file is behind what ``known`` says of it."""
+    token, reached = _read(tx)
+    if token == known.token and reached < known.reached:
+        _begin(tx)
+        return _read(tx)
+    return token, reached
+
+
+def advance(tx: Tx) -> None:
+    """What is committed with this is past what a backup from before has."""
+    tx.run(_SQL["advance"])
+
+
+def _read(tx: Tx) -> tuple[str, int]:
+    row = tx.row(_SQL["learn"])
+    assert row is not None
+    return row[0], row[1]
+
+
+def _begin(tx: Tx) -> None:
+    """All ids that can be issued again jump forward, further than they can have come; every lease ends, and every
+    session has a new epoch.
+    """
+    for name in ("begin", "raise_epochs", "renew_epochs", "raise_message_ids", "end_leases"):
+        tx.run(_SQL[name], {"now": tx.now})

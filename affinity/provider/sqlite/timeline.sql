@@ -1,0 +1,21 @@
+-- learn: which database this is, and how far it is
+SELECT token, reached FROM timeline;
+
+-- advance: one step further
+UPDATE timeline SET reached = reached + 1;
+
+-- begin: from now on it is another one
+UPDATE timeline SET token = lower(hex(randomblob(16)));
+
+-- raise_epochs: no epoch comes back
+UPDATE counters SET value = max(value + (1 << 32), CAST(:now * 1000000 AS INTEGER)) WHERE name = 'epoch';
+
+-- renew_epochs: what anybody has in memory of a session is of an old epoch
+UPDATE sessions SET epoch = (SELECT CAST(value AS INTEGER) FROM counters WHERE name = 'epoch');
+
+-- raise_message_ids: no id of a message comes back
+UPDATE sqlite_sequence SET seq = max(seq + (1 << 32), CAST(:now * 1000000 AS INTEGER))
+WHERE name = 'orchestrator_queue';
+
+-- end_leases: of all workers
+UPDATE workers SET locked_until = :now WHERE locked_until > :now;

@@ -1,0 +1,115 @@
+"""PostgreSQL: how a connection finds out which database it is, and who may begin a timeline."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import anyio
+import psycopg
+import pytest
+from psycopg import sql
+
+from affinity.errors import DatabaseChanged
+from affinity.provider import migrate
+from affinity.provider.postgres import PostgresProvider
+from affinity.provider.timeline import Timeline
+from tests.provider.postgres_stage import administrator, registered
+
+pytestmark = pytest.mark.anyio
+
+ANOTHER = "UPDATE timeline SET place = 'elsewhere'"
+
+
+@pytest.fixture
+def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
+    with administrator(postgres_migrated) as connection:
+        yield connection
+
+
+@asynccontextmanager
+async def following(url: str, timeline: Timeline) -> AsyncIterator[PostgresProvider]:
+    async with aclosing(await PostgresProvider.open(url, timeline=timeline)) as provider:
+        yield provider
+
+
+@contextmanager
+def plain_role(admin: psycopg.Connection[Any], *grants: str) -> Iterator[str]:
+    """A role that may log in, and what the grants say."""
+    role = sql.Identifier(name := f"plain_{uuid.uuid4().hex}")
+    for statement in ("CREATE ROLE {} LOGIN", *grants):
+        admin.execute(sql.SQL(statement).format(role))
+    try:
+        yield name
+    finally:
+        for statement in ("DROP OWNED BY {} CASCADE", "DROP ROLE {}"):
+            admin.execute(sql.SQL(statement).format(role))
+
+
+def as_role(url: str, role: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=f"{role}@{parts.netloc.rpartition('@')[2]}"))
+
+
+async def test_a_role_with_the_rights_of_the_documentation_begins_a_timeline(
+    postgres_migrated: str, admin: psycopg.Connection[Any]
+) -> None:
+    grants = (
+        "GRANT USAGE ON SCHEMA affinity TO {}",
+        "GRANT USAGE ON ALL SEQUENCES IN SCHEMA affinity TO {}",
+        "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA affinity TO {}",
+    )
+    with plain_role(admin, *grants) as role:
+        before = Timeline()
+        async with following(as_role(postgres_migrated, role), before) as provider:
+            worker = await registered(provider)
+            admin.execute(ANOTHER)
+            with pytest.raises(DatabaseChanged):
+                await worker.renew_lease()
+        after = Timeline(before)
+        async with following(as_role(postgres_migrated, role), after):
+            assert after.token not in {None, before.token}
+
+
+async def test_connections_that_come_together_begin_one_timeline(
+    postgres_migrated: str, admin: psycopg.Connection[Any]
+) -> None:
+    admin.execute(ANOTHER)
+    timelines = [Timeline() for _ in range(10)]
+    async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
+        for timeline in timelines:
+            tasks.start_soon(stack.enter_async_context, following(postgres_migrated, timeline))
+    assert len({timeline.token for timeline in timelines}) == 1
+
+
+async def test_a_new_connection_of_an_open_provider_notices(
+    postgres_migrated: str, admin: psycopg.Connection[Any]
+) -> None:
+    """Before anything else is asked on it, whichever verb it is made for."""
+    async with following(postgres_migrated, Timeline()) as provider:
+        await registered(provider)
+        admin.execute(ANOTHER)
+        for _ in range(2):
+            with pytest.raises(DatabaseChanged):
+                await provider.states.load("s")
+
+
+async def test_a_service_that_hides_its_timeline(postgres_database: str) -> None:
+    """Nothing is compared that it does not tell; another database is noticed all the same."""
+    with administrator(postgres_database) as admin, plain_role(admin) as role:
+        admin.execute(sql.SQL("CREATE SCHEMA affinity AUTHORIZATION {}").format(sql.Identifier(role)))
+        for function in ("pg_control_system()", "pg_current_wal_flush_lsn()", "pg_walfile_name(pg_lsn)"):
+            admin.execute(f"REVOKE EXECUTE ON FUNCTION {function} FROM PUBLIC")
+        url = as_role(postgres_database, role)
+        await migrate(url)
+        timeline = Timeline()
+        async with following(url, timeline) as provider:
+            worker = await registered(provider)
+            assert await worker.renew_lease() is not None
+            assert timeline.reached == 0
+            admin.execute(ANOTHER)
+            with pytest.raises(DatabaseChanged):
+                await worker.renew_lease()
