@@ -212,6 +212,11 @@ async def marked_walk(context: OrchestrationContext, turns: int) -> list[Seen]:
 
 
 @app.orchestration
+async def kills_its_worker(context: OrchestrationContext, n: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.orchestration
 async def held_once(context: OrchestrationContext, activity: str) -> Any:
     return await context.schedule_activity(activity, 0).on_session(context.instance_id)
 

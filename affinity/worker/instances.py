@@ -155,6 +155,10 @@ class Surroundings(Protocol):
         """Give an instance up; ``done`` is called when the database knows, or refuses for good."""
         ...
 
+    async def written(self) -> None:
+        """Wait until what was submitted is written, though not for ever."""
+        ...
+
     def run(self, item: WorkItem, task: ActivityTask) -> None:
         """Run a work item that is locked to this worker."""
         ...
@@ -251,13 +255,27 @@ class InstanceTable:
         items = [item for item in items if item.instance_id not in self._released]
         current = {item.instance_id for item in items if self._is_current(item)}  # drops what is stale: it gives back
         items = [item for item in items if item.instance_id not in self._gave_back]
-        strangers = [item for item in items if item.instance_id not in current]
-        histories: dict[str, Sequence[str] | Exception] = {item.instance_id: () for item in strangers}
         lapses = self._lapses
+        strangers = await self._without_suspects([item for item in items if item.instance_id not in current])
+        histories: dict[str, Sequence[str] | Exception] = {item.instance_id: () for item in strangers}
         histories |= await self._histories([item for item in strangers if item.event_count])
         for item in items if lapses == self._lapses else ():
-            self._deliver(item, histories.get(item.instance_id))
+            if item.instance_id in current or item.instance_id in histories:
+                self._deliver(item, histories.get(item.instance_id))
         self._shrink()
+
+    async def _without_suspects(self, items: list[OrchestrationItem]) -> list[OrchestrationItem]:
+        """Without all but one of the instances that worker after worker took and committed no turn of. The others are
+        given up before that one runs, which takes back that they were taken: should it end this process, only it is to
+        blame.
+        """
+        suspects = [item for item in items if item.claims > self._options.isolate_after]
+        if not suspects:
+            return items
+        for item in suspects[1:]:
+            self._release(Release(instance_id=item.instance_id))
+        await self._around.written()
+        return [item for item in items if item not in suspects[1:]]
 
     def _deliver(self, item: OrchestrationItem, history: Sequence[str] | Exception | None) -> None:
         """Bring the instance to life, unless ``history`` is None, and give it its messages. Whatever its rows hold, it

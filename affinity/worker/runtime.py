@@ -373,9 +373,13 @@ class Runtime:
         """Count the delivery of an item that is to run alone, just before it does."""
         self._spawn(self._count_isolated, item, then)
 
-    async def _count_isolated(self, item: WorkItem, then: Callable[[bool | None], None]) -> None:
+    async def written(self) -> None:
+        """Wait until what was submitted is written, for ``work_item_lock_timeout`` at most."""
         with anyio.move_on_after(self._options.work_item_lock_timeout):
-            await self._flush()  # results that are on their way must not be lost with the process
+            await self._flush()
+
+    async def _count_isolated(self, item: WorkItem, then: Callable[[bool | None], None]) -> None:
+        await self.written()  # results that are on their way must not be lost with the process
         if self.activities.isolation.waiting is not item:
             return
         if not self.activities.isolation.is_alone:

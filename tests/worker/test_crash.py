@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from affinity.client import Client
-from affinity.errors import ActivityPoisoned, OrchestrationFailed
+from affinity.errors import ActivityPoisoned, OrchestrationFailed, OrchestrationPoisoned
 from tests.board import Board, open_board
 from tests.everywhere import everywhere
 from tests.processes import FAST, Workers, open_workers
@@ -262,7 +262,7 @@ async def test_poison_does_not_condemn_its_neighbours(workers: Workers, client: 
     """All were interrupted by the same deaths. After half of ``max_attempts`` each runs alone, and is counted when its
     code begins: only the one that kills is interrupted again.
     """
-    innocent = [f"{name}-{n}" for name in ("held_once", "race") for n in range(8)]
+    innocent = [f"{name}-{n}" for name in ("held_once", "race") for n in range(5)]
     for name in innocent[::2]:
         await client.start(name.partition("-")[0], "doze", instance_id=name)
     await client.start("held_once", "kill_worker", instance_id="poison")
@@ -276,6 +276,26 @@ async def test_poison_does_not_condemn_its_neighbours(workers: Workers, client: 
     assert raised.value.error_type == ActivityPoisoned.__name__
     for name in innocent:
         await client.wait(name, timeout=60)
+
+
+@everywhere
+async def test_an_orchestration_that_kills_does_not_condemn_its_neighbours(workers: Workers, client: Client) -> None:
+    """Of the instances that worker after worker took, one is brought to life at a time; the others are given up."""
+    innocent = [f"innocent-{n}" for n in range(5)]
+    for name in innocent[::2]:
+        await client.start("held_once", "doze", instance_id=name)
+    await client.start("kills_its_worker", 1, instance_id="poison")
+    for name in innocent[1::2]:
+        await client.start("held_once", "doze", instance_id=name)
+    for _ in range(3):
+        assert workers.launch("victim", max_attempts=3).wait() == -signal.SIGKILL
+    workers.start("victim", max_attempts=3)
+    for name in innocent:
+        await client.wait(name, timeout=60)
+    with anyio.fail_after(30):
+        while (suspension := (await client.status("poison")).suspension) is None:
+            await anyio.sleep(0.05)
+    assert suspension.error_type == OrchestrationPoisoned.__name__
 
 
 @everywhere
