@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from affinity.provider.conformance.builders import message_ids, payloads
 from affinity.provider.contract import Sweep
 from affinity.provider.postgres import PostgresProvider, sweep
 from tests.provider.postgres_stage import administrator, opened, registered, until
@@ -174,3 +175,21 @@ async def test_a_worker_that_does_not_own_the_tables_leaves_them_to_autovacuum(
     finally:
         for statement in ("DROP OWNED BY {}", "DROP ROLE {}"):
             admin.execute(sql.SQL(statement).format(role))
+
+
+async def test_a_message_that_met_a_resumption_is_found(postgres_migrated: str, admin: psycopg.Connection[Any]) -> None:
+    """One that was sent by who still saw its instance suspended has a mark that no fetch reads."""
+    async with opened(postgres_migrated) as provider:
+        peer = await registered(provider)
+        first = await peer.own("i")
+        assert await peer.suspend(await peer.go_on(first, consumed=message_ids(first)))
+        await provider.resume_instance(["i"])
+        admin.execute(
+            "INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)"
+            " VALUES ('i', 'suspended', clock(), 'late')"
+        )
+        assert await peer.take_instances() == []
+        await provider.advance_clock(11)
+        await provider.sweep(interval=0, session_retention=HOUR, worker_retention=HOUR)
+        (item,) = await peer.take_instances()
+        assert payloads(item) == ["late"]

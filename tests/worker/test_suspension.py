@@ -266,3 +266,23 @@ async def test_an_event_that_does_not_fit_its_wait_does_no_harm(any_url: str, cl
     async with Worker(one, any_url, V1):
         await client.raise_event("chat", "message", {"text": "c"})
         assert await client.wait("chat", 30) == ["a", "b", "c"]
+
+
+async def test_a_message_marked_as_of_an_instance_that_goes_on_wakes_no_suspended_one(
+    any_url: str, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A sender that has not seen the suspension, or an older release, marks it so; it is kept for later."""
+    async with Worker(make_app(asks_for_go), any_url, V1):
+        await client.start("flow", 1, instance_id="i")
+        await started(client, "i")
+    async with Worker(make_app(asks_for_more), any_url, V2) as worker:
+        await client.raise_event("i", "go")
+        reason = (await suspended(client, "i")).suspension
+        await client.raise_event("i", "value", 41)
+        execute(any_url, "UPDATE orchestrator_queue SET route = %s", "new")
+        await started_to_serve(client)
+        assert (await client.status("i")).suspension == reason
+        assert worker.runtime.error is None
+    assert caplog.text.count("instance i is suspended") == 1
+    async with Worker(make_app(asks_for_go), any_url, V1):
+        assert await client.wait("i", 30) == 42
