@@ -22,9 +22,11 @@ from affinity.provider.contract import (
     OrchestrationItem,
     Provider,
     Release,
+    Reset,
     SessionHold,
     SessionInfo,
     SessionWatch,
+    Suspend,
     Timeouts,
     Turn,
     TurnResult,
@@ -158,7 +160,7 @@ class Cluster:
                 await asyncio.wait([task])
             await self.database.end()
 
-    async def step(self, step: do.PlanStep) -> None:
+    async def step(self, step: do.PlanStep) -> None:  # noqa: PLR0912
         """Carry one step out and judge it. What is held up ends first, unless the step is of use in between."""
         if not isinstance(step, do.FetchWork):
             await self._finish()
@@ -167,6 +169,10 @@ class Cluster:
                 await self._start(f"w{step.worker}")
             case do.Create() | do.Send() | do.Delete():
                 await self._client(step)
+            case do.ResumeInstance():
+                await self._resume_instance(f"i{step.instance}")
+            case do.Reset():
+                await self._reset(f"i{step.instance}", step)
             case do.Load() | do.Save() | do.Remove():
                 await self._script(self.scripts[step.script], f"s{step.session}", step)
             case do.Finish():
@@ -214,6 +220,10 @@ class Cluster:
                 await self._disown(worker)
             case do.HandOver():
                 await self._hand_over(worker, step)
+            case do.Suspend():
+                await self._suspend(worker, step)
+            case do.Retry():
+                await self._retry(worker)
 
     # -- looking at the database
 
@@ -506,7 +516,7 @@ class Cluster:
 
     def _judge_instance(self, worker: SimulatedWorker, item: OrchestrationItem, exclude: set[str]) -> None:
         instance = self.model.instances.get(item.instance_id)
-        if instance is None or instance.finished:
+        if instance is None or instance.finished or instance.status == "suspended":
             raise Violation(f"{item.instance_id} was fetched, and is not running")
         ours = instance.owner == worker.identity
         if not self.model.is_alive(worker.identity):
@@ -554,6 +564,7 @@ class Cluster:
     def _build(self, worker: SimulatedWorker, live: Coroutine, step: do.Step, used: set[WorkKey]) -> SentTurn:
         me, at = live.at.instance_id, live.at
         consumed = live.hand[: step.consume]
+        foreign = [m.id for other in worker.coroutines.values() if other is not live for m in other.hand]
         acks = [i for i in worker.work.values() if step.acks and i.lock.key[:2] == (me, at.execution_id)]
         acks = [item for item in acks if item.lock.key not in used]
         used.update(item.lock.key for item in acks)
@@ -591,7 +602,7 @@ class Cluster:
         built = turn(
             at,
             history=events or [self._tag("nothing")],
-            consumed=[m.id for m in consumed],
+            consumed=[m.id for m in consumed] + (foreign if step.foreign else []),
             acks=[item.lock for item in acks],
             states=self._state_writes(worker, acks) if step.saves else [],
             work_items=work,
@@ -702,6 +713,79 @@ class Cluster:
         else:
             live.at = replace(live.at, event_count=live.at.event_count + len(sent.history))
 
+    # -- suspending, and what operators do about it
+
+    async def _suspend(self, worker: SimulatedWorker, step: do.Suspend) -> None:
+        idle = [live for live in worker.coroutines.values() if not live.committing]
+        if not idle:
+            return
+        live = idle[step.which % len(idle)]
+        one = Suspend(
+            instance_id=live.at.instance_id,
+            birth=live.at.birth,
+            execution_id=live.at.execution_id,
+            event_count=live.at.event_count,
+            error_type="Broken",
+            message=self._tag("broken"),
+            code=worker.identity.worker_id,
+            needs_code=step.needs_code,
+        )
+        wanted = self.model.suspend(worker.identity, one, live.birth)
+        (found,) = await self.provider.suspend_instance(worker.identity, [one])
+        expect(f"{one.instance_id} suspended", found, wanted)
+        del worker.coroutines[one.instance_id]
+        await self._look()
+
+    async def _retry(self, worker: SimulatedWorker) -> None:
+        code = worker.identity.worker_id
+        serves = self.model.is_alive(worker.identity) and not self.model.is_draining(worker.identity)
+        wanted = self.model.untried(code) if serves else set()
+        found = await self.provider.retry_suspended(worker.identity, names=NAMES, code=code, limit=100)
+        expect("retried", set(found), wanted)
+        for name in found:
+            self.model.instances[name].status = "running"
+            self.model.instances[name].owner = worker.identity
+        await self._look()
+
+    async def _resume_instance(self, name: str) -> None:
+        (found,) = await self.provider.resume_instance([name])
+        expect(f"{name} resumed", found, self.model.resume(name))
+        await self._look()
+
+    async def _reset(self, name: str, step: do.Reset) -> None:
+        (info,) = await self.provider.get_instance([name])
+        if info is None:
+            return
+        instance, execution = self.model.instances[name], info.execution_id + 1
+        expect(f"place of {name}", (info.execution_id, info.event_count), (instance.execution_id, instance.event_count))
+        timers = [m.timer[1] for m in instance.messages if m.timer and m.timer[0] == info.execution_id]
+        again = [NewMessage(instance_id=name, payload=self._tag("again"))]
+        again += [
+            NewMessage(instance_id=name, payload=self._tag("timer"), delay=33.0, timer=(execution, number))
+            for number in timers
+        ]
+        work = NewWorkItem(
+            key=WorkKey(name, execution, 1),
+            name="work",
+            payload=self._tag("work"),
+            session_id=None if step.session is None else f"s{step.session}",
+        )
+        one = Reset(
+            instance_id=name,
+            birth=info.birth,
+            execution_id=info.execution_id,
+            event_count=info.event_count,
+            keep=step.keep % (info.event_count + 1),
+            history=[self._tag("reset")],
+            messages=again,
+            work_items=[work],
+        )
+        expect(f"{name} reset", await self.provider.reset_instance(one), True)
+        self.model.reset(one)
+        await self._look()
+        expect(f"{name} reset again", await self.provider.reset_instance(one), False)
+        await self._look()
+
     # -- clients and scripts
 
     async def _client(self, step: do.Create | do.Send | do.Delete) -> None:
@@ -811,6 +895,8 @@ class Cluster:
         """All that is queued is found and finished by a worker that comes last; then nothing is left."""
         await self.step(do.Pass(100_000))
         await self._start("last")
+        for name in list(self.model.instances):
+            await self._resume_instance(name)
         last = self.workers["last"]
         await self._sweep(LONG)
         for _ in range(50):

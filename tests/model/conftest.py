@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -64,15 +64,20 @@ def database(request: pytest.FixtureRequest) -> ModelDatabase:
 @pytest.fixture
 def look(request: pytest.FixtureRequest, runner: asyncio.Runner, database: ModelDatabase) -> Look:
     """Looks for defects on the database of the test."""
+    failed: list[object] = []  # the plan that failed last
 
     def run(plans: SearchStrategy[Any], cluster: type[Runner], *, usual: int, shrink: bool = True) -> None:
         examples: int | None = request.config.getoption("model_examples")
         seed: int | None = request.config.getoption("model_seed")
 
+        def carry_out(plan: list[object]) -> None:
+            runner.run(cluster(database).run(plan))
+
         def judged(plan: list[object]) -> None:
             try:
-                runner.run(cluster(database).run(plan))
+                carry_out(plan)
             except Exception as error:
+                failed[:] = plan
                 error.add_note(script(cluster, plan))
                 raise
 
@@ -86,6 +91,26 @@ def look(request: pytest.FixtureRequest, runner: asyncio.Runner, database: Model
             report_multiple_bugs=False,
         )
         test = options(given(plans)(judged))
-        (test if seed is None else from_seed(seed)(test))()
+        try:
+            (test if seed is None else from_seed(seed)(test))()
+        except Exception:
+            if shrink:
+                _carry_out_shortest(carry_out, failed, cluster)
+            raise
 
     return run
+
+
+def _carry_out_shortest(carry_out: Callable[[list[object]], None], plan: list[object], cluster: type[Runner]) -> None:
+    """Leave out single steps of a plan that fails, which hypothesis cannot if they were drawn together; raise."""
+    for place in reversed(range(len(plan))):
+        shorter = [*plan[:place], *plan[place + 1 :]]
+        try:
+            carry_out(shorter)
+        except AssertionError:
+            plan = shorter
+    try:
+        carry_out(plan)
+    except Exception as error:
+        error.add_note(script(cluster, plan))
+        raise

@@ -16,7 +16,9 @@ from affinity.provider.contract import (
     NewInstance,
     NewMessage,
     NewWorkItem,
+    Reset,
     SessionInfo,
+    Suspend,
     Token,
     Turn,
     WorkAbandon,
@@ -73,6 +75,9 @@ class Instance:
     messages: list[QueuedMessage] = field(default_factory=list)
     items: dict[WorkKey, QueuedItem] = field(default_factory=dict)
     watches: dict[str, str] = field(default_factory=dict)
+    needs_code: bool = False  # as it was suspended last
+    tried: set[str] = field(default_factory=set)  # code versions that have suspended it at this point
+    tried_at: tuple[int, int] = (0, 0)  # execution and number of events
 
     @property
     def finished(self) -> bool:
@@ -329,7 +334,55 @@ class Reference:
                 written |= names
         return verdicts
 
-    def _is_current(self, identity: WorkerIdentity, turn: Turn, birth: int) -> bool:
+    def suspend(self, identity: WorkerIdentity, one: Suspend, birth: int) -> bool:
+        """Take an instance out of service."""
+        if not (self.is_alive(identity) and self._is_current(identity, one, birth)):
+            return False
+        instance = self.instances[one.instance_id]
+        instance.status, instance.owner, instance.needs_code = "suspended", None, one.needs_code
+        point = (one.execution_id, one.event_count)
+        instance.tried = instance.tried | {one.code} if instance.tried_at == point else {one.code}
+        instance.tried_at = point
+        return True
+
+    def resume(self, instance_id: str) -> str:
+        """An operator lets an instance go on."""
+        instance = self.instances.get(instance_id)
+        if instance is None:
+            return "unknown"
+        if instance.status != "suspended":
+            return "not_suspended"
+        instance.status = "running"
+        instance.tried.clear()
+        return "resumed"
+
+    def untried(self, code: str) -> set[str]:
+        """Suspended instances that other code may go on with, and this one has not tried."""
+        return {
+            name
+            for name, instance in self.instances.items()
+            if instance.status == "suspended" and instance.needs_code and code not in instance.tried
+        }
+
+    def reset(self, one: Reset) -> None:
+        """Begin an execution with the first events of the last one; what it is sent comes before all that waits."""
+        instance = self.instances[one.instance_id]
+        kept = instance.histories[instance.execution_id][: one.keep]
+        instance.execution_id += 1
+        instance.histories[instance.execution_id] = [*kept, *one.history]
+        instance.status, instance.owner = "running", None
+        instance.items.clear()
+        timers = {m.timer[1]: m.visible_at for m in instance.messages if m.timer and m.timer[0] == one.execution_id}
+        instance.messages = [m for m in instance.messages if not m.timer or m.timer[0] != one.execution_id]
+        first = min([self.now, *(m.visible_at for m in instance.messages)]) - 1
+        for message in one.messages:
+            self.send(message)
+            sent = instance.messages[-1]
+            sent.visible_at = first if sent.timer is None else timers.get(sent.timer[1], sent.visible_at)
+        for item in one.work_items:
+            self._queue(instance, item)
+
+    def _is_current(self, identity: WorkerIdentity, turn: Turn | Suspend, birth: int) -> bool:
         instance = self.instances.get(turn.instance_id)
         return (
             instance is not None

@@ -27,9 +27,8 @@ _SCRIPT: Final = """\
 # PostgreSQL: a database for this alone; everything in its schema "model" is removed.
 import sys
 
-from tests.model.{module} import *
 from tests.model.replay import replay
-
+{imports}
 replay(sys.argv[1], {cluster}, [
 {steps}])
 """
@@ -37,7 +36,9 @@ replay(sys.argv[1], {cluster}, [
 
 def script(cluster: type[Runner], plan: Sequence[object]) -> str:
     """A program that carries the plan out."""
-    return _SCRIPT.format(module=cluster.__module__.rpartition(".")[2], cluster=cluster.__name__, steps=describe(plan))
+    modules = sorted({cluster.__module__, *(type(step).__module__ for step in plan)})
+    imports = "".join(f"from {module} import *\n" for module in modules)
+    return _SCRIPT.format(imports=imports, cluster=cluster.__name__, steps=describe(plan))
 
 
 def replay(url: str, cluster: type[Runner], plan: Sequence[Any]) -> None:

@@ -84,6 +84,7 @@ class Step:
     send: int | None = None  # instance; sent after the child is created
     watch: int | None = None  # session
     hold: int | None = None  # session
+    foreign: bool = False  # it names messages of other instances, too
     cancel: Literal["", "new", "all"] = ""  # activities and timers: those of this turn, or all of the execution
     end: End = ""
 
@@ -145,6 +146,38 @@ class HandOver:
     worker: int
     which: int = 0
     to: int | None = None
+
+
+@dataclass(frozen=True)
+class Suspend:
+    """The worker cannot go on with an instance."""
+
+    worker: int
+    which: int = 0
+    needs_code: bool = True
+
+
+@dataclass(frozen=True)
+class Retry:
+    """A worker takes suspended instances over that its code has not tried."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class ResumeInstance:
+    """An operator lets a suspended instance go on."""
+
+    instance: int
+
+
+@dataclass(frozen=True)
+class Reset:
+    """An operator opens an instance again at an earlier event."""
+
+    instance: int
+    keep: int = 1  # events, modulo how many there are
+    session: int | None = None  # of its work, which is queued again
 
 
 @dataclass(frozen=True)
@@ -223,10 +256,11 @@ class LoseTail:
 
 
 PlanStep: TypeAlias = (
-    Start | Renew | Resume | Drain | Leave | FetchWork | FetchInstances | Commit | Deliver | Ack | Checkpoint | GiveBack
-    | RenewLocks | Disown | HandOver | Create | Send | Delete | Load | Save | Remove | Finish | Pass | Sweep | Remember
-    | LoseTail
+    Start | Renew | Resume | Drain | Leave | FetchWork | FetchInstances | Commit | Deliver | Ack | Checkpoint
+    | GiveBack | RenewLocks | Disown | HandOver | Suspend | Retry | ResumeInstance | Reset | Create | Send | Delete
+    | Load | Save | Remove | Finish | Pass | Sweep | Remember | LoseTail
 )  # fmt: skip
+
 
 Plan: TypeAlias = list[PlanStep]
 
@@ -262,6 +296,7 @@ _any_turns: Final = st.builds(
     send=st.sampled_from([None, None, 1, 2, 3]),
     watch=st.sampled_from([None, None, 0, 1]),
     hold=st.sampled_from([None, None, None, 0, 1]),
+    foreign=st.booleans(),
     cancel=st.sampled_from(["", "", "", "new", "all"]),
     end=st.sampled_from(["", "", "", "", "", "", "continue", "complete", "fail", "cancel"]),
 )
@@ -300,6 +335,10 @@ _KINDS: Final[tuple[tuple[int, SearchStrategy[PlanStep]], ...]] = (
     (1, st.builds(RenewLocks, _worker)),
     (2, st.builds(Disown, _worker)),
     (1, st.builds(HandOver, _worker, _which, st.sampled_from([None, 0, 1, 2]))),
+    (2, st.builds(Suspend, _worker, _which, st.booleans())),
+    (1, st.builds(Retry, _worker)),
+    (1, st.builds(ResumeInstance, _instance)),
+    (3, st.builds(Reset, _instance, st.integers(0, 3), st.sampled_from([None, 0, 1]))),
     (1, st.builds(Renew, _worker)),
     (1, st.builds(Resume, _worker)),
     (2, st.builds(Start, _worker)),

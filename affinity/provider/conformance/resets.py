@@ -120,6 +120,17 @@ class ResetRules(Rules):
         (item,) = await a.take_instances()
         assert payloads(item) == ["first", "second", "waits"]
 
+    async def test_what_comes_again_twice_comes_first_each_time(self, world: World) -> None:
+        """Also before what an earlier reset has sent, which was later in the history (contract: Reset)."""
+        a = await world.worker("a")
+        at = await self._three_events(a)
+        assert await reset(a, at, 1, messages=[NewMessage(instance_id="i", payload=text) for text in ("2", "3")])
+        (item,) = await a.take_instances()
+        item = await a.go_on(item, consumed=message_ids(item)[:1])
+        assert await reset(a, item, 1, messages=[NewMessage(instance_id="i", payload="2")])
+        (item,) = await a.take_instances()
+        assert payloads(item) == ["2", "3"]
+
     async def test_holds_end_and_watches_go_on(self, world: World) -> None:
         """As when an execution ends, and begins (contract: Reset)."""
         a, b = await world.worker("a"), await world.worker("b")

@@ -20,12 +20,14 @@ BEGIN
     WHERE h.instance_id = _instance AND h.execution_id = _execution AND h.event_id <= _keep
     UNION ALL
     SELECT _instance, _execution + 1, _keep + e.k, e.event FROM unnest(_event) WITH ORDINALITY AS e (event, k);
-    -- Before all that waits, but for timers: one that still waits keeps its time.
+    -- Before all that waits, also by an earlier reset, but for timers: one that still waits keeps its time.
     INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload, timer_execution, timer_id)
     SELECT m.instance_id, r.route,
         CASE WHEN _message_timer[m.k] IS NOT NULL
              THEN coalesce(o.visible_at, (SELECT clock()) + _message_delay[m.k] * interval '1 s')
-             WHEN m.instance_id = _instance THEN to_timestamp(0) ELSE (SELECT clock()) END,
+             WHEN m.instance_id = _instance THEN least(to_timestamp(0), (
+                 SELECT min(w.visible_at) - interval '1 s' FROM orchestrator_queue w WHERE w.instance_id = _instance))
+             ELSE (SELECT clock()) END,
         _message[m.k], CASE WHEN _message_timer[m.k] IS NOT NULL THEN _execution + 1 END, _message_timer[m.k]
     FROM unnest(_message_instance) WITH ORDINALITY AS m (instance_id, k) JOIN message_routes r USING (instance_id)
     LEFT JOIN orchestrator_queue o
