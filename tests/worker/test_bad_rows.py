@@ -51,19 +51,18 @@ without_activities = App("rows without activities")
 without_activities.orchestration(waits)
 
 
-def execute(url: str, statement: LiteralString, *values: object) -> None:
-    """Write behind the back of the provider."""
+def execute(url: str, statement: LiteralString, *values: object) -> list[tuple[Any, ...]]:
+    """Read or write behind the back of the provider."""
     if url.startswith("sqlite"):
-        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
-            connection.execute(statement.replace("%s", "?"), values)
-            connection.commit()
-    else:
-        with psycopg.connect(url, options="-c search_path=affinity") as connection:
-            connection.execute(statement, values)
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as connection:
+            return connection.execute(statement.replace("%s", "?"), values).fetchall()
+    with psycopg.connect(url, options="-c search_path=affinity") as connection:
+        cursor = connection.execute(statement, values)
+        return cursor.fetchall() if cursor.description else []
 
 
-def worker_of(url: str, app: App = app) -> Worker:
-    return Worker(app, url, RuntimeOptions.make(poll_interval=0.2, drain_timeout=1.0))
+def worker_of(url: str, app: App = app, **options: Any) -> Worker:
+    return Worker(app, url, RuntimeOptions.make(**{"poll_interval": 0.2, "drain_timeout": 1.0} | options))
 
 
 async def given_up(client: Client, instance_id: str) -> Failure:
@@ -171,6 +170,33 @@ async def test_bytes_that_are_no_text(sqlite_url: str) -> None:
             for name in ("event", "message"):
                 reason = await given_up(client, name)
                 assert reason.type == "OrchestrationUnreadable"
+            assert worker.runtime.error is None
+
+
+async def test_a_suspension_that_is_damaged_keeps_no_other_from_being_tried(sqlite_url: str) -> None:
+    """SQLite has the list of who has tried as text; nothing else of a suspension is read by statements."""
+    names = ("bad", "good")
+    async with Client(sqlite_url) as client:
+        async with worker_of(sqlite_url, code_version="1"):
+            for name in names:
+                await client.start(waits, 1, instance_id=name)
+                await started(client, name)
+        ((event,),) = execute(sqlite_url, "SELECT event FROM history WHERE instance_id = 'good' AND event_id = 2")
+        execute(sqlite_url, "UPDATE history SET event = '' WHERE event_id = 2")
+        async with worker_of(sqlite_url, code_version="1"):
+            for name in names:
+                await client.raise_event(name, "go")
+                await given_up(client, name)
+        execute(sqlite_url, "UPDATE history SET event = %s WHERE instance_id = 'good' AND event_id = 2", event)
+        execute(sqlite_url, "UPDATE suspensions SET tried = 'no JSON' WHERE instance_id = 'bad'")
+        async with worker_of(sqlite_url, code_version="2") as worker:
+            assert await client.wait("good", timeout=30) == 2
+            with anyio.fail_after(30):
+                while (
+                    tried := execute(sqlite_url, "SELECT code, tried FROM suspensions WHERE instance_id = 'bad'")
+                ) != [("2", '["2"]')]:
+                    await anyio.sleep(0.05)
+            assert tried
             assert worker.runtime.error is None
 
 

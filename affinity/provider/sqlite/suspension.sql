@@ -11,7 +11,7 @@ VALUES (:instance_id, :execution_id, :event_count, :error_type, :message, :worke
 ON CONFLICT (instance_id) DO UPDATE SET
     tried = iif(
         suspensions.execution_id = excluded.execution_id AND suspensions.event_count = excluded.event_count,
-        json_insert(suspensions.tried, '$[#]', excluded.code),
+        json_insert(iif(json_valid(suspensions.tried), suspensions.tried, '[]'), '$[#]', excluded.code),
         excluded.tried
     ),
     execution_id = excluded.execution_id,
@@ -36,12 +36,13 @@ WHERE instance_id = :instance_id AND status = 'suspended';
 -- close: the suspension is over; who has tried is forgotten where an operator says so
 UPDATE suspensions SET resumed_at = :now, tried = iif(:forget, '[]', tried) WHERE instance_id = :instance_id;
 
--- untried: suspended instances that other code may go on with, which the caller registers and its code has not tried
+-- untried: suspended instances that other code may go on with, which the caller registers and its code has not tried; a
+-- row whose list is damaged must not fail the statement for all
 SELECT s.instance_id
 FROM suspensions AS s CROSS JOIN instances AS i ON i.instance_id = s.instance_id
 WHERE s.resumed_at IS NULL AND s.needs_code AND i.status = 'suspended'
   AND iif(i.version IS NULL, i.name, i.name || '@' || i.version) IN (SELECT value FROM json_each(:names))
-  AND NOT EXISTS (SELECT 1 FROM json_each(s.tried) WHERE value = :code)
+  AND NOT EXISTS (SELECT 1 FROM json_each(iif(json_valid(s.tried), s.tried, '[]')) WHERE value = :code)
 ORDER BY s.suspended_at
 LIMIT :limit;
 
