@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import select
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from importlib.util import find_spec
@@ -268,9 +269,18 @@ async def test_a_reset_that_comes_with_a_reply_is_noticed_at_once(where: str) ->
             call = asyncio.create_task(link.run(PID))
             await asyncio.sleep(0)  # it is sent
             assert line.was_reset.wait(PATIENCE)  # while the loop stands still
+            assert _has_ended(link)
             assert await call == pid
             with anyio.fail_after(PATIENCE / 2):
                 assert await link.run(PID) not in ([], pid)
+
+
+def _has_ended(link: Link) -> bool:
+    """Wait, without the loop, until the reset has come."""
+    assert link._conversation is not None
+    end = select.poll()
+    end.register(link._conversation._socket, 0)
+    return bool(end.poll(PATIENCE * 1000))
 
 
 async def test_the_server_notices_a_host_that_is_gone(link: Link) -> None:

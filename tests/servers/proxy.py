@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
 import struct
+import termios
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
@@ -106,14 +109,22 @@ class Proxy:
             while data := line.server.recv(_CHUNK):
                 with self._changed:
                     self._changed.wait_for(lambda: not any(_is(line, name) for name in self._held))
+                last = line.resets  # asked before it is sent: then the test may go on
                 line.client.sendall(data)
-                if line.resets:
+                if last:
+                    _until_received(line.client)  # what is still on its way would be lost
                     line.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                     line.client.shutdown(socket.SHUT_RD)  # wakes the other thread, which still has the socket
                     line.client.close()
                     line.was_reset.set()
                     return
             line.client.shutdown(socket.SHUT_WR)
+
+
+def _until_received(sender: socket.socket) -> None:
+    """Until the other end has acknowledged all that was sent."""
+    while any(fcntl.ioctl(sender, termios.TIOCOUTQ, bytes(4))):
+        time.sleep(0.001)
 
 
 def _is(line: Line, name: str) -> bool:
