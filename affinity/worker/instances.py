@@ -350,7 +350,6 @@ class InstanceTable:
         if (live := self._live.get(at.instance_id)) is not None:
             self._drop(live)
         error_type, message = describe_error(error)
-        logger.error("instance %s is suspended: %s: %s", at.instance_id, error_type, message)
         suspend = Suspend(
             **at._asdict(),
             error_type=error_type,

@@ -305,7 +305,14 @@ class Runtime:
 
     def submit_suspend(self, suspend: Suspend, done: Callable[[], None]) -> None:
         """Suspend an instance."""
-        self._suspends.submit(suspend, lambda _: done())
+
+        def written(result: bool | ProviderError) -> None:
+            if result is True:  # else it has moved on meanwhile, or is suspended already
+                why = f"{suspend.error_type}: {suspend.message}"
+                logger.error("instance %s is suspended: %s", suspend.instance_id, why)
+            done()
+
+        self._suspends.submit(suspend, written)
 
     def _queued(self) -> None:
         self.poke()
