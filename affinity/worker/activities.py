@@ -376,10 +376,10 @@ class ActivityRunner:
         """Cancel everything that runs."""
         for running in list(self._running.values()):
             running.drop(reason)
+        if (waiting := self.isolation.waiting) is not None:
+            self._forget(waiting)
         self._leaving.clear()
         self._locks.clear()
-        if self.isolation.waiting is not None:
-            self.isolation.clear()
 
     def give_back_waiting(self) -> None:
         """Give back what waits to run alone."""

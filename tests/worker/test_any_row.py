@@ -79,7 +79,7 @@ async def later(context: ActivityContext, n: int) -> int:
 
 
 class Column(NamedTuple):
-    """A payload column, and how to find a row of one instance."""
+    """A payload column, and how to find a row of one instance, session or worker."""
 
     table: LiteralString
     name: LiteralString
@@ -100,6 +100,9 @@ COLUMNS: Final = [
     Column("session_states", "participants", "session_id", "json"),
     Column("session_states", "schema_version", "session_id", "integer"),
     Column("session_states", "message_count", "session_id", "integer"),
+    Column("session_states", "name", "session_id"),
+    Column("session_states", "parent", "session_id"),
+    Column("workers", "labels", "worker_id", "json"),
 ]
 
 
@@ -186,10 +189,10 @@ class Rows:
         self._is_sqlite = url.startswith("sqlite")
         self._url = url.removeprefix("sqlite:///")
 
-    def corrupt(self, instance_id: str, corruption: Corruption) -> tuple[str, bytes] | None:
+    def corrupt(self, key: str, corruption: Corruption) -> tuple[str, bytes] | None:
         """Change one row; what it has now, by the kind of the row; None when the database refuses it."""
         column = corruption.column
-        rows = self._rows(column, instance_id)
+        rows = self._rows(column, key)
         place, original = rows[int(corruption.place * (len(rows) - 1))]
         changed = corruption.applied(original)
         try:
@@ -205,11 +208,11 @@ class Rows:
             return changed
         return changed if self._is_sqlite else changed.decode()
 
-    def _rows(self, column: Column, instance_id: str) -> list[tuple[Any, bytes]]:
+    def _rows(self, column: Column, key: str) -> list[tuple[Any, bytes]]:
         row = "ctid::text" if not self._is_sqlite else _ROW_ID[column.table]
         value = f"CAST({column.name} AS {'BLOB' if self._is_sqlite else 'text'})"
-        found = self._run(f"SELECT {row}, {value} FROM {column.table} WHERE {column.key} = ?", instance_id)
-        assert found, (column, instance_id)
+        found = self._run(f"SELECT {row}, {value} FROM {column.table} WHERE {column.key} = ?", key)
+        assert found, (column, key)
         return [(at, text.encode() if isinstance(text, str) else bytes(text or b"")) for at, text in found]
 
     def _write(self, column: Column, place: Any, value: object) -> None:
@@ -237,6 +240,7 @@ _ROW_ID: Final[dict[str, LiteralString]] = {
     "session_watches": "instance_id",
     "instances": "instance_id",
     "session_states": "session_id",
+    "workers": "worker_id",
 }
 
 
@@ -280,13 +284,17 @@ async def play(url: str, number: int, corrupted: Sequence[Corruption]) -> None:
             await until_all_have_rows(client, sick + healthy)
         for name in sick + healthy:
             await client.raise_event(name, "unread", 1)
-        left = {name: rows.corrupt(name, one) for name, one in zip(sick, corrupted, strict=True)}
+        left = {
+            name: rows.corrupt(f"first-{number}" if one.column.table == "workers" else name, one)
+            for name, one in zip(sick, corrupted, strict=True)
+        }
         async with worker_of(url, app, f"second-{number}") as worker:
             for name in healthy:
                 assert await client.wait(name, timeout=60) == 2
             for name, row in left.items():
                 await check_sick(client, name, row)
             assert worker.runtime.error is None
+            assert f"first-{number}" in {each.worker_id for each in await client.workers()}
             fresh = await client.start(everything, 1)
             await client.raise_event(fresh.instance_id, "go", 1)
             assert await client.wait(fresh.instance_id, timeout=60) == 2
