@@ -4,6 +4,7 @@ States of one `Link`::
 
     closed ──first call──► connecting ──► open ──call──► busy ──reply, or an error that the database reports──► open
     connecting, busy ──failed, or the connection broke──► closed     ConnectionLost; the next call connects again
+    busy ──reply, and the connection broke──► closed                 the reply; the next call connects again
     connecting, busy ──`DEADLINE`──► closed                          ConnectionLost
     connecting, busy ──nobody waits any more──► abandoned ──connected, or reply, within `GRACE`──► open
     abandoned ──neither──► closed                                    the server ends by itself what it has begun
