@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Final, NamedTuple
 
-from affinity.errors import SessionWriteConflict, WorkerFenced
+from affinity.errors import DatabaseChanged, SessionWriteConflict, WorkerFenced
 from affinity.provider.conformance.builders import new_instance, turn
 from affinity.provider.contract import (
     FetchOptions,
@@ -36,6 +36,7 @@ from affinity.provider.contract import (
     WorkItem,
     WorkKey,
 )
+from affinity.provider.timeline import Timeline
 from affinity.records import SessionRecord, SessionState, StateWrite
 from tests.model import steps as do
 from tests.model.databases import ModelDatabase
@@ -140,14 +141,15 @@ class Cluster:
         self.workers: dict[str, SimulatedWorker] = {}
         self.scripts = [Script() for _ in range(do.SCRIPTS)]
         self._numbers = count(1)
-        self._kept: tuple[Reference, Leases] | None = None
+        self._kept: tuple[Reference, dict[str, SessionInfo]] | None = None
+        self._messages: dict[int, str] = {}  # all that were ever fetched, by id
         self._held_up: list[tuple[asyncio.Task[Any], Callable[[], None]]] = []
 
     async def run(self, plan: do.Plan) -> None:
         """Carry the plan out, then bring everything to its end, and see that nothing is left."""
         await self.database.begin()
         try:
-            self.provider = await self.database.provider()
+            self.provider = await self.database.provider(Timeline())
             self.elsewhere = await self.database.provider()  # of the scripts
             for worker in range(2):
                 await self.step(do.Start(worker))
@@ -185,7 +187,7 @@ class Cluster:
                 await self._sweep(step.retention)
             case do.Remember():
                 await self.database.remember()
-                self._kept = deepcopy((self.model, self.leases))
+                self._kept = deepcopy((self.model, self.leases.rows))
             case do.LoseTail():
                 await self._lose_tail()
             case _:
@@ -524,6 +526,8 @@ class Cluster:
         if not ours and (self.model.is_alive(instance.owner) or self.model.is_draining(worker.identity)):
             raise Violation(f"{worker.identity} took {item.instance_id}, which {instance.owner} owns")
         instance.owner = worker.identity
+        for message in item.messages:
+            expect(f"message {message.id}", message.payload, self._messages.setdefault(message.id, message.payload))
         where = (item.execution_id, item.event_count)
         expect(f"place of {item.instance_id}", where, (instance.execution_id, instance.event_count))
         wanted = self.model.visible(instance, exclude)
@@ -882,14 +886,25 @@ class Cluster:
             return
         await self.database.lose_tail()
         now, births, numbers = self.model.now, self.model.births, self.model.numbers
-        self.model, self.leases = deepcopy(self._kept)
+        self.model, self.leases.rows = deepcopy(self._kept)
         self.model.now, self.model.births, self.model.numbers = now, births, numbers
         self.workers.clear()
         for script in self.scripts:
             script.seen.clear()
+        await self._begin_timeline()
         await self._look(time_passed=True)
         for worker in range(2):
             await self.step(do.Start(worker))
+
+    async def _begin_timeline(self) -> None:
+        """The first to look at a database that has lost commits learns of it. If nobody did, ids would come back."""
+        await self.database.show_loss()
+        nobody = WorkerIdentity(worker_id="nobody", incarnation=Incarnation("nobody"))
+        try:
+            await self.provider.renew_worker(nobody, LEASE)
+        except DatabaseChanged:
+            self.provider = await self.database.provider(Timeline())
+            self.model.end_leases()
 
     async def _end(self) -> None:
         """All that is queued is found and finished by a worker that comes last; then nothing is left."""

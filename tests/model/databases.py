@@ -18,6 +18,7 @@ from affinity.provider.contract import Provider
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.sqlite import Clock, SqliteProvider
 from affinity.provider.sqlite.database import connect
+from affinity.provider.timeline import Timeline
 
 T = TypeVar("T")
 
@@ -35,8 +36,8 @@ class ModelDatabase(Protocol):
         """Empty it, and set its clock back to the start."""
         ...
 
-    async def provider(self) -> Provider:
-        """A provider object as another process would have; closed by `end`."""
+    async def provider(self, timeline: Timeline | None = None) -> Provider:
+        """A provider object as another process would have; closed by `end`. ``timeline``: what it follows."""
         ...
 
     async def advance(self, seconds: float) -> None:
@@ -49,6 +50,10 @@ class ModelDatabase(Protocol):
 
     async def lose_tail(self) -> None:
         """Set the database back to the state that was kept. The clock goes on."""
+        ...
+
+    async def show_loss(self) -> None:
+        """Make that known by what makes it known of a real database."""
         ...
 
     async def rows(self) -> dict[str, int]:
@@ -109,8 +114,8 @@ class SqliteModelDatabase:
         self._path = self._directory / f"{next(self._numbers)}.db"
         shutil.copy(self._template, self._path)
 
-    async def provider(self) -> Provider:
-        provider = await SqliteProvider.open(self._path, clock=self._clock)
+    async def provider(self, timeline: Timeline | None = None) -> Provider:
+        provider = await SqliteProvider.open(self._path, clock=self._clock, timeline=timeline)
         self._open.append(provider)
         return provider
 
@@ -124,6 +129,10 @@ class SqliteModelDatabase:
     async def lose_tail(self) -> None:
         with closing(sqlite3.connect(self._kept)) as copy, closing(connect(self._path)) as connection:
             copy.backup(connection)
+
+    async def show_loss(self) -> None:
+        with closing(connect(self._path)) as connection:
+            connection.execute("UPDATE timeline SET reached = 0")
 
     async def rows(self) -> dict[str, int]:
         with closing(connect(self._path)) as connection:
@@ -258,12 +267,14 @@ class PostgresModelDatabase:
         values = {"start": sql.Literal(EPOCH * 1_000_000), "tick": sql.Literal(TICK_MICROSECONDS)}
         await self._sql.execute(sql.SQL(EMPTY).format(**values))
 
-    async def provider(self) -> Provider:
+    async def provider(self, timeline: Timeline | None = None) -> Provider:
         """By connections that stay; what an object remembers is gone with it."""
         if self._handed_out == len(self._pool):
             self._pool.append(await PostgresProvider.open(self._url, application_name="model"))
+        links = self._pool[self._handed_out]._links
         self._handed_out += 1
-        return PostgresProvider(self._pool[self._handed_out - 1]._links)
+        await links.follow(timeline)
+        return PostgresProvider(links)
 
     async def advance(self, seconds: float) -> None:
         await self._sql.execute(
@@ -275,6 +286,9 @@ class PostgresModelDatabase:
 
     async def lose_tail(self) -> None:
         await self._copy("name", "'kept_' || name", RESTORE_SEQUENCES)
+
+    async def show_loss(self) -> None:
+        await self._sql.execute("UPDATE timeline SET place = 'elsewhere'")
 
     async def rows(self) -> dict[str, int]:
         names = await (await self._sql.execute(TABLES)).fetchall()

@@ -1,4 +1,6 @@
-"""The judge of session leases: it foretells nothing, and compares what there was with what there is."""
+"""The judge of session leases: it foretells nothing, and compares what there was with what there is. What it has seen
+once it does not forget, whatever the database loses.
+"""
 
 from __future__ import annotations
 
@@ -70,6 +72,8 @@ class Leases:
         changed = (old.worker_id, old.incarnation) != (new.worker_id, new.incarnation)
         if new.epoch < old.epoch:
             raise Violation(f"the epoch of {name} went back from {old.epoch} to {new.epoch}")
+        if old.epoch < new.epoch <= self.newest[name]:
+            raise Violation(f"{name} has epoch {new.epoch}, which it has had")
         if changed and new.epoch == old.epoch:
             raise Violation(f"{name} went from {old.incarnation} to {new.incarnation} at epoch {new.epoch}")
         if old.held and changed and not old.worker_id == new.worker_id == started:

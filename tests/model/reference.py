@@ -195,6 +195,11 @@ class Reference:
             WorkerIdentity(worker_id=to, incarnation=Incarnation(heir.incarnation)) if taken and to and heir else None
         )
 
+    def end_leases(self) -> None:
+        """The database has lost commits: no worker is alive."""
+        for lease in self.workers.values():
+            lease.until = min(lease.until, self.now)
+
     def sweep_workers(self, retention: float) -> None:
         """Rows of workers whose lease ended long ago are gone."""
         self.workers = {name: lease for name, lease in self.workers.items() if lease.until > self.now - retention}

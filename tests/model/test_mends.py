@@ -20,6 +20,7 @@ from affinity.provider.contract import (
     WorkerIdentity,
 )
 from affinity.provider.postgres import states
+from affinity.provider.timeline import Timeline
 from affinity.worker.instances import InstanceTable
 from tests.model.cluster import Cluster
 from tests.model.conftest import Look
@@ -126,8 +127,8 @@ def test_the_contract(
 ) -> None:
     real = database.provider
 
-    async def provider() -> Provider:
-        return worse(await real())
+    async def provider(timeline: Timeline | None = None) -> Provider:
+        return worse(await real(timeline))
 
     monkeypatch.setattr(database, "provider", provider)
     with pytest.raises(Violation):
@@ -151,6 +152,19 @@ def test_a_script_that_writes_during_a_first_claim(look: Look, monkeypatch: pyte
         assert part in statement
         statement = statement.replace(part, without)
     monkeypatch.setattr(states, "_SQL", {**states._SQL, verb: statement})
+    with pytest.raises(Violation):
+        look(PLANS, Cluster, usual=USUAL, shrink=False)
+
+
+def test_a_lost_tail_of_which_nobody_learns(
+    look: Look, database: ModelDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Epochs and message ids come back."""
+
+    async def show_loss() -> None:
+        """Nothing is seen."""
+
+    monkeypatch.setattr(database, "show_loss", show_loss)
     with pytest.raises(Violation):
         look(PLANS, Cluster, usual=USUAL, shrink=False)
 
@@ -180,8 +194,8 @@ def test_a_coroutine_of_an_instance_that_is_gone(
             live.birth = item.birth
         return real(self, item)
 
-    async def worse() -> Provider:
-        return TakesNamesForInstances(await provider())
+    async def worse(timeline: Timeline | None = None) -> Provider:
+        return TakesNamesForInstances(await provider(timeline))
 
     monkeypatch.setattr(InstanceTable, "_is_current", is_current)
     monkeypatch.setattr(database, "provider", worse)

@@ -6,6 +6,7 @@ import pytest
 
 from affinity.errors import DatabaseChanged
 from affinity.provider.conformance.base import Rules
+from affinity.provider.conformance.harness import Harness
 from affinity.provider.conformance.world import World
 from affinity.provider.contract import NewMessage
 from affinity.provider.timeline import Timeline
@@ -68,6 +69,18 @@ class TimelineRules(Rules):
         (item,) = await again.take_instances()
         assert item.messages[0].id == before[0].id
         assert item.messages[1].id > before[0].id + 1_000_000
+
+    async def test_the_ids_jump_though_what_is_left_has_seen_no_message(self, harness: Harness) -> None:
+        """The lost past may have had any number of them (contract: Provider)."""
+        world, timeline = World(harness), Timeline()  # without the clerk, who sends one
+        a = await world.follower("a", timeline)
+        await world.harness.lose_tail()
+        with pytest.raises(DatabaseChanged):
+            await a.renew_lease()
+        again = await world.follower("a", Timeline(timeline))
+        (message,) = (await again.own("i")).messages
+        assert message.id > 1_000_000
+        await world.aclose()
 
     async def test_who_follows_nothing_goes_on(self, world: World) -> None:
         """A client remembers nothing (contract: Provider)."""

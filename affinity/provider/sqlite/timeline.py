@@ -37,5 +37,5 @@ def _begin(tx: Tx) -> None:
     """All ids that can be issued again jump forward, further than they can have come; every lease ends, and every
     session has a new epoch.
     """
-    for name in ("begin", "raise_epochs", "renew_epochs", "raise_message_ids", "end_leases"):
+    for name in ("begin", "raise_epochs", "renew_epochs", "begin_message_ids", "raise_message_ids", "end_leases"):
         tx.run(_SQL[name], {"now": tx.now})
