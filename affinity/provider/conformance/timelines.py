@@ -74,6 +74,7 @@ class TimelineRules(Rules):
         """The lost past may have had any number of them (contract: Provider)."""
         world, timeline = World(harness), Timeline()  # without the clerk, who sends one
         a = await world.follower("a", timeline)
+        await a.renew_lease()
         await world.harness.lose_tail()
         with pytest.raises(DatabaseChanged):
             await a.renew_lease()
