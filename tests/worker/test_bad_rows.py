@@ -101,6 +101,19 @@ async def test_an_unreadable_event_in_a_history(text: str, any_url: str, client:
         assert worker.runtime.error is None
 
 
+async def test_claims_are_looked_at_before_anything_is_decoded(any_url: str, client: Client) -> None:
+    """An instance whose rows kill whoever reads them must not be read once more."""
+    async with worker_of(any_url):
+        await client.start(waits, 1, instance_id="bad")
+        await started(client, "bad")
+    execute(any_url, "UPDATE history SET event = '' WHERE instance_id = 'bad'")
+    execute(any_url, "UPDATE instances SET claims = 100 WHERE instance_id = 'bad'")
+    await client.raise_event("bad", "go")
+    async with worker_of(any_url) as worker:
+        assert (await given_up(client, "bad")).type == "OrchestrationPoisoned"
+        assert worker.runtime.error is None
+
+
 @pytest.mark.parametrize("text", UNREADABLE)
 async def test_an_unreadable_message(text: str, any_url: str, client: Client) -> None:
     """To an instance that is live, and to one that is not."""
