@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
-from affinity.client import Client
+from affinity.client import Client, Start
 from affinity.errors import AccessDenied
 from affinity.provider.conformance import Fault
 from affinity.provider.sqlite import SqliteProvider, database
@@ -169,8 +169,7 @@ async def test_a_batch_that_takes_too_long_is_split(
     worker = Worker(app, url, RuntimeOptions.make(poll_interval=0.2))
     async with worker:
         worker.runtime._turns.observe = sizes.append
-        for number in range(16):
-            await client.start("walk", 2, instance_id=f"run {number}")
+        await client.start_many(Start("walk", 2, f"run {number}") for number in range(16))
         for number in range(16):
             assert len(await client.wait(f"run {number}", timeout=60)) == 2
         assert worker.runtime.error is None
@@ -191,7 +190,7 @@ async def test_a_refused_login_ends_a_start_but_no_running_worker(
             await client.start("relay", 2, instance_id="run")
             admin.execute("ALTER ROLE affinity_worker NOLOGIN")
             admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'affinity_worker'")
-            worker.wait_log("database lost .*not permitted to log in")
+            worker.wait_log("database lost")
             worker.wait_log("lease lost")
             for number in range(2):
                 await client.raise_event("run", "item", number)
@@ -304,8 +303,8 @@ async def test_a_worker_with_traffic_loses_nothing_on_sqlite(sqlite_url: str, mo
     switches: list[FaultySqlite] = []
     really_open = SqliteProvider.open
 
-    async def open_faulty(path: Path) -> SqliteProvider:
-        switches.append(FaultySqlite(await really_open(path)))
+    async def open_faulty(path: Path, **options: Any) -> SqliteProvider:
+        switches.append(FaultySqlite(await really_open(path, **options)))
         return switches[-1].provider
 
     async with Client(sqlite_url) as client:
