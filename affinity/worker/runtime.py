@@ -637,8 +637,8 @@ class Runtime:
         self.poke()
 
     def lease_ended(self, error: BaseException) -> None:
-        """This worker is over: fenced, stalled, or refused by the database for good; or its life is, since the database
-        has changed.
+        """This worker is over: fenced, stalled, or refused by the database for good; or its incarnation is, since the
+        database has changed.
         """
         if self.error is None:
             if not isinstance(error, DatabaseChanged):

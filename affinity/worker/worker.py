@@ -2,19 +2,19 @@
 
 What it opens, in the order in which things must close:
 
-    telemetry  log records and spans carry the session (`affinity.ambient`), and the metrics are served
-    life       a task that owns all of the following
-    provider   the database connections of the main loop
-    the name   registration: the worker lease
-    keeper     a thread that renews the lease (`affinity.worker.keeper`)
-    runtime    the loops (`affinity.worker.runtime`): fetch, group commits, activities, hints, chores
+    telemetry    log records and spans carry the session (`affinity.ambient`), and the metrics are served
+    incarnation  a task that owns all of the following
+    provider     the database connections of the main loop
+    the name     registration: the worker lease
+    keeper       a thread that renews the lease (`affinity.worker.keeper`)
+    runtime      the loops (`affinity.worker.runtime`): fetch, group commits, activities, hints, chores
 
 On the way out the runtime drains, the keeper stops, the name is released (which frees all sessions), and the
 connections close. None of this is needed for correctness: a killed process leaves all of it to its lease.
 
-A *life* is all that is of one incarnation. It follows one timeline (`affinity.provider.timeline`): when the database
-turns out to be another one, or to have lost commits, whatever the process remembers may be untrue. The life then ends
-without writing anything, and the next begins, as a restarted process would, with empty caches.
+An incarnation follows one timeline (`affinity.provider.timeline`). When the database turns out to be another one, or to
+have lost commits, what the process remembers may be untrue. The incarnation then ends without writing anything, and the
+next begins, as a restarted process would, with empty caches.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class Worker:
         """Whether a drain came to its end: False after a second signal."""
         self._entered = False
         self._leaving = anyio.Event()
-        self._lives = False  # a life has begun, and is not over
-        self._life_scope: anyio.CancelScope | None = None
+        self._is_running = False  # an incarnation has begun, and is not over
+        self._incarnation_scope: anyio.CancelScope | None = None
         self._ended = anyio.Event()
         self._error: BaseException | None = None
         self._runtime: Runtime | None = None
@@ -111,7 +111,7 @@ class Worker:
             self._app.check()
             stack.enter_context(instrumented())
             self._serve_metrics(stack)
-            await stack.enter_async_context(self._living())
+            await stack.enter_async_context(self._incarnations())
             self._stack = stack.pop_all()
         return self
 
@@ -152,7 +152,7 @@ class Worker:
         """
         if not self._drain_begun and self._error is None:
             self._drain_begun = True
-            if self._lives and self.runtime.error is None:
+            if self._is_running and self.runtime.error is None:
                 await self.runtime.drain()
             self.drained = True
 
@@ -198,39 +198,39 @@ class Worker:
                 scope.cancel()
             first.set()
 
-    # -- one life after another
+    # -- one incarnation after another
 
     @asynccontextmanager
-    async def _living(self) -> AsyncIterator[None]:
-        """Live in a task of its own. Errors leave as themselves, not as a group; one of the block ends it at once."""
+    async def _incarnations(self) -> AsyncIterator[None]:
+        """In a task of its own. Errors leave as themselves, not as a group; one of the block ends it immediately."""
         failure: Exception | None = None
         async with anyio.create_task_group() as tasks:
             try:
-                await tasks.start(self._live)
+                await tasks.start(self._run)
                 yield
                 self._leaving.set()
-                if self._life_scope is not None and not self._lives:
-                    self._life_scope.cancel()
+                if self._incarnation_scope is not None and not self._is_running:
+                    self._incarnation_scope.cancel()
             except Exception as error:
                 failure = error
                 tasks.cancel_scope.cancel()
         if failure is not None:
             raise failure
 
-    async def _live(self, *, task_status: TaskStatus[None]) -> None:
-        """One life after another, until somebody leaves the block or the worker is over."""
+    async def _run(self, *, task_status: TaskStatus[None]) -> None:
+        """One after another, until the block is left or the worker is over."""
         timeline = Timeline()
         patience: float | None = self.options.startup_timeout
         while not (self._leaving.is_set() or self._drain_begun):
             try:
-                with anyio.CancelScope() as self._life_scope:
-                    async with self._life(timeline, patience) as runtime:
+                with anyio.CancelScope() as self._incarnation_scope:
+                    async with self._incarnation(timeline, patience) as runtime:
                         if not self._entered:
                             self._entered = True
                             task_status.started()
-                        await self._live_on(runtime)
+                        await self._until_over(runtime)
             except DatabaseChanged:
-                pass  # before the life had begun
+                pass  # while it began
             except Exception as error:
                 if not self._entered:
                     raise
@@ -240,15 +240,15 @@ class Worker:
             self.identity = _new_identity(self.identity.worker_id)
             self._availability.given_up_by_all()
 
-    async def _live_on(self, runtime: Runtime) -> None:
-        """Wait until the life is over: by leaving, or by a change of the database. Any other end is the worker's."""
-        self._lives = True
+    async def _until_over(self, runtime: Runtime) -> None:
+        """Wait until the block is left or the database has changed. Any other end is the worker's."""
+        self._is_running = True
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_cancel_after, runtime.ended, tasks.cancel_scope)
             await self._leaving.wait()
             tasks.cancel_scope.cancel()
         if isinstance(runtime.error, DatabaseChanged):
-            self._lives = False
+            self._is_running = False
             logger.warning("worker %s: %s; starting again as a new incarnation", runtime.worker_id, runtime.error)
         elif runtime.error is not None:
             self._end(runtime.error)
@@ -259,7 +259,7 @@ class Worker:
         self._ended.set()
 
     @asynccontextmanager
-    async def _life(self, timeline: Timeline, patience: float | None) -> AsyncIterator[Runtime]:
+    async def _incarnation(self, timeline: Timeline, patience: float | None) -> AsyncIterator[Runtime]:
         async with AsyncExitStack() as stack:
             provider = self.metrics.observed(await self._open(stack, timeline, patience))
             locks, lease_end = HeldLocks(), LeaseEnd()
@@ -379,7 +379,7 @@ class Worker:
             logger.info("worker %s: metrics on port %d", self.identity.worker_id, self.metrics_port)
 
     def _count(self, read: Callable[[Runtime], int]) -> Callable[[], int]:
-        """Of the runtime as it is when it is asked; there is none before the first life."""
+        """Of the runtime as it is when it is asked; there is none before the first incarnation."""
         return lambda: 0 if self._runtime is None else read(self._runtime)
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from affinity import RuntimeOptions, Sessions, Worker
 from affinity.client import Client
-from affinity.errors import ReadOnly
+from affinity.errors import ConnectionLost, ReadOnly
 from affinity.provider import migrate, open_provider
 from affinity.provider.timeline import Timeline
 from tests.notes import make_app
@@ -294,6 +294,24 @@ async def test_a_backup_of_sqlite_that_is_restored(sqlite_url: str, into: str) -
             assert (await read(client_of_the_new))["words"] == ["kept"]
             assert (await write(client_of_the_new, "next"))["words"] == ["kept", "next"]
         assert worker.identity.incarnation != incarnation
+
+
+async def test_a_worker_may_leave_while_it_starts_again(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the database does not answer then."""
+    path = Path(sqlite_url.removeprefix("sqlite:///"))
+    copy(path, backup := path.with_name("backup.db"))
+    tried = anyio.Event()
+
+    async def refuse(*_: Any, **__: Any) -> Any:
+        tried.set()
+        raise ConnectionLost("not now")
+
+    with anyio.fail_after(20):
+        async with serving(sqlite_url), Client(sqlite_url) as client:
+            await renewed(client)
+            monkeypatch.setattr("affinity.worker.worker.open_provider", refuse)
+            copy(backup, path)
+            await tried.wait()
 
 
 def copy(source: Path, target: Path) -> None:
