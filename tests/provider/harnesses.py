@@ -179,6 +179,7 @@ BEGIN
     PERFORM setval(oid, seqstart, false) FROM pg_sequence JOIN pg_class ON oid = seqrelid
     WHERE relnamespace = current_schema::regnamespace;
     INSERT INTO sweeps VALUES ('-infinity');
+    UPDATE timeline SET place = timeline_place();
     CREATE OR REPLACE FUNCTION clock() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE
     AS 'SELECT clock_timestamp()';
 END $do$"""

@@ -87,7 +87,9 @@ def _connect(database: str) -> psycopg.Connection[Any]:
     return psycopg.connect(database, options=f"-c search_path={SCHEMA}")
 
 
-TABLES: Final = "SELECT tablename FROM pg_tables WHERE schemaname = current_schema AND tablename <> 'schema_versions'"
+TABLES: Final = """
+    SELECT tablename FROM pg_tables
+    WHERE schemaname = current_schema AND tablename NOT IN ('schema_versions', 'timeline')"""
 ROWS: Final = sql.SQL("SELECT t::text FROM {} t")  # as text: Python has no -infinity
 OTHERS: Final[Mapping[str, LiteralString]] = {
     "sizes": """
