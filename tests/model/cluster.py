@@ -307,7 +307,10 @@ class Cluster:
     async def _sweep(self, retention: float) -> None:
         for _ in range(100):
             done = await self.provider.sweep(interval=0.0, session_retention=retention, worker_retention=retention)
-            self.model.sweep_workers(retention)
+            # A provider may keep the row of a worker that the lock of a session names still.
+            named = {row.worker_id for row in self.sessions.values() if row.expires_in > 0}
+            rows = {row.worker_id for row in await self.provider.list_workers()}
+            self.model.sweep_workers(retention, named & rows)
             await self._look(swept=True)
             if not done.more:
                 return
@@ -507,7 +510,7 @@ class Cluster:
             exclude=[message.id for message in hand],
         )
         for item in fetched.items:
-            self._judge_instance(worker, item, {message.payload for message in hand})
+            self._judge_instance(worker, item, [message.payload for message in hand])
         await self._look()
         if step.reply == "lost":
             return
@@ -516,7 +519,7 @@ class Cluster:
         for item in fetched.items:
             self._adopt(worker, item)
 
-    def _judge_instance(self, worker: SimulatedWorker, item: OrchestrationItem, exclude: set[str]) -> None:
+    def _judge_instance(self, worker: SimulatedWorker, item: OrchestrationItem, exclude: list[str]) -> None:
         instance = self.model.instances.get(item.instance_id)
         if instance is None or instance.finished or instance.status == "suspended":
             raise Violation(f"{item.instance_id} was fetched, and is not running")

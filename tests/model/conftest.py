@@ -15,12 +15,15 @@ from hypothesis.strategies import SearchStrategy
 from tests.conftest import Servers
 from tests.model.databases import ModelDatabase, PostgresModelDatabase, SqliteModelDatabase
 from tests.model.replay import Runner, script
+from tests.model.shrink import shrink
 
 
 class Look(Protocol):
     """Carries plans out; raises what the first one that fails has found, after making it as short as it can be."""
 
-    def __call__(self, plans: SearchStrategy[Any], cluster: type[Runner], *, usual: int, shrink: bool = True) -> None:
+    def __call__(
+        self, plans: SearchStrategy[Any], cluster: type[Runner], *, usual: int, made_plain: bool = True
+    ) -> None:
         """``usual``: how many plans, unless `--model-examples` says otherwise; the same ones each time."""
         ...
 
@@ -64,53 +67,53 @@ def database(request: pytest.FixtureRequest) -> ModelDatabase:
 @pytest.fixture
 def look(request: pytest.FixtureRequest, runner: asyncio.Runner, database: ModelDatabase) -> Look:
     """Looks for defects on the database of the test."""
-    failed: list[object] = []  # the plan that failed last
+    failed: list[Any] = []  # the plan that failed last
 
-    def run(plans: SearchStrategy[Any], cluster: type[Runner], *, usual: int, shrink: bool = True) -> None:
+    def run(plans: SearchStrategy[Any], cluster: type[Runner], *, usual: int, made_plain: bool = True) -> None:
         examples: int | None = request.config.getoption("model_examples")
         seed: int | None = request.config.getoption("model_seed")
 
-        def carry_out(plan: list[object]) -> None:
+        def carry_out(plan: list[Any]) -> None:
             runner.run(cluster(database).run(plan))
 
-        def judged(plan: list[object]) -> None:
+        def judged(plan: list[Any]) -> None:
             try:
                 carry_out(plan)
-            except Exception as error:
+            except AssertionError:
                 failed[:] = plan
-                error.add_note(script(cluster, plan))
                 raise
+
+        def fails(plan: list[Any]) -> bool:
+            try:
+                carry_out(plan)
+            except AssertionError:
+                return True
+            return False
 
         options = settings(
             max_examples=examples or usual,
             derandomize=examples is None and seed is None,
             deadline=None,
             database=None,
-            phases=[Phase.generate, Phase.shrink] if shrink else [Phase.generate],
+            phases=[Phase.generate],  # `shrink` knows what a plan is, and is much faster
             suppress_health_check=list(HealthCheck),
             report_multiple_bugs=False,
         )
         test = options(given(plans)(judged))
         try:
             (test if seed is None else from_seed(seed)(test))()
-        except Exception:
-            if shrink:
-                _carry_out_shortest(carry_out, failed, cluster)
+        except AssertionError:
+            if made_plain:
+                _fail(carry_out, shrink(failed, fails), cluster)
             raise
 
     return run
 
 
-def _carry_out_shortest(carry_out: Callable[[list[object]], None], plan: list[object], cluster: type[Runner]) -> None:
-    """Leave out single steps of a plan that fails, which hypothesis cannot if they were drawn together; raise."""
-    for place in reversed(range(len(plan))):
-        shorter = [*plan[:place], *plan[place + 1 :]]
-        try:
-            carry_out(shorter)
-        except AssertionError:
-            plan = shorter
+def _fail(carry_out: Callable[[list[Any]], None], plan: list[Any], cluster: type[Runner]) -> None:
+    """Raise what the plan has found, with a program that finds it again."""
     try:
         carry_out(plan)
-    except Exception as error:
+    except AssertionError as error:
         error.add_note(script(cluster, plan))
         raise

@@ -6,7 +6,8 @@ session is the provider's choice, and `tests.model.leases` judges it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -164,8 +165,8 @@ class Reference:
 
     def visible(self, instance: Instance, exclude: Iterable[str] = ()) -> list[QueuedMessage]:
         """The messages that a fetch of the instance gives, in order."""
-        left_out = set(exclude)
-        found = [m for m in instance.messages if m.visible_at <= self.now and m.text not in left_out]
+        visible = [m for m in instance.messages if m.visible_at <= self.now]
+        found = _without(visible, exclude)
         return sorted(found, key=lambda m: (m.visible_at, m.number))
 
     # -- workers
@@ -200,9 +201,11 @@ class Reference:
         for lease in self.workers.values():
             lease.until = min(lease.until, self.now)
 
-    def sweep_workers(self, retention: float) -> None:
-        """Rows of workers whose lease ended long ago are gone."""
-        self.workers = {name: lease for name, lease in self.workers.items() if lease.until > self.now - retention}
+    def sweep_workers(self, retention: float, kept: Set[str]) -> None:
+        """Rows of workers whose lease ended long ago are gone, or kept for a reason."""
+        self.workers = {
+            name: lease for name, lease in self.workers.items() if lease.until > self.now - retention or name in kept
+        }
 
     # -- messages and instances
 
@@ -429,8 +432,8 @@ class Reference:
             instance.histories[instance.execution_id] = []
 
     def _consume(self, one: SentTurn) -> None:
-        instance, texts = self.instances[one.turn.instance_id], set(one.consumed)
-        instance.messages = [m for m in instance.messages if m.text not in texts]
+        instance = self.instances[one.turn.instance_id]
+        instance.messages = _without(instance.messages, one.consumed)
 
     def _queue(self, instance: Instance, new: NewWorkItem) -> None:
         visible_at = self.now + max(0.0, new.delay)
@@ -445,3 +448,15 @@ class Reference:
             instance.messages.clear()
             instance.items.clear()
             instance.watches.clear()
+
+
+def _without(messages: Sequence[QueuedMessage], texts: Iterable[str]) -> list[QueuedMessage]:
+    """The messages that are left; a text that is there twice (of a session that moved twice) is taken once."""
+    taken = Counter(texts)
+    left = []
+    for message in messages:
+        if taken[message.text] > 0:
+            taken[message.text] -= 1
+        else:
+            left.append(message)
+    return left

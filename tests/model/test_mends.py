@@ -132,7 +132,7 @@ def test_the_contract(
 
     monkeypatch.setattr(database, "provider", provider)
     with pytest.raises(Violation):
-        look(PLANS, Cluster, usual=USUAL, shrink=False)
+        look(PLANS, Cluster, usual=USUAL, made_plain=False)
 
 
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
@@ -153,7 +153,7 @@ def test_a_script_that_writes_during_a_first_claim(look: Look, monkeypatch: pyte
         statement = statement.replace(part, without)
     monkeypatch.setattr(states, "_SQL", {**states._SQL, verb: statement})
     with pytest.raises(Violation):
-        look(PLANS, Cluster, usual=USUAL, shrink=False)
+        look(PLANS, Cluster, usual=USUAL, made_plain=False)
 
 
 def test_a_lost_tail_of_which_nobody_learns(
@@ -166,7 +166,7 @@ def test_a_lost_tail_of_which_nobody_learns(
 
     monkeypatch.setattr(database, "show_loss", show_loss)
     with pytest.raises(Violation):
-        look(PLANS, Cluster, usual=USUAL, shrink=False)
+        look(PLANS, Cluster, usual=USUAL, made_plain=False)
 
 
 def test_messages_that_go_back_are_overtaken(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,7 @@ def test_messages_that_go_back_are_overtaken(look: Look, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(InstanceTable, "deliver", deliver)
     with pytest.raises(Violation):
-        look(TABLE_PLANS, TableCluster, usual=USUAL, shrink=False)
+        look(TABLE_PLANS, TableCluster, usual=USUAL, made_plain=False)
 
 
 def test_a_coroutine_of_an_instance_that_is_gone(
@@ -200,4 +200,4 @@ def test_a_coroutine_of_an_instance_that_is_gone(
     monkeypatch.setattr(InstanceTable, "_is_current", is_current)
     monkeypatch.setattr(database, "provider", worse)
     with pytest.raises(Violation):
-        look(TABLE_PLANS, TableCluster, usual=USUAL, shrink=False)
+        look(TABLE_PLANS, TableCluster, usual=USUAL, made_plain=False)

@@ -14,9 +14,9 @@ from tests.model.tables import TABLE_PLANS, TableCluster
 
 def test_the_contract(look: Look) -> None:
     """Simulated workers say and hear whatever the contract has words for."""
-    look(PLANS, Cluster, usual=30)
+    look(PLANS, Cluster, usual=20)
 
 
 def test_instances_in_memory(look: Look) -> None:
     """Real instance tables: nothing is lost, doubled, out of order, or of an instance that is gone."""
-    look(TABLE_PLANS, TableCluster, usual=40)
+    look(TABLE_PLANS, TableCluster, usual=25)
