@@ -392,6 +392,12 @@ def _lose(steps: Plan) -> Plan:
     return [Remember(), *steps, LoseTail()]
 
 
+def _lose_turns(instance: int, worker: int, step: Step) -> Plan:
+    """Both what is lost and what comes instead of it has messages, turns and work of sessions."""
+    done: Plan = [Delete(instance), *_serve(instance, worker, step), FetchWork(worker), Send(instance)]
+    return [Remember(), *done, FetchInstances(worker), LoseTail(), *done, FetchInstances(worker)]
+
+
 _held_up: Final = st.one_of(
     st.builds(Save, _script, _session, checked=st.just(False), reply=st.just("late")),
     st.builds(Remove, _script, _session, reply=st.just("late")),
@@ -405,6 +411,7 @@ _EPISODES: Final[tuple[SearchStrategy[Plan], ...]] = (
     st.builds(_write_meanwhile, _instance, _worker, _held_up, st.booleans()),
     st.builds(_write_again, _session, _saves),
     st.builds(_lose, st.lists(STEPS, max_size=5)),
+    st.builds(_lose_turns, _instance, _worker, _turns),
 )
 
 _PARTS: Final[SearchStrategy[Plan]] = st.sampled_from(

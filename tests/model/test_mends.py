@@ -29,7 +29,7 @@ from tests.model.leases import Violation
 from tests.model.steps import PLANS
 from tests.model.tables import TABLE_PLANS, TableCluster
 
-USUAL = 60
+USUAL = 200
 """Plans within which each of them is found."""
 
 
