@@ -23,7 +23,7 @@ class Runner(Protocol):
 
 
 _SCRIPT: Final = """\
-# From the root of the repository: python THIS_FILE sqlite | postgresql://...
+# From the root of the repository: PYTHONPATH=. python THIS_FILE sqlite | postgresql://...
 # PostgreSQL: a database for this alone; everything in its schema "model" is removed.
 import sys
 
