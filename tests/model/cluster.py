@@ -889,7 +889,8 @@ class Cluster:
             return
         await self.database.lose_tail()
         now, births, numbers = self.model.now, self.model.births, self.model.numbers
-        self.model, self.leases.rows = deepcopy(self._kept)
+        self.model, self.leases.rows = self._kept
+        self._kept = None  # the standby is the primary now
         self.model.now, self.model.births, self.model.numbers = now, births, numbers
         self.workers.clear()
         for script in self.scripts:
