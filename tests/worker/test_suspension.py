@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,8 @@ async def suspended(client: Client, instance_id: str) -> Instance:
 def execute(url: str, statement: str, *values: object) -> None:
     """Change a row behind everybody's back."""
     if url.startswith("sqlite"):
-        with sqlite3.connect(Path(url.removeprefix("sqlite:///"))) as connection:
-            connection.execute(statement.replace("%s", "?"), values)
+        with closing(sqlite3.connect(Path(url.removeprefix("sqlite:///")))) as file, file:
+            file.execute(statement.replace("%s", "?"), values)
     else:
         with psycopg.connect(Target.parse(url).connect("test", {})) as connection:
             connection.execute(statement, values)
