@@ -80,8 +80,8 @@ class Requests:
                 self.try_out(line, [known[name] for name in _NAME.findall(sent) if name in known], sent)
             except BaseException as error:
                 self.errors.append(error)
-        if sent[:1] == b"P":
-            known[_NAME.search(sent)[0]] = sent  # type: ignore[index]
+        if sent[:1] == b"P" and (name := _NAME.search(sent)):  # else it is of one use only
+            known[name[0]] = sent
         return sent
 
 
@@ -118,6 +118,9 @@ class Client:
         self._socket.close()
 
 
+_ONE_USE = [b"P", b"B", b"D", b"E", b"S"]
+
+
 @dataclass
 class Trial:
     """Sends every beginning of a request that a network may cut it to, and looks what the server makes of it."""
@@ -131,7 +134,8 @@ class Trial:
         kinds = complete(request)
         # What has locked rows is followed by nothing but the five bytes that end its transaction.
         assert b"E" not in kinds or kinds[-2:] == [b"E", b"S"], kinds
-        assert kinds.count(b"E") + kinds.count(b"Q") + kinds.count(b"P") == 1, kinds
+        # What is of one use, the question with which a connection begins, is prepared and executed at once.
+        assert kinds.count(b"E") + kinds.count(b"Q") + kinds.count(b"P") == 1 or kinds == _ONE_USE, kinds
         ends = {end for _, end in messages(request)} | set(range(SEGMENT, len(request), SEGMENT))
         for size in sorted(ends - {len(request)}):
             self._cut(line, prepared, request[:size])
