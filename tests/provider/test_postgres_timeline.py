@@ -113,3 +113,18 @@ async def test_a_service_that_hides_its_timeline(postgres_database: str) -> None
             admin.execute(ANOTHER)
             with pytest.raises(DatabaseChanged):
                 await worker.renew_lease()
+
+
+async def test_a_database_that_is_set_back_twice_to_one_moment_issues_no_id_again(
+    postgres_migrated: str, admin: psycopg.Connection[Any]
+) -> None:
+    """Though its ids are ahead of the clock, because of a timeline that began shortly before that moment."""
+    reached = []
+    for _ in range(2):
+        for sequence in ("epochs", "orchestrator_queue_id_seq"):
+            admin.execute("SELECT setval(%s, 1::bigint << 52)", [sequence])
+        admin.execute("SELECT begin_timeline()")
+        for question in ("SELECT last_value FROM epochs", "SELECT last_value FROM orchestrator_queue_id_seq"):
+            reached += admin.execute(question).fetchall()
+    assert len(set(reached[::2])) == len(set(reached[1::2])) == 2
+    assert min(reached) > (2**52,)

@@ -237,6 +237,23 @@ async def test_no_statement_scans_a_table(path: Path, sql: LiteralString) -> Non
     assert [step for step in plan if step.startswith("SCAN") and not HARMLESS.match(step)] == []
 
 
+async def test_a_file_that_is_set_back_twice_to_one_moment_issues_no_id_again(path: Path) -> None:
+    """Though its ids are ahead of the clock, because of a timeline that began shortly before that moment."""
+    steps = load_statements(package.__name__, "timeline.sql")
+    reached = []
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('orchestrator_queue', 0)")
+        for _ in range(2):
+            connection.execute("UPDATE counters SET value = 1 << 52 WHERE name = 'epoch'")
+            connection.execute("UPDATE sqlite_sequence SET seq = 1 << 52 WHERE name = 'orchestrator_queue'")
+            for step in ("raise_epochs", "raise_message_ids"):
+                connection.execute(steps[step], {"now": 0.0})
+            reached += connection.execute("SELECT value FROM counters WHERE name = 'epoch'").fetchall()
+            reached += connection.execute("SELECT seq FROM sqlite_sequence").fetchall()
+    assert len(set(reached[::2])) == len(set(reached[1::2])) == 2
+    assert min(reached) > (2**52,)
+
+
 @pytest.mark.parametrize("name", ["scan", "peek"])
 async def test_a_fetch_sorts_nothing(path: Path, name: str) -> None:
     with closing(sqlite3.connect(path)) as connection:

@@ -7,8 +7,8 @@ UPDATE timeline SET reached = reached + 1;
 -- begin: from now on it is another one
 UPDATE timeline SET token = lower(hex(randomblob(16)));
 
--- raise_epochs: no epoch comes back
-UPDATE counters SET value = max(value + (1 << 32), CAST(:now * 1000000 AS INTEGER)) WHERE name = 'epoch';
+-- raise_epochs: no epoch comes back; the random part, since a file may be set back to the same moment twice
+UPDATE counters SET value = max(value + (1 << 32), CAST(:now * 1000000 AS INTEGER)) + (random() & 4294967295) WHERE name = 'epoch';
 
 -- renew_epochs: what anybody has in memory of a session is of an old epoch
 UPDATE sessions SET epoch = (SELECT CAST(value AS INTEGER) FROM counters WHERE name = 'epoch');
@@ -18,7 +18,7 @@ INSERT INTO sqlite_sequence (name, seq)
 SELECT 'orchestrator_queue', 0 WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'orchestrator_queue');
 
 -- raise_message_ids: no id of a message comes back
-UPDATE sqlite_sequence SET seq = max(seq + (1 << 32), CAST(:now * 1000000 AS INTEGER))
+UPDATE sqlite_sequence SET seq = max(seq + (1 << 32), CAST(:now * 1000000 AS INTEGER)) + (random() & 4294967295)
 WHERE name = 'orchestrator_queue';
 
 -- end_leases: of all workers

@@ -26,15 +26,16 @@ EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR undefined_func
 END $$;
 
 -- All ids that can be issued again jump forward, further than they can have come: a microsecond of the clock for each, as
--- well as from where they are. Every lease ends and every session has a new epoch, so that nothing which a process
+-- well as from where they are; and by a random part, since a database may be set back to the same moment twice. Every lease ends and every session has a new epoch, so that nothing which a process
 -- remembers is taken for the present, whether or not that process knows of timelines.
 CREATE FUNCTION begin_timeline() RETURNS text LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     begun text := gen_random_uuid();
     far bigint := extract(epoch FROM clock()) * 1000000;
+    part bigint := random() * (1::bigint << 32);
 BEGIN
-    PERFORM setval('epochs', greatest(last_value + (1::bigint << 32), far)) FROM epochs;
-    PERFORM setval('orchestrator_queue_id_seq', greatest(last_value + (1::bigint << 32), far))
+    PERFORM setval('epochs', greatest(last_value + (1::bigint << 32), far) + part) FROM epochs;
+    PERFORM setval('orchestrator_queue_id_seq', greatest(last_value + (1::bigint << 32), far) + part)
     FROM orchestrator_queue_id_seq;
     PERFORM FROM workers ORDER BY worker_id FOR NO KEY UPDATE;
     UPDATE workers SET locked_until = clock() WHERE locked_until > clock();
