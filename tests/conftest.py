@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import anyio
 import pytest
 
 from affinity.provider import migrate
 from tests.provider.harnesses import PostgresHarness
 from tests.servers import NoPostgres, Offer, PostgresServer, old_and_new
 from tests.servers.programs import memory
+from tests.waiting import run_on_a_thread
 
 
 def pytest_configure() -> None:
@@ -77,7 +76,7 @@ class Servers:
         if age not in self._templates:
             server = self.server(age)
             name = server.create_database()
-            _run(migrate, server.url(name))
+            run_on_a_thread(migrate, server.url(name))
             self._templates[age] = name
         return self._templates[age]
 
@@ -85,7 +84,7 @@ class Servers:
         """The URL of a database on that server which is nobody's, made ready for `PostgresHarness`."""
         if age not in self._shared:
             url = self.server(age).url(self.server(age).create_database())
-            _run(PostgresHarness.prepare, url)
+            run_on_a_thread(PostgresHarness.prepare, url)
             self._shared[age] = url
         return self._shared[age]
 
@@ -149,7 +148,7 @@ def postgres_migrated(servers: Servers, postgres_age: str) -> Iterator[str]:
 def sqlite_url(tmp_path: Path) -> str:
     """The URL of a migrated SQLite file."""
     url = f"sqlite:///{tmp_path / 'affinity.db'}"
-    anyio.run(migrate, url)
+    run_on_a_thread(migrate, url)
     return url
 
 
@@ -170,12 +169,6 @@ def all_urls(sqlite_url: str, servers: Servers) -> Iterator[dict[str, str]]:
         yield {"sqlite": sqlite_url} | {
             age: _database(servers.server(age), stack, servers.template(age)) for age in ("old", "new")
         }
-
-
-def _run(work: Callable[[str], Awaitable[object]], url: str) -> None:
-    """Run to its end on a thread of its own: async tests, whose loop is running, may ask for a database too."""
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(anyio.run, work, url).result()
 
 
 def _database(server: PostgresServer, stack: ExitStack, template: str | None = None) -> str:

@@ -1,8 +1,9 @@
-"""Waiting for a state that the database shows."""
+"""Waiting: for a state that the database shows, and for work on another thread."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import anyio
 
@@ -21,3 +22,9 @@ async def until(look: Callable[[], Awaitable[bool]]) -> None:
     with anyio.fail_after(30):
         while not await look():
             await anyio.sleep(0.01)
+
+
+def run_on_a_thread(work: Callable[[str], Awaitable[object]], url: str) -> None:
+    """Run to its end on a thread of its own: a fixture may be asked for by an async one, whose loop is running."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(anyio.run, work, url).result()

@@ -18,6 +18,7 @@ from affinity.provider.contract import NewInstance
 from affinity.provider.postgres import PostgresProvider, connections
 from tests.provider.postgres_stage import PATIENCE, administrator, opened
 from tests.servers import old_and_new
+from tests.waiting import run_on_a_thread
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +32,7 @@ def own_url(request: pytest.FixtureRequest) -> Iterator[str]:
     offer = dict(zip(("old", "new"), old_and_new(), strict=True))[request.param]
     with offer.open() as server:
         url = server.url(server.create_database())
-        anyio.run(migrate, url)
+        run_on_a_thread(migrate, url)
         yield url
 
 
