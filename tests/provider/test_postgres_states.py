@@ -268,7 +268,8 @@ async def test_a_state_of_25_mb_goes_both_ways(stage: Stage) -> None:
     """With a turn, with an ack, by hand; its size is told without reading it."""
     states = stage.peer.provider.states
     first, second, third = (secrets.token_bytes(LARGE) for _ in range(3))
-    assert await states.save(SessionState(session_id="s", state=first, encoding="zlib"), epoch=1) == 1
+    new = SessionState(session_id="s", state=first, encoding="zlib")
+    assert await states.save(new, epoch=stage.item.session_epoch) == 1
     assert await stage.state() == (first, 1)
     assert (await stage.commit(states=[stage.write(second, 1)])).committed
     assert await stage.state() == (second, 2)
@@ -290,7 +291,7 @@ async def test_writes_in_opposite_order_do_not_deadlock_and_are_all_counted(post
         await left.commit(*(turn(at, work_items=[work_item(at, 1, at.instance_id)]) for at in owned))
         versions = {name: await one.states.save(SessionState(session_id=name, state=b"")) for name in names}
         await left.take(len(names))
-        epoch = 1_000_000  # of no lease, and above all
+        epoch = 1 << 60  # of no lease, and above all
         events = dict.fromkeys(names, 1)
         for round_ in range(30):
             steps = [
