@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 import pytest
 
@@ -17,7 +19,7 @@ pytestmark = pytest.mark.anyio
 app = App("recreated")
 OTHER = WorkerIdentity(worker_id="other", incarnation=Incarnation("other-1"))
 SELDOM = {"poll_interval": 60, "worker_lease_timeout": 90, "stall_timeout": 90}
-"""Of a worker that looks into the queues when it is woken, and not before the test has ended."""
+"""Of a worker that looks into the queues when it is woken."""
 
 
 @app.orchestration
@@ -25,14 +27,26 @@ async def order(ctx: OrchestrationContext, customer: str) -> list[str]:
     return [customer, await ctx.schedule_wait("paid", str)]
 
 
-async def test_a_cached_coroutine_is_of_one_instance(any_url: str) -> None:
+async def test_a_cached_coroutine_is_of_one_instance(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The new instance has run elsewhere, and is handed over when it stands exactly where the old one stood."""
+    waiting, go_on = anyio.Event(), anyio.Event()
     async with (
-        Worker(app, any_url, RuntimeOptions.make(worker_node_id="mine", **SELDOM)),
+        Worker(app, any_url, RuntimeOptions.make(worker_node_id="mine", **SELDOM)) as worker,
         Client(any_url) as client,
     ):
         await client.start(order, "old", instance_id="reused")
         await started(client, "reused")
+        mine = worker.runtime._provider
+        fetch = mine.fetch_orchestration_item
+
+        async def later(*args: Any, **options: Any) -> Any:
+            waiting.set()
+            await go_on.wait()
+            return await fetch(*args, **options)
+
+        monkeypatch.setattr(mine, "fetch_orchestration_item", later)
+        worker.runtime.poke()
+        await waiting.wait()
         provider = await open_provider(any_url)
         try:
             history = (await provider.read_history([("reused", 1)]))[0]
@@ -41,20 +55,16 @@ async def test_a_cached_coroutine_is_of_one_instance(any_url: str) -> None:
         finally:
             await provider.aclose()
         await client.raise_event("reused", "paid", "yes")
+        go_on.set()
         assert await client.wait("reused", timeout=30) == ["new", "yes"]
 
 
 async def _run_elsewhere(provider: Provider, history: list[str]) -> None:
-    """Create the instance again, nobody being woken, and let another worker commit its first turn and hand it over."""
+    """Create the instance again, and let another worker commit its first turn and hand it over."""
     await provider.register_worker(OTHER, 90, {})
     new = NewInstance(instance_id="reused", name="order", version=None, start='{"execution":0}')
     assert list(await provider.create_instance([new])) == [True]
-    with anyio.fail_after(10):
-        while not (
-            found := await provider.fetch_orchestration_item(OTHER, limit=1, names=["order"], unknown_after=60)
-        ).items:
-            pass
-    (item,) = found.items
+    (item,) = (await provider.fetch_orchestration_item(OTHER, limit=1, names=["order"], unknown_after=60)).items
     consumed = [message.id for message in item.messages]
     (result,) = await provider.commit_turn(OTHER, [turn(item, history=history, consumed=consumed)], TIMEOUTS)
     assert result.committed
