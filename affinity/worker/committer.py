@@ -68,7 +68,7 @@ class _Pending(Generic[Request, Result]):
     done: Callable[[Result | ProviderError], None]
     weight: int
     alone: bool = False  # it may be at fault for the failure of a batch: written by itself
-    backoff: Backoff = field(default_factory=Backoff)  # of its own failures, alone
+    backoff: Backoff | None = None  # of its own failures, alone; nearly all requests have none
 
 
 @dataclass(slots=True)
@@ -194,6 +194,7 @@ class GroupCommit(Generic[Request, Result]):
     def _set_aside(self, pending: _Pending[Request, Result]) -> None:
         """It failed alone: the others go first, and none of them goes with it."""
         pending.alone = True
+        pending.backoff = pending.backoff or Backoff()
         self._aside.append(pending)
         asyncio.get_running_loop().call_later(pending.backoff.next(), self._bring_back, pending)
 

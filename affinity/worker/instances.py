@@ -419,25 +419,31 @@ class InstanceTable:
             first_version=live.execution.definition.version if first else None,
             consumed=[i.message_id for i in consumed if i.message_id is not None],
             acks=[i.lock for i in consumed if i.lock is not None],
-            states=[state for i in consumed if (state := i.state) is not None and i not in unwanted],
+            states=[state for i in consumed if (state := i.state) is not None and id(i) not in unwanted],
             lock_here=self._around.slots_for_new_work(),
             may_claim=self._around.may_claim,
         )
         self._return(live.execution.instance_id, inputs[step.consumed :])
         live.committing = True
-        self._around.submit_turn(built.turn, partial(self._settled, live, built, step, consumed))
+        self._around.submit_turn(built.turn, partial(self._settled, live, built, step, consumed, unwanted=unwanted))
 
     def _settled(
-        self, live: LiveInstance, built: BuiltTurn, step: Step, inputs: list[Input], result: TurnResult | ProviderError
+        self,
+        live: LiveInstance,
+        built: BuiltTurn,
+        step: Step,
+        inputs: list[Input],
+        result: TurnResult | ProviderError,
+        *,
+        unwanted: Collection[int],
     ) -> None:
         live.committing = False
         if isinstance(result, ProviderError) or not result.committed:
             self._withdraw(live, built.turn, inputs, result)
             return
         self.turns += 1
-        unwanted = _unwanted(step, inputs)
         for each in inputs:
-            each.settle(each not in unwanted)
+            each.settle(id(each) not in unwanted)
         self._forget(inputs)
         self._place(built, result.placed)
         self._spread(built.turn)
@@ -613,15 +619,15 @@ def _read_events(history: Sequence[str] | Exception) -> list[Event]:
     return events
 
 
-def _unwanted(step: Step, inputs: Sequence[Input]) -> list[Input]:
-    """Results with session state that the step has not recorded: nothing waits for them any more. Their work items go,
-    and their state is not written, as the history does not have them.
+def _unwanted(step: Step, inputs: Sequence[Input]) -> Collection[int]:
+    """Results with session state that the step has not recorded, by the `id` of the input: nothing waits for them any
+    more. Their work items go, and their state is not written, as the history does not have them.
     """
     with_state = [i for i in inputs if i.state is not None]
     if not with_state:
-        return []
+        return ()
     recorded = {id(event) for _, event in step.events}
-    return [i for i in with_state if id(i.event) not in recorded]
+    return {id(i) for i in with_state if id(i.event) not in recorded}
 
 
 def _new_guid() -> str:
