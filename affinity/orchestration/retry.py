@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal, TypeAlias, get_args
 
 from affinity.errors import InvalidOptions
 from affinity.limits import MAX_TIMER_SECONDS
 
+RetryStrategy: TypeAlias = Literal["fixed", "linear", "exponential"]
+"""How the pause grows from one failure to the next."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """When a failed activity is tried again; exponential backoff, no jitter, so that delays can be reasoned about.
+    """When a failed activity is tried again.
+
+    Pauses are ``"exponential"`` by default: ``initial_interval``, times ``backoff`` after each failure. ``"linear"``
+    ones grow by ``initial_interval`` each time, ``"fixed"`` ones do not grow.
 
     Raises:
         InvalidOptions: a value out of range; the message carries it.
@@ -24,13 +32,26 @@ class RetryPolicy:
     """Seconds before the second attempt; 0 or more."""
 
     backoff: float = 2.0
-    """Factor from one pause to the next; at least 1."""
+    """Factor from one exponential pause to the next; at least 1."""
 
     max_interval: float = 60.0
     """Seconds that no pause exceeds; at least ``initial_interval``. Nor does one exceed ten years."""
 
     non_retryable: tuple[str | type[BaseException], ...] = ()
     """Errors that end the activity at once: exception classes or their names. A base class covers its subclasses."""
+
+    strategy: RetryStrategy = "exponential"
+    """How pauses grow."""
+
+    jitter: float = 0.0
+    """Share of each pause, from 0 to 1, that is left to chance: at 0.5 a pause has between half and all of its length.
+    The chance is that of the activity and the failure, so the same failure has the same pause on every worker.
+    """
+
+    total_timeout: float | None = None
+    """Seconds for all attempts together with the pauses and the waiting in the queue, from the scheduling on; more than
+    0. A running attempt is cut off there, as by its ``timeout``, and none begins later. None: no such limit.
+    """
 
     def __post_init__(self) -> None:
         if type(self.max_attempts) is not int or self.max_attempts < 1:
@@ -43,18 +64,48 @@ class RetryPolicy:
                 f"max_interval {self.max_interval!r} is shorter than initial_interval {self.initial_interval!r}"
             )
         object.__setattr__(self, "non_retryable", _names(self.non_retryable))
+        if self.strategy not in get_args(RetryStrategy):
+            raise InvalidOptions(f"strategy must be one of {', '.join(get_args(RetryStrategy))}, not {self.strategy!r}")
+        _check_at_least("jitter", self.jitter, 0.0)
+        if self.jitter > 1:
+            raise InvalidOptions(f"jitter must be a share from 0 to 1, not {self.jitter!r}")
+        if self.total_timeout is not None:
+            _check_at_least("total_timeout", self.total_timeout, 0.0)
+            if not self.total_timeout:
+                raise InvalidOptions("total_timeout must be more than 0")
 
-    def delay(self, failures: int) -> float:
-        """Seconds to wait after the ``failures``-th failed attempt (1-based)."""
+    def delay(self, failures: int, key: str = "") -> float:
+        """Seconds to wait after the ``failures``-th failed attempt (1-based) of the activity that ``key`` names."""
+        pause = min(self._pause(failures), self.max_interval, MAX_TIMER_SECONDS)
+        return pause * (1 - self.jitter * _chance(key, failures)) if self.jitter else pause
+
+    def retries(self, error: BaseException, failures: int, elapsed: float = 0.0) -> bool:
+        """Whether to try again after ``failures`` failed attempts, the last of which raised ``error``.
+
+        Args:
+            error: what the last one raised.
+            failures: how many have failed.
+            elapsed: seconds from the scheduling to the beginning of the next one.
+        """
+        if failures >= self.max_attempts or (self.total_timeout is not None and elapsed >= self.total_timeout):
+            return False
+        return not any(c.__name__ in self.non_retryable for c in type(error).__mro__)
+
+    def _pause(self, failures: int) -> float:
+        if self.strategy == "fixed":
+            return self.initial_interval
+        if self.strategy == "linear":
+            return self.initial_interval * failures
         try:
-            pause = self.initial_interval * self.backoff ** (failures - 1)
+            return self.initial_interval * self.backoff ** (failures - 1)
         except OverflowError:
-            pause = self.max_interval
-        return min(pause, self.max_interval, MAX_TIMER_SECONDS)
+            return self.max_interval
 
-    def retries(self, error: BaseException, failures: int) -> bool:
-        """Whether to try again after ``failures`` failed attempts, the last of which raised ``error``."""
-        return failures < self.max_attempts and not any(c.__name__ in self.non_retryable for c in type(error).__mro__)
+
+def _chance(key: str, failures: int) -> float:
+    """A number from 0 to 1 that depends on nothing else."""
+    digest = blake2b(f"{key}:{failures}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) / 2**64
 
 
 def _check_at_least(name: str, value: object, least: float) -> None:

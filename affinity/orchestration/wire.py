@@ -158,9 +158,16 @@ def _raw(value: object) -> str:
     return to_json(value).decode()
 
 
+_LATER_RETRY_FIELDS: Final = {"strategy": "exponential", "jitter": 0.0, "total_timeout": None}
+"""What policies had no field for at first is written where it says something: the others stay as they were."""
+
+
 @lru_cache(maxsize=256)  # an application has a handful of policies, and each turn writes one
 def _write_retry(policy: RetryPolicy) -> str:
     values = {field.name: getattr(policy, field.name) for field in fields(policy)}
+    for name, default in _LATER_RETRY_FIELDS.items():
+        if values[name] == default:
+            del values[name]
     return to_json(values).decode()
 
 

@@ -155,6 +155,7 @@ class WorkItem:
         int  # deliveries that ended in an error the activity raised; attempts - failures were interrupted or run now
     )
     unknown_for: float | None  # seconds since a worker first gave it back as unknown; None when none did
+    queued_for: float = 0.0  # seconds since it was queued, when it was locked
 
 
 @frozen(kw_only=True)

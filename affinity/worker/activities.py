@@ -7,10 +7,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import anyio
 import anyio.to_thread
@@ -23,7 +24,7 @@ from affinity.errors import (
     SessionSelfConflict,
     SessionWriteConflict,
 )
-from affinity.orchestration import ActivityContext, App
+from affinity.orchestration import ActivityContext, App, RetryPolicy
 from affinity.orchestration.events import ActivityCompleted, ActivityFailed, Event, describe_error
 from affinity.orchestration.registry import ActivityDefinition
 from affinity.orchestration.wire import ActivityTask, decode_task
@@ -72,10 +73,30 @@ class Outcomes(Protocol):
         ...
 
 
+class _TimeLimit(NamedTuple):
+    """How long a run may take, and what is said when it takes longer."""
+
+    seconds: float
+    message: str
+
+    @classmethod
+    def of(cls, item: WorkItem, task: ActivityTask) -> _TimeLimit | None:
+        """The earlier one of the attempt's own limit and of that over all attempts."""
+        own = None if task.timeout is None else cls(task.timeout, f"ran longer than its timeout of {task.timeout:g} s")
+        if task.retry is None or (total := task.retry.total_timeout) is None:
+            return own
+        rest = total - item.queued_for
+        if own is not None and own.seconds <= rest:
+            return own
+        return cls(rest, f"did not come to a good end within its total_timeout of {total:g} s")
+
+
 @dataclass(slots=True, eq=False)
 class _Running:
     item: WorkItem
     context: ActivityContext
+    limit: _TimeLimit | None
+    began: float  # on the monotonic clock
     task: asyncio.Task[Event] | None = None
     cancelled: str | None = None  # why, once it is cancelled: its outcome is then nobody's business
     timed_out: bool = False
@@ -169,13 +190,17 @@ class ActivityRunner:
                 self._run(item, definition, task)
 
     def _run(self, item: WorkItem, definition: ActivityDefinition, task: ActivityTask) -> None:
+        limit = None if task.timeout is None and task.retry is None else _TimeLimit.of(item, task)
+        if limit is not None and limit.seconds <= 0:
+            self._fail(item, "timeout", ActivityTimeout.__name__, limit.message)
+            return
         if not is_isolated(item, self._options.isolate_after):
-            self._spawn(item, definition, task)
+            self._spawn(item, definition, task, limit)
             return
 
         def run(counted: bool) -> None:
             if counted:
-                self._spawn(item, definition, task)
+                self._spawn(item, definition, task, limit)
             else:
                 self._end(item)
 
@@ -189,7 +214,9 @@ class ActivityRunner:
         self._end(item)
         self._outcomes.submit_abandon(not_begun(item, self._options.isolate_after))
 
-    def _spawn(self, item: WorkItem, definition: ActivityDefinition, task: ActivityTask) -> None:
+    def _spawn(
+        self, item: WorkItem, definition: ActivityDefinition, task: ActivityTask, limit: _TimeLimit | None
+    ) -> None:
         key = item.lock.key
         context = ActivityContext(
             instance_id=key.instance_id,
@@ -202,7 +229,7 @@ class ActivityRunner:
             worker_id=self._options.worker_node_id,
             session_store=self._states,
         )
-        running = self._running[item.lock] = _Running(item, context)
+        running = self._running[item.lock] = _Running(item, context, limit, time.monotonic())
         # A bare task: a task group's bookkeeping costs more than the rest of a turn. `_ended` takes whatever comes out
         # of it, and `aclose` waits for what is left.
         coroutine = self._result(key.activity_id, running, definition, task)
@@ -216,9 +243,9 @@ class ActivityRunner:
     ) -> Event:
         enter_activity(running.context)
         enter_session(running.item.session_id)  # also when there is none: the task inherits whatever was ambient
-        alarm = None
-        if task.timeout is not None:
-            alarm = asyncio.get_running_loop().call_later(task.timeout, running.time_out)
+        alarm, limit = None, running.limit
+        if limit is not None:
+            alarm = asyncio.get_running_loop().call_later(limit.seconds, running.time_out)
         try:
             arguments = definition.arguments(task.input)
             if definition.is_async:
@@ -230,10 +257,9 @@ class ActivityRunner:
                 running.pledge = await Pledge.of(participants, running.item.session_id)
             return ActivityCompleted(activity_id, result)
         except asyncio.CancelledError:
-            if not running.timed_out:
+            if not running.timed_out or limit is None:
                 raise
-            told = f"ran longer than its timeout of {task.timeout:g} s"
-            raise ActivityTimeout(running.item.name, ActivityTimeout.__name__, told) from None
+            raise ActivityTimeout(running.item.name, ActivityTimeout.__name__, limit.message) from None
         except (SystemExit, KeyboardInterrupt) as error:  # would end the event loop, and with it the worker
             raise RuntimeError(f"the activity raised {error!r}") from error
         finally:
@@ -278,7 +304,7 @@ class ActivityRunner:
             self._outcomes.deliver_result(item, event, running.pledge)
         else:
             assert error is not None
-            self._failed(item, task, error)
+            self._failed(running, task, error)
         self._outcomes.slot_freed()
 
     def _discard(self, running: _Running) -> None:
@@ -286,7 +312,8 @@ class ActivityRunner:
         if running.pledge is not None:
             running.pledge.settle(False)
 
-    def _failed(self, item: WorkItem, task: ActivityTask, error: BaseException) -> None:
+    def _failed(self, running: _Running, task: ActivityTask, error: BaseException) -> None:
+        item = running.item
         if isinstance(error, SessionWriteConflict) and error.session_id == item.session_id:
             logger.warning("activity %s of %s: %s; running it again", item.name, item.lock.key.instance_id, error)
             self._observe(item.name, "retried")
@@ -296,11 +323,12 @@ class ActivityRunner:
         failures = item.failures + 1
         # The same code would say the same again.
         hopeless = isinstance(error, NotSerializable | PayloadTooLarge | SessionSelfConflict)
-        if task.retry is not None and not hopeless and task.retry.retries(error, failures):
+        pause = None if task.retry is None or hopeless else _pause(running, task.retry, error, failures)
+        if pause is not None:
             logger.info("activity %s fails (%s), attempt %d; trying again", item.name, error, item.attempts)
             self._observe(item.name, "retried")
             self._end(item)
-            self._outcomes.submit_abandon(WorkAbandon(lock=item.lock, delay=task.retry.delay(failures), failed=True))
+            self._outcomes.submit_abandon(WorkAbandon(lock=item.lock, delay=pause, failed=True))
             return
         if isinstance(error, ActivityTimeout):
             self._fail(item, "timeout", error.error_type, error.message)
@@ -409,6 +437,14 @@ class ActivityRunner:
     def stuck(self) -> list[str]:
         """Names of activities that do not end although they were cancelled: code in threads, or that swallows it."""
         return sorted({running.item.name for running in self._running.values()} | self._threads.names())
+
+
+def _pause(running: _Running, retry: RetryPolicy, error: BaseException, failures: int) -> float | None:
+    """Seconds until the next attempt; None when there is to be none."""
+    item = running.item
+    pause = retry.delay(failures, "/".join(map(str, item.lock.key)))
+    elapsed = item.queued_for + time.monotonic() - running.began
+    return pause if retry.retries(error, failures, elapsed + pause) else None
 
 
 class _Threads:

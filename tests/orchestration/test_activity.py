@@ -64,6 +64,29 @@ def test_delays_grow_up_to_a_bound() -> None:
     assert RetryPolicy(initial_interval=0).delay(5) == 0
 
 
+def test_pauses_can_be_fixed_or_grow_in_steps() -> None:
+    fixed = RetryPolicy(strategy="fixed", initial_interval=5)
+    linear = RetryPolicy(strategy="linear", initial_interval=2, max_interval=7)
+    assert [fixed.delay(n) for n in (1, 2, 10_000)] == [5, 5, 5]
+    assert [linear.delay(n) for n in (1, 2, 3, 4, 10_000)] == [2, 4, 6, 7, 7]
+
+
+def test_jitter_is_the_same_for_the_same_failure_and_another_for_others() -> None:
+    policy = RetryPolicy(initial_interval=8, max_interval=8, jitter=0.25)
+    pauses = [policy.delay(n, f"i/1/{m}") for n in range(1, 11) for m in range(1, 11)]
+    assert pauses == [policy.delay(n, f"i/1/{m}") for n in range(1, 11) for m in range(1, 11)]
+    assert len(set(pauses)) == 100
+    assert all(6 < pause <= 8 for pause in pauses)
+    assert max(pauses) - min(pauses) > 1.5
+    assert policy.delay(1, "i/1/1") == pytest.approx(7.91522, abs=1e-5)  # in each process, on each machine
+
+
+def test_no_attempt_begins_behind_the_limit_over_all() -> None:
+    policy = RetryPolicy(max_attempts=9, total_timeout=10)
+    assert policy.retries(ValueError(), 1, 9.9)
+    assert not policy.retries(ValueError(), 1, 10)
+
+
 def test_retries_until_attempts_or_a_hopeless_error() -> None:
     policy = RetryPolicy(max_attempts=3, non_retryable=(LookupError, "Fatal"))
     assert policy.non_retryable == ("LookupError", "Fatal")
@@ -85,6 +108,11 @@ def test_retries_until_attempts_or_a_hopeless_error() -> None:
         ({"backoff": 0.5}, "backoff"),
         ({"max_interval": math.inf}, "max_interval"),
         ({"initial_interval": 5, "max_interval": 2}, "max_interval 2 is shorter than initial_interval 5"),
+        ({"strategy": "random"}, "one of fixed, linear, exponential, not 'random'"),
+        ({"jitter": 1.1}, "jitter must be a share"),
+        ({"jitter": -0.1}, "jitter"),
+        ({"total_timeout": 0}, "total_timeout must be more"),
+        ({"total_timeout": math.inf}, "total_timeout"),
         ({"non_retryable": ValueError}, "must be a tuple"),
         ({"non_retryable": "ValueError"}, "must be a tuple"),
         ({"non_retryable": (3,)}, "not 3"),

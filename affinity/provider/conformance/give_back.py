@@ -64,6 +64,17 @@ class GiveBackRules(Rules):
         await world.advance(40)
         assert len(await a.take_all()) == 2
 
+    async def test_an_item_knows_how_long_ago_it_was_queued(self, world: World) -> None:
+        """In all its deliveries, whoever gave it back, and why (contract: WorkItem.queued_for)."""
+        a = await world.worker("a")
+        await world.enqueue(None, "s")
+        await world.advance(40)
+        for item in await a.take_all():
+            assert 40 <= item.queued_for < 50
+            await a.give_back(item, delay=30, failed=item.session_id is None)
+        await world.advance(30)
+        assert all(70 <= item.queued_for < 80 for item in await a.take_all())
+
     async def test_a_dead_token_gives_nothing_back(self, world: World) -> None:
         """The new delivery is undisturbed (contract: abandon_work_item)."""
         a, b = await world.worker("a"), await world.worker("b")

@@ -194,7 +194,8 @@ def _first(places: dict[WorkLock, int]) -> list[int]:
 
 
 def _work_item(row: Row) -> WorkItem:
-    instance_id, execution_id, activity_id, token, name, payload, session_id, epoch, attempts, failures, unknown = row
+    instance_id, execution_id, activity_id, token, name, payload, session_id, epoch, *counts = row
+    attempts, failures, unknown_for, queued_for = counts
     return WorkItem(
         lock=WorkLock(WorkKey(instance_id, execution_id, activity_id), Token(token)),
         name=name,
@@ -203,7 +204,8 @@ def _work_item(row: Row) -> WorkItem:
         session_epoch=epoch,
         attempts=attempts,
         failures=failures,
-        unknown_for=unknown,
+        unknown_for=unknown_for,
+        queued_for=queued_for,
     )
 
 

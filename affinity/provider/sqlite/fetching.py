@@ -48,6 +48,7 @@ class _Candidate(NamedTuple):
     attempts: int
     failures: int
     unknown_for: float | None
+    queued_for: float
     lease: Lease | None
 
 
@@ -157,6 +158,7 @@ class _Harvest:
                 attempts=one.attempts + 1,
                 failures=one.failures,
                 unknown_for=one.unknown_for,
+                queued_for=one.queued_for,
             )
             for one in picked
         ]
@@ -202,7 +204,8 @@ class _Harvest:
 
 
 def _candidate(row: list[Any]) -> _Candidate:
-    row_id, instance_id, execution_id, activity_id, name, session_id, attempts, failures, unknown_for, *lease = row
+    row_id, instance_id, execution_id, activity_id, name, session_id, attempts, failures, *rest = row
+    unknown_for, queued_for, *lease = rest
     return _Candidate(
         id=row_id,
         key=WorkKey(instance_id, execution_id, activity_id),
@@ -211,6 +214,7 @@ def _candidate(row: list[Any]) -> _Candidate:
         attempts=attempts,
         failures=failures,
         unknown_for=unknown_for,
+        queued_for=queued_for,
         lease=None if lease[0] is None else Lease(*lease),
     )
 

@@ -44,12 +44,12 @@ SELECT min(due) FROM (
 
 -- scan: visible items of one route that nobody has in hand, oldest first, with the truth about their sessions
 SELECT json_group_array(json_array(
-    id, instance_id, execution_id, activity_id, name, session_id, attempts, failures, unknown_for,
+    id, instance_id, execution_id, activity_id, name, session_id, attempts, failures, unknown_for, queued_for,
     worker_id, incarnation, epoch, held
 ))
 FROM (
     SELECT q.id, q.instance_id, q.execution_id, q.activity_id, q.name, q.session_id, q.attempts, q.failures,
-           :now - q.unknown_since AS unknown_for,
+           :now - q.unknown_since AS unknown_for, :now - q.enqueued_at AS queued_for,
            s.worker_id, s.incarnation, s.epoch, s.locked_until > :now AND w.worker_id IS NOT NULL AS held
     FROM worker_queue AS q
     LEFT JOIN sessions AS s ON s.session_id = q.session_id
