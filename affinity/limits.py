@@ -52,6 +52,12 @@ UNREAD_STEP: Final = 100
 MAX_TIMER_SECONDS: Final = 10 * 366 * 86_400.0
 """Ten years: a longer timer is a unit mistake (milliseconds for seconds)."""
 
+LOCK_TIMEOUT_SECONDS: Final = 2
+"""How long a migration waits for a lock. What comes after it waits behind it, so it is less than any call may take."""
+
+MIGRATION_PAUSES: Final = (1.0, 2.0, 4.0, 8.0)
+"""Seconds between the attempts of a migration to get its locks; the last one again and again."""
+
 MAX_BATCH: Final = 1_000
 """Items in one call of a batch verb: bounds the size of one statement and of one transaction."""
 

@@ -1,7 +1,6 @@
 """SQL lives in ``.sql`` files beside its provider; this loads it.
 
-A file is a sequence of statements, each headed by a line ``-- name: what it is for``. Migrations are files
-``NNNN_word.sql`` in a folder ``migrations``, numbered without a gap from 1.
+A file is a sequence of statements, each headed by a line ``-- name: what it is for``.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from importlib.resources import files
 from typing import LiteralString
 
 _HEAD = re.compile(r"^-- (?P<name>[a-z_0-9]+): .+$", re.MULTILINE)
-_MIGRATION = re.compile(r"^(?P<number>\d{4})_\w+\.sql$")
 
 
 def load_statements(package: str, filename: str) -> dict[str, LiteralString]:
@@ -25,10 +23,3 @@ def load_statements(package: str, filename: str) -> dict[str, LiteralString]:
     found = {head["name"]: text[head.end() : end].strip().rstrip(";") for head, end in zip(heads, ends, strict=True)}
     assert len(found) == len(heads), f"a statement name stands twice in {package}/{filename}"
     return found
-
-
-def load_migrations(package: str) -> list[LiteralString]:
-    """Migrations of a provider in order; the schema version is their number."""
-    names = sorted(f.name for f in (files(package) / "migrations").iterdir() if _MIGRATION.match(f.name))
-    assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1)), f"gap in the migrations of {package}"
-    return [(files(package) / "migrations" / name).read_text() for name in names]

@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from affinity.errors import InvalidUrl
 from affinity.provider.contract import Provider
+from affinity.provider.schema import Progress, log_progress
 from affinity.provider.timeline import Timeline
 
 _SECRET = re.compile(r"(?P<before>://).*@|(?P<name>password=)(?:'[^']*'|[^&\s]*)", re.IGNORECASE)
@@ -37,7 +38,7 @@ async def open_provider(url: str, *, application_name: str = "affinity", timelin
         InvalidUrl: no provider for the URL, or it is malformed.
         ConnectionLost: the database cannot be reached.
         AccessDenied: it refuses the credentials.
-        SchemaMismatch: it was never migrated, or by newer code.
+        SchemaMismatch: it was never migrated, or is too old or too new for this code.
     """
     if (path := _sqlite_path(url)) is not None:
         from affinity.provider.sqlite import SqliteProvider
@@ -48,23 +49,29 @@ async def open_provider(url: str, *, application_name: str = "affinity", timelin
     return await PostgresProvider.open(url, application_name=application_name, timeline=timeline)
 
 
-async def migrate(url: str) -> tuple[int, int]:
-    """Bring the schema up to date, under a lock; safe when many workers start at once.
+async def migrate(url: str, progress: Progress = log_progress) -> tuple[int, int]:
+    """Bring the schema up to date, under a lock; safe while workers run, and when many start at once.
+
+    It waits for as long as another transaction has a table locked, in short attempts that hold nobody up.
+
+    Args:
+        url: as for `open_provider`.
+        progress: gets a line at each step, and while it waits; by default they are logged.
 
     Returns:
         The schema version before and after.
 
     Raises:
         InvalidUrl, ConnectionLost, AccessDenied: as for `open_provider`.
-        SchemaMismatch: the database is newer than this code.
+        SchemaMismatch: the database is too new for this code.
     """
     if (path := _sqlite_path(url)) is not None:
         from affinity.provider.sqlite import SqliteProvider
 
-        return await SqliteProvider.migrate(path)
+        return await SqliteProvider.migrate(path, progress)
     from affinity.provider.postgres import PostgresProvider
 
-    return await PostgresProvider.migrate(url)
+    return await PostgresProvider.migrate(url, progress)
 
 
 def _sqlite_path(url: str) -> Path | None:

@@ -170,7 +170,7 @@ class SqliteModelDatabase:
         return self._path.with_name(f"{self._path.name}.kept")
 
 
-BOOKKEEPING: Final = frozenset({"counters", "sweeps", "schema_versions", "schema_version", "timeline"})
+BOOKKEEPING: Final = frozenset({"counters", "sweeps", "schema_versions", "applied_migrations", "timeline"})
 """Tables whose rows are the provider's own: there from the start, and no more of them however much is done."""
 
 # The clock is a sequence, so that every reading moves it, whichever transaction reads.
@@ -196,7 +196,7 @@ DECLARE name text;
 BEGIN
     FOR name IN SELECT relname FROM pg_class
         WHERE relnamespace = current_schema::regnamespace AND relkind = 'r'
-          AND relname NOT IN ('schema_versions', 'timeline')
+          AND relname NOT IN ('schema_versions', 'applied_migrations', 'timeline')
     LOOP
         EXECUTE format('DELETE FROM %I', name);
     END LOOP;
@@ -216,7 +216,8 @@ BEGIN
         SELECT c.relname, string_agg(quote_ident(a.attname), ', ')
         FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
         WHERE c.relnamespace = current_schema::regnamespace AND c.relkind = 'r' AND c.relname NOT LIKE 'kept\\_%'
-          AND c.relname <> 'schema_versions' AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
+          AND c.relname NOT IN ('schema_versions', 'applied_migrations')
+          AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
         GROUP BY c.relname
     LOOP
         EXECUTE format('DELETE FROM %I', {to});

@@ -175,7 +175,7 @@ BEGIN
     EXECUTE (
         SELECT 'TRUNCATE ' || string_agg(oid::regclass::text, ', ') FROM pg_class
         WHERE relnamespace = current_schema::regnamespace AND relkind = 'r'
-          AND relname NOT IN ('schema_versions', 'timeline') AND pg_relation_size(oid) > 0);
+          AND relname NOT IN ('schema_versions', 'applied_migrations', 'timeline') AND pg_relation_size(oid) > 0);
     PERFORM setval(oid, seqstart, false) FROM pg_sequence JOIN pg_class ON oid = seqrelid
     WHERE relnamespace = current_schema::regnamespace;
     INSERT INTO sweeps VALUES ('-infinity');

@@ -57,7 +57,7 @@ async def test_zero_to_now_equals_step_by_step(tmp_path: Path) -> None:
     at_once, in_steps = tmp_path / "at_once.db", tmp_path / "in_steps.db"
     assert await SqliteProvider.migrate(at_once) == (0, len(MIGRATIONS))
     for version in range(1, len(MIGRATIONS) + 1):
-        assert migrate(in_steps, version) == (version - 1, version)
+        assert migrate(in_steps, MIGRATIONS[:version]) == (version - 1, version)
     assert schema(at_once) == schema(in_steps)
     assert await SqliteProvider.migrate(at_once) == (len(MIGRATIONS), len(MIGRATIONS))
 
@@ -76,7 +76,7 @@ async def test_a_newer_database_is_refused(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA user_version = 999")
     for refused in (SqliteProvider.open, SqliteProvider.migrate):
-        with pytest.raises(SchemaMismatch, match="999, newer than"):
+        with pytest.raises(SchemaMismatch, match=r"999 .* use a later release of affinity"):
             await refused(path)
 
 

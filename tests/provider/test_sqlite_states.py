@@ -149,7 +149,7 @@ async def end(a: Peer, at: OrchestrationItem, way: str, waits: dict[str, Any]) -
 async def test_a_file_of_the_first_version_keeps_what_it_has(tmp_path: Path) -> None:
     """Sessions with their epochs among it."""
     path = tmp_path / "old.db"
-    migrate(path, 1)
+    migrate(path, MIGRATIONS[:1])
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("INSERT INTO sessions VALUES ('s', 'a', 'a-1', 5, 1.0, 1.0, 1.0)")
         connection.execute("UPDATE counters SET value = 5 WHERE name = 'epoch'")
@@ -164,7 +164,7 @@ async def test_a_file_of_the_first_version_keeps_what_it_has(tmp_path: Path) -> 
 async def test_records_from_before_births_are_told_from_those_that_are_made_anew(tmp_path: Path) -> None:
     """They have one in common, which no later one has."""
     path = tmp_path / "old.db"
-    migrate(path, 3)
+    migrate(path, MIGRATIONS[:3])
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute(
             "INSERT INTO session_states (session_id, state, encoding, schema_version, kind, labels, participants,"

@@ -1,22 +1,40 @@
-"""The schema and its versions: numbered migrations, each applied once, in order, under a lock."""
+"""Bringing the schema up to date: numbered migrations, each applied once, in order, under a lock.
+
+Workers go on meanwhile. A migration that needs a table for itself waits for the transactions that read it, and other
+calls wait behind the migration. So it waits for `LOCK_TIMEOUT_SECONDS` only, lets the others pass, and tries again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Final, LiteralString, Protocol
 
 from psycopg import AsyncConnection, sql
+from psycopg.errors import DeadlockDetected, LockNotAvailable
 
-from affinity.errors import SchemaMismatch
+from affinity.limits import LOCK_TIMEOUT_SECONDS, MIGRATION_PAUSES
 from affinity.provider.postgres.connections import connect
 from affinity.provider.postgres.conversation import Params, Row
 from affinity.provider.postgres.errors import translated
 from affinity.provider.postgres.target import Target
-from affinity.provider.statements import load_migrations
+from affinity.provider.schema import (
+    Migration,
+    Progress,
+    SchemaVersion,
+    check_usable,
+    load_migrations,
+    log_progress,
+    refuse_too_new,
+    this_release,
+)
 
 MIGRATIONS: Final = load_migrations(__package__)
 """All there are; the schema version is their number."""
+
+STRICT: Final = 11
+"""Releases that know this version or an earlier one demand that it is the greatest in ``schema_versions``."""
 
 
 class Ask(Protocol):
@@ -25,63 +43,91 @@ class Ask(Protocol):
     def __call__(self, statement: LiteralString, params: Params | None = None) -> Awaitable[list[Row]]: ...
 
 
-_PATIENCE: Final = {
-    "lock_timeout": "0",
-    "statement_timeout": "0",
-}  # a migrator waits for the one before it, however long
-
 _LOCK: Final[LiteralString] = "SELECT pg_advisory_xact_lock(hashtextextended('affinity migration ' || %s, 0))"
 _CREATE_VERSIONS: Final[LiteralString] = """
 CREATE TABLE IF NOT EXISTS schema_versions (
     version integer PRIMARY KEY,
     applied_at timestamptz NOT NULL DEFAULT clock_timestamp())"""
-_IS_THERE: Final[LiteralString] = "SELECT to_regclass(quote_ident(%(schema)s) || '.schema_versions') IS NOT NULL"
-_VERSION: Final[LiteralString] = "SELECT coalesce(max(version), 0) FROM schema_versions"
-_RECORD: Final[LiteralString] = "INSERT INTO schema_versions (version) VALUES (%s)"
+_TABLES: Final[LiteralString] = """
+SELECT to_regclass(quote_ident(%(schema)s) || '.schema_versions') IS NOT NULL,
+    to_regclass(quote_ident(%(schema)s) || '.applied_migrations') IS NOT NULL"""
+_STRICT_VERSION: Final[LiteralString] = (
+    "SELECT v, v, NULL FROM (SELECT coalesce(max(version), 0) FROM schema_versions) t (v)"
+)
+_VERSION: Final[LiteralString] = """
+SELECT greatest(o.v, (SELECT max(version) FROM applied_migrations)), o.v,
+    (SELECT release FROM applied_migrations WHERE version = o.v)
+FROM (SELECT coalesce(max(version), 0) FROM schema_versions) o (v)"""
+_STATE: Final[LiteralString] = "INSERT INTO schema_versions (version) VALUES (%s) ON CONFLICT DO NOTHING"
+_RECORD: Final[LiteralString] = "INSERT INTO applied_migrations (version, release) VALUES (%s, %s)"
 
 
-async def migrate_target(target: Target, application_name: str) -> tuple[int, int]:
+async def migrate_target(target: Target, application_name: str, progress: Progress = log_progress) -> tuple[int, int]:
     """Apply what is missing; the versions before and after.
 
     Raises:
-        SchemaMismatch: the database is newer than this code.
+        SchemaMismatch: the database is too new for this code.
     """
+    settings = {"lock_timeout": f"{LOCK_TIMEOUT_SECONDS}s", "statement_timeout": "0"}
     with translated(target):
-        async with await connect(target.connect(f"{application_name} migrate", _PATIENCE)) as connection:
-            before = await _version(partial(_ask, connection), target)
-            version = _not_newer(before, target)
+        async with await connect(target.connect(f"{application_name} migrate", settings)) as connection:
+            before = await _read(partial(_ask, connection), target)
+            refuse_too_new(before, MIGRATIONS, _place(target))
+            version = before.version
             while version < len(MIGRATIONS):
-                version = await _step(connection, target)
-            return before, version
+                version = await _retry(partial(_step, connection, target, progress), progress)
+            return before.version, version
 
 
 async def check_version(ask: Ask, target: Target) -> None:
-    """Refuse a schema that this code does not fit.
+    """Refuse a schema that this code may not use.
 
     Raises:
-        SchemaMismatch: it is newer, older, or not there at all.
+        SchemaMismatch: it is too new, older, or not there at all.
     """
-    version = _not_newer(await _version(ask, target), target)
-    if version < len(MIGRATIONS):
-        found = f"is at version {version}" if version else "was never migrated"
-        raise SchemaMismatch(
-            f"PostgreSQL: schema {target.schema!r} {found}, this code needs version {len(MIGRATIONS)}; "
-            "run `affinity migrate`"
-        )
+    check_usable(await _read(ask, target), MIGRATIONS, _place(target))
 
 
-async def _step(connection: AsyncConnection[Row], target: Target) -> int:
+async def _retry(step: Callable[[], Awaitable[int]], progress: Progress) -> int:
+    """Repeat a step for as long as another transaction is in its way."""
+    for pause in _pauses():
+        try:
+            return await step()
+        except (LockNotAvailable, DeadlockDetected):
+            progress(f"migration: another transaction has the tables locked; trying again in {pause:g} s")
+        await asyncio.sleep(pause)
+    raise AssertionError("endless")
+
+
+def _pauses() -> Iterator[float]:
+    yield from MIGRATION_PAUSES
+    while True:
+        yield MIGRATION_PAUSES[-1]
+
+
+async def _step(connection: AsyncConnection[Row], target: Target, progress: Progress) -> int:
     """Apply the next migration that is missing, which another migrator may have done meanwhile; the version then."""
     async with connection.transaction():
         await connection.execute(_LOCK, [target.schema])
         await _create_schema(connection, target)
         await connection.execute(_CREATE_VERSIONS)
-        version = _not_newer(await _read_version(partial(_ask, connection)), target)
-        if version == len(MIGRATIONS):
-            return version
-        await connection.execute(MIGRATIONS[version], prepare=False)  # several statements
-        await connection.execute(_RECORD, [version + 1])
-        return version + 1
+        found = await _read(partial(_ask, connection), target)
+        refuse_too_new(found, MIGRATIONS, _place(target))
+        if found.version >= len(MIGRATIONS):
+            return found.version
+        migration = MIGRATIONS[found.version]
+        await connection.execute(migration.script, prepare=False)  # several statements
+        await _record(connection, migration)
+    progress(f"migration: {migration.name} applied")
+    return migration.version
+
+
+async def _record(connection: AsyncConnection[Row], migration: Migration) -> None:
+    if migration.version > STRICT:
+        await connection.execute(_RECORD, [migration.version, this_release()])
+    oldest = migration.version if migration.version <= STRICT else migration.oldest_code
+    if oldest is not None:
+        await connection.execute(_STATE, [oldest])
 
 
 async def _create_schema(connection: AsyncConnection[Row], target: Target) -> None:
@@ -91,24 +137,17 @@ async def _create_schema(connection: AsyncConnection[Row], target: Target) -> No
         await connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(target.schema)))
 
 
-async def _version(ask: Ask, target: Target) -> int:
-    ((there,),) = await ask(_IS_THERE, {"schema": target.schema})
-    return await _read_version(ask) if there else 0
-
-
-async def _read_version(ask: Ask) -> int:
-    ((version,),) = await ask(_VERSION)
-    return int(version)
+async def _read(ask: Ask, target: Target) -> SchemaVersion:
+    ((there, counted),) = await ask(_TABLES, {"schema": target.schema})
+    if not there:
+        return SchemaVersion(0, 0)
+    ((version, oldest, release),) = await ask(_VERSION if counted else _STRICT_VERSION)
+    return SchemaVersion(version, oldest, release)
 
 
 async def _ask(connection: AsyncConnection[Row], statement: LiteralString, params: Params | None = None) -> list[Row]:
     return await (await connection.execute(statement, params)).fetchall()
 
 
-def _not_newer(version: int, target: Target) -> int:
-    if version > len(MIGRATIONS):
-        raise SchemaMismatch(
-            f"PostgreSQL: schema {target.schema!r} is at version {version}, newer than this code, which knows "
-            f"{len(MIGRATIONS)}; upgrade affinity"
-        )
-    return version
+def _place(target: Target) -> str:
+    return f"PostgreSQL: schema {target.schema!r}"

@@ -16,6 +16,7 @@ from affinity.provider.postgres.target import Target
 from affinity.provider.postgres.turns import TurnVerbs
 from affinity.provider.postgres.work_items import WorkItemVerbs
 from affinity.provider.postgres.workers import WorkerVerbs
+from affinity.provider.schema import Progress, log_progress
 from affinity.provider.timeline import Timeline
 
 # The offset stands in the function as a literal, so that it is inlined as the real one is, and plans stay the same.
@@ -73,7 +74,7 @@ class PostgresProvider(
             InvalidUrl: it is malformed, or the schema is not a plain identifier.
             ConnectionLost: the server cannot be reached.
             AccessDenied: it refuses the credentials, or the database is unknown.
-            SchemaMismatch: never migrated, or by newer code.
+            SchemaMismatch: never migrated, or too old or too new for this code.
         """
         links = Links(Target.parse(url), application_name)
         try:
@@ -85,17 +86,17 @@ class PostgresProvider(
         return cls(links)
 
     @classmethod
-    async def migrate(cls, url: str) -> tuple[int, int]:
-        """Bring the schema up to date; safe when many do it at once.
+    async def migrate(cls, url: str, progress: Progress = log_progress) -> tuple[int, int]:
+        """Bring the schema up to date; safe while workers run, and when many do it at once.
 
         Returns:
             The schema version before and after.
 
         Raises:
             InvalidUrl, ConnectionLost, AccessDenied: as for `open`.
-            SchemaMismatch: the database is newer than this code.
+            SchemaMismatch: the database is too new for this code.
         """
-        return await migrate_target(Target.parse(url), "affinity")
+        return await migrate_target(Target.parse(url), "affinity", progress)
 
     @property
     def dialect(self) -> str:

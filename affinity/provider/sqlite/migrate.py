@@ -1,35 +1,54 @@
 """The schema's version: bringing a file up to date, and refusing one that is not.
 
-The version is SQLite's ``user_version``. All pending migrations run in one transaction, under the lock that every
-writer needs, so ten processes may start at once and one of them migrates.
+All pending migrations run in one transaction, under the lock that every writer needs, so ten processes may start at
+once and one of them migrates. SQLite's ``user_version`` states the oldest code: see `affinity.provider.schema`.
 """
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 from affinity.errors import SchemaMismatch
+from affinity.provider.schema import (
+    Migration,
+    Progress,
+    SchemaVersion,
+    check_usable,
+    load_migrations,
+    log_progress,
+    refuse_too_new,
+    this_release,
+)
 from affinity.provider.sqlite.database import MAX_WAIT, connect, patiently
 from affinity.provider.sqlite.failures import FAILURES, translate
-from affinity.provider.statements import load_migrations
 
 MIGRATIONS: Final = load_migrations(__package__)
+"""All there are; the schema version is their number."""
+
+STRICT: Final = 7
+"""Releases that know this version or an earlier one demand that it is the ``user_version``."""
 
 MIGRATION_WAIT: Final = 6 * MAX_WAIT
 """Seconds that a migration waits for the file: longer than a verb, for somebody else may be migrating."""
 
+PLACE: Final = "the SQLite file"
+"""How messages call it: its name is not for strangers."""
 
-def migrate(path: Path, target: int = len(MIGRATIONS)) -> tuple[int, int]:
-    """Create the file if need be and bring its schema to version ``target``.
+
+def migrate(
+    path: Path, migrations: Sequence[Migration] = MIGRATIONS, progress: Progress = log_progress
+) -> tuple[int, int]:
+    """Create the file if need be and apply what it lacks of ``migrations``; ``progress`` gets lines for people.
 
     Returns:
         The version before and after.
 
     Raises:
-        SchemaMismatch: the file is newer than this code.
+        SchemaMismatch: the file is too new for this code.
         ConnectionLost: there is no such directory.
     """
     with closing(connect(path, create=True)) as connection:
@@ -37,58 +56,58 @@ def migrate(path: Path, target: int = len(MIGRATIONS)) -> tuple[int, int]:
             # The switch to WAL wants the file for itself for a moment; it stays with the file, so it is made once.
             patiently(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchall(), MIGRATION_WAIT)
             patiently(lambda: connection.execute("BEGIN IMMEDIATE"), MIGRATION_WAIT)
-            return _upgrade(connection, target)
+            return _upgrade(connection, migrations, progress)
         except FAILURES as error:
             raise translate(error) from error
 
 
 def check_schema(connection: sqlite3.Connection) -> None:
-    """Refuse a file whose schema is not the one that this code was written for.
+    """Refuse a file whose schema this code may not use.
 
     Raises:
-        SchemaMismatch: it is newer, older, or no schema of ours.
+        SchemaMismatch: it is too new, older, or no schema of ours.
     """
     try:
-        version = patiently(lambda: _version(connection), MAX_WAIT)
+        found = patiently(lambda: _read(connection), MAX_WAIT)
     except FAILURES as error:
         raise translate(error) from error
-    _refuse_newer(version)
-    if version == 0:
-        raise unmigrated()
-    if version < len(MIGRATIONS):
-        raise SchemaMismatch(
-            f"the SQLite file has schema version {version}, this code needs {len(MIGRATIONS)}: run `affinity migrate`"
-        )
+    check_usable(found, MIGRATIONS, PLACE)
 
 
 def unmigrated() -> SchemaMismatch:
     """The error for a file without our tables."""
-    return SchemaMismatch("the SQLite file was never migrated: run `affinity migrate`")
+    return SchemaMismatch(f"{PLACE} was never migrated: run `affinity migrate`")
 
 
-def _upgrade(connection: sqlite3.Connection, target: int) -> tuple[int, int]:
-    before = _version(connection)  # read under the lock: whoever was here first has done the work
-    _refuse_newer(before)
-    for migration in MIGRATIONS[before:target]:
-        for statement in _split(migration):
+def _upgrade(connection: sqlite3.Connection, migrations: Sequence[Migration], progress: Progress) -> tuple[int, int]:
+    found = _read(connection)  # under the lock: whoever was here first has done the work
+    refuse_too_new(found, migrations, PLACE)
+    missing = migrations[found.version :]
+    for migration in missing:
+        for statement in _split(migration.script):
             connection.execute(statement)
-    after = max(before, target)
-    connection.execute(f"PRAGMA user_version = {after}")  # a pragma takes no parameters
+        _record(connection, migration)
     connection.execute("COMMIT")
-    return before, after
+    for migration in missing:
+        progress(f"migration: {migration.name} applied")
+    return found.version, found.version + len(missing)
 
 
-def _version(connection: sqlite3.Connection) -> int:
-    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    return version
+def _record(connection: sqlite3.Connection, migration: Migration) -> None:
+    if migration.version > STRICT:
+        row = (migration.version, this_release())
+        connection.execute("INSERT INTO applied_migrations (version, release) VALUES (?, ?)", row)
+    oldest = migration.version if migration.version <= STRICT else migration.oldest_code
+    if oldest is not None:
+        connection.execute(f"PRAGMA user_version = {oldest}")  # a pragma takes no parameters
 
 
-def _refuse_newer(version: int) -> None:
-    if version > len(MIGRATIONS):
-        raise SchemaMismatch(
-            f"the SQLite file has schema version {version}, newer than the {len(MIGRATIONS)} of this code: "
-            "upgrade affinity"
-        )
+def _read(connection: sqlite3.Connection) -> SchemaVersion:
+    (oldest,) = connection.execute("PRAGMA user_version").fetchone()
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'applied_migrations'").fetchall():
+        return SchemaVersion(oldest, oldest)
+    rows = dict(connection.execute("SELECT version, release FROM applied_migrations"))
+    return SchemaVersion(max([oldest, *rows]), oldest, rows.get(oldest))
 
 
 def _split(script: str) -> list[str]:

@@ -39,6 +39,7 @@ from affinity.provider.contract import (
     WorkFetch,
     WorkLock,
 )
+from affinity.provider.schema import Progress, log_progress
 from affinity.provider.sqlite import fetching, listing, subscriptions, suspension, work_items, workers
 from affinity.provider.sqlite import instances as ownership
 from affinity.provider.sqlite import reset as resetting
@@ -95,7 +96,7 @@ class SqliteProvider:
 
         Raises:
             ConnectionLost: its directory is missing.
-            SchemaMismatch: it was never migrated, or by newer code, or is no SQLite database.
+            SchemaMismatch: it was never migrated, is too old or too new for this code, or is no SQLite database.
         """
         opened = partial(_open, path, clock or Clock(), max_wait)
         writer = await anyio.to_thread.run_sync(opened, timeline)
@@ -107,14 +108,14 @@ class SqliteProvider:
         return cls(path, writer, reader)
 
     @classmethod
-    async def migrate(cls, path: Path) -> tuple[int, int]:
+    async def migrate(cls, path: Path, progress: Progress = log_progress) -> tuple[int, int]:
         """Create the file if need be and bring its schema up to date; the version before and after.
 
         Raises:
             ConnectionLost: its directory is missing.
-            SchemaMismatch: it is newer than this code, or no SQLite database.
+            SchemaMismatch: it is too new for this code, or no SQLite database.
         """
-        return await anyio.to_thread.run_sync(migrate, path)
+        return await anyio.to_thread.run_sync(partial(migrate, path, progress=progress))
 
     @property
     def dialect(self) -> str:

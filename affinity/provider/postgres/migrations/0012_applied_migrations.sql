@@ -1,0 +1,7 @@
+-- Migrations from this one on. `schema_versions` states the oldest code that may use the schema: see
+-- affinity/provider/schema.py.
+CREATE TABLE applied_migrations (
+    version integer PRIMARY KEY,
+    release text COLLATE "C" NOT NULL, -- of affinity, that applied it
+    applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);

@@ -1,0 +1,101 @@
+"""The version of a database's schema, and which code may use it: what both providers have in common.
+
+The schema version is the number of migrations that were applied. A migration *expands*: code that was written before it
+goes on as it did. One that *contracts* (it takes away or changes what older code uses) says so in a line of its own,
+``-- oldest code: N``: from then on only code that knows schema version N or a later one may use the database.
+
+So a database states two numbers: its version, and the *oldest code*. Code that knows the versions up to K may use it
+when ``oldest code <= K <= version``. The oldest code is in the place that every release reads first (the last row of
+``schema_versions`` in PostgreSQL, ``user_version`` in SQLite); the migrations since then are in ``applied_migrations``.
+Releases from before that table demand that the first place holds exactly their own version, and find it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version as release_of
+from importlib.resources import files
+from typing import Final, LiteralString, TypeAlias
+
+from affinity.errors import SchemaMismatch
+
+logger = logging.getLogger("affinity.provider")
+
+Progress: TypeAlias = Callable[[str], object]
+"""Gets a line for people at each step of a migration, and while it waits."""
+
+_FILE: Final = re.compile(r"(?P<number>\d{4})_\w+")
+_OLDEST_CODE: Final = re.compile(r"^-- oldest code: (?P<version>\d+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One step of the schema."""
+
+    version: int  # of the schema, afterwards
+    name: str  # of its file
+    script: LiteralString
+
+    @property
+    def oldest_code(self) -> int | None:
+        """The schema version that code must know from now on; None: code from before it goes on as it did."""
+        found = _OLDEST_CODE.search(self.script)
+        return int(found["version"]) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaVersion:
+    """What a database states of its schema."""
+
+    version: int  # 0: there is none
+    oldest_code: int  # the schema version that code must know to use it
+    release: str | None = None  # of affinity, which brought in the migration of that version; None: not known
+
+
+def log_progress(line: str) -> None:
+    """Progress for the log."""
+    logger.info("%s", line)
+
+
+def load_migrations(package: str) -> list[Migration]:
+    """Migrations of a provider, from its folder ``migrations``, in order."""
+    found = sorted(file.name for file in (files(package) / "migrations").iterdir() if file.name.endswith(".sql"))
+    names = [name.removesuffix(".sql") for name in found]
+    numbers = [int(match["number"]) for name in names if (match := _FILE.fullmatch(name))]
+    assert numbers == list(range(1, len(names) + 1)), f"gap in the migrations of {package}"
+    texts = [(files(package) / "migrations" / name).read_text() for name in found]
+    return [Migration(number, name, text) for number, name, text in zip(numbers, names, texts, strict=True)]
+
+
+def this_release() -> str:
+    """The release of affinity that runs."""
+    return release_of("affinity")
+
+
+def check_usable(found: SchemaVersion, migrations: Sequence[Migration], place: str) -> None:
+    """Refuse a schema that this code may not use; ``place`` begins the message.
+
+    Raises:
+        SchemaMismatch: it is not there, older than this code needs, or too new for it.
+    """
+    refuse_too_new(found, migrations, place)
+    if found.version < len(migrations):
+        state = f"is at version {found.version}" if found.version else "was never migrated"
+        raise SchemaMismatch(f"{place} {state}, this code needs version {len(migrations)}: run `affinity migrate`")
+
+
+def refuse_too_new(found: SchemaVersion, migrations: Sequence[Migration], place: str) -> None:
+    """Refuse a schema that is newer than this code, unless it admits it.
+
+    Raises:
+        SchemaMismatch: it does not.
+    """
+    if found.oldest_code > len(migrations):
+        needed = f"affinity {found.release} or later" if found.release else "a later release of affinity"
+        raise SchemaMismatch(
+            f"{place} is at version {found.version} and can be used by code that knows version {found.oldest_code}; "
+            f"this is affinity {this_release()}, which knows version {len(migrations)}: use {needed}"
+        )

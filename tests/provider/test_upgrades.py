@@ -1,0 +1,100 @@
+"""The schema's version: what a release does with the schema of a later one, on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from affinity.errors import SchemaMismatch
+from affinity.provider import migrate, open_provider
+from affinity.provider.conformance.builders import new_instance
+from affinity.provider.postgres import migration as postgres
+from affinity.provider.schema import Migration, SchemaVersion, check_usable
+from affinity.provider.sqlite import migrate as sqlite
+
+pytestmark = pytest.mark.anyio
+
+EXPANDS: Final = "ALTER TABLE instances ADD COLUMN later text"
+CONTRACTS: Final = "-- oldest code: {version}\nCREATE TABLE later (a integer)"
+
+
+async def upgrade(url: str, *scripts: str) -> int:
+    """Migrate as a later release would, whose migrations are ours and then these; the version afterwards."""
+    with pytest.MonkeyPatch.context() as patch:
+        if url.startswith("sqlite:"):
+            every = _followed(sqlite.MIGRATIONS, scripts)
+            path = Path(url.removeprefix("sqlite:///"))
+            return sqlite.migrate(path, every)[1]
+        patch.setattr(postgres, "MIGRATIONS", _followed(postgres.MIGRATIONS, scripts))
+        return (await migrate(url))[1]
+
+
+def _followed(ours: Sequence[Migration], scripts: Sequence[str]) -> list[Migration]:
+    first = len(ours) + 1
+    later = [
+        Migration(version, f"{version:04d}_later", script.format(version=version) + ";\n")
+        for version, script in enumerate(scripts, first)
+    ]
+    return [*ours, *later]
+
+
+async def test_the_schema_of_a_later_release_is_used(any_url: str) -> None:
+    """By a worker that restarts in the middle of a rollout, or is rolled back."""
+    _, known = await migrate(any_url)
+    assert await upgrade(any_url, EXPANDS, EXPANDS.replace("later", "later_still")) == known + 2
+    assert await migrate(any_url) == (known + 2, known + 2)
+    provider = await open_provider(any_url)
+    assert await provider.create_instance([new_instance("i")]) == [True]
+    await provider.aclose()
+
+
+async def test_a_schema_that_has_contracted_names_the_release_that_it_needs(
+    any_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code that does not know what replaces that which is gone, is refused by workers and migrations alike."""
+    for module in (postgres, sqlite):
+        monkeypatch.setattr(module, "this_release", lambda: "9.1")
+    await upgrade(any_url, EXPANDS, CONTRACTS)
+    for refused in (open_provider, migrate):
+        with pytest.raises(SchemaMismatch, match=r"use affinity 9\.1 or later"):
+            await refused(any_url)
+
+
+async def test_a_migration_that_contracts_leaves_the_release_before_in(any_url: str) -> None:
+    """It may name any version up to its own as the oldest code."""
+    _, known = await migrate(any_url)
+    await upgrade(any_url, EXPANDS, CONTRACTS.replace("{version}", str(known)))
+    await (await open_provider(any_url)).aclose()
+
+
+@pytest.mark.parametrize(("known", "is_usable"), [(11, False), (12, True), (13, True), (14, True), (15, False)])
+def test_code_between_the_oldest_and_the_version_may_use_a_schema(known: int, is_usable: bool) -> None:
+    """Later code must migrate first."""
+    found = SchemaVersion(version=14, oldest_code=12)
+    migrations = [Migration(number, "", "") for number in range(1, known + 1)]
+    if is_usable:
+        check_usable(found, migrations, "it")
+    else:
+        with pytest.raises(SchemaMismatch, match="later release" if known < 12 else "affinity migrate"):
+            check_usable(found, migrations, "it")
+
+
+CHANGES: Final = re.compile(
+    r"^\s*(?:DROP\b|ALTER\b.*\b(?:RENAME|DROP)\b|.*\bALTER COLUMN \w+ (?:TYPE|SET NOT NULL)|RENAME\b"
+    r"|(?:ALTER TABLE \w+ )?ADD COLUMN (?!.*DEFAULT).*NOT NULL)",
+    re.MULTILINE | re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize(
+    ("migrations", "released"), [(postgres.MIGRATIONS, postgres.STRICT), (sqlite.MIGRATIONS, sqlite.STRICT)]
+)
+def test_migrations_expand(migrations: Sequence[Migration], released: int) -> None:
+    """The release before knows ``released`` of them, and goes on: nothing that it may use is changed or removed."""
+    for each in migrations[released:]:
+        assert not CHANGES.search(each.script), each.name
+        assert (each.oldest_code or 0) <= released, each.name
