@@ -1,8 +1,8 @@
 """The session that the running code works for, as logs and traces show it.
 
-A worker names it at the start of an activity's own task, the session layer around a block of a script; code below needs
-no argument to know it. A context variable follows `await`, child tasks and `anyio.to_thread`, and other tasks never see
-it. While a worker runs, or such a block, two hooks copy it:
+A worker names it at the start of an activity's own task, the replay engine around the steps of an orchestration, the
+session layer around a block of a script; code below needs no argument to know it. A context variable follows `await`,
+child tasks and `anyio.to_thread`, and other tasks never see it. While a worker or such a block runs, two hooks copy it:
 
 * a log record factory, to the attribute ``affinity.session_id`` of every record. Not a filter: those of a logger do not
   see what its children log, and those of a handler may run in another thread, where the session is not known;
@@ -16,7 +16,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from functools import cache
 from typing import Any, Final
 from weakref import WeakSet
@@ -32,12 +32,18 @@ def current_session_id() -> str | None:
     return _session_id.get()
 
 
-def enter_session(session_id: str | None) -> None:
-    """Name the session of the current task from here to its end; for code that starts a task, as a worker does.
+def enter_session(session_id: str | None) -> Token[str | None]:
+    """Name the session of the current task from here to its end, or until `leave_session` takes the token; for code
+    that starts a task, as a worker does, and for the steps of an orchestration.
 
     None is worth saying too: a new task inherits the session of whoever started it.
     """
-    _session_id.set(session_id)
+    return _session_id.set(session_id)
+
+
+def leave_session(token: Token[str | None]) -> None:
+    """Have the session that was named before."""
+    _session_id.reset(token)
 
 
 @contextmanager

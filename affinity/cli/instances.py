@@ -41,6 +41,7 @@ def with_client(shell: Shell, work: Callable[[Client], Awaitable[T]]) -> T:
 @click.option("--input", "value", type=JsonText(), default=None, help="Its input: JSON text, @FILE, or - for stdin.")
 @click.option("--id", "instance_id", help="Instance id; makes the command idempotent  [default: random]")
 @click.option("--version", help="Version of the orchestration  [default: the latest that the worker knows]")
+@click.option("--session", "session_id", help="Session that it works for, as logs and listings show it.")
 @click.option("--wait", "waits", is_flag=True, help="Wait for the result and print it, as `wait` does.")
 @click.option("--timeout", type=float, help="Seconds to wait  [default: for ever]")
 @command
@@ -51,6 +52,7 @@ def start(
     value: Any,
     instance_id: str | None,
     version: str | None,
+    session_id: str | None,
     waits: bool,
     timeout: float | None,
 ) -> None:
@@ -71,7 +73,7 @@ def start(
         if shell.url.startswith("sqlite:"):
             await migrate(shell.url)
         async with Client(shell.url) as client:
-            handle = await client.start(name, value, instance_id=instance_id, version=version)
+            handle = await client.start(name, value, instance_id=instance_id, version=version, session_id=session_id)
             if not handle.created:
                 click.echo(f"instance {handle.instance_id!r} was there already", err=True)
             if waits:
@@ -242,6 +244,7 @@ def _details(instance: Instance) -> list[tuple[str, object]]:
         ("suspended at", None if why is None else why.at),
         ("suspended by", None if why is None else f"{why.worker_id}, code {why.code}"),
         ("parent", instance.parent_id),
+        ("session", instance.session_id),
         ("owner", instance.owner),
         ("execution", instance.execution_id),
         ("events", instance.event_count),
@@ -274,6 +277,7 @@ def _event_row(event: HistoryRecord) -> tuple[object, ...]:
 @click.option("--name", help="Only of this orchestration.")
 @click.option("--prefix", help="Only ids that start with this.")
 @click.option("--parent", help="Only sub-orchestrations of this instance.")
+@click.option("--session", "session_id", help="Only those that were started with this session, and their children.")
 @click.option("--limit", type=click.IntRange(1, MAX_PAGE), help=f"Instances on a page  [default: {_DEFAULT_LIMIT}]")
 @click.option("--after", metavar="CURSOR", help="The page after this cursor, which the page before ended with.")
 @click.option("--all", "everything", is_flag=True, help="All pages.")
@@ -285,6 +289,7 @@ def list_instances(
     name: str | None,
     prefix: str | None,
     parent: str | None,
+    session_id: str | None,
     limit: int | None,
     after: str | None,
     everything: bool,
@@ -300,10 +305,18 @@ def list_instances(
 
     async def read(client: Client) -> Page:
         if everything:
-            found = client.list_instances(status=status, name=name, prefix=prefix, parent_id=parent)
+            found = client.list_instances(
+                status=status, name=name, prefix=prefix, parent_id=parent, session_id=session_id
+            )
             return Page(items=[instance async for instance in found], next=None)
         return await client.list_page(
-            status=status, name=name, prefix=prefix, parent_id=parent, after=after, limit=limit or _DEFAULT_LIMIT
+            status=status,
+            name=name,
+            prefix=prefix,
+            parent_id=parent,
+            session_id=session_id,
+            after=after,
+            limit=limit or _DEFAULT_LIMIT,
         )
 
     page = with_client(shell, read)

@@ -146,10 +146,17 @@ class Client:
         *,
         instance_id: str | None = ...,
         version: str | None = ...,
+        session_id: str | None = ...,
     ) -> Handle[R]: ...
     @overload
     async def start(
-        self, orchestration: str, input: Any = ..., *, instance_id: str | None = ..., version: str | None = ...
+        self,
+        orchestration: str,
+        input: Any = ...,
+        *,
+        instance_id: str | None = ...,
+        version: str | None = ...,
+        session_id: str | None = ...,
     ) -> Handle[Any]: ...
     async def start(
         self,
@@ -158,6 +165,7 @@ class Client:
         *,
         instance_id: str | None = None,
         version: str | None = None,
+        session_id: str | None = None,
     ) -> Handle[Any]:
         """Start an instance; with an id of an instance of the same orchestration, give that one (``created`` is False).
 
@@ -166,13 +174,16 @@ class Client:
             input: its input.
             instance_id: makes the call idempotent. By default a random one.
             version: by default the latest that the worker knows which runs it first.
+            session_id: that the instance works for: in the logs and spans of its whole tree of calls, given to code as
+                ``ctx.session_id``, inherited by sub-orchestrations, listed and filtered by. Nothing runs on that
+                session by itself. An instance that was there keeps its own.
 
         Raises:
             InstanceExists: the id belongs to an instance of another orchestration.
             InvalidInput: an id or the input is refused; its subclasses say why.
             OrchestrationMisuse: an input is missing, or too much.
         """
-        (handle,) = await self.start_many([Start(orchestration, input, instance_id, version)])
+        (handle,) = await self.start_many([Start(orchestration, input, instance_id, version, session_id)])
         return handle
 
     async def start_many(self, starts: Iterable[Start]) -> Sequence[Handle[Any]]:
@@ -338,6 +349,7 @@ class Client:
         prefix: str | None = None,
         parent_id: str | None = None,
         reason: str | None = None,
+        session_id: str | None = None,
         after: str | None = None,
         limit: int = 100,
     ) -> Page:
@@ -349,6 +361,7 @@ class Client:
             prefix: of the instance id.
             parent_id: the instance that they are sub-orchestrations of.
             reason: for which they are suspended: `Suspension.error_type`.
+            session_id: that they were started with, or their parents.
             after: `Page.next` of the page before.
             limit: instances on the page, from 1 to `limits.MAX_PAGE`.
 
@@ -359,7 +372,13 @@ class Client:
             raise InvalidInput(f"limit = {limit!r}: must be from 1 to {MAX_PAGE}")
         cursor = None if after is None else read_cursor(after)
         where = InstanceFilter(
-            status=status, name=name, prefix=prefix, parent_id=parent_id, reason=reason, after=cursor
+            status=status,
+            name=name,
+            prefix=prefix,
+            parent_id=parent_id,
+            reason=reason,
+            session_id=session_id,
+            after=cursor,
         )
         rows = await insist(partial(self._provider.list_instances, where, limit))
         return Page(items=[*map(instance_of, rows)], next=cursor_of(rows[-1]) if len(rows) == limit else None)
@@ -372,6 +391,7 @@ class Client:
         prefix: str | None = None,
         parent_id: str | None = None,
         reason: str | None = None,
+        session_id: str | None = None,
     ) -> AsyncIterator[Instance]:
         """All instances that fit, newest first, read page by page; see `list_page`."""
         after: str | None = None
@@ -382,6 +402,7 @@ class Client:
                 prefix=prefix,
                 parent_id=parent_id,
                 reason=reason,
+                session_id=session_id,
                 after=after,
                 limit=MAX_PAGE,
             )

@@ -37,6 +37,7 @@ class Instance:
     created_at: datetime
     updated_at: datetime
     suspension: Suspension | None  # why it waits for an operator or for other code
+    session_id: str | None = None  # that it was started with, or its parent
 
     @property
     def finished(self) -> bool:
@@ -78,6 +79,7 @@ def instance_of(info: InstanceInfo) -> Instance:
         created_at=info.created_at,
         updated_at=info.updated_at,
         suspension=info.suspension,
+        session_id=info.session_id,
     )
 
 

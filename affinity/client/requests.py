@@ -31,6 +31,7 @@ class Start:
     input: Any = MISSING
     instance_id: str | None = None  # None: a random one
     version: str | None = None  # None: the latest that the worker knows which runs it first
+    session_id: str | None = None  # that it and its sub-orchestrations work for, as logs and listings show it
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def new_instance(start: Start) -> NewInstance:
     """The row and start message of an instance.
 
     Raises:
-        InvalidId: instance id, name or version.
+        InvalidId: instance id, name, version or session id.
         InvalidApp: a function that is no registered orchestration.
         NotSerializable, PayloadTooLarge, OrchestrationMisuse: the input does not fit the orchestration.
     """
@@ -60,6 +61,7 @@ def new_instance(start: Start) -> NewInstance:
         name=name,
         version=start.version,
         start=encode_message(ANY_EXECUTION, event),
+        session_id=None if start.session_id is None else check_id(start.session_id, "session id"),
     )
 
 

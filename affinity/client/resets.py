@@ -22,7 +22,7 @@ from affinity.orchestration import events as ev
 from affinity.orchestration.waits import moved_event
 from affinity.orchestration.wire import (
     ANY_EXECUTION,
-    ActivityTask,
+    activity_task,
     decode_event,
     encode_event,
     encode_message,
@@ -125,7 +125,7 @@ def build_reset(info: InstanceInfo, cut: Cut, children: Mapping[str, InstanceInf
         history=[encode_event(ev.ExecutionReset(cut.lineage))],
         messages=[*inputs, *timers, *_cancellations(me, cut, children)],
         work_items=[
-            _work_item(WorkKey(me, run, n), event)
+            _work_item(WorkKey(me, run, n), event, info.session_id)
             for n, event in outstanding.items()
             if isinstance(event, ev.ActivityScheduled)
         ],
@@ -157,9 +157,9 @@ def _step_before(events: Sequence[ev.Event | None], number: int) -> int:
     return max((n for n, event in enumerate(events[:number]) if type(event) in ev.INPUTS), default=0)
 
 
-def _work_item(key: WorkKey, event: ev.ActivityScheduled) -> NewWorkItem:
-    task = ActivityTask(input=event.input, retry=event.retry, timeout=event.timeout)
-    return NewWorkItem(key=key, name=event.name, payload=encode_task(task), session_id=event.session_id)
+def _work_item(key: WorkKey, event: ev.ActivityScheduled, session_id: str | None) -> NewWorkItem:
+    payload = encode_task(activity_task(event, session_id))
+    return NewWorkItem(key=key, name=event.name, payload=payload, session_id=event.session_id)
 
 
 def _answer(

@@ -59,9 +59,12 @@ class OrchestrationContext:
         execution_id: 1, and one more after each ``continue_as_new``.
         name: under which the orchestration is registered.
         version: on which this instance runs.
+        session_id: that the instance was started with (`Client.start`), or its parent; None: neither was. It is in the
+            logs and spans of the orchestration, and of the activities that it puts on no session. No activity runs on
+            that session by itself: use ``on_session``.
     """
 
-    __slots__ = ("_definition", "_scheduler", "_status", "execution_id", "instance_id", "name", "version")
+    __slots__ = ("_definition", "_scheduler", "_status", "execution_id", "instance_id", "name", "session_id", "version")
 
     def __init__(self, definition: OrchestrationDefinition, scheduler: Scheduler) -> None:
         self._definition = definition
@@ -69,6 +72,7 @@ class OrchestrationContext:
         self._status: str | None = None
         self.instance_id = scheduler.instance_id
         self.execution_id = scheduler.execution_id
+        self.session_id = scheduler.session_id
         self.name = definition.name
         self.version = definition.version
 
@@ -79,7 +83,7 @@ class OrchestrationContext:
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
-        """The logger ``affinity.orchestration``, silent in replay, with instance and execution in ``extra``."""
+        """The logger ``affinity.orchestration``, silent in replay; ``extra`` has instance, execution and session."""
         return self._scheduler.logger
 
     @overload

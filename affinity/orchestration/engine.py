@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import Token
 from types import TracebackType
 from typing import Any, Final, cast
 
+from affinity.ambient import enter_session, leave_session
 from affinity.errors import AffinityError, ExecutionLimitReached, Nondeterminism, OrchestrationMisuse
 from affinity.frozen import frozen
 from affinity.limits import MAX_BUFFERED_EVENTS, UNREAD_STEP
@@ -79,6 +81,7 @@ class Execution:
         definition: the orchestration, in the version that the instance started with.
         instance_id: of the instance.
         execution_id: 1, and one more after each ``continue_as_new``.
+        session_id: that the instance was started with; shown by logs, traces and the context.
     """
 
     __slots__ = (
@@ -95,19 +98,23 @@ class Execution:
         "instance_id",
         "outcome",
         "parent",
+        "session_id",
     )
 
-    def __init__(self, definition: OrchestrationDefinition, instance_id: str, execution_id: int) -> None:
+    def __init__(
+        self, definition: OrchestrationDefinition, instance_id: str, execution_id: int, session_id: str | None = None
+    ) -> None:
         self.definition = definition
         self.instance_id = instance_id
         self.execution_id = execution_id
+        self.session_id = session_id
         self.outcome: ev.Outcome | None = None
         """How it ended; None while it runs."""
         self.error: BaseException | None = None
         """What the orchestration raised, with its traceback, for the log; None if it did not, or after a replay."""
         self.parent: ev.ParentRef | None = None
         """Who awaits the instance, once it has started."""
-        self._scheduler = Scheduler(instance_id, execution_id)
+        self._scheduler = Scheduler(instance_id, execution_id, session_id)
         self._context = OrchestrationContext(definition, self._scheduler)
         self._lineage: ev.Lineage = ()
         self._main: Task[Any] | None = None
@@ -172,7 +179,7 @@ class Execution:
         journal = self._scheduler.journal
         journal.open(recorded)
         try:
-            with _Isolated():
+            with _Isolated(self.session_id):
                 self._replay_all()
         except Nondeterminism:
             self._scheduler.close()
@@ -206,7 +213,7 @@ class Execution:
         journal.now, journal.new_guid = now, new_guid
         consumed = 0
         try:
-            with _Isolated():
+            with _Isolated(self.session_id):
                 for event in inputs:
                     if isinstance(self.outcome, ev.ContinuedAsNew):
                         break
@@ -219,7 +226,7 @@ class Execution:
 
     def close(self) -> None:
         """Drop the coroutines from memory. Their ``finally`` blocks run, but whatever they ask for is refused."""
-        with _Isolated():
+        with _Isolated(self.session_id):
             self._scheduler.close()
 
     def _step(self, consumed: int) -> Step:
@@ -390,11 +397,17 @@ def _refuse_forgotten(untouched: Iterable[DurableFuture[Any]]) -> None:
 
 
 class _Isolated:
-    """Keeps an event loop that runs in this thread from adopting the orchestration's async generators."""
+    """Keeps an event loop that runs in this thread from adopting the orchestration's async generators; and names the
+    session of its logs and spans.
+    """
 
-    __slots__ = ("_hooks",)
+    __slots__ = ("_hooks", "_session_id", "_token")
+
+    def __init__(self, session_id: str | None) -> None:
+        self._session_id = session_id
 
     def __enter__(self) -> None:
+        self._token: Token[str | None] = enter_session(self._session_id)
         self._hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(None, None)
 
@@ -402,3 +415,4 @@ class _Isolated:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         sys.set_asyncgen_hooks(*self._hooks)
+        leave_session(self._token)

@@ -45,14 +45,16 @@ class Scheduler:
         "outstanding",
         "pending",
         "ready",
+        "session_id",
         "tasks",
         "untouched",
         "watched",
     )
 
-    def __init__(self, instance_id: str, execution_id: int) -> None:
+    def __init__(self, instance_id: str, execution_id: int, session_id: str | None = None) -> None:
         self.instance_id = instance_id
         self.execution_id = execution_id
+        self.session_id = session_id
         self.journal = Journal()
         self.inbox = Inbox()
         self.ready: deque[Task[Any]] = deque()
@@ -181,7 +183,8 @@ class ReplaySafeLogger(logging.LoggerAdapter[logging.Logger]):
     """The logger ``affinity.orchestration``, silent while history is replayed, with the instance in ``extra``."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        super().__init__(_LOGGER, {"instance_id": scheduler.instance_id, "execution_id": scheduler.execution_id})
+        of = {"instance_id": scheduler.instance_id, "execution_id": scheduler.execution_id}
+        super().__init__(_LOGGER, {**of, "session_id": scheduler.session_id})
         self._scheduler = scheduler
 
     def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - logging's name

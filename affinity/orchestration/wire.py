@@ -22,7 +22,17 @@ from affinity.errors import NotSerializable
 from affinity.frozen import frozen
 from affinity.limits import check_id
 from affinity.orchestration.codec import read_json
-from affinity.orchestration.events import EVENTS, Ancestor, CarriedEvent, Event, Hold, Lineage, ParentRef, RawJson
+from affinity.orchestration.events import (
+    EVENTS,
+    ActivityScheduled,
+    Ancestor,
+    CarriedEvent,
+    Event,
+    Hold,
+    Lineage,
+    ParentRef,
+    RawJson,
+)
 from affinity.orchestration.retry import RetryPolicy
 
 ANY_EXECUTION: Final = 0
@@ -37,6 +47,8 @@ class ActivityTask:
     retry: RetryPolicy | None = None
     timeout: float | None = None
     """Seconds that one attempt may take."""
+    shown_session: str | None = None
+    """The session that logs and spans show of an activity that runs on none: that of its orchestration."""
 
 
 def encode_event(event: Event) -> str:
@@ -69,6 +81,12 @@ def decode_message(text: str) -> tuple[int, Event]:
     if not isinstance(message, dict):
         raise NotSerializable("a message must be a JSON object")
     return _integer(message.get("execution")), _event(message.get("event"))
+
+
+def activity_task(event: ActivityScheduled, session_id: str | None) -> ActivityTask:
+    """The task of an activity of an orchestration that was started with this session."""
+    shown = session_id if event.session_id is None else None
+    return ActivityTask(input=event.input, retry=event.retry, timeout=event.timeout, shown_session=shown)
 
 
 def encode_task(task: ActivityTask) -> str:

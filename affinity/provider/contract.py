@@ -206,6 +206,7 @@ class NewInstance:
     on_exists: str | None = None  # payload sent to ``parent_id`` when the id was taken
     parent_birth: Birth | None = None  # of the very parent that creates it
     on_deleted: str | None = None  # payload sent to that parent when the instance is deleted before it has ended
+    session_id: str | None = None  # that it works for, as logs and listings show it; None: that of its parent, if any
     birth: Birth = field(default_factory=lambda: Birth(secrets.token_hex(8)))
 
 
@@ -243,6 +244,7 @@ class OrchestrationItem:
     claims: int  # times that its ownership was taken since a turn of it was last committed: a poison count
     unknown_for: float | None
     messages: Sequence[Message]
+    session_id: str | None = None  # that the instance was started with, or its parent
 
 
 @frozen(kw_only=True)
@@ -430,6 +432,7 @@ class InstanceInfo:
     created_at: datetime
     updated_at: datetime
     suspension: Suspension | None = None  # while it is suspended
+    session_id: str | None = None  # that it was started with, or its parent
 
 
 @frozen(kw_only=True)
@@ -441,6 +444,7 @@ class InstanceFilter:
     prefix: str | None = None  # of the instance id
     parent_id: str | None = None
     reason: str | None = None  # suspended for this: `Suspension.error_type`
+    session_id: str | None = None  # that they were started with, or their parents
     after: tuple[datetime, str] | None = None  # keyset cursor: (created_at, instance_id) of the last row seen
 
 
@@ -719,7 +723,9 @@ class Provider(Protocol):
     # -- the client
 
     async def create_instance(self, instances: Sequence[NewInstance]) -> Sequence[bool]:
-        """Create instances with their start messages. False: the id was there, nothing changed."""
+        """Create instances with their start messages. False: the id was there, nothing changed. A child has the session
+        of its parent, as in a turn.
+        """
         ...
 
     async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Delivery]:

@@ -242,7 +242,7 @@ class ActivityRunner:
         self, activity_id: int, running: _Running, definition: ActivityDefinition, task: ActivityTask
     ) -> Event:
         enter_activity(running.context)
-        enter_session(running.item.session_id)  # also when there is none: the task inherits whatever was ambient
+        enter_session(running.item.session_id or task.shown_session)  # None too: the task inherits what was ambient
         alarm, limit = None, running.limit
         if limit is not None:
             alarm = asyncio.get_running_loop().call_later(limit.seconds, running.time_out)

@@ -338,7 +338,7 @@ class InstanceTable:
                 f"{item.claims} workers took it and none committed a turn: it seems to kill them"
             )
         events = _read_events(history)
-        execution = Execution(definition, item.instance_id, item.execution_id)
+        execution = Execution(definition, item.instance_id, item.execution_id, item.session_id)
         self._live[item.instance_id] = LiveInstance(execution, item.birth)
         self.replays += bool(events)
         execution.replay(events)

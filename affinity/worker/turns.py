@@ -34,6 +34,7 @@ from affinity.orchestration.waits import moved_event
 from affinity.orchestration.wire import (
     ANY_EXECUTION,
     ActivityTask,
+    activity_task,
     encode_event,
     encode_message,
     encode_task,
@@ -144,7 +145,7 @@ def _add_rows(rows: _Rows, execution: Execution, event_id: int, event: object, l
     match event:
         case ActivityScheduled():
             key = WorkKey(me, run, event_id)
-            task = ActivityTask(input=event.input, retry=event.retry, timeout=event.timeout)
+            task = activity_task(event, execution.session_id)
             here = len(rows.work_items) < lock_here
             rows.tasks.append(task)
             rows.work_items.append(

@@ -11,12 +11,14 @@ import pytest
 from pydantic import BaseModel
 
 from affinity import errors
+from affinity.ambient import SESSION_ATTRIBUTE, current_session_id, session_scope
 from affinity.errors import InvalidId, InvalidInput, InvalidOptions, NotSerializable
 from affinity.limits import MAX_TIMER_SECONDS
 from affinity.orchestration import ActivityContext, App, OrchestrationContext, RetryPolicy
 from affinity.orchestration import events as ev
+from affinity.orchestration.engine import Execution
 
-from .harness import Live, new_events, run
+from .harness import Live, define, new_events, run
 
 app = App("turns")
 
@@ -458,3 +460,30 @@ def test_the_time_never_runs_backwards(is_replayed: bool) -> None:
         if is_replayed:
             execution = live.replayed(history)
     assert [event.value for event in history if isinstance(event, ev.TimeRead)] == [1000.0, 1000.0, 1001.0]
+
+
+def test_the_session_is_named_while_the_code_runs(caplog: pytest.LogCaptureFixture) -> None:
+    """In a step, in a replay, and when the coroutine is dropped; what was named around it is named again afterwards."""
+    seen: list[str | None] = []
+
+    async def main(ctx: OrchestrationContext) -> None:
+        try:
+            seen.append(current_session_id())
+            await ctx.schedule_timer(1.0)
+            ctx.logger.info("one")
+        finally:
+            seen.append(current_session_id())
+
+    definition = define(main)
+    start = ev.OrchestrationStarted(definition.name, definition.version, "null")
+    execution = Execution(definition, "i", 1, "s")
+    with session_scope("around"), caplog.at_level("INFO", "affinity.orchestration"):
+        execution.advance([start], now=float, new_guid=str)
+        dropped = Execution(definition, "i", 1, "s")
+        dropped.replay([start, ev.TimerCreated(1.0)])
+        dropped.close()
+        execution.advance([ev.TimerFired(2)], now=float, new_guid=str)
+        assert current_session_id() == "around"
+    assert seen == ["s"] * 4
+    (record,) = caplog.records
+    assert (vars(record)["session_id"], vars(record)[SESSION_ATTRIBUTE]) == ("s", "s")

@@ -131,3 +131,45 @@ async def test_a_session_around_the_worker_is_not_its_activities(sqlite_url: str
             run = await client.start(once, ("speak", None))
             assert await client.wait(run.instance_id, timeout=30) is None
         assert current_session_id() == "script"
+
+
+@app.orchestration
+async def speaker(context: OrchestrationContext, depth: int) -> list[str | None]:
+    """Speaks before each await, and lets activities and a sub-orchestration speak; what each of them sees, in order."""
+    say(f"{context.instance_id} {depth} begins")
+    alone = await context.schedule_activity(speak, f"{depth} alone")
+    on_other = await context.schedule_activity(speak, f"{depth} on another").on_session("other")
+    below = await context.schedule_sub_orchestration(speaker, depth - 1) if depth else []
+    say(f"{context.instance_id} {depth} ends")
+    return [context.session_id, current_session_id(), alone, on_other, *below]
+
+
+@app.orchestration
+async def twice(context: OrchestrationContext, rounds: int) -> str | None:
+    """Another execution, another worker's memory: the session stays."""
+    if rounds:
+        context.continue_as_new(rounds - 1)
+    return context.session_id
+
+
+async def test_the_session_of_a_start_is_that_of_its_whole_tree_of_calls(
+    sqlite_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Orchestrations, theirs, and activities that are on no session of their own; and of nothing else."""
+    async with Worker(app, sqlite_url, OPTIONS), Client(sqlite_url) as client:
+        run = await client.start(speaker, 1, instance_id="with", session_id="a")
+        without = await client.start(speaker, 0, instance_id="without")
+        assert await client.wait(run.instance_id, timeout=30) == ["a", "a", "a", "other", "a", "a", "a", "other"]
+        assert await client.wait(without.instance_id, timeout=30) == [None, None, None, "other"]
+        continued = await client.start(twice, 2, session_id="b")
+        assert await client.wait(continued.instance_id, timeout=30) == "b"
+        listed = {each.instance_id: each.session_id async for each in client.list_instances(session_id="a")}
+        assert len(listed) == 2
+        assert set(listed.values()) == {"a"}
+        assert (await client.status("without")).session_id is None
+    records, spans = seen(caplog)
+    assert records == spans
+    assert {records[text] for text in records if text.startswith(("with ", "with/", "1 alone"))} == {"a"}
+    assert {records[text] for text in records if text.startswith("without")} == {None}
+    assert {records[text] for text in records if "another" in text} == {"other"}
+    assert current_session_id() is None

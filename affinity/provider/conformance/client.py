@@ -10,7 +10,15 @@ from affinity.provider.conformance.base import Rules
 from affinity.provider.conformance.builders import message_ids, new_instance, payloads, timer, work_item
 from affinity.provider.conformance.peer import Peer
 from affinity.provider.conformance.world import CLERK, World
-from affinity.provider.contract import InstanceFilter, InstanceInfo, InstanceStatus, InstanceUpdate, NewMessage
+from affinity.provider.contract import (
+    Birth,
+    InstanceFilter,
+    InstanceInfo,
+    InstanceStatus,
+    InstanceUpdate,
+    NewMessage,
+    Reset,
+)
 
 DONE = InstanceUpdate(status="completed", output='"done"')
 
@@ -113,6 +121,60 @@ class ClientRules(Rules):
         assert await self._list(a, InstanceFilter(prefix="50%", name="flow")) == ["50%x", "50%y"]
         assert await self._list(a, InstanceFilter(parent_id="a_b")) == ["50%z"]
         assert await self._list(a, InstanceFilter(parent_id="a_b", name="flow")) == []
+
+    async def test_an_instance_has_the_session_that_it_was_started_with(self, world: World) -> None:
+        """For its worker, whether it takes it or has it, and for its clients; through executions and a reset (contract:
+        NewInstance.session_id).
+        """
+        a = await world.worker("a")
+        await a.provider.create_instance([new_instance("i", session_id="s"), new_instance("j")])
+        taken = {item.instance_id: item for item in await a.take_instances(2)}
+        assert {name: item.session_id for name, item in taken.items()} == {"i": "s", "j": None}
+        assert [item.session_id for item in await a.take_instances(1)] == ["s"]
+        again = NewMessage(instance_id="i", payload="again")
+        await a.commit_one(taken["i"], update=InstanceUpdate(status="running", continued=True), messages=[again])
+        (second,) = [item for item in await a.take_instances(2) if item.instance_id == "i"]
+        assert (second.execution_id, second.session_id) == (2, "s")
+        await a.commit_one(second, update=DONE)
+        reset = Reset(
+            instance_id="i", birth=second.birth, execution_id=2, event_count=1, keep=0, history=[], messages=[again]
+        )
+        assert await a.provider.reset_instance(reset)
+        assert [row and row.session_id for row in await a.provider.get_instance(["i", "j"])] == ["s", None]
+
+    async def test_a_child_has_the_session_of_its_parent(self, world: World) -> None:
+        """And its children too, unless the parent is another one under the same id (contract:
+        NewInstance.session_id).
+        """
+        a = await world.worker("a")
+        await a.provider.create_instance([new_instance("parent", session_id="s")])
+        (parent,) = await a.take_instances()
+        of_it = {"parent_id": "parent", "parent_birth": parent.birth}
+        await a.commit_one(parent, instances=[new_instance("child", **of_it)])
+        (child,) = [item for item in await a.take_instances(2) if item.instance_id == "child"]
+        assert child.session_id == "s"
+        grandchild = new_instance("grandchild", parent_id="child", parent_birth=child.birth)
+        await a.commit_one(child, instances=[grandchild])
+        stranger = new_instance("stranger", parent_id="parent", parent_birth=Birth("another"))
+        own = new_instance("own", **of_it, session_id="own")
+        await a.provider.create_instance([stranger, own])
+        found = await a.provider.get_instance(["grandchild", "stranger", "own"])
+        assert [row and row.session_id for row in found] == ["s", None, "own"]
+
+    async def test_a_listing_is_filtered_by_session(self, world: World) -> None:
+        """Page by page, with all other conditions (contract: InstanceFilter.session_id)."""
+        a = await world.worker("a")
+        for name in ("a1", "b1", "b2"):
+            await a.provider.create_instance([new_instance(name, session_id="s"), new_instance(f"{name} other")])
+            await world.advance(1)
+        await a.provider.create_instance([new_instance("b3", parent_id="b2"), new_instance("x", session_id="S")])
+        assert await self._list(a, InstanceFilter(session_id="s")) == ["a1", "b1", "b2", "b3"]
+        assert await self._list(a, InstanceFilter(session_id="s", prefix="b", parent_id="b2")) == ["b3"]
+        assert await self._list(a, InstanceFilter(session_id="s", name="other")) == []
+        first = await a.provider.list_instances(InstanceFilter(session_id="s"), 2)
+        where = InstanceFilter(session_id="s", after=(first[-1].created_at, first[-1].instance_id))
+        rest = await a.provider.list_instances(where, 10)
+        assert [row.instance_id for row in (*first, *rest)] == ["b3", "b2", "b1", "a1"]
 
     async def test_a_finished_instance_is_deleted_with_all_its_rows(self, world: World) -> None:
         """Its history and executions too; afterwards the id is new again (contract: delete_instance)."""

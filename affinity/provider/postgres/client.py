@@ -44,6 +44,7 @@ class ClientVerbs(Verbs):
             "on_exists": Texts(new.on_exists for new in instances),
             "parent_birth": Texts(new.parent_birth for new in instances),
             "on_deleted": Texts(new.on_deleted for new in instances),
+            "session": Texts(new.session_id for new in instances),
         }
         rows = await self._links.quick.run(_SQL["create"], params)
         return flags(len(instances), (n for (n,) in rows))
@@ -81,6 +82,7 @@ class ClientVerbs(Verbs):
             "prefix": where.prefix,
             "parent": where.parent_id,
             "reason": where.reason,
+            "session": where.session_id,
             "after_time": after_time,
             "after_id": after_id,
             "limit": Int8(limit),
@@ -140,6 +142,7 @@ def _instance(row: Row) -> InstanceInfo:
         created_at,
         updated_at,
         birth,
+        session_id,
         *suspension,
     ) = row
     return InstanceInfo(
@@ -158,6 +161,7 @@ def _instance(row: Row) -> InstanceInfo:
         created_at=created_at,
         updated_at=updated_at,
         suspension=_suspension(*suspension) if status == "suspended" else None,
+        session_id=session_id,
     )
 
 

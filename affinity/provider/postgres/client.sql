@@ -2,12 +2,14 @@
 WITH wanted AS MATERIALIZED (
     SELECT *, row_number() OVER (PARTITION BY instance_id ORDER BY n) AS copy
     FROM unnest(%(instance)s, %(birth)s, %(name)s, %(version)s, %(start)s, %(parent)s, %(parent_birth)s, %(delay)s,
-                %(on_exists)s, %(on_deleted)s)
+                %(on_exists)s, %(on_deleted)s, %(session)s)
          WITH ORDINALITY AS c (instance_id, birth, name, version, start, parent_id, parent_birth, delay, on_exists,
-                               on_deleted, n)
+                               on_deleted, session_id, n)
 ), created AS (
-    INSERT INTO instances (instance_id, birth, name, version, parent_id, parent_birth, on_deleted, created_at, updated_at)
-    SELECT instance_id, birth, name, version, parent_id, parent_birth, on_deleted, (SELECT clock()), (SELECT clock())
+    INSERT INTO instances (instance_id, birth, name, version, parent_id, parent_birth, on_deleted, session_id, created_at,
+        updated_at)
+    SELECT instance_id, birth, name, version, parent_id, parent_birth, on_deleted, session_id, (SELECT clock()),
+        (SELECT clock())
     FROM wanted WHERE copy = 1 ORDER BY instance_id
     ON CONFLICT (instance_id) DO NOTHING
     RETURNING instance_id
@@ -49,19 +51,20 @@ SELECT n, CASE WHEN route IS NULL THEN 'finished' WHEN full_ THEN 'full' ELSE 'd
 
 -- get: instances by id
 SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_status, i.output, i.error, i.parent_id,
-    i.owner_worker, i.event_count, i.created_at, i.updated_at, i.birth, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
+    i.owner_worker, i.event_count, i.created_at, i.updated_at, i.birth, i.session_id, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
 FROM instances i LEFT JOIN suspensions s ON i.status = 'suspended' AND s.instance_id = i.instance_id
 WHERE i.instance_id = ANY (%(instance)s)
 
 -- list: one page of instances, newest first
 SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_status, i.output, i.error, i.parent_id,
-    i.owner_worker, i.event_count, i.created_at, i.updated_at, i.birth, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
+    i.owner_worker, i.event_count, i.created_at, i.updated_at, i.birth, i.session_id, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
 FROM instances i LEFT JOIN suspensions s ON i.status = 'suspended' AND s.instance_id = i.instance_id
 WHERE (cardinality(%(status)s) = 0 OR i.status = ANY (%(status)s))
   AND (%(name)s::text IS NULL OR i.name = %(name)s)
   AND (%(prefix)s::text IS NULL OR starts_with(i.instance_id, %(prefix)s))
   AND (%(parent)s::text IS NULL OR i.parent_id = %(parent)s)
   AND (%(reason)s::text IS NULL OR s.error_type = %(reason)s)
+  AND (%(session)s::text IS NULL OR i.session_id = %(session)s)
   AND (%(after_time)s::timestamptz IS NULL OR (i.created_at, i.instance_id) < (%(after_time)s, %(after_id)s))
 ORDER BY i.created_at DESC, i.instance_id DESC LIMIT %(limit)s
 

@@ -96,4 +96,5 @@ def _item(rows: Sequence[Row]) -> OrchestrationItem:
         claims=claims,
         unknown_for=unknown_for,
         messages=[Message(row[11], row[12]) for row in rows],
+        session_id=rows[0][13],
     )

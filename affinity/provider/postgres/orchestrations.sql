@@ -59,12 +59,12 @@ WITH seen AS MATERIALIZED (
         unknown_since = CASE WHEN c.known THEN NULL ELSE i.unknown_since END
     FROM chosen c JOIN free USING (instance_id) WHERE i.instance_id = c.instance_id
     RETURNING i.instance_id, i.birth, i.execution_id, i.name, i.version, i.event_count, i.claims,
-        extract(epoch FROM clock() - c.unknown_since)::float8 AS unknown_for, c.rank, c.first
+        extract(epoch FROM clock() - c.unknown_since)::float8 AS unknown_for, c.rank, c.first, i.session_id
 ), got AS MATERIALIZED (
     SELECT * FROM taken
     UNION ALL
     SELECT i.instance_id, i.birth, i.execution_id, i.name, i.version, i.event_count, i.claims,
-        extract(epoch FROM clock() - i.unknown_since)::float8, c.rank, c.first
+        extract(epoch FROM clock() - i.unknown_since)::float8, c.rank, c.first, i.session_id
     FROM chosen c JOIN instances i USING (instance_id) WHERE c.ours
 ), misplaced AS MATERIALIZED (
     SELECT o.id, a.route
@@ -86,7 +86,7 @@ WITH seen AS MATERIALIZED (
     DELETE FROM orchestrator_queue o USING orphans x WHERE o.id = x.id
 )
 SELECT i.raced, i.next_due, (SELECT shared AND n > most FROM share), g.instance_id, g.birth, g.execution_id, g.name,
-    g.version, g.event_count, g.claims, g.unknown_for, m.id, m.payload, i.fenced
+    g.version, g.event_count, g.claims, g.unknown_for, m.id, m.payload, g.session_id, i.fenced
 FROM (SELECT) one
 LEFT JOIN (
     got g CROSS JOIN LATERAL (

@@ -205,6 +205,7 @@ class _Search:
             claims=claims + (instance_id in self._unowned),
             unknown_for=unknown_for,
             messages=messages,
+            session_id=row[10],
         )
 
     def _messages(self) -> dict[str, list[Message]]:

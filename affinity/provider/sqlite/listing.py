@@ -44,11 +44,11 @@ def list_instances(tx: Tx, where: InstanceFilter, limit: int) -> list[InstanceIn
         "prefix": where.prefix,
         "parent_id": where.parent_id,
         "reason": where.reason,
+        "session_id": where.session_id,
         "limit": min(limit, MAX_PAGE),
     }
-    return [
-        _instance(row) for row in tx.rows(SQL["children" if where.parent_id is not None else "instances"], arguments)
-    ]
+    path = "of_session" if where.session_id is not None else "children" if where.parent_id is not None else "instances"
+    return [_instance(row) for row in tx.rows(SQL[path], arguments)]
 
 
 def delete_instances(tx: Tx, instance_ids: Sequence[str], *, force: bool, tree: bool) -> list[Deletion]:
@@ -98,7 +98,7 @@ def _delete(tx: Tx, instance_id: str, *, force: bool, tree: bool) -> Deletion:
 
 def _instance(row: Row) -> InstanceInfo:
     (instance_id, name, version, execution_id, status, custom_status, output, error, parent_id, owner) = row[:10]
-    event_count, created_at, updated_at, birth, *suspension = row[10:]
+    event_count, created_at, updated_at, birth, session_id, *suspension = row[10:]
     return InstanceInfo(
         instance_id=instance_id,
         birth=birth,
@@ -115,6 +115,7 @@ def _instance(row: Row) -> InstanceInfo:
         created_at=instant(created_at),
         updated_at=instant(updated_at),
         suspension=_suspension(*suspension) if status == "suspended" else None,
+        session_id=session_id,
     )
 
 

@@ -39,7 +39,10 @@ def insert_new(tx: Tx, instances: Sequence[NewInstance]) -> tuple[list[bool], li
         elif new.on_exists is not None and new.parent_id is not None:
             outbox.append(NewMessage(instance_id=new.parent_id, payload=new.on_exists))
     rows = [
-        (new.instance_id, new.birth, new.name, new.version, new.parent_id, new.parent_birth, new.on_deleted)
+        (
+            *(new.instance_id, new.birth, new.name, new.version),
+            *(new.parent_id, new.parent_birth, new.on_deleted, new.session_id),
+        )
         for new, is_new in zip(instances, created, strict=True)
         if is_new
     ]

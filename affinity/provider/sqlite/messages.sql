@@ -15,8 +15,10 @@ LEFT JOIN workers AS w
 WHERE i.status NOT IN ('completed', 'failed', 'cancelled') AND (j.value ->> 5 IS NULL OR i.birth = j.value ->> 5);
 
 -- create: instances whose ids are not taken
-INSERT INTO instances (instance_id, birth, name, version, parent_id, parent_birth, on_deleted, created_at, updated_at)
-SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6, :now, :now
+INSERT INTO instances (
+    instance_id, birth, name, version, parent_id, parent_birth, on_deleted, session_id, created_at, updated_at
+)
+SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6, value ->> 7, :now, :now
 FROM json_each(:rows);
 
 -- unread: how many messages that are no timers some instances have, as far as it matters
