@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -16,11 +17,31 @@ from tests.servers import NoPostgres, Offer, PostgresServer, old_and_new
 from tests.servers.programs import memory
 from tests.waiting import run_on_a_thread
 
+PROCESSES_PER_CORE: Final = 2
+"""Half of the time a test waits: for a server, a process or a lease."""
+
+MAX_PROCESSES: Final = 8
+"""Each may start two PostgreSQL servers."""
+
 
 def pytest_configure() -> None:
     """SQLite files need not survive the machine either: `tmp_path` is in memory, as far as there is room."""
     if (place := memory()) is not None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(place))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Share the tests of a directory among several processes. Options of pytest-xdist take precedence: `-n0` for one
+    process. Not in `addopts`, where `-n` would be an unknown option with `-p no:xdist`.
+    """
+    option = config.option
+    if not config.pluginmanager.hasplugin("xdist") or hasattr(config, "workerinput") or option.usepdb:
+        return
+    if option.numprocesses is None and any(Path(argument).is_dir() for argument in config.args):
+        option.numprocesses = min(PROCESSES_PER_CORE * (os.cpu_count() or 1), MAX_PROCESSES)
+    if option.numprocesses and option.dist == "no":
+        option.dist = "worksteal"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
