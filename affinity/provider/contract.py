@@ -186,7 +186,10 @@ class WorkAbandon:
     delay: float = 0.0  # seconds until it is visible again
     failed: bool = False  # the activity raised: counts a failure (a retry of the application)
     count_attempt: bool = True  # False takes this delivery back out of ``attempts`` (drain, unknown activity)
-    unknown: bool = False  # this worker does not register the activity: starts ``unknown_for`` unless it runs already
+    unknown: bool = False  # this worker has no code for it: starts ``unknown_for`` unless it runs already
+    needs: str | None = (
+        None  # with ``unknown``: what a worker must have among its names, beside the activity, to get it
+    )
     release_session: bool = False  # give the session up too, if the caller holds it
 
 
@@ -500,7 +503,7 @@ class FetchOptions:
 
     limit: int  # items at most
     max_sessions: int  # sessions that this worker may hold; 0: takes no session work at all
-    names: Collection[str]  # activities that it registers
+    names: Collection[str]  # activities that it registers, and whatever else work may need (`WorkAbandon.needs`)
     unknown_after: float  # seconds after which an item that nobody registers is delivered to anyone, to be failed
     # Interruptions (attempts - failures) from which a delivery is not counted yet: `Provider.begin_work_item` does it.
     uncounted_after: int = 2**31 - 1
@@ -568,8 +571,9 @@ class Provider(Protocol):
         session-free items; items of sessions that nobody holds, which claims them, while the caller holds fewer than
         ``max_sessions``, is not draining and is alive. Of those, it gets first what it was offered
         (``NewWorkItem.claim_here``); of the rest, while other workers are alive and not draining, about as many as
-        `limits.fair_share` says. Of the last two kinds, an item is passed over while its name is not in ``names`` and a
-        worker has given it back as unknown less than ``unknown_after`` seconds ago.
+        `limits.fair_share` says. Of the last two kinds, an item is passed over while its name, or what it `needs
+        <WorkAbandon.needs>`, is not in ``names`` and a worker has given it back as unknown less than ``unknown_after``
+        seconds ago.
         Every change of holder gives the session a new, greater epoch; the same incarnation that re-claims what nobody
         held in between keeps it. Nothing when the caller is not alive or is not the current incarnation.
         """

@@ -48,6 +48,7 @@ class GiveBack(TypedDict, total=False):
     failed: bool
     count_attempt: bool
     unknown: bool
+    needs: str
     release_session: bool
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TypedDict, Unpack
+
 from affinity.provider.conformance.base import Rules
-from affinity.provider.conformance.builders import UNKNOWN_AFTER, new_instance, turn
+from affinity.provider.conformance.builders import ACTIVITY, UNKNOWN_AFTER, new_instance, turn
 from affinity.provider.conformance.peer import Peer
 from affinity.provider.conformance.world import World
 from affinity.provider.contract import InstanceUpdate, NewMessage, OrchestrationItem, Release
 
 OTHERS = ("something else",)
+
+
+class _Needs(TypedDict, total=False):
+    needs: str
 
 
 class UnknownRules(Rules):
@@ -60,6 +66,38 @@ class UnknownRules(Rules):
         await b.give_back(await b.take_one(), failed=True)
         await world.pass_time(UNKNOWN_AFTER + 1)
         assert (await a.take_one(names=OTHERS)).unknown_for is None
+
+    async def test_an_item_that_needs_more_waits_for_one_who_has_both(self, world: World) -> None:
+        """Its name and what it needs; session-free or with its session (contract: WorkAbandon.needs)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        for session_id in (None, "s"):
+            await world.enqueue(session_id)
+            await self._disclaim(a, needs="more")
+            for names in ((ACTIVITY,), ("more",), OTHERS):
+                assert await b.take(names=names) == []
+            known = await b.take_one(names=(ACTIVITY, "more"))
+            assert (known.session_id, known.attempts) == (session_id, 1)
+
+    async def test_what_an_item_needs_is_no_end_of_its_waiting(self, world: World) -> None:
+        """Delivered to a worker that knows its name only, it is unknown as before (contract: WorkAbandon.needs)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        await world.enqueue("s")
+        await self._disclaim(a, needs="more")
+        await world.advance(UNKNOWN_AFTER + 1)
+        item = await b.take_one()
+        assert (item.unknown_for or 0) > UNKNOWN_AFTER
+        await b.give_back(item, failed=True)
+        await world.pass_time(1)
+        assert ((await b.take_one()).unknown_for or 0) > UNKNOWN_AFTER
+
+    async def test_an_item_needs_what_was_said_last(self, world: World) -> None:
+        """Who does not know its name says nothing of what else it needs (contract: WorkAbandon.needs)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        await world.enqueue(None)
+        await self._disclaim(a, needs="more")
+        await world.advance(UNKNOWN_AFTER + 1)
+        await self._disclaim(b)
+        assert len(await a.take()) == 1
 
     async def test_a_holder_gets_the_items_of_its_sessions_whatever_their_name(self, world: World) -> None:
         """It alone can give them back with their session (contract: fetch_work_item)."""
@@ -144,10 +182,11 @@ class UnknownRules(Rules):
         assert len(await b.take_instances(names=("flow@2",))) == 1
 
     @staticmethod
-    async def _disclaim(peer: Peer) -> None:
-        """What a worker does with an activity that it does not register."""
+    async def _disclaim(peer: Peer, **needs: Unpack[_Needs]) -> None:
+        """What a worker does with an activity that it does not register, or cannot run for another reason."""
         item = await peer.take_one(names=OTHERS)
-        await peer.give_back(item, unknown=True, count_attempt=False, release_session=item.session_id is not None)
+        release = item.session_id is not None
+        await peer.give_back(item, unknown=True, count_attempt=False, release_session=release, **needs)
 
     @staticmethod
     async def _pin(peer: Peer, at: OrchestrationItem, version: str) -> None:

@@ -138,6 +138,7 @@ class WorkItemVerbs(Verbs):
             "failed": Bools(item.failed for item in first),
             "counted": Bools(item.count_attempt for item in first),
             "unknown": Bools(item.unknown for item in first),
+            "needs": Texts(item.needs for item in first),
             "release": Bools(item.release_session for item in first),
             "reroute": Int8(MAX_REROUTE),
         }

@@ -27,7 +27,7 @@ WITH own AS MATERIALIZED (
     FROM deliverable_items q
     WHERE q.route = 'free' AND EXISTS (
             SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
-      AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s)
+      AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
            OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
     ORDER BY q.visible_at LIMIT %(limit)s - (SELECT count(*) FROM own) FOR NO KEY UPDATE OF q SKIP LOCKED
 ), picked AS MATERIALIZED (
@@ -44,7 +44,8 @@ WITH own AS MATERIALIZED (
     SET lock_worker = %(worker)s, lock_incarnation = %(incarnation)s, lock_token = %(token)s || '.' || p.n,
         locked_until = clock() + %(item_lock)s * interval '1 s',
         attempts = q.attempts + (q.attempts - q.failures < %(uncounted_after)s)::int,
-        unknown_since = CASE WHEN q.name = ANY (%(names)s) THEN NULL ELSE q.unknown_since END
+        unknown_since = CASE WHEN q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s)) THEN NULL
+            ELSE q.unknown_since END
     FROM picked p
     WHERE q.instance_id = p.instance_id AND q.execution_id = p.execution_id AND q.activity_id = p.activity_id
     RETURNING p.n, q.instance_id, q.execution_id, q.activity_id, q.lock_token, q.name, q.payload, q.session_id, p.epoch,
@@ -58,7 +59,7 @@ WITH own AS MATERIALIZED (
         AND EXISTS (
             SELECT FROM deliverable_items q
             WHERE q.route IN ('new', %(offer)s)
-              AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s)
+              AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
                    OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
               AND (SELECT h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s
                    FROM held_sessions h WHERE h.session_id = q.session_id) IS NOT TRUE)
@@ -72,7 +73,7 @@ WITH own AS MATERIALIZED (
          + (SELECT count(*)
             FROM (SELECT FROM deliverable_items q
                   WHERE q.route = 'free'
-                    AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s)
+                    AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
                          OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
                   LIMIT %(limit)s + 1) q) > %(limit)s AS yes
 ), idle AS (
@@ -86,7 +87,7 @@ WITH own AS MATERIALIZED (
         SELECT FROM deliverable_items q
         WHERE q.route = 'free' AND EXISTS (
                 SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
-          AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s)
+          AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
                OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
     ) AS raced, extract(epoch FROM least(
         (SELECT q.visible_at FROM worker_queue q WHERE q.route = %(route)s AND q.visible_at > (SELECT clock())
@@ -137,7 +138,7 @@ WITH room AS MATERIALIZED (
           AND EXISTS (
               SELECT FROM alive_workers
               WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining)
-          AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s)
+          AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
                OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
           AND (SELECT h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s
                FROM held_sessions h WHERE h.session_id = q.session_id) IS NOT TRUE
@@ -202,7 +203,8 @@ WITH room AS MATERIALIZED (
     SET lock_worker = %(worker)s, lock_incarnation = %(incarnation)s, lock_token = %(token)s || '.' || p.n,
         locked_until = clock() + %(item_lock)s * interval '1 s', route = %(route)s,
         attempts = q.attempts + (q.attempts - q.failures < %(uncounted_after)s)::int,
-        unknown_since = CASE WHEN q.name = ANY (%(names)s) THEN NULL ELSE q.unknown_since END
+        unknown_since = CASE WHEN q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s)) THEN NULL
+            ELSE q.unknown_since END
     FROM picked p
     WHERE q.instance_id = p.instance_id AND q.execution_id = p.execution_id AND q.activity_id = p.activity_id
     RETURNING p.n, q.instance_id, q.execution_id, q.activity_id, q.lock_token, q.name, q.payload, q.session_id, p.epoch,
@@ -216,7 +218,7 @@ SELECT (SELECT n FROM room) > 0 AND (SELECT count(*) FROM claimed) <= (SELECT co
         AND (SELECT count(*)
              FROM (SELECT FROM deliverable_items q
                    WHERE q.route IN ('new', %(offer)s)
-                     AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s)
+                     AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
                           OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
                    LIMIT %(limit)s + 1) q) > %(limit)s AS more, t.*
 FROM (SELECT) one LEFT JOIN taken t ON true
@@ -350,8 +352,8 @@ SELECT n FROM ours
 WITH ours AS MATERIALIZED (
     SELECT l.*, q.session_id
     FROM unnest(%(instance)s, %(execution)s, %(activity)s, %(token)s, %(delay)s, %(failed)s, %(counted)s, %(unknown)s,
-                %(release)s)
-         WITH ORDINALITY AS l (instance_id, execution_id, activity_id, token, delay, failed, counted, unknown,
+                %(needs)s, %(release)s)
+         WITH ORDINALITY AS l (instance_id, execution_id, activity_id, token, delay, failed, counted, unknown, needs,
                                release, n)
     JOIN worker_queue q USING (instance_id, execution_id, activity_id)
     WHERE q.lock_token = l.token AND q.locked_until > clock()
@@ -370,6 +372,7 @@ WITH ours AS MATERIALIZED (
         visible_at = CASE WHEN o.delay > 0 THEN clock() + o.delay * interval '1 s' ELSE q.visible_at END,
         attempts = q.attempts - (NOT o.counted)::int, failures = q.failures + o.failed::int,
         unknown_since = CASE WHEN o.unknown THEN coalesce(q.unknown_since, clock()) ELSE q.unknown_since END,
+        needs = CASE WHEN o.unknown THEN o.needs ELSE q.needs END,
         route = CASE
             WHEN q.session_id IS NULL THEN 'free'
             WHEN q.session_id IN (SELECT session_id FROM held) THEN 'new'

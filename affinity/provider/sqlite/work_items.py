@@ -116,6 +116,7 @@ def _abandon(tx: Tx, identity: WorkerIdentity, item: WorkAbandon, *, may_free: b
         "uncounted": not item.count_attempt,
         "failed": item.failed,
         "unknown": item.unknown,
+        "needs": item.needs,
     }
     tx.run(SQL["give_back"], outcome)
     return True

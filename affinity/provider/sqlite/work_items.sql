@@ -15,7 +15,8 @@ SELECT w.draining,
              AND (q.lock_token IS NULL OR q.locked_until <= :now
                   OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
              AND (q.unknown_since IS NULL OR q.unknown_since <= :unknown_before
-                  OR q.name IN (SELECT value FROM json_each(:names)))
+                  OR q.name IN (SELECT value FROM json_each(:names))
+                     AND (q.needs IS NULL OR q.needs IN (SELECT value FROM json_each(:names))))
        )
 FROM workers AS w
 WHERE w.worker_id = :worker_id AND w.incarnation = :incarnation AND w.locked_until > :now;
@@ -27,7 +28,8 @@ SELECT EXISTS (
       AND (q.lock_token IS NULL OR q.locked_until <= :now
            OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
       AND (q.unknown_since IS NULL OR q.unknown_since <= :unknown_before
-           OR q.name IN (SELECT value FROM json_each(:names)))
+           OR q.name IN (SELECT value FROM json_each(:names))
+              AND (q.needs IS NULL OR q.needs IN (SELECT value FROM json_each(:names))))
 );
 
 -- count_new: items that claim a session and are anyone's, as far as it matters
@@ -58,7 +60,8 @@ FROM (
       AND (q.lock_token IS NULL OR q.locked_until <= :now
            OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
       AND (:any_name OR q.unknown_since IS NULL OR q.unknown_since <= :unknown_before
-           OR q.name IN (SELECT value FROM json_each(:names)))
+           OR q.name IN (SELECT value FROM json_each(:names))
+              AND (q.needs IS NULL OR q.needs IN (SELECT value FROM json_each(:names))))
     ORDER BY q.visible_at, q.id
     LIMIT :limit
 );
@@ -67,7 +70,11 @@ FROM (
 UPDATE worker_queue SET
     lock_worker = :worker_id, lock_incarnation = :incarnation, lock_token = j.value ->> 1, locked_until = :locked_until,
     attempts = attempts + (attempts - failures < :uncounted_after),
-    unknown_since = CASE WHEN name IN (SELECT value FROM json_each(:names)) THEN NULL ELSE unknown_since END
+    unknown_since = CASE
+        WHEN name IN (SELECT value FROM json_each(:names))
+             AND (needs IS NULL OR needs IN (SELECT value FROM json_each(:names))) THEN NULL
+        ELSE unknown_since
+    END
 FROM json_each(:rows) AS j
 WHERE worker_queue.id = j.value ->> 0;
 
@@ -104,7 +111,8 @@ UPDATE worker_queue SET
     visible_at = CASE WHEN :delay > 0 THEN :now + :delay ELSE visible_at END,
     attempts = attempts - :uncounted,
     failures = failures + :failed,
-    unknown_since = CASE WHEN :unknown THEN coalesce(unknown_since, :now) ELSE unknown_since END
+    unknown_since = CASE WHEN :unknown THEN coalesce(unknown_since, :now) ELSE unknown_since END,
+    needs = CASE WHEN :unknown THEN :needs ELSE needs END
 WHERE id = :id;
 
 -- begin: count a delivery that its fetch did not count
