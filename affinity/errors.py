@@ -40,7 +40,7 @@
     │   ├── ExecutionLimitReached      its history, or the events that it has not read, are at their limit
     │   └── Nondeterminism             code and history disagree: expected and actual
     ├── ActivityError                  raised where an orchestration awaits an activity
-    │   ├── ActivityFailed             the activity raised; carries its type and message
+    │   ├── ActivityFailed             the activity raised; carries its type, message, category, bases and fields
     │   ├── ActivityTimeout            its time ran out
     │   ├── ActivityPoisoned           it was started too often without an end
     │   ├── UnknownActivity            no worker registers it
@@ -65,8 +65,71 @@ the fault of the database's environment. No message names the database's URL, us
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple, TypeAlias
+
+ErrorField: TypeAlias = str | int | float | bool | None
+"""What a field of an error can be to be recorded with it."""
+
+
+class ErrorDetails(NamedTuple):
+    """What is recorded of an exception beside its class and text."""
+
+    category: str | None = None
+    """Its attribute ``category``, or that of the error which it reports."""
+    bases: tuple[str, ...] = ()
+    """Names of its base classes; then, if it reports the error of other code, the class of that one, and its bases."""
+    fields: tuple[tuple[str, ErrorField], ...] = ()
+    """The attributes that its class names in ``recorded_fields``: names and values."""
+
+
+class ReportedError:
+    """Base of the errors that report what was raised in other code: by an activity, or by an orchestration.
+
+    An exception of the application can have a ``category`` (a string) and ``recorded_fields`` (a tuple of names of
+    attributes that are strings of at most 256 bytes, numbers or None): the code that awaits gets them too.
+
+    Attributes:
+        error_type: name of the exception class that was raised.
+        message: its text.
+        details: more of it, as far as there is more.
+    """
+
+    error_type: str
+    message: str
+    details: ErrorDetails
+
+    @property
+    def category(self) -> str | None:
+        """Of the error that was raised: "load_failed", "migration_missing", …; None when its class has none."""
+        return self.details.category
+
+    @property
+    def fields(self) -> Mapping[str, ErrorField]:
+        """Of the error that was raised: ``session_id``, ``from_version``, …, by name."""
+        return dict(self.details.fields)
+
+    @property
+    def from_version(self) -> int | None:
+        """Of a migration error: the schema version that the record has, or where the step begins."""
+        return self._version("from_version")
+
+    @property
+    def to_version(self) -> int | None:
+        """Of a migration error: the schema version that was wanted, or where the step ends."""
+        return self._version("to_version")
+
+    def is_a(self, kind: type[BaseException] | str) -> bool:
+        """Whether this, or the error that was raised, is of that class, or of one that is derived from it. Classes are
+        compared by name; of an error that was recorded by an earlier release the bases are not known.
+        """
+        name = kind if isinstance(kind, str) else kind.__name__
+        own = (each.__name__ for each in type(self).__mro__)
+        return name in {self.error_type, *self.details.bases, *own}
+
+    def _version(self, field: str) -> int | None:
+        value = self.fields.get(field)
+        return value if isinstance(value, int) else None
 
 
 class AffinityError(Exception):
@@ -235,18 +298,20 @@ class OrchestrationError(AffinityError):
     """How an orchestration ended, or which rule of replay it broke."""
 
 
-class OrchestrationFailed(OrchestrationError):
-    """The orchestration raised.
+class OrchestrationFailed(OrchestrationError, ReportedError):
+    """The orchestration raised. If it raised what an activity or sub-orchestration had failed with, category and fields
+    are those of that error; see `ReportedError`.
 
     Attributes:
         error_type: name of the exception class that ended it.
         message: its text.
     """
 
-    def __init__(self, error_type: str, message: str) -> None:
+    def __init__(self, error_type: str, message: str, details: ErrorDetails | None = None) -> None:
         super().__init__(f"{error_type}: {message}")
         self.error_type = error_type
         self.message = message
+        self.details = details or ErrorDetails()
 
 
 class OrchestrationCancelled(OrchestrationError):
@@ -290,8 +355,9 @@ class Nondeterminism(OrchestrationError):
 # --- activities -----------------------------------------------------------------------------------------------------
 
 
-class ActivityError(AffinityError):
-    """Raised in an orchestration where it awaits an activity that did not succeed.
+class ActivityError(AffinityError, ReportedError):
+    """Raised in an orchestration where it awaits an activity that did not succeed. `ReportedError` says what it
+    knows of the error that was raised.
 
     Attributes:
         activity: registered name of the activity.
@@ -299,11 +365,12 @@ class ActivityError(AffinityError):
         message: its text.
     """
 
-    def __init__(self, activity: str, error_type: str, message: str) -> None:
+    def __init__(self, activity: str, error_type: str, message: str, details: ErrorDetails | None = None) -> None:
         super().__init__(f"activity {activity!r}: {error_type}: {message}")
         self.activity = activity
         self.error_type = error_type
         self.message = message
+        self.details = details or ErrorDetails()
 
 
 class ActivityFailed(ActivityError):
@@ -371,6 +438,7 @@ class SessionLoadFailed(SessionError):
     """
 
     category: ClassVar[str] = "load_failed"
+    recorded_fields: ClassVar[tuple[str, ...]] = ("session_id",)
 
     def __init__(self, session_id: str, message: str) -> None:
         super().__init__(f"the state of session {session_id!r} could not be loaded: {message}")
@@ -388,6 +456,7 @@ class SessionMigrationMissing(SessionLoadFailed):
     """
 
     category = "migration_missing"
+    recorded_fields = ("session_id", "from_version", "to_version")
 
     def __init__(self, session_id: str, from_version: int, to_version: int, registered: int, description: str) -> None:
         super().__init__(session_id, f"no migration from schema version {from_version} to {to_version}: {description}")
@@ -404,6 +473,7 @@ class SessionMigrationAmbiguous(SessionLoadFailed):
     """
 
     category = "migration_chain_ambiguous"
+    recorded_fields = ("session_id", "from_version", "to_version")
 
     def __init__(self, session_id: str, from_version: int, to_version: int, message: str) -> None:
         super().__init__(session_id, message)
@@ -419,6 +489,7 @@ class SessionMigrationFailed(SessionLoadFailed):
     """
 
     category = "migration_failed"
+    recorded_fields = ("session_id", "from_version", "to_version")
 
     def __init__(self, session_id: str, from_version: int, to_version: int, message: str) -> None:
         super().__init__(session_id, f"the migration from {from_version} to {to_version} raised {message}")
@@ -434,6 +505,7 @@ class SessionSaveFailed(SessionError):
     """
 
     category: ClassVar[str] = "save_failed"
+    recorded_fields: ClassVar[tuple[str, ...]] = ("session_id",)
 
     def __init__(self, session_id: str, state: object, message: str) -> None:
         super().__init__(f"the state of session {session_id!r} could not be saved: {message}")
@@ -452,6 +524,7 @@ class SessionSelfConflict(SessionError):
     """
 
     category: ClassVar[str] = "self_conflict"
+    recorded_fields: ClassVar[tuple[str, ...]] = ("session_id",)
 
     def __init__(self, session_id: str) -> None:
         super().__init__(
@@ -474,6 +547,7 @@ class SessionWriteConflict(SessionError):
     """
 
     category: ClassVar[str] = "write_conflict"
+    recorded_fields: ClassVar[tuple[str, ...]] = ("session_id", "expected_version", "version")
 
     def __init__(self, session_id: str, expected_version: int | None, version: int | None, message: str) -> None:
         super().__init__(f"session {session_id!r}: {message}")

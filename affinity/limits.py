@@ -35,6 +35,9 @@ MAX_CUSTOM_STATUS_BYTES: Final = 4 * 1024
 MAX_ERROR_BYTES: Final = 16 * 1024
 """UTF-8 bytes kept of an error's text; what is longer is cut with a mark, never refused: a failure must be recorded."""
 
+MAX_ERROR_NAMES: Final = 32
+"""Base classes, and fields, recorded of an error, each: more than any tree of errors has."""
+
 MAX_HISTORY_EVENTS: Final = 50_000
 """Events in one execution: past it, replay after a crash takes seconds; use ``continue_as_new``."""
 

@@ -13,6 +13,7 @@ from affinity.cli import shell as sh
 from affinity.cli.shell import FAILED, Command, JsonText, Shell, command
 from affinity.client import Client, HistoryRecord, Instance, Page
 from affinity.limits import MAX_PAGE
+from affinity.orchestration.wire import details_document
 from affinity.provider import migrate
 from affinity.provider.contract import InstanceStatus, Resumption
 
@@ -199,7 +200,8 @@ async def _report_end(shell: Shell, client: Client, instance_id: str, timeout: f
         return
     error = ended.error
     text = f"instance {instance_id!r} {_ENDINGS[ended.status]}: {error.type}: {error.message}"
-    shell.show(document | {"error": error._asdict()}, lambda: click.echo(sh.printable(text), err=True))
+    known = error._asdict() | _details_document(ended)
+    shell.show(document | {"error": known}, lambda: click.echo(sh.printable(text), err=True))
     click.get_current_context().exit(FAILED)
 
 
@@ -222,8 +224,13 @@ def show(shell: Shell, instance_id: str) -> None:
         return instance, [event for event in events if event.type == "event_refused"]
 
     instance, refused = with_client(shell, read)
-    document = {**asdict(instance), "refused_events": refused}
+    document = {**asdict(instance), "error_details": _details_document(instance), "refused_events": refused}
     shell.show(document, lambda: sh.pairs([*_details(instance), *map(_refusal, refused)]))
+
+
+def _details_document(instance: Instance) -> dict[str, Any]:
+    """Category, bases and fields of its error, as far as it has them."""
+    return {} if instance.error_details is None else details_document(instance.error_details)
 
 
 def _refusal(event: HistoryRecord) -> tuple[str, object]:

@@ -18,6 +18,7 @@ from affinity.client.records import (
     Instance,
     Page,
     cursor_of,
+    error_details_of,
     failure_of,
     instance_of,
     read_cursor,
@@ -286,7 +287,7 @@ class Client:
         """`wait`, with the output read by ``codec``; None: as plain JSON values."""
         info = await self._ended(instance_id, timeout)
         if info.status == "failed":
-            raise OrchestrationFailed(*failure_of(info))
+            raise OrchestrationFailed(*failure_of(info), error_details_of(info))
         if info.status == "cancelled":
             raise OrchestrationCancelled(failure_of(info).message)
         return instance_of(info).output if codec is None else codec.decode(info.output or "null")

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from affinity.errors import InvalidInput, NotSerializable
+from affinity.errors import ErrorDetails, InvalidInput, NotSerializable
 from affinity.orchestration.codec import read_json
+from affinity.orchestration.wire import read_details
 from affinity.provider.contract import FINISHED, InstanceInfo, InstanceStatus, Suspension
 
 
@@ -38,6 +39,7 @@ class Instance:
     updated_at: datetime
     suspension: Suspension | None  # why it waits for an operator or for other code
     session_id: str | None = None  # that it was started with, or its parent
+    error_details: ErrorDetails | None = None  # of ``error``: its category, bases and fields
 
     @property
     def finished(self) -> bool:
@@ -80,6 +82,7 @@ def instance_of(info: InstanceInfo) -> Instance:
         updated_at=info.updated_at,
         suspension=info.suspension,
         session_id=info.session_id,
+        error_details=error_details_of(info) if info.error is not None else None,
     )
 
 
@@ -89,6 +92,15 @@ def failure_of(info: InstanceInfo) -> Failure:
     if not isinstance(error, dict):
         return Failure("Error", str(error or ""))
     return Failure(str(error.get("type", "Error")), str(error.get("message", "")))
+
+
+def error_details_of(info: InstanceInfo) -> ErrorDetails | None:
+    """What else is known of that error; None when nothing is."""
+    try:
+        details = read_details(_decoded(info.error))
+    except Exception:  # what is stored may be anything
+        return None
+    return details if any(details) else None
 
 
 def record_of(event_id: int, text: str) -> HistoryRecord:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from affinity.client.records import failure_of
+from affinity.client.records import error_details_of, failure_of
 from affinity.errors import InvalidInput, NotSerializable
 from affinity.frozen import frozen
 from affinity.orchestration import events as ev
@@ -184,7 +184,7 @@ def _outcome(schedule_id: int, child: InstanceInfo) -> ev.Event:
         return ev.SubOrchestrationCompleted(schedule_id, child.output or "null")
     failure = failure_of(child)
     kind: ev.ChildFailureKind = "cancelled" if child.status == "cancelled" else "failed"
-    return ev.SubOrchestrationFailed(schedule_id, kind, failure.type, failure.message)
+    return ev.SubOrchestrationFailed(schedule_id, kind, failure.type, failure.message, error_details_of(child))
 
 
 def _cancellations(me: str, cut: Cut, children: Mapping[str, InstanceInfo | None]) -> list[NewMessage]:

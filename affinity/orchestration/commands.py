@@ -83,7 +83,7 @@ class ActivityFuture(CommandFuture[T]):
             self._settle_decoded(self._codec, event.result)
         else:
             error_class = _ACTIVITY_ERRORS.get(event.kind, errors.ActivityFailed)
-            self.settle(error=error_class(self._name, event.error_type, event.message))
+            self.settle(error=error_class(self._name, event.error_type, event.message, event.details))
 
     def cancellation(self) -> ev.Command:
         """The event that records the cancelling."""
@@ -265,7 +265,7 @@ class ChildFuture(CommandFuture[T]):
         elif event.kind == "cancelled":
             self.settle(error=errors.OrchestrationCancelled(event.message))
         else:
-            self.settle(error=errors.OrchestrationFailed(event.error_type, event.message))
+            self.settle(error=errors.OrchestrationFailed(event.error_type, event.message, event.details))
 
     def cancellation(self) -> ev.Command:
         """The event that records the cancelling."""

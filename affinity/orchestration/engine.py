@@ -363,7 +363,7 @@ class Execution:
 
     def _failed(self, error: BaseException) -> ev.OrchestrationFailed:
         self.error = error
-        return ev.OrchestrationFailed(*ev.describe_error(error))
+        return ev.OrchestrationFailed(*ev.describe_error(error), ev.details_of(error))
 
     # --- replay -----------------------------------------------------------------------------------------------------
 

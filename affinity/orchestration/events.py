@@ -9,10 +9,13 @@ the last event of an execution. Inputs also travel to the instance as messages, 
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple, TypeAlias
+import math
+from itertools import islice
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+from affinity.errors import ErrorDetails, ErrorField, ReportedError
 from affinity.frozen import frozen
-from affinity.limits import cut
+from affinity.limits import MAX_ERROR_NAMES, MAX_ID_BYTES, cut
 from affinity.orchestration.retry import RetryPolicy
 
 RawJson: TypeAlias = str
@@ -96,6 +99,7 @@ class ActivityFailed:
     kind: ActivityFailureKind
     error_type: str
     message: str
+    details: ErrorDetails | None = None
 
 
 @frozen()
@@ -129,6 +133,7 @@ class SubOrchestrationFailed:
     kind: ChildFailureKind
     error_type: str
     message: str
+    details: ErrorDetails | None = None
 
 
 @frozen()
@@ -266,6 +271,7 @@ class OrchestrationFailed:
 
     error_type: str
     message: str
+    details: ErrorDetails | None = None
 
 
 @frozen()
@@ -330,3 +336,46 @@ def describe_error(error: BaseException) -> tuple[str, str]:
     except Exception:
         message = "(its text could not be read)"
     return type(error).__name__, cut(message)
+
+
+def details_of(error: BaseException) -> ErrorDetails | None:
+    """What else events carry of an exception: its category, its bases and its fields; None when it has none of them."""
+    reported = error.details if isinstance(error, ReportedError) else ErrorDetails()
+    bases = [each.__name__ for each in type(error).__mro__[1:] if each not in _EVERY_ERROR]
+    if isinstance(error, ReportedError):
+        bases += [error.error_type, *reported.bases]
+    category = reported.category or _attribute(error, "category")
+    details = ErrorDetails(
+        cut(category, MAX_ID_BYTES) if isinstance(category, str) else None,
+        tuple(cut(base, MAX_ID_BYTES) for base in islice(dict.fromkeys(bases), MAX_ERROR_NAMES)),
+        tuple({**_fields(error), **dict(reported.fields)}.items()),
+    )
+    return details if any(details) else None
+
+
+_BIGINT: Final = 2**63
+_EVERY_ERROR: Final = frozenset({Exception, BaseException, object, ReportedError})
+
+
+def _fields(error: BaseException) -> dict[str, ErrorField]:
+    names = _attribute(error, "recorded_fields")
+    if not isinstance(names, tuple):
+        return {}
+    found = {name: _attribute(error, name) for name in names[:MAX_ERROR_NAMES] if isinstance(name, str)}
+    return {name: value for name, value in found.items() if _is_field(value)}
+
+
+def _attribute(error: BaseException, name: str) -> Any:
+    """Of whatever class the application has made: it may be computed, and fail."""
+    try:
+        return getattr(error, name, None)
+    except Exception:
+        return None
+
+
+def _is_field(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) <= MAX_ID_BYTES and cut(value, MAX_ID_BYTES) == value
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or (isinstance(value, int) and abs(value) < _BIGINT)

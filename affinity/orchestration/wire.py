@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from pydantic_core import to_json
 
-from affinity.errors import NotSerializable
+from affinity.errors import ErrorDetails, NotSerializable
 from affinity.frozen import frozen
 from affinity.limits import check_id
 from affinity.orchestration.codec import read_json
@@ -232,6 +232,30 @@ def _read_lineage(value: list[dict[str, Any]]) -> Lineage:
     return tuple(Ancestor(_integer(one["execution_id"]), _integer(one["event_id"])) for one in value)
 
 
+def details_document(details: ErrorDetails) -> dict[str, Any]:
+    """What is recorded of an error beside its class and text, as JSON values; without what is empty."""
+    document = {"category": details.category, "bases": list(details.bases), "fields": dict(details.fields)}
+    return {name: value for name, value in document.items() if value}
+
+
+def read_details(document: dict[str, Any]) -> ErrorDetails:
+    """From what `details_document` gave.
+
+    Raises:
+        Exception: it did not give this.
+    """
+    category = document.get("category")
+    return ErrorDetails(
+        None if category is None else _string(category),
+        tuple(map(_string, document.get("bases", ()))),
+        tuple((_string(name), value) for name, value in document.get("fields", {}).items()),
+    )
+
+
+def _write_details(details: ErrorDetails) -> str:
+    return to_json(details_document(details)).decode()
+
+
 _FORMS: Final[dict[str, tuple[Callable[[Any], str], Callable[[Any], Any]]]] = {
     "RawJson": (str, _raw),
     "str": (_quote, _string),
@@ -244,6 +268,7 @@ _FORMS: Final[dict[str, tuple[Callable[[Any], str], Callable[[Any], Any]]]] = {
     "Hold": (_write_hold, _read_hold),
     "Carried": (_write_carried, _read_carried),
     "Lineage": (_write_lineage, _read_lineage),
+    "ErrorDetails": (_write_details, read_details),
 }
 """Declared type of a field, without ``| None`` -> how to write it, how to read it."""
 

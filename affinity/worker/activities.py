@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import anyio
 import anyio.to_thread
@@ -19,13 +19,17 @@ import anyio.to_thread
 from affinity.ambient import enter_session
 from affinity.errors import (
     ActivityTimeout,
+    ErrorDetails,
     NotSerializable,
     PayloadTooLarge,
+    SessionMigrationAmbiguous,
+    SessionMigrationFailed,
+    SessionMigrationMissing,
     SessionSelfConflict,
     SessionWriteConflict,
 )
 from affinity.orchestration import ActivityContext, App, RetryPolicy
-from affinity.orchestration.events import ActivityCompleted, ActivityFailed, Event, describe_error
+from affinity.orchestration.events import ActivityCompleted, ActivityFailed, Event, describe_error, details_of
 from affinity.orchestration.registry import ActivityDefinition
 from affinity.orchestration.wire import ActivityTask, decode_task
 from affinity.provider.contract import WorkAbandon, WorkItem, WorkKey, WorkLock
@@ -43,6 +47,17 @@ UNKNOWN_PAUSE = 0.5
 """Seconds that a session's item stays invisible after it was given back as unknown, so that another worker gets its
 turn.
 """
+
+
+_NON_RETRYABLE: Final = (
+    NotSerializable,
+    PayloadTooLarge,
+    SessionSelfConflict,
+    SessionMigrationMissing,
+    SessionMigrationAmbiguous,
+    SessionMigrationFailed,
+)
+"""Errors that no policy retries: the same code would raise them again."""
 
 
 class Outcomes(Protocol):
@@ -321,9 +336,8 @@ class ActivityRunner:
             self._outcomes.submit_abandon(again(item.lock))
             return
         failures = item.failures + 1
-        # The same code would say the same again.
-        hopeless = isinstance(error, NotSerializable | PayloadTooLarge | SessionSelfConflict)
-        pause = None if task.retry is None or hopeless else _pause(running, task.retry, error, failures)
+        policy = None if isinstance(error, _NON_RETRYABLE) else task.retry
+        pause = None if policy is None else _pause(running, policy, error, failures)
         if pause is not None:
             logger.info("activity %s fails (%s), attempt %d; trying again", item.name, error, item.attempts)
             self._observe(item.name, "retried")
@@ -333,13 +347,16 @@ class ActivityRunner:
         if isinstance(error, ActivityTimeout):
             self._fail(item, "timeout", error.error_type, error.message)
         else:
-            self._fail(item, "failed", *describe_error(error))
+            self._fail(item, "failed", *describe_error(error), details_of(error))
 
-    def _fail(self, item: WorkItem, kind: Any, error_type: str, message: str) -> None:
+    def _fail(
+        self, item: WorkItem, kind: Any, error_type: str, message: str, details: ErrorDetails | None = None
+    ) -> None:
         logger.warning("activity %s of %s: %s: %s", item.name, item.lock.key.instance_id, error_type, message)
         self._observe(item.name, kind)
         self._end(item)
-        self._outcomes.deliver_result(item, ActivityFailed(item.lock.key.activity_id, kind, error_type, message), None)
+        failed = ActivityFailed(item.lock.key.activity_id, kind, error_type, message, details)
+        self._outcomes.deliver_result(item, failed, None)
 
     def _end(self, item: WorkItem) -> None:
         self._locks.discard(item.lock)

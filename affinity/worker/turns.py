@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pydantic_core import to_json
 
+from affinity.errors import ErrorDetails
 from affinity.frozen import frozen
 from affinity.orchestration.engine import Execution, Step
 from affinity.orchestration.events import (
@@ -35,6 +36,7 @@ from affinity.orchestration.wire import (
     ANY_EXECUTION,
     ActivityTask,
     activity_task,
+    details_document,
     encode_event,
     encode_message,
     encode_task,
@@ -235,7 +237,11 @@ def _answer(schedule_id: int, outcome: object) -> SubOrchestrationCompleted | Su
             return SubOrchestrationCompleted(schedule_id=schedule_id, result=outcome.result)
         case OrchestrationFailed():
             return SubOrchestrationFailed(
-                schedule_id=schedule_id, kind="failed", error_type=outcome.error_type, message=outcome.message
+                schedule_id=schedule_id,
+                kind="failed",
+                error_type=outcome.error_type,
+                message=outcome.message,
+                details=outcome.details,
             )
         case OrchestrationCancelled():
             return SubOrchestrationFailed(
@@ -252,9 +258,8 @@ def _update(step: Step, first_version: str | None) -> InstanceUpdate | None:
         case OrchestrationCompleted() as done:
             return InstanceUpdate(status="completed", version=first_version, output=done.result)
         case OrchestrationFailed() as failed:
-            return InstanceUpdate(
-                status="failed", version=first_version, error=_error_json(failed.error_type, failed.message)
-            )
+            error = _error_json(failed.error_type, failed.message, failed.details)
+            return InstanceUpdate(status="failed", version=first_version, error=error)
         case OrchestrationCancelled() as cancelled:
             error = _error_json("OrchestrationCancelled", cancelled.reason)
             return InstanceUpdate(status="cancelled", version=first_version, error=error)
@@ -265,5 +270,6 @@ def _update(step: Step, first_version: str | None) -> InstanceUpdate | None:
     raise AssertionError(f"not an outcome: {step.outcome!r}")
 
 
-def _error_json(error_type: str, message: str) -> str:
-    return to_json({"type": error_type, "message": message}).decode()
+def _error_json(error_type: str, message: str, details: ErrorDetails | None = None) -> str:
+    more = {} if details is None else details_document(details)
+    return to_json({"type": error_type, "message": message, **more}).decode()

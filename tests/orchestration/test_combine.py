@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from affinity.errors import ActivityCancelled, ActivityError, OrchestrationCancelled, OrchestrationMisuse
+from affinity.errors import ActivityCancelled, ActivityError, ErrorDetails, OrchestrationCancelled, OrchestrationMisuse
 from affinity.orchestration import BranchCancelledSignal, OrchestrationContext
 from affinity.orchestration import events as ev
 
@@ -122,9 +122,10 @@ def test_gather_cancels_the_others_when_one_fails() -> None:
     live.start()
     live.complete(2)
     step = live.feed(ev.ActivityFailed(3, "failed", "ValueError", "boom"))
+    bases = ErrorDetails(bases=("ActivityError", "AffinityError", "ValueError"))
     assert new_events(step)[1:] == [
         ev.ActivityCancelled(4),
-        ev.OrchestrationFailed("ActivityFailed", "activity 'b': ValueError: boom"),
+        ev.OrchestrationFailed("ActivityFailed", "activity 'b': ValueError: boom", bases),
     ]
 
 

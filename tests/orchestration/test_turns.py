@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from affinity import errors
 from affinity.ambient import SESSION_ATTRIBUTE, current_session_id, session_scope
-from affinity.errors import InvalidId, InvalidInput, InvalidOptions, NotSerializable
+from affinity.errors import ErrorDetails, InvalidId, InvalidInput, InvalidOptions, NotSerializable
 from affinity.limits import MAX_TIMER_SECONDS
 from affinity.orchestration import ActivityContext, App, OrchestrationContext, RetryPolicy
 from affinity.orchestration import events as ev
@@ -175,7 +175,8 @@ def test_activity_errors(kind: ev.ActivityFailureKind, error: type[errors.Activi
     live = run(careful, ev.ActivityFailed(2, kind, "ValueError", "boom"))
     assert {type(each) for each in seen} == {error}
     assert (seen[0].activity, seen[0].error_type, seen[0].message) == ("work", "ValueError", "boom")
-    assert live.outcome == ev.OrchestrationFailed(error.__name__, "activity 'work': ValueError: boom")
+    bases = ErrorDetails(bases=("ActivityError", "AffinityError", "ValueError"))
+    assert live.outcome == ev.OrchestrationFailed(error.__name__, "activity 'work': ValueError: boom", bases)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from affinity.errors import NotSerializable, PayloadTooLarge
+from affinity.errors import ErrorDetails, NotSerializable, PayloadTooLarge
 from affinity.limits import JSON_DEPTH, MAX_PAYLOAD_DEPTH
 from affinity.orchestration import RetryPolicy
 from affinity.orchestration import events as ev
@@ -26,6 +26,8 @@ from affinity.orchestration.wire import (
 RETRY = RetryPolicy(max_attempts=5, initial_interval=0.5, non_retryable=(ValueError, "Fatal"))
 CARRIED = (ev.CarriedEvent("a", '{"x":1}'), ev.CarriedEvent("ü\n", "null"))
 
+DETAILS = ErrorDetails("lost ü", ("Base", "Root"), (("n", 1), ("x", 0.5), ("text", "é"), ("no", None), ("yes", True)))
+
 SAMPLES: list[ev.Event] = [
     ev.OrchestrationStarted("chat", "1.0.0", '{"a":[1,2.5,null]}', ev.ParentRef("p", 2, 7), CARRIED, 12.5),
     ev.OrchestrationStarted("chat", "1.0.0", "null"),
@@ -33,6 +35,8 @@ SAMPLES: list[ev.Event] = [
     ev.ActivityScheduled("reply", "1"),
     ev.ActivityCompleted(3, "[true]"),
     ev.ActivityFailed(3, "failed", "ValueError", 'quote " and \\ and \n and é'),
+    ev.ActivityFailed(3, "failed", "E", "m", DETAILS),
+    ev.ActivityFailed(3, "failed", "E", "m", ErrorDetails(bases=("Base",))),
     ev.ActivityCancelled(3),
     ev.TimerCreated(0.1),
     ev.TimerFired(4),
@@ -48,6 +52,7 @@ SAMPLES: list[ev.Event] = [
     ev.SubOrchestrationScheduled("child", "2.0.0", "i/1:5", "null"),
     ev.SubOrchestrationCompleted(5, "{}"),
     ev.SubOrchestrationFailed(5, "exists", "InstanceExists", "taken"),
+    ev.SubOrchestrationFailed(5, "failed", "E", "m", DETAILS),
     ev.SubOrchestrationCancelled(5),
     ev.GuidCreated("abc"),
     ev.TimeRead(1.5e9),
@@ -55,6 +60,7 @@ SAMPLES: list[ev.Event] = [
     ev.CancelRequested("enough"),
     ev.OrchestrationCompleted("null"),
     ev.OrchestrationFailed("ValueError", ""),
+    ev.OrchestrationFailed("ValueError", "", DETAILS),
     ev.OrchestrationCancelled("enough"),
     ev.ContinuedAsNew("1", "2.0.0", CARRIED),
     ev.ContinuedAsNew("1"),
@@ -82,6 +88,10 @@ def test_the_form_is_readable_and_stable() -> None:
     assert encode_event(ev.EventAwaited("e", ev.Hold("s", 60.0))) == (
         '{"type":"event_awaited","name":"e","hold":{"session_id":"s","seconds":60.0}}'
     )
+    assert encode_event(ev.ActivityFailed(1, "failed", "E", "m", DETAILS)).endswith(
+        '"details":{"category":"lost ü","bases":["Base","Root"],'
+        '"fields":{"n":1,"x":0.5,"text":"é","no":null,"yes":true}}}'
+    )
     assert encode_event(ev.TimerFired(7)) == '{"type":"timer_fired","schedule_id":7}'
 
 
@@ -92,6 +102,14 @@ def test_a_policy_says_only_what_old_ones_cannot_say() -> None:
     assert decode_task(text).retry == new
     assert text.endswith('"non_retryable":[],"strategy":"linear","jitter":0.5,"total_timeout":60}}')
     assert "strategy" not in encode_task(ActivityTask("1", RETRY))
+
+
+def test_an_error_without_details_is_written_as_before() -> None:
+    """And so are read, and replayed, those of histories of before."""
+    text = '{"type":"activity_failed","schedule_id":3,"kind":"failed","error_type":"E","message":"m"}'
+    assert encode_event(ev.ActivityFailed(3, "failed", "E", "m", ev.details_of(ValueError()))) == text
+    old = decode_event(text)
+    assert old == ev.ActivityFailed(3, "failed", "E", "m")
 
 
 def test_payloads_come_back_compact() -> None:
