@@ -67,6 +67,20 @@ MAX_BATCH: Final = 1_000
 MAX_REROUTE: Final = 1_000
 """Queue rows that one statement re-marks when a session moves; the sweep does the rest in steps of this size."""
 
+PRUNE_WINDOW: Final = 1_000
+"""Ended instances, or executions, that one step of pruning looks at: some milliseconds."""
+
+PRUNE_EVENTS: Final = 10_000
+"""Events of histories that one step of pruning removes, or one tree of instances: some tens of milliseconds."""
+
+PRUNE_TREE_EVENTS: Final = 500_000
+"""Events of the largest tree of instances that a sweep removes: one statement takes all of a tree. Larger ones are left
+to whoever prunes by hand, with a ``statement_timeout`` to match.
+"""
+
+MAX_RETENTION_SECONDS: Final = 100 * 366 * 86_400.0
+"""A hundred years: a longer retention is a unit mistake (milliseconds for seconds)."""
+
 SHARE_ROUNDS: Final = 2
 """In how many rounds, about, the workers take a burst: see `fair_share`."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from affinity.cli import cluster, instances, worker
+from affinity.cli import cluster, instances, pruning, worker
 from affinity.cli.demo import demo
 from affinity.cli.sessions import sessions
 from affinity.cli.shell import INTERRUPTED, exit_code, keep_examples, printable
@@ -72,6 +72,7 @@ for command in (
     instances.resume,
     instances.reset,
     instances.delete,
+    pruning.prune,
     sessions,
     cluster.workers,
     cluster.migrate,

@@ -52,6 +52,18 @@ FLAGS: Final = (
     _Flag("drain_timeout", "--drain-timeout", float, "Time of running activities after the first signal."),
     _Flag("stall_timeout", "--stall-timeout", float, "A worker stuck for this long gives up its lease."),
     _Flag("session_retention", "--session-retention", float, "How long an expired session's row is kept."),
+    _Flag(
+        "instance_retention",
+        "--instance-retention",
+        float,
+        "Completed instances are removed after this  [default: never]",
+    ),
+    _Flag(
+        "history_retention",
+        "--history-retention",
+        float,
+        "Histories before continue_as_new are removed after this  [default: never]",
+    ),
     _Flag("code_version", "--code-version", str, "Tells this release's code from others'  [default: a digest of it]"),
     _Flag("metrics_port", "--metrics-port", int, "Serve Prometheus metrics there; 0 picks a port  [default: none]"),
 )

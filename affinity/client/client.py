@@ -13,6 +13,14 @@ import anyio
 from affinity.client.background import Waiters, Waker
 from affinity.client.calls import batches, check_deletion, check_delivery, check_resumption, insist, unknown_instance
 from affinity.client.handle import Handle
+from affinity.client.pruning import (
+    COMPLETED,
+    EndedStatus,
+    PrunedInstances,
+    PruneProgress,
+    prune_histories,
+    prune_instances,
+)
 from affinity.client.records import (
     HistoryRecord,
     Instance,
@@ -517,5 +525,51 @@ class Client:
         check_deletion(instance_id, deletion)
         self._waker.wake()  # a parent may have been told
 
+    async def prune(
+        self,
+        *,
+        older_than: float,
+        status: Collection[EndedStatus] = COMPLETED,
+        dry_run: bool = False,
+        progress: PruneProgress | None = None,
+    ) -> PrunedInstances:
+        """Remove instances that ended long ago, each with its history and its sub-orchestrations, oldest first.
+
+        A sub-orchestration goes with its parent and never before it. A tree stays while a member of it has not ended
+        for that long: running and suspended ones are never removed. It goes in steps: one that ends in the middle
+        leaves what it has done, and may be started again.
+
+        Args:
+            older_than: seconds since the end, by the database's clock.
+            status: how they ended.
+            dry_run: change nothing.
+            progress: called after each step with the number of instances so far.
+
+        Raises:
+            InvalidInput: an age or a status is out of range.
+        """
+        return await prune_instances(
+            self._provider, older_than, status, dry_run=dry_run, progress=progress or _no_progress
+        )
+
+    async def prune_histories(
+        self, *, older_than: float, dry_run: bool = False, progress: PruneProgress | None = None
+    ) -> int:
+        """Remove the histories of former executions: those after which ``continue_as_new``, or a reset, began another
+        one, more than ``older_than`` seconds ago. Instances go on, and keep the history of their present execution. In
+        steps, as `prune`.
+
+        Returns:
+            The number of executions whose history was removed, or would be.
+
+        Raises:
+            InvalidInput: the age is out of range.
+        """
+        return await prune_histories(self._provider, older_than, dry_run=dry_run, progress=progress or _no_progress)
+
     async def _look_up(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
         return await insist(partial(self._provider.get_instance, instance_ids))
+
+
+def _no_progress(_: int) -> None:
+    pass

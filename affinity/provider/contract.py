@@ -74,6 +74,8 @@ OFFER_SECONDS: Final = 1.0
 
 InstanceStatus: TypeAlias = Literal["pending", "running", "suspended", "completed", "failed", "cancelled"]
 FINISHED: Final[frozenset[str]] = frozenset({"completed", "failed", "cancelled"})
+SWEPT_STATUSES: Final[frozenset[str]] = frozenset({"completed", "cancelled"})
+"""Statuses of ended instances that a sweep removes. A failed one may be opened again, by `Provider.reset_instance`."""
 
 
 # --- workers --------------------------------------------------------------------------------------------------------
@@ -478,7 +480,37 @@ class Sweep:
     rerouted: int = 0  # stale marks repaired
     sessions_removed: int = 0
     workers_removed: int = 0
+    instances_removed: int = 0  # those that had ended, with their children
+    executions_removed: int = 0  # whose histories went
     more: bool = False  # a bound was reached: call again without waiting
+
+
+@frozen(kw_only=True)
+class Retention:
+    """For how many seconds after its end something is kept; None: for ever."""
+
+    instances: float | None = None  # completed and cancelled ones, each with its tree
+    histories: float | None = None  # of executions after which their instance began another one
+
+
+NO_RETENTION: Final = Retention()
+
+
+@frozen(kw_only=True)
+class InstancePruning:
+    """What one step of `Provider.prune_instances` removed, or would remove."""
+
+    roots: int  # instances without a parent
+    instances: int  # they, and the trees below them
+    after: datetime | None  # where the next step begins; None: there is none
+
+
+@frozen(kw_only=True)
+class HistoryPruning:
+    """What one step of `Provider.prune_histories` removed, or all that it would remove."""
+
+    executions: int
+    more: bool  # a bound was reached: call again
 
 
 @frozen(kw_only=True)
@@ -703,7 +735,14 @@ class Provider(Protocol):
 
     # -- repair and hints
 
-    async def sweep(self, *, interval: float, session_retention: float, worker_retention: float) -> Sweep:
+    async def sweep(
+        self,
+        *,
+        interval: float,
+        session_retention: float,
+        worker_retention: float,
+        retention: Retention = NO_RETENTION,
+    ) -> Sweep:
         """Repair stale marks in both queues and remove dead rows, at most once per ``interval`` seconds over all
         workers. Marks of a worker that is not alive come at once. For the rest, a call may look at a part of the queued
         sessions and of the session rows, and the next one, by whichever worker, goes on from there.
@@ -711,6 +750,9 @@ class Provider(Protocol):
         Removes sessions that expired more than ``session_retention`` seconds ago, have no work and are not watched,
         holds whose time is over, and workers whose lease ended more than ``worker_retention`` seconds ago. Records of
         session state stay: they go only when they are deleted.
+
+        With ``retention``, it also does one step of `prune_instances`, for `SWEPT_STATUSES` and trees of at most
+        `limits.PRUNE_TREE_EVENTS` events, from where the last sweep stopped, and one of `prune_histories`.
         """
         ...
 
@@ -765,6 +807,26 @@ class Provider(Protocol):
         With ``tree``, each goes with its children and theirs, all or none: "running" when one of them has not ended,
         and ``force`` is not given. A parent that stays is told of a child that had not ended: it gets
         `NewInstance.on_deleted` as a message.
+        """
+        ...
+
+    async def prune_instances(
+        self, status: frozenset[str], older_than: float, *, after: datetime | None = None, dry_run: bool = False
+    ) -> InstancePruning:
+        """One step of removing instances that ended more than ``older_than`` seconds ago with one of these statuses
+        (of `FINISHED`), oldest first, as `delete_instance` removes them.
+
+        A child goes with its parent, never before it. A tree stays while a member of it has not ended for that long.
+        What somebody else is changing is passed over. A step looks at `limits.PRUNE_WINDOW` ended instances, behind
+        those that ended at ``after``, and removes trees up to about `limits.PRUNE_EVENTS` events, at least one of them.
+        With ``dry_run`` it removes nothing, and says what it would.
+        """
+        ...
+
+    async def prune_histories(self, older_than: float, *, dry_run: bool = False) -> HistoryPruning:
+        """One step of removing the histories of executions that ``continue_as_new``, or a reset, ended more than
+        ``older_than`` seconds ago: at most `limits.PRUNE_EVENTS` events. What is left of a history at any time is its
+        beginning. With ``dry_run`` it removes nothing, and counts all of them.
         """
         ...
 

@@ -11,11 +11,12 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from affinity.errors import InvalidOptions
-from affinity.limits import check_id
+from affinity.limits import MAX_RETENTION_SECONDS, check_id
 
 ENVIRONMENT_PREFIX = "AFFINITY_"
 
 Seconds = Annotated[float, Field(gt=0, le=30 * 86_400, allow_inf_nan=False)]
+RetentionSeconds = Annotated[float, Field(gt=0, le=MAX_RETENTION_SECONDS, allow_inf_nan=False)]
 
 
 def _default_node_id() -> str:
@@ -68,6 +69,14 @@ class RuntimeOptions(BaseModel):
     """A worker whose event loop makes no progress for this long gives up its lease."""
     session_retention: Seconds = 600.0
     """How long an expired session's row (its last holder and epoch) is kept."""
+    instance_retention: RetentionSeconds | None = None
+    """How long a completed or cancelled instance is kept, with its sub-orchestrations; None: until somebody removes it.
+    Failed ones always are: they may be reset.
+    """
+    history_retention: RetentionSeconds | None = None
+    """How long the history of an execution that ``continue_as_new`` (or a reset) ended is kept; None: as long as its
+    instance.
+    """
     code_version: str | None = None
     """What tells the code of this worker from other releases: an instance that another version suspended is tried again
     (see docs/operations.md). By default a digest of the files that hold the app's orchestrations.

@@ -31,6 +31,7 @@ from affinity.provider.contract import (
     Placed,
     Provider,
     Release,
+    Retention,
     Suspend,
     Timeouts,
     Turn,
@@ -584,6 +585,7 @@ class Runtime:
             interval=CHORE_SECONDS / 2,  # no worker is refused by its own last sweep, nor do N workers sweep N times
             session_retention=self._options.session_retention,
             worker_retention=self._options.session_retention,
+            retention=Retention(instances=self._options.instance_retention, histories=self._options.history_retention),
         )
         more = True
         while more:

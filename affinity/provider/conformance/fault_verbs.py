@@ -22,6 +22,7 @@ from affinity.provider.conformance.harness import FaultyProvider
 from affinity.provider.conformance.peer import Peer
 from affinity.provider.conformance.world import World
 from affinity.provider.contract import (
+    FINISHED,
     Hint,
     Incarnation,
     InstanceFilter,
@@ -567,6 +568,35 @@ async def delete_instance(stage: FaultStage) -> Attempt:
     at = await stage.instance()
     attempt = Attempt(lambda: stage.provider.delete_instance([at.instance_id], force=True))
     return _once(attempt, ["deleted"], ["unknown"])
+
+
+@_verb
+async def prune_instances(stage: FaultStage) -> Attempt:
+    """An instance that has ended; after a lost reply, it may be gone."""
+    at = await stage.instance()
+    await stage.finish(at)
+    attempt = Attempt(lambda: stage.provider.prune_instances(FINISHED, 0.0))
+
+    async def check(pruned: Any) -> None:
+        assert (pruned.instances, pruned.after) == (1, None) or (attempt.unknown and pruned.instances == 0)
+        assert await stage.clean.provider.get_instance([at.instance_id]) == [None]
+
+    return attempt
+
+
+@_verb
+async def prune_histories(stage: FaultStage) -> Attempt:
+    at = await stage.instance()
+    assert (await stage.clean.commit_one(at, update=InstanceUpdate(status="running", continued=True))).committed
+    attempt = Attempt(lambda: stage.provider.prune_histories(0.0))
+
+    async def check(pruned: Any) -> None:
+        assert pruned.executions >= 1 or attempt.unknown
+        assert await stage.clean.history(at) == []
+        await stage.clean.provider.delete_instance([at.instance_id], force=True)
+
+    attempt.check = check
+    return attempt
 
 
 @_verb

@@ -18,6 +18,7 @@ from affinity.provider.conformance.locks import LockRules
 from affinity.provider.conformance.ownership import OwnershipRules
 from affinity.provider.conformance.placing import PlacingRules
 from affinity.provider.conformance.resets import ResetRules
+from affinity.provider.conformance.retention import RetentionRules
 from affinity.provider.conformance.routing import RoutingRules
 from affinity.provider.conformance.same_turn import SameTurnRules
 from affinity.provider.conformance.state_batches import StateBatchRules
@@ -51,6 +52,7 @@ class ProviderConformance(
     OwnershipRules,
     SuspensionRules,
     TreeRules,
+    RetentionRules,
     ResetRules,
     ClientRules,
     ListingRules,

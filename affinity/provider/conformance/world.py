@@ -17,10 +17,12 @@ from affinity.provider.conformance.builders import ACTIVITY, LONG_LEASE, message
 from affinity.provider.conformance.harness import FaultyProvider, Harness
 from affinity.provider.conformance.peer import Peer
 from affinity.provider.contract import (
+    NO_RETENTION,
     Incarnation,
     NewWorkItem,
     OrchestrationItem,
     Provider,
+    Retention,
     SessionInfo,
     Sweep,
     WorkerIdentity,
@@ -105,12 +107,20 @@ class World:
         await self.sweep_all()
 
     async def sweep(
-        self, *, interval: float = 0.0, session_retention: float = FOREVER, worker_retention: float = FOREVER
+        self,
+        *,
+        interval: float = 0.0,
+        session_retention: float = FOREVER,
+        worker_retention: float = FOREVER,
+        retention: Retention = NO_RETENTION,
     ) -> Sweep:
         """One sweep by the clerk."""
         provider = (await self.clerk()).provider
         return await provider.sweep(
-            interval=interval, session_retention=session_retention, worker_retention=worker_retention
+            interval=interval,
+            session_retention=session_retention,
+            worker_retention=worker_retention,
+            retention=retention,
         )
 
     async def sweep_all(self) -> int:

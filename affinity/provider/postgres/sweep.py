@@ -9,8 +9,8 @@ from psycopg.types.numeric import Int8
 
 from affinity.errors import ProviderError
 from affinity.limits import MAX_REROUTE
-from affinity.provider.contract import OFFER_SECONDS, Sweep
-from affinity.provider.postgres.base import Verbs
+from affinity.provider.contract import NO_RETENTION, OFFER_SECONDS, Retention, Sweep
+from affinity.provider.postgres.retention import RetentionVerbs
 from affinity.provider.statements import load_statements
 
 WINDOW: Final = 5_000
@@ -35,10 +35,17 @@ _VACUUM: Final[dict[str, LiteralString]] = {
 }
 
 
-class SweepVerbs(Verbs):
+class SweepVerbs(RetentionVerbs):
     """`sweep`."""
 
-    async def sweep(self, *, interval: float, session_retention: float, worker_retention: float) -> Sweep:
+    async def sweep(
+        self,
+        *,
+        interval: float,
+        session_retention: float,
+        worker_retention: float,
+        retention: Retention = NO_RETENTION,
+    ) -> Sweep:
         """See `affinity.provider.contract.Provider`.
 
         It vacuums the queues too, if they are ours. Autovacuum comes once a minute, by default; until then a busy queue
@@ -47,8 +54,9 @@ class SweepVerbs(Verbs):
         begun = await self._links.misc.run(_SQL["begin"], {"interval": float(interval)})
         if not begun:
             return Sweep(swept=False)
+        *places, pruned_to = begun[0]
         bounds = {
-            **dict(zip(("queued_session", "queued_route", "session"), begun[0], strict=True)),
+            **dict(zip(("queued_session", "queued_route", "session"), places, strict=True)),
             "window": Int8(WINDOW),
             "reroute": Int8(MAX_REROUTE),
             "offer_seconds": OFFER_SECONDS,
@@ -66,10 +74,13 @@ class SweepVerbs(Verbs):
         for table in bloated:
             with suppress(ProviderError):  # it took too long, or there was no room for it: another time
                 await self._links.misc.script(_VACUUM[table])
+        instances, executions = await self._sweep_ended(retention, pruned_to)
         return Sweep(
             swept=True,
             rerouted=items + messages,
             sessions_removed=sessions,
             workers_removed=workers,
+            instances_removed=instances,
+            executions_removed=executions,
             more=more,
         )

@@ -4,7 +4,7 @@ FROM (
     SELECT ctid FROM sweeps WHERE last_sweep <= clock() - %(interval)s * interval '1 s' FOR NO KEY UPDATE SKIP LOCKED
 ) due
 WHERE sweeps.ctid = due.ctid
-RETURNING queued_session, queued_route, session
+RETURNING queued_session, queued_route, session, CASE WHEN isfinite(pruned_to) THEN pruned_to END
 
 -- again: there is more to do, so the interval does not count
 UPDATE sweeps SET last_sweep = '-infinity'

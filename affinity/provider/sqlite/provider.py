@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
@@ -12,19 +13,23 @@ import anyio.to_thread
 
 from affinity.errors import ConnectionLost, DatabaseChanged
 from affinity.provider.contract import (
+    NO_RETENTION,
     Deletion,
     Delivery,
     FetchOptions,
     Hint,
     HintSource,
+    HistoryPruning,
     InstanceFilter,
     InstanceInfo,
+    InstancePruning,
     NewInstance,
     NewMessage,
     OrchestrationFetch,
     Release,
     Reset,
     Resumption,
+    Retention,
     SessionInfo,
     Suspend,
     Sweep,
@@ -43,6 +48,7 @@ from affinity.provider.schema import Progress, log_progress
 from affinity.provider.sqlite import fetching, listing, subscriptions, suspension, work_items, workers
 from affinity.provider.sqlite import instances as ownership
 from affinity.provider.sqlite import reset as resetting
+from affinity.provider.sqlite import retention as pruning
 from affinity.provider.sqlite import sweep as sweeping
 from affinity.provider.sqlite.clock import Clock
 from affinity.provider.sqlite.database import MAX_WAIT, Database, Tx, connect
@@ -237,10 +243,21 @@ class SqliteProvider:
 
     # -- repair and hints
 
-    async def sweep(self, *, interval: float, session_retention: float, worker_retention: float) -> Sweep:
+    async def sweep(
+        self,
+        *,
+        interval: float,
+        session_retention: float,
+        worker_retention: float,
+        retention: Retention = NO_RETENTION,
+    ) -> Sweep:
         """See `Provider.sweep`."""
         return await self._write(
-            sweeping.sweep, interval=interval, session_retention=session_retention, worker_retention=worker_retention
+            sweeping.sweep,
+            interval=interval,
+            session_retention=session_retention,
+            worker_retention=worker_retention,
+            retention=retention,
         )
 
     def hints(self, identity: WorkerIdentity) -> AbstractAsyncContextManager[HintSource]:
@@ -298,6 +315,18 @@ class SqliteProvider:
         deletions = await self._write(listing.delete_instances, instance_ids, force=force, tree=tree)
         await self.wake({None: Hint()})
         return deletions
+
+    async def prune_instances(
+        self, status: frozenset[str], older_than: float, *, after: datetime | None = None, dry_run: bool = False
+    ) -> InstancePruning:
+        """See `Provider.prune_instances`."""
+        run = self._read if dry_run else self._write
+        return await run(pruning.prune_instances, status, older_than, after=after, dry_run=dry_run)
+
+    async def prune_histories(self, older_than: float, *, dry_run: bool = False) -> HistoryPruning:
+        """See `Provider.prune_histories`."""
+        run = self._read if dry_run else self._write
+        return await run(pruning.prune_histories, older_than, dry_run=dry_run)
 
     async def list_sessions(self, *, after: str | None = None, limit: int = 100) -> Sequence[SessionInfo]:
         """See `Provider.list_sessions`."""

@@ -20,7 +20,8 @@ import math
 from typing import Any, Final
 
 from affinity.limits import MAX_REROUTE
-from affinity.provider.contract import OFFER_SECONDS, Sweep
+from affinity.provider.contract import OFFER_SECONDS, Retention, Sweep
+from affinity.provider.sqlite import retention as pruning
 from affinity.provider.sqlite.database import Tx
 from affinity.provider.sqlite.messages import reroute_messages
 from affinity.provider.sqlite.sessions import is_offer, own_route
@@ -34,7 +35,7 @@ and then.
 """
 
 
-def sweep(tx: Tx, *, interval: float, session_retention: float, worker_retention: float) -> Sweep:
+def sweep(tx: Tx, *, interval: float, session_retention: float, worker_retention: float, retention: Retention) -> Sweep:
     """See `Provider.sweep`."""
     if not tx.run(SQL["begin"], {"now": tx.now, "interval": interval}):
         return Sweep(swept=False)
@@ -48,11 +49,14 @@ def sweep(tx: Tx, *, interval: float, session_retention: float, worker_retention
     more = repair.exhausted or max(sessions_removed, holds_removed) >= MAX_REROUTE
     if more:
         tx.run(SQL["due_at_once"])
+    instances, executions = pruning.sweep(tx, retention)
     return Sweep(
         swept=True,
         rerouted=repair.rerouted,
         sessions_removed=sessions_removed,
         workers_removed=workers_removed,
+        instances_removed=instances,
+        executions_removed=executions,
         more=more,
     )
 

@@ -1,0 +1,82 @@
+-- prune: one step of removing instances that ended long ago; how many, and where the next step begins
+-- An instance is judged again once its row is locked. One that somebody else has locked is passed over.
+WITH RECURSIVE cutoff AS MATERIALIZED (
+    SELECT clock() - %(older_than)s * interval '1 s' AS at
+), looked AS MATERIALIZED (
+    -- With ties, so that a time is all that the next step must know.
+    SELECT e.instance_id, e.ended_at FROM ended_executions e
+    WHERE e.is_last AND e.ended_at > %(after)s AND e.ended_at < (SELECT at FROM cutoff)
+    ORDER BY e.ended_at FETCH FIRST %(window)s ROWS WITH TIES
+), tree (root, ended_at, instance_id, birth, status, updated_at, event_count) AS (
+    -- A child whose parent is there goes with it.
+    SELECT i.instance_id, l.ended_at, i.instance_id, i.birth, i.status::text, i.updated_at, i.event_count
+    FROM looked l JOIN instances i USING (instance_id)
+    WHERE i.status = ANY (%(status)s) AND NOT EXISTS (
+        SELECT FROM instances p
+        WHERE p.instance_id = i.parent_id AND (i.parent_birth IS NULL OR p.birth = i.parent_birth))
+    UNION
+    SELECT t.root, t.ended_at, c.instance_id, c.birth, c.status::text, c.updated_at, c.event_count
+    FROM tree t JOIN instances c ON c.parent_id = t.instance_id
+    WHERE c.parent_birth IS NULL OR c.parent_birth = t.birth
+), due AS MATERIALIZED (
+    SELECT t.root, t.ended_at, count(*) AS size, sum(t.event_count) AS events,
+        max(t.birth) FILTER (WHERE t.instance_id = t.root) AS birth
+    FROM tree t GROUP BY t.root, t.ended_at
+    HAVING bool_and(t.status IN ('completed', 'failed', 'cancelled') AND t.updated_at < (SELECT at FROM cutoff))
+       AND (%(largest)s::bigint IS NULL OR sum(t.event_count) <= %(largest)s)
+), measured AS MATERIALIZED (
+    SELECT d.*, sum(d.events) OVER (ORDER BY d.ended_at, d.root) - d.events >= %(events)s AS is_later FROM due d
+), locked AS MATERIALIZED (
+    SELECT i.instance_id FROM measured m JOIN instances i ON i.instance_id = m.root
+    WHERE NOT m.is_later AND NOT %(dry_run)s AND i.birth = m.birth AND i.status = ANY (%(status)s)
+      AND i.updated_at < (SELECT at FROM cutoff)
+    ORDER BY i.instance_id FOR UPDATE OF i SKIP LOCKED
+), removed AS MATERIALIZED (
+    SELECT root FROM delete_instances_1(ARRAY (SELECT instance_id FROM locked), false, true) WHERE doomed
+    UNION ALL
+    SELECT root FROM due WHERE %(dry_run)s
+), end_of_step AS MATERIALIZED (
+    SELECT min(ended_at) AS at FROM measured WHERE is_later AND NOT %(dry_run)s
+)
+SELECT count(r.root), coalesce(sum(d.size), 0)::bigint,
+    CASE WHEN (SELECT at FROM end_of_step) IS NOT NULL
+         THEN coalesce((SELECT max(l.ended_at) FROM looked l WHERE l.ended_at < (SELECT at FROM end_of_step)), %(after)s)
+         WHEN (SELECT count(*) FROM looked) >= %(window)s THEN (SELECT max(l.ended_at) FROM looked l) END
+FROM removed r JOIN due d USING (root)
+
+-- prune_histories: one step of removing the events of executions after which another one began; newest first, so that what
+-- is left of one is always its beginning
+WITH due AS MATERIALIZED (
+    SELECT e.instance_id, e.execution_id FROM ended_executions e JOIN instances i USING (instance_id)
+    WHERE NOT e.is_last AND e.ended_at < (SELECT clock()) - %(older_than)s * interval '1 s'
+    ORDER BY e.ended_at LIMIT %(window)s
+    FOR KEY SHARE OF i SKIP LOCKED -- no turn waits for it, but a deletion of the instance does
+), doomed AS MATERIALIZED (
+    SELECT h.instance_id, h.execution_id, h.event_id
+    FROM due d CROSS JOIN LATERAL (
+        SELECT h.* FROM history h WHERE h.instance_id = d.instance_id AND h.execution_id = d.execution_id
+        ORDER BY h.event_id DESC LIMIT %(events)s
+    ) h
+    LIMIT %(events)s
+), removed AS (
+    DELETE FROM history h USING doomed d
+    WHERE h.instance_id = d.instance_id AND h.execution_id = d.execution_id AND h.event_id = d.event_id
+), done AS (
+    DELETE FROM ended_executions e USING due d
+    WHERE e.instance_id = d.instance_id AND e.execution_id = d.execution_id AND (
+        EXISTS (
+            SELECT FROM doomed x
+            WHERE x.instance_id = d.instance_id AND x.execution_id = d.execution_id AND x.event_id = 1)
+        OR NOT EXISTS (
+            SELECT FROM history h WHERE h.instance_id = d.instance_id AND h.execution_id = d.execution_id))
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM done),
+    (SELECT count(*) FROM due) >= %(window)s OR (SELECT count(*) FROM doomed) >= %(events)s
+
+-- count_histories: how many executions a removal would take
+SELECT count(*) FROM ended_executions
+WHERE NOT is_last AND ended_at < (SELECT clock()) - %(older_than)s * interval '1 s'
+
+-- set_pruned: where the next sweep goes on
+UPDATE sweeps SET pruned_to = coalesce(%(after)s, '-infinity')

@@ -1,0 +1,94 @@
+"""Removing what ended long ago, step by step: each holds the file for some milliseconds only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from affinity.limits import PRUNE_EVENTS, PRUNE_TREE_EVENTS, PRUNE_WINDOW
+from affinity.provider.contract import SWEPT_STATUSES, HistoryPruning, InstancePruning, Retention
+from affinity.provider.sqlite import listing
+from affinity.provider.sqlite.database import Tx, to_json
+from affinity.provider.sqlite.workers import instant
+from affinity.provider.statements import load_statements
+
+SQL: Final = load_statements(__package__, "retention.sql")
+
+_MICROSECOND: Final = 1e-6
+"""What a time may lose as a datetime: no two transactions are as close."""
+
+
+def prune_instances(
+    tx: Tx, status: Iterable[str], older_than: float, *, after: datetime | None, dry_run: bool
+) -> InstancePruning:
+    """See `Provider.prune_instances`."""
+    behind = 0.0 if after is None else after.timestamp() + _MICROSECOND
+    step = _prune(tx, status, older_than, after=behind, dry_run=dry_run)
+    return InstancePruning(
+        roots=step.roots, instances=step.instances, after=None if step.after is None else instant(step.after)
+    )
+
+
+def prune_histories(tx: Tx, older_than: float, *, dry_run: bool) -> HistoryPruning:
+    """See `Provider.prune_histories`."""
+    cutoff = tx.now - older_than
+    if dry_run:
+        return HistoryPruning(executions=tx.value(SQL["count_histories"], {"cutoff": cutoff}), more=False)
+    due = tx.rows(SQL["histories"], {"cutoff": cutoff, "window": PRUNE_WINDOW})
+    room, executions = PRUNE_EVENTS, 0
+    for instance_id, execution_id in due:
+        at = {"instance_id": instance_id, "execution_id": execution_id}
+        room -= tx.run(SQL["cut_history"], {**at, "events": room})
+        if room <= 0:
+            return HistoryPruning(executions=executions, more=True)
+        executions += tx.run(SQL["forget"], at)
+    return HistoryPruning(executions=executions, more=len(due) == PRUNE_WINDOW)
+
+
+def sweep(tx: Tx, retention: Retention) -> tuple[int, int]:
+    """One step of each that is wanted; instances and executions that were removed."""
+    instances = executions = 0
+    if retention.instances is not None:
+        after = tx.value(SQL["pruned_to"])
+        step = _prune(tx, SWEPT_STATUSES, retention.instances, after=after, largest=PRUNE_TREE_EVENTS)
+        if step.after != after:
+            tx.run(SQL["set_pruned"], {"after": step.after or 0.0})
+        instances = step.instances
+    if retention.histories is not None:
+        executions = prune_histories(tx, retention.histories, dry_run=False).executions
+    return instances, executions
+
+
+class _Step(NamedTuple):
+    roots: int
+    instances: int
+    after: float | None
+
+
+def _prune(
+    tx: Tx,
+    status: Iterable[str],
+    older_than: float,
+    *,
+    after: float,
+    largest: float = float("inf"),
+    dry_run: bool = False,
+) -> _Step:
+    cutoff = tx.now - older_than
+    ended = {"cutoff": cutoff, "after": after, "status": to_json(sorted(status)), "window": PRUNE_WINDOW}
+    rows = tx.rows(SQL["ended"], ended)
+    roots = instances = removed = 0
+    for instance_id, ended_at, is_due in rows:
+        if not is_due:
+            continue
+        if removed >= PRUNE_EVENTS and not dry_run:
+            earlier = [at for _, at, _ in rows if at < ended_at]
+            return _Step(roots, instances, earlier[-1] if earlier else after)
+        size, events, all_ended = tx.rows(SQL["measure"], {"instance_id": instance_id, "cutoff": cutoff})[0]
+        if not all_ended or events > largest:
+            continue
+        if not dry_run:
+            listing.delete_instances(tx, [instance_id], force=False, tree=True)
+        roots, instances, removed = roots + 1, instances + size, removed + events
+    return _Step(roots, instances, rows[-1][1] if len(rows) >= PRUNE_WINDOW else None)

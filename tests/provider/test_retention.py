@@ -1,0 +1,151 @@
+"""What pruning costs, on PostgreSQL and on SQLite, and what it knows of instances from before its migration."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import aclosing, closing
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, LiteralString
+
+import psycopg
+import pytest
+
+from affinity.provider.contract import FINISHED, Retention
+from affinity.provider.postgres import PostgresProvider, connections, migration, retention
+from affinity.provider.sqlite import SqliteProvider
+from affinity.provider.sqlite import retention as sqlite_retention
+from affinity.provider.sqlite.migrate import MIGRATIONS, migrate
+from tests.provider.postgres_stage import administrator, opened, registered
+from tests.provider.test_plan_guards import FEW, MUCH, _cost, _fill, _peer, _rows_read, steps
+from tests.provider.test_postgres_plans import AUTO_EXPLAIN, MANY, MOST, _listening
+
+pytestmark = pytest.mark.anyio
+
+__all__ = ["steps"]
+
+DAY: Final = 86_400.0
+EVERYTHING: Final = Retention(instances=1.0, histories=1.0)
+
+
+@pytest.fixture
+def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
+    """A plain connection to the test's database."""
+    with administrator(postgres_migrated) as connection:
+        yield connection
+
+
+ENDED: Final[tuple[LiteralString, ...]] = (
+    # What runs; what ended lately; old children of a parent that runs; histories that may go, and those that may not.
+    "INSERT INTO instances (instance_id, name, created_at, updated_at)"
+    " SELECT 'x' || i, 'flow', clock(), clock() FROM generate_series(1, %s) i",
+    "INSERT INTO ended_executions SELECT 'x' || i, 1, true, clock() + '1 h' FROM generate_series(1, %s) i",
+    "INSERT INTO ended_executions SELECT 'sick' || i, 1, false, clock() + '1 h' FROM generate_series(1, %s) i",
+    "INSERT INTO instances (instance_id, name, status, parent_id, created_at, updated_at)"
+    " SELECT 'child' || i, 'flow', 'completed', 'x1', clock(), '2001-01-01' FROM generate_series(1, %s) i",
+    "INSERT INTO ended_executions SELECT 'child' || i, 1, true, '2001-01-01'::timestamptz + i * '1 s'::interval"
+    " FROM generate_series(1, %s) i",
+)
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+async def test_a_step_reads_what_it_looks_at(
+    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, analyzed: bool
+) -> None:
+    """By hand and in a sweep, with statistics and without: neither what runs, nor all that has ended."""
+    for bound in ("PRUNE_WINDOW", "PRUNE_EVENTS"):
+        monkeypatch.setattr(retention, bound, MOST // 4)
+    plans: list[dict[str, Any]] = []
+    monkeypatch.setattr(connections, "connect", partial(_listening, plans, connections.connect))
+    for statement in ENDED:
+        admin.execute(statement, [MANY])
+    if analyzed:
+        admin.execute("VACUUM ANALYZE")
+    admin.execute("INSERT INTO instances (instance_id, name, status, created_at, updated_at)"
+                  " VALUES ('due', 'flow', 'completed', clock(), '2000-01-01')")  # fmt: skip
+    admin.execute("INSERT INTO ended_executions VALUES ('due', 1, true, '2000-01-01')")
+    async with opened(postgres_migrated, **AUTO_EXPLAIN) as provider:
+        await registered(provider, "other")
+        first = await provider.prune_instances(FINISHED, DAY)
+        assert (first.instances, first.after is not None) == (1, True)
+        for _ in range(2):
+            await provider.sweep(interval=0.0, session_retention=DAY, worker_retention=DAY, retention=EVERYTHING)
+        await provider.prune_histories(DAY)
+    pruning = [plan["Plan"] for plan in plans if "ended_executions" in plan["Query Text"]]
+    assert len(pruning) >= 6
+    for plan in pruning:
+        read = Counter[str]()
+        for table, rows in _rows_read(plan):
+            read[table] += rows
+        assert max(read.values(), default=0) <= MOST, read
+
+
+async def test_on_sqlite_a_step_costs_the_same_among_many(
+    tmp_path: Path, steps: Iterator[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether 100 of each kind have ended, or 5,000."""
+    monkeypatch.setattr(sqlite_retention, "PRUNE_WINDOW", FEW // 2)
+    old = (
+        "INSERT INTO instances (instance_id, name, status, parent_id, created_at, updated_at)"
+        " SELECT 'child' || i, 'flow', 'completed', 'x1', 0, i FROM numbers",
+        "INSERT INTO instances (instance_id, name, created_at, updated_at) VALUES ('x1', 'flow', 0, 0)",
+        "INSERT INTO ended_executions SELECT 'child' || i, 1, 1, i FROM numbers",
+        "INSERT INTO ended_executions SELECT 'x' || i, 1, 1, 1e12 FROM numbers",
+        "INSERT INTO ended_executions SELECT 'y' || i, 1, 0, 1e12 FROM numbers",
+    )
+    costs = []
+    for rows in (FEW, MUCH):
+        async with _peer(tmp_path / f"{rows}.db") as (peer, path):
+            _fill(path, old, rows)
+            sweep = partial(
+                peer.provider.sweep, interval=0.0, session_retention=DAY, worker_retention=DAY, retention=EVERYTHING
+            )
+            prune = partial(peer.provider.prune_instances, FINISHED, DAY)
+            costs.append([await _cost(steps, verb) for verb in (sweep, prune)])
+    assert costs[1] == costs[0]
+
+
+BEFORE: Final[tuple[LiteralString, ...]] = (
+    "INSERT INTO instances (instance_id, name, status, execution_id, created_at, updated_at)"
+    " VALUES ('done', 'flow', 'completed', 1, {0}, {0}), ('on', 'flow', 'running', 3, {0}, {0})",
+    "INSERT INTO history VALUES ('on', 1, 1, 'a'), ('on', 2, 1, 'b'), ('on', 3, 1, 'c')",
+)
+
+
+async def test_postgres_knows_what_had_ended_before(postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A migration finds it."""
+    now = migration.MIGRATIONS
+    monkeypatch.setattr(migration, "MIGRATIONS", now[: _first(now) - 1])
+    await PostgresProvider.migrate(postgres_database)
+    with administrator(postgres_database) as admin:
+        for statement in BEFORE:
+            admin.execute(statement.format("'2001-01-01'"))
+    monkeypatch.setattr(migration, "MIGRATIONS", now)
+    await PostgresProvider.migrate(postgres_database)
+    async with opened(postgres_database) as provider:
+        await _check_old(provider)
+
+
+async def test_sqlite_knows_what_had_ended_before(tmp_path: Path) -> None:
+    """The same."""
+    path = tmp_path / "old.db"
+    migrate(path, _first(MIGRATIONS) - 1)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for statement in BEFORE:
+            connection.execute(statement.format("1"))
+    migrate(path)
+    async with aclosing(await SqliteProvider.open(path)) as provider:
+        await _check_old(provider)
+
+
+def _first(migrations: list[LiteralString]) -> int:
+    """The version that begins to record ends."""
+    return next(n for n, text in enumerate(migrations, 1) if "CREATE TABLE ended_executions" in text)
+
+
+async def _check_old(provider: PostgresProvider | SqliteProvider) -> None:
+    assert (await provider.prune_instances(FINISHED, DAY)).instances == 1
+    assert (await provider.prune_histories(DAY)).executions == 2
+    assert list(await provider.read_history([("on", 2), ("on", 3)])) == [[], ["c"]]
