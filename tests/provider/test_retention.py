@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing, closing
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ import pytest
 
 from affinity.provider.contract import FINISHED, Retention
 from affinity.provider.postgres import PostgresProvider, connections, migration, retention
+from affinity.provider.schema import Migration
 from affinity.provider.sqlite import SqliteProvider
 from affinity.provider.sqlite import retention as sqlite_retention
 from affinity.provider.sqlite.migrate import MIGRATIONS, migrate
@@ -131,7 +132,7 @@ async def test_postgres_knows_what_had_ended_before(postgres_database: str, monk
 async def test_sqlite_knows_what_had_ended_before(tmp_path: Path) -> None:
     """The same."""
     path = tmp_path / "old.db"
-    migrate(path, _first(MIGRATIONS) - 1)
+    migrate(path, MIGRATIONS[: _first(MIGRATIONS) - 1])
     with closing(sqlite3.connect(path)) as connection, connection:
         for statement in BEFORE:
             connection.execute(statement.format("1"))
@@ -140,9 +141,9 @@ async def test_sqlite_knows_what_had_ended_before(tmp_path: Path) -> None:
         await _check_old(provider)
 
 
-def _first(migrations: list[LiteralString]) -> int:
+def _first(migrations: Sequence[Migration]) -> int:
     """The version that begins to record ends."""
-    return next(n for n, text in enumerate(migrations, 1) if "CREATE TABLE ended_executions" in text)
+    return next(each.version for each in migrations if "CREATE TABLE ended_executions" in each.script)
 
 
 async def _check_old(provider: PostgresProvider | SqliteProvider) -> None:
