@@ -52,6 +52,7 @@
         ├── SessionAmbiguous           several ids begin so; carries them
         ├── SessionLoadFailed          the state could not be read; the record is untouched
         │   ├── SessionMigrationMissing    no chain of migrations leads to the schema of this code
+        │   │   └── SessionRecordTooNew    later code wrote it
         │   ├── SessionMigrationAmbiguous  a step twice, or two shortest chains
         │   └── SessionMigrationFailed     a migration raised
         ├── SessionSaveFailed          the state could not be written; carries it
@@ -462,6 +463,23 @@ class SessionMigrationMissing(SessionLoadFailed):
         super().__init__(session_id, f"no migration from schema version {from_version} to {to_version}: {description}")
         self.from_version, self.to_version = from_version, to_version
         self.registered, self.description = registered, description
+
+
+class SessionRecordTooNew(SessionMigrationMissing):
+    """Later code wrote the record, and no chain of migrations leads back to the schema version of this code.
+
+    A worker gives an activity that meets it back together with its session, for workers that can read the record. The
+    error is that of the activity when none has come within ``unregistered_timeout``.
+
+    Attributes:
+        kind: of the record.
+    """
+
+    def __init__(self, kind: str, missing: SessionMigrationMissing) -> None:
+        super().__init__(
+            missing.session_id, missing.from_version, missing.to_version, missing.registered, missing.description
+        )
+        self.kind = kind
 
 
 class SessionMigrationAmbiguous(SessionLoadFailed):

@@ -47,3 +47,13 @@ def make_app(notes: Sessions[list[str]]) -> App:
 
 
 app = make_app(Sessions(list[str], kind="notes", initial=lambda _: []))
+
+
+def make_later_app() -> App:
+    """The app of a later release, whose records the other cannot read."""
+    notes = Sessions(list[str], kind="notes", schema_version=2, initial=lambda _: [])
+    notes.register_migration(1, 2, lambda words: words)
+    return make_app(notes)
+
+
+later = make_later_app()

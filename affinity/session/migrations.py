@@ -52,6 +52,21 @@ class Migrations:
             raise SessionMigrationAmbiguous(ANY_SESSION, from_version, to_version, said)
         steps[to_version] = _Step(from_version, to_version, migrate)
 
+    def leading_to(self, goal: int) -> frozenset[int]:
+        """The versions from which a chain leads to ``goal``, itself among them."""
+        found = {goal}
+        while more := {start for start, steps in self._from.items() if start not in found and found & steps.keys()}:
+            found |= more
+        return frozenset(found)
+
+    def check(self, session_id: str, from_version: int, to_version: int) -> None:
+        """Find the chain, without running it.
+
+        Raises:
+            SessionMigrationMissing, SessionMigrationAmbiguous: as `apply`.
+        """
+        self._chain(session_id, from_version, to_version)
+
     async def apply(self, session_id: str, plain: Any, from_version: int, to_version: int) -> Any:
         """The plain form in the other version; each step gets what the one before it returned.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from affinity.errors import SessionError
 from affinity.records import Participant, SessionStore
@@ -22,6 +22,20 @@ class SessionContext(Protocol):
         """The epoch of the lease under which the work was fetched. It grows with every change of holder, and when
         somebody else writes the session's record.
         """
+        ...
+
+
+@runtime_checkable
+class RecordReader(Protocol):
+    """Reads records of one kind; `Sessions` does."""
+
+    @property
+    def kind(self) -> str:
+        """Of the records."""
+        ...
+
+    def readable_versions(self) -> frozenset[int]:
+        """The schema versions of the records that it can read."""
         ...
 
 

@@ -11,7 +11,13 @@ from uuid import uuid4
 
 import anyio.to_thread
 
-from affinity.errors import InvalidInput, NotSerializable, SessionLoadFailed
+from affinity.errors import (
+    InvalidInput,
+    NotSerializable,
+    SessionLoadFailed,
+    SessionMigrationMissing,
+    SessionRecordTooNew,
+)
 from affinity.records import SessionMetadata, SessionRecord, SessionState, SessionStore
 from affinity.session import metadata
 from affinity.session.calls import problem_of
@@ -108,6 +114,7 @@ class StateSchema(Generic[S]):
     async def _decode(self, session_id: str, record: SessionRecord | SessionState) -> _Decoded[S]:
         if record.metadata.kind != self.kind:
             raise SessionLoadFailed(session_id, f"it is of kind {record.metadata.kind!r}, not {self.kind!r}")
+        self._refuse_too_new(session_id, record.schema_version)
         try:
             growth = 1 if record.encoding == "plain" else _DEFLATED
             raw, digest = await _off_loop(len(record.state) * growth, _unpacked, record.state, record.encoding)
@@ -116,6 +123,14 @@ class StateSchema(Generic[S]):
             raise
         except Exception as error:
             raise SessionLoadFailed(session_id, f"its record cannot be read: {problem_of(error)}") from error
+
+    def _refuse_too_new(self, session_id: str, version: int) -> None:
+        """Before anything of the record is read: later code may have packed and encoded it in another way."""
+        if version > self.version:
+            try:
+                self.migrations.check(session_id, version, self.version)
+            except SessionMigrationMissing as missing:
+                raise SessionRecordTooNew(self.kind, missing) from None
 
     async def _state(self, session_id: str, raw: bytes, version: int) -> S:
         read = getattr(self.codec, "read", None)

@@ -117,6 +117,15 @@ class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
         )
         self._turns = Turns(self._schema, self._pool, size_of)
 
+    @property
+    def kind(self) -> str:
+        """What the records are called."""
+        return self._schema.kind
+
+    def readable_versions(self) -> frozenset[int]:
+        """The schema versions of the records that this code can read: its own, and those that migrations lead from."""
+        return self._schema.migrations.leading_to(self._schema.version)
+
     # -- opening
 
     def open(

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeGuard
 
 import anyio
 import anyio.to_thread
@@ -25,6 +25,7 @@ from affinity.errors import (
     SessionMigrationAmbiguous,
     SessionMigrationFailed,
     SessionMigrationMissing,
+    SessionRecordTooNew,
     SessionSelfConflict,
     SessionWriteConflict,
 )
@@ -37,6 +38,7 @@ from affinity.records import SessionStore
 from affinity.session.protocols import enter_activity
 from affinity.worker.isolation import Isolation, is_isolated, not_begun
 from affinity.worker.keeper import HeldLocks
+from affinity.worker.needs import record_need
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.pledges import Pledge, again, discard
 from affinity.worker.sessions import HeldSessions
@@ -159,9 +161,8 @@ class ActivityRunner:
         self._observe = observe
         # By lock: after a lapse an item may be fetched again while its former run, of the same key, still ends.
         self._running: dict[WorkLock, _Running] = {}
-        self._leaving: dict[
-            str, list[WorkItem]
-        ] = {}  # items that go back with their session once its other work has ended
+        # Items that go back with their session once its other work has ended.
+        self._leaving: dict[str, list[WorkAbandon]] = {}
         self._limiter = anyio.CapacityLimiter(options.worker_concurrency)
         self._threads = _Threads()
         self._empty = anyio.Event()
@@ -335,6 +336,9 @@ class ActivityRunner:
             self._end(item)
             self._outcomes.submit_abandon(again(item.lock))
             return
+        if self._is_unreadable_here(error, item):
+            self._give_back_unreadable(item, error)
+            return
         failures = item.failures + 1
         policy = None if isinstance(error, _NON_RETRYABLE) else task.retry
         pause = None if policy is None else _pause(running, policy, error, failures)
@@ -372,7 +376,7 @@ class ActivityRunner:
         """Work that this worker has no code for goes to one that has it; a session goes along, once its other work here
         is done. After ``unregistered_timeout`` without such a worker it fails, by name.
         """
-        if item.unknown_for is not None and item.unknown_for >= self._options.unregistered_timeout:
+        if self._has_waited(item):
             self._fail(item, "unknown", "UnknownActivity", f"no worker registers the activity {item.name!r}")
         elif item.session_id is None:
             logger.info("activity %s is not registered here; leaving it to workers that know it", item.name)
@@ -380,18 +384,38 @@ class ActivityRunner:
             self._outcomes.submit_abandon(replace(not_begun(item, self._options.isolate_after), unknown=True))
         else:
             logger.warning("activity %s is not registered here; giving session %s back", item.name, item.session_id)
-            leaving = self._leaving.setdefault(item.session_id, [])
-            leaving.append(item)
-            if self._sessions.running(item.session_id) <= len(leaving):
-                self._leave(item.session_id)
+            self._give_back_with_session(item.session_id, not_begun(item, self._options.isolate_after))
+
+    def _is_unreadable_here(self, error: BaseException, item: WorkItem) -> TypeGuard[SessionRecordTooNew]:
+        is_own = isinstance(error, SessionRecordTooNew) and error.session_id == item.session_id
+        return is_own and not self._has_waited(item)
+
+    def _give_back_unreadable(self, item: WorkItem, error: SessionRecordTooNew) -> None:
+        """Work whose session was written by later code goes, with the session, to a worker that can read the record.
+
+        Its code was run up to there, and came to an end: that is no attempt.
+        """
+        logger.warning("activity %s: %s; giving the session back", item.name, error)
+        self._observe(item.name, "retried")
+        need = record_need(error.kind, error.from_version)
+        self._give_back_with_session(error.session_id, WorkAbandon(lock=item.lock, count_attempt=False, needs=need))
+
+    def _give_back_with_session(self, session_id: str, given: WorkAbandon) -> None:
+        leaving = self._leaving.setdefault(session_id, [])
+        leaving.append(replace(given, delay=UNKNOWN_PAUSE, unknown=True, release_session=True))
+        if self._sessions.running(session_id) <= len(leaving):
+            self._leave(session_id)
 
     def _leave(self, session_id: str) -> None:
-        for item in self._leaving.pop(session_id, ()):
-            self._locks.discard(item.lock)
+        for given in self._leaving.pop(session_id, ()):
+            self._locks.discard(given.lock)
             self._sessions.end(session_id)
-            given = not_begun(item, self._options.isolate_after)
-            self._outcomes.submit_abandon(replace(given, delay=UNKNOWN_PAUSE, unknown=True, release_session=True))
+            self._outcomes.submit_abandon(given)
         self._outcomes.session_left(session_id)
+
+    def _has_waited(self, item: WorkItem) -> bool:
+        """Whether workers that could run it had their time to come."""
+        return item.unknown_for is not None and item.unknown_for >= self._options.unregistered_timeout
 
     # -- cancelling
 

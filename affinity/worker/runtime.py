@@ -52,6 +52,7 @@ from affinity.worker.instances import InstanceTable
 from affinity.worker.isolation import not_begun
 from affinity.worker.keeper import HeldLocks, LeaseEnd
 from affinity.worker.metrics import Metrics
+from affinity.worker.needs import needs_met
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.pledges import Pledge, again
 from affinity.worker.retry import Availability, Backoff
@@ -110,7 +111,7 @@ class Runtime:
         self._timeouts = Timeouts(
             work_item_lock=options.work_item_lock_timeout, session_lock=options.session_lock_timeout
         )
-        self._activity_names = frozenset(app.activities)
+        self._activity_names = frozenset(app.activities) | needs_met(listeners)
         self._orchestration_names = frozenset({d.name for d in app.orchestrations.values()} | set(app.orchestrations))
         self._availability = availability
         self.silence = Silence()
