@@ -12,6 +12,7 @@ from typing import Final
 import pytest
 
 from affinity.provider import migrate
+from tests.provider import warm
 from tests.provider.harnesses import PostgresHarness
 from tests.servers import NoPostgres, Offer, PostgresServer, old_and_new
 from tests.servers.programs import memory
@@ -130,6 +131,7 @@ def servers() -> Iterator[Servers]:
     """Both PostgreSQL servers."""
     with ExitStack() as stack:
         yield Servers(stack)
+        warm.close_idle()
 
 
 @pytest.fixture(params=["old", "new"])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import aclosing, asynccontextmanager, closing
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, LiteralString, Self, get_args
 
 import anyio
 from psycopg import AsyncConnection
+from psycopg.conninfo import make_conninfo
 
 from affinity.provider.conformance import Fault
 from affinity.provider.contract import FetchOptions, Provider, WorkerIdentity
@@ -19,6 +20,7 @@ from affinity.provider.sqlite import Clock, SqliteProvider, fetching
 from affinity.provider.sqlite.database import Database, connect
 from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.timeline import Timeline
+from tests.provider import warm
 from tests.provider.fault_proxy import FaultyPostgres
 
 PATIENCE: Final = 30.0
@@ -151,11 +153,10 @@ WORK: Final = """
 SCHEMA: Final = "conformance"
 """Not the default one, so that a statement that names a schema is found out."""
 
-OTHERS: Final = "datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
-
-DISCONNECT: Final = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE " + OTHERS
-
-CONNECTED: Final = "SELECT count(*) FROM pg_stat_activity WHERE " + OTHERS
+DISCONNECT: Final[LiteralString] = """
+    SELECT count(pg_terminate_backend(pid, 30000)) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+      AND pid <> ALL(%s)"""
 
 # A schema that lives long would meet the autovacuum, and what it learned of one test's rows would plan another's.
 UNDISTURBED: Final[LiteralString] = """
@@ -189,8 +190,9 @@ class PostgresHarness:
     """A schema that the tests use one after another: each finds it as a migration leaves it."""
 
     def __init__(self, database: str) -> None:
-        self._database = database
         self._url = f"{database}{'&' if '?' in database else '?'}schema={SCHEMA}"
+        options = f"-c search_path={SCHEMA}"
+        self._conninfo = make_conninfo(database, options=options, application_name=f"{warm.APPLICATION} monitor")
 
     @classmethod
     async def prepare(cls, database: str) -> None:
@@ -205,28 +207,28 @@ class PostgresHarness:
         """The schema without a trace of the test before, however that ended. Whoever is still connected is cut off."""
         harness = cls(database)
         async with harness._monitor() as monitor:
-            await monitor.execute(DISCONNECT)
-            await harness._until(monitor, CONNECTED, 0)
+            await monitor.execute(DISCONNECT, [warm.idle_backends()])
             await monitor.execute(AS_NEW)
         return harness
 
     async def open(self, timeline: Timeline | None = None) -> Provider:
-        return await PostgresProvider.open(self._url, timeline=timeline)
+        return await PostgresProvider.open(self._url, application_name=warm.APPLICATION, timeline=timeline)
 
     async def lose_tail(self) -> None:
         async with self._monitor() as monitor:
             await monitor.execute("UPDATE timeline SET place = 'elsewhere'")
 
     async def advance(self, seconds: float) -> None:
-        async with self._provider() as provider:
+        async with aclosing(await PostgresProvider.open(self._url, application_name=warm.APPLICATION)) as provider:
             await provider.advance_clock(seconds)
 
     async def fetch_cost(self, identity: WorkerIdentity, options: FetchOptions) -> int:
         """Rows and index entries read, and blocks looked at: a connection has told of all of them when it has ended."""
+        warm.close_idle()
         async with self._monitor() as monitor:
             await self._until(monitor, BACKENDS, 0)
             before = await self._scalar(monitor, WORK)
-            async with self._provider() as provider:
+            async with aclosing(await PostgresProvider.open(self._url)) as provider:
                 await provider.fetch_work_item(identity, options)
             await self._until(monitor, BACKENDS, 0)
             return int(await self._scalar(monitor, WORK) - before)
@@ -242,18 +244,12 @@ class PostgresHarness:
         """Leave the schema to the next test."""
 
     @asynccontextmanager
-    async def _provider(self) -> AsyncIterator[PostgresProvider]:
-        provider = await PostgresProvider.open(self._url)
-        try:
-            yield provider
-        finally:
-            await provider.aclose()
-
-    @asynccontextmanager
     async def _monitor(self) -> AsyncIterator[AsyncConnection[Any]]:
-        options = f"-c search_path={SCHEMA}"
-        async with await AsyncConnection.connect(self._database, autocommit=True, options=options) as connection:
+        connection = await warm.connect(self._conninfo)
+        try:
             yield connection
+        finally:
+            warm.keep(connection)
 
     async def _until(self, monitor: AsyncConnection[Any], query: LiteralString, wanted: int) -> None:
         with anyio.fail_after(PATIENCE):

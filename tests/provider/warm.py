@@ -1,0 +1,100 @@
+"""Connections to PostgreSQL that outlive the provider object that made them, and the test that made that.
+
+A new connection costs the server a process, its caches and the preparation of each statement: some 15 ms, more than
+what a test of the contract does with it. A test opens ten of them. So the providers of `PostgresHarness` get
+connections that those of an earlier test have closed, in autocommit and outside any transaction, with what the server
+has prepared on them. All else is as on a new connection: the provider checks the timeline, for one.
+"""
+
+from __future__ import annotations
+
+import select
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, Final
+
+from psycopg import AsyncConnection
+from psycopg.pq import TransactionStatus
+
+from affinity.provider.postgres import connections
+from affinity.provider.postgres.conversation import Conversation, Outcome
+
+APPLICATION: Final = "affinity conformance"
+"""Whose connections are kept: ``application_name`` of `PostgresProvider.open`."""
+
+MOST: Final = 6
+"""Idle connections kept for each role of a provider on a database; a few tests have more provider objects than that."""
+
+_connect = connections.connect
+
+
+class KeptConversation(Conversation):
+    """On a connection that may have been used before: what is prepared on it is known."""
+
+    def __init__(self, connection: AsyncConnection[Any], ended: Callable[[Outcome], None]) -> None:
+        super().__init__(connection, ended)
+        if (before := _prepared.get(connection)) is not None:
+            self._shapes, self._names, self._numbers = before
+        elif connection in _origins:
+            _prepared[connection] = (self._shapes, self._names, self._numbers)
+
+    def close(self) -> None:
+        if self._connection in _origins:
+            keep(self._connection)
+        else:
+            super().close()
+
+
+async def connect(conninfo: str) -> AsyncConnection[Any]:
+    """As `connections.connect`. What has `APPLICATION` in its ``application_name`` can be kept."""
+    idle = _idle[conninfo]
+    while idle:
+        if _is_usable(connection := idle.pop()):
+            return connection
+        _forget(connection)
+    connection = await _connect(conninfo)
+    if APPLICATION in conninfo:
+        _origins[connection] = conninfo
+    return connection
+
+
+def keep(connection: AsyncConnection[Any]) -> None:
+    """For the next one who connects; to be called instead of closing what `connect` returned."""
+    idle = _idle[_origins[connection]]
+    if _is_usable(connection) and len(idle) < MOST:
+        idle.append(connection)
+    else:
+        _forget(connection)
+
+
+def idle_backends() -> list[int]:
+    """Process ids, at the server, of those that no provider uses."""
+    return [connection.info.backend_pid for idle in _idle.values() for connection in idle]
+
+
+def close_idle() -> None:
+    """End all that no provider uses."""
+    for idle in _idle.values():
+        while idle:
+            _forget(idle.pop())
+
+
+def _is_usable(connection: AsyncConnection[Any]) -> bool:
+    """Open, not in the middle of anything, and without news: an idle server says only that it ends."""
+    pgconn = connection.pgconn
+    if pgconn.transaction_status != TransactionStatus.IDLE:
+        return False
+    return not select.select([pgconn.socket], [], [], 0)[0]
+
+
+def _forget(connection: AsyncConnection[Any]) -> None:
+    connection.pgconn.finish()
+    _origins.pop(connection, None)
+    _prepared.pop(connection, None)
+
+
+_idle: Final[defaultdict[str, list[AsyncConnection[Any]]]] = defaultdict(list)
+_origins: Final[dict[AsyncConnection[Any], str]] = {}
+_prepared: Final[dict[AsyncConnection[Any], tuple[Any, Any, Any]]] = {}
+
+vars(connections).update(connect=connect, Conversation=KeptConversation)
