@@ -169,6 +169,8 @@ class WorkFetch:
     next_due: float | None  # seconds until something of ours, or unclaimed, becomes visible, when ``items`` is empty
     left: bool = False  # it was a share: more waits that nobody holds, left to others for a moment
     more: bool = False  # it ended at the limit: more waits that the caller could have at once
+    crowded: bool = False  # work waits that the caller could claim, if it held fewer sessions
+    alone: bool = False  # no other worker is alive and takes work
 
 
 @frozen(kw_only=True)
@@ -599,13 +601,13 @@ class Provider(Protocol):
         """Lock up to ``limit`` visible work items to the caller; attempts + 1, but see `FetchOptions.uncounted_after`;
         touch or claim their sessions.
 
-        Eligible, oldest first within each kind: items of sessions that the caller holds (whatever their name);
-        session-free items; items of sessions that nobody holds, which claims them, while the caller holds fewer than
-        ``max_sessions``, is not draining and is alive. Of those, it gets first what it was offered
-        (``NewWorkItem.claim_here``); of the rest, while other workers are alive and not draining, about as many as
-        `limits.fair_share` says. Of the last two kinds, an item is passed over while its name, or what it `needs
-        <WorkAbandon.needs>`, is not in ``names`` and a worker has given it back as unknown less than ``unknown_after``
-        seconds ago.
+        Eligible, the oldest first over all kinds (by when they became visible): items of sessions that the caller holds
+        (whatever their name); session-free items; items of sessions that nobody holds, which claims them, while the
+        caller holds fewer than ``max_sessions``, is not draining and is alive: what was offered to it
+        (``NewWorkItem.claim_here``), and what is anyone's. While other workers are alive and not draining, it gets
+        about as many session-free items, and as many that are anyone's, as `limits.fair_share` says. Of all but the
+        first kind, an item is passed over while its name, or what it `needs <WorkAbandon.needs>`, is not in ``names``
+        and a worker has given it back as unknown less than ``unknown_after`` seconds ago.
         Every change of holder gives the session a new, greater epoch; the same incarnation that re-claims what nobody
         held in between keeps it. Nothing when the caller is not alive or is not the current incarnation.
         """

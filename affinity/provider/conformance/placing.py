@@ -176,7 +176,7 @@ class PlacingRules(Rules):
         assert (item.session_id, item.attempts) == ("s", 1)
         assert await world.holders() == {"s": "a"}
 
-    async def test_what_is_offered_comes_before_a_share_of_the_rest(self, world: World) -> None:
+    async def test_what_is_offered_comes_with_a_share_of_the_rest(self, world: World) -> None:
         """And does not lessen it (contract: fetch_work_item)."""
         a, _ = await world.worker("a"), await world.worker("b")
         instance = await a.own("i")
@@ -185,13 +185,13 @@ class PlacingRules(Rules):
         await place(a, instance, claim_here(instance, 1, "mine"))
         assert {item.session_id for item in await a.take(100)} == {"mine", *others[:LEAST_SHARE]}
 
-    async def test_what_is_offered_comes_before_what_is_older(self, world: World) -> None:
+    async def test_what_is_older_comes_before_what_is_offered(self, world: World) -> None:
         """Also when there is room for one session only (contract: fetch_work_item)."""
         a = await world.worker("a")
         instance = await a.own("i")
         await world.enqueue("older")
         await place(a, instance, claim_here(instance, 1, "mine"))
-        assert [item.session_id for item in await a.take(10, max_sessions=1)] == ["mine"]
+        assert [item.session_id for item in await a.take(10, max_sessions=1)] == ["older"]
 
     async def test_what_was_offered_and_not_taken_is_for_anyone(self, world: World) -> None:
         """After about a second, by a sweep (contract: OFFER_SECONDS)."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 from affinity.provider.conformance.base import Rules
 from affinity.provider.conformance.builders import SESSION_LOCK, fetch_options
 from affinity.provider.conformance.world import World, at_once
+from affinity.provider.contract import WorkKey
 
 
 class RoutingRules(Rules):
@@ -98,14 +101,48 @@ class RoutingRules(Rules):
         await world.enqueue("s", None, "t", "s", None, "u")
         assert [len(await a.take(4)), len(await a.take(4)), len(await a.take(4))] == [4, 2, 0]
 
-    async def test_the_oldest_comes_first_within_its_kind(self, world: World) -> None:
-        """Held, free and unclaimed alike (contract: fetch_work_item)."""
+    async def test_the_oldest_comes_first_over_all_kinds(self, world: World) -> None:
+        """Of sessions that the caller holds, session-free, offered to it, and of sessions that nobody holds; one after
+        the other, and several at a time (contract: fetch_work_item).
+        """
         a = await world.worker("a")
-        await world.enqueue("s")
-        await a.take_one()
-        for kind in ("s", None, "new"):
-            keys = await world.enqueue(kind, kind, kind, kind)
-            assert [(await a.take_one()).lock.key for _ in keys] == keys
+        await world.use(a, "s")
+        for limit in (1, 3):
+            keys: list[WorkKey] = []
+            for number, order in enumerate(permutations(("s", None, "new", "offered"))):
+                for kind in order:
+                    if kind == "offered":
+                        keys.append(await world.offer(a, f"offered {limit} {number}"))
+                    else:
+                        keys += await world.enqueue(f"new {limit} {number}" if kind == "new" else kind)
+            while items := await a.take(limit):
+                oldest, keys = keys[:limit], keys[limit:]
+                assert {item.lock.key for item in items} == set(oldest)
+            assert keys == []
+
+    async def test_older_work_of_a_session_that_is_not_for_the_caller_keeps_nothing_back(self, world: World) -> None:
+        """Of another's session, or of one that it has no room for (contract: fetch_work_item)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        await world.use(a, "s")
+        await world.use(b, "theirs")
+        await world.enqueue("theirs", "new")
+        keys = await world.enqueue("s", None)
+        fetched = await a.fetch(2, max_sessions=1)
+        assert [item.lock.key for item in fetched.items] == keys
+        assert fetched.crowded
+
+    async def test_a_fetch_says_who_else_takes_work(self, world: World) -> None:
+        """And whether it could have had more, with fewer sessions (contract: WorkFetch.alone, crowded)."""
+        a = await world.worker("a")
+        clerk = await world.clerk()
+        await world.use(a, "s")
+        assert not (await a.fetch()).alone
+        await world.enqueue("t")
+        assert [(await a.fetch(max_sessions=most)).crowded for most in (0, 1, 2)] == [False, True, False]
+        await world.enqueue("t")
+        assert not (await a.fetch(max_sessions=1)).crowded
+        await clerk.drain()
+        assert (await a.fetch()).alone
 
     async def test_a_delayed_item_becomes_visible_in_time(self, world: World) -> None:
         """Not before, and ``next_due`` says when (contract: WorkFetch)."""

@@ -13,7 +13,7 @@ import anyio
 
 from affinity.errors import Contention
 from affinity.limits import MAX_BATCH
-from affinity.provider.conformance.builders import ACTIVITY, LONG_LEASE, message_ids, payloads
+from affinity.provider.conformance.builders import ACTIVITY, LONG_LEASE, message_ids, payloads, work_item
 from affinity.provider.conformance.harness import FaultyProvider, Harness
 from affinity.provider.conformance.peer import Peer
 from affinity.provider.contract import (
@@ -147,6 +147,13 @@ class World:
             batch = items[start : start + MAX_BATCH]
             assert (await clerk.commit_one(self._instance, history=[], work_items=batch)).committed
         return [item.key for item in items]
+
+    async def offer(self, worker: Peer, session_id: str) -> WorkKey:
+        """Let an instance of the worker's queue an item that is offered to it: no worker holds the session."""
+        instance = await worker.own(f"offers {next(self._activities)}")
+        item = replace(work_item(instance, 1, session_id), claim_here=True)
+        await worker.go_on(instance, consumed=message_ids(instance), work_items=[item])
+        return item.key
 
     async def results(self) -> list[str]:
         """Messages that acks have sent so far."""

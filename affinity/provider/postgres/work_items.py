@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from psycopg.types.numeric import Int8
@@ -30,6 +31,7 @@ from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "work_items.sql")
 _CLAIM: Final = (_SQL["claim_alone"], _SQL["claim"])
+_SHARES: Final = {"rounds": Int8(SHARE_ROUNDS), "least": Int8(LEAST_SHARE), "count": Int8(MAX_BATCH)}
 _ACK: Final = without(_SQL["ack"], "state")
 _ACK_WITH_STATE: Final = without(_SQL["ack"], "plain")
 
@@ -42,49 +44,51 @@ class WorkItemVerbs(Verbs):
 
         One statement, unless there is a session to claim: that needs a snapshot taken after a lock.
         """
-        params = {**who(identity), **_choices(options), "token": self._token(identity)}
+        params = {**who(identity), **_choices(options), **_SHARES, "token": self._token(identity)}
         rows = await self._links.fetch.run(_SQL["fetch"], {**params, "names": Texts(options.names)})
-        claimable, more, raced, next_due, *_ = rows[0]
-        items = [_work_item(row[5:]) for row in rows if row[4] is not None]
-        if not claimable or len(items) >= options.limit:
-            return WorkFetch(
-                items=items,
-                raced=bool(raced),
-                next_due=None if items else _positive(next_due),
-                more=bool(more) or (claimable and bool(items)),
-            )
-        try:
-            claimed = await self._claim(identity, options, options.limit - len(items))
-        except ProviderError as error:
-            if error.maybe_done or not (items or isinstance(error, Contention)):
-                raise
-            return WorkFetch(items=items, raced=True, next_due=None)  # what was found is locked to us already
-        items += claimed.items
-        return WorkFetch(
-            items=items,
-            raced=bool(raced and not items) or claimed.raced,
-            next_due=None if items else _positive(next_due),
-            left=claimed.left,
-            more=claimed.more,
+        offered, unheld, raced, next_due, left, more, crowded, alone, *_ = rows[0]
+        found = WorkFetch(
+            items=[_work_item(row[9:]) for row in rows if row[8] is not None],
+            raced=bool(raced),
+            next_due=_positive(next_due),
+            left=bool(left),
+            more=more,
+            crowded=bool(crowded),
+            alone=alone,
         )
+        if offered or unheld:
+            found = await self._with_claims(identity, options, found, offered, unheld)
+        full = len(found.items) >= options.limit
+        return replace(found, next_due=None if found.items else found.next_due, more=found.more and full)
 
-    async def _claim(self, identity: WorkerIdentity, options: FetchOptions, limit: int) -> WorkFetch:
-        """Claim sessions for up to ``limit`` items."""
+    async def _with_claims(
+        self, identity: WorkerIdentity, options: FetchOptions, found: WorkFetch, offered: int, unheld: int
+    ) -> WorkFetch:
+        """What was found, and what comes with the sessions that were chosen."""
+        try:
+            claimed, raced = await self._claim(identity, options, offered, unheld)
+        except ProviderError as error:
+            if error.maybe_done or not (found.items or isinstance(error, Contention)):
+                raise
+            return replace(found, raced=True)  # what was found is locked to us already
+        items = [*found.items, *claimed]
+        return replace(found, items=items, raced=raced or (found.raced and not items))
+
+    async def _claim(
+        self, identity: WorkerIdentity, options: FetchOptions, offered: int, unheld: int
+    ) -> tuple[list[WorkItem], bool]:
+        """Claim sessions for so many items of each kind; and whether a claim was lost."""
         params = {
             **who(identity),
             **_choices(options),
             "names": list(options.names),
-            "limit": Int8(limit),
-            "rounds": Int8(SHARE_ROUNDS),
-            "least": Int8(LEAST_SHARE),
-            "count": Int8(MAX_BATCH),
+            "offered": Int8(offered),
+            "unheld": Int8(unheld),
             "token": self._token(identity),
             "reroute": Int8(MAX_REROUTE),
         }
         *_, rows = await self._links.fetch.together(_CLAIM, params)
-        raced, left, more, *_ = rows[0]
-        items = [_work_item(row[4:]) for row in rows if row[3] is not None]
-        return WorkFetch(items=items, raced=bool(raced), next_due=None, left=bool(left), more=bool(more))
+        return [_work_item(row[2:]) for row in rows if row[1] is not None], bool(rows[0][0])
 
     async def renew_work_item_lock(
         self, identity: WorkerIdentity, locks: Sequence[WorkLock], timeouts: Timeouts

@@ -3,15 +3,94 @@
 -- each item that it finds by a subquery with one value, which is never turned into a join or a hash table; and a list of
 -- sessions is looked up by id, never by worker: `(…) IS TRUE` fits no index.
 
--- fetch: items of our sessions, then session-free ones; and whether there is a session to claim
-WITH own AS MATERIALIZED (
-    SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.unknown_since, q.visible_at, q.attempts
-    FROM deliverable_items q
-    WHERE q.route = %(route)s AND EXISTS (
-            SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
+-- fetch: the oldest of what the caller may have, and how many sessions it is to claim for the rest
+-- First a look at each kind, which locks nothing, then a lock on what is chosen. Since the second look begins where the
+-- first one found something, it does not pass by all that is in hand again.
+WITH company AS MATERIALIZED (
+    SELECT count(*) FILTER (WHERE NOT draining) AS n, coalesce(bool_or(me), false) AS alive,
+        coalesce(bool_or(me AND NOT draining), false) AND %(max_sessions)s > 0 AS may_claim
+    FROM (
+        SELECT draining, worker_id = %(worker)s AND incarnation = %(incarnation)s AS me FROM alive_workers
+    ) w
+), own_look AS MATERIALIZED (
+    SELECT q.visible_at FROM deliverable_items q
+    WHERE q.route = %(route)s AND (SELECT alive FROM company)
       AND (SELECT s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
            FROM sessions s WHERE s.session_id = q.session_id)
-    ORDER BY q.visible_at LIMIT %(limit)s FOR NO KEY UPDATE OF q SKIP LOCKED
+    ORDER BY q.visible_at LIMIT %(limit)s + 1
+), free_look AS MATERIALIZED (
+    SELECT q.visible_at FROM deliverable_items q
+    WHERE q.route = 'free' AND (SELECT alive FROM company)
+      AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
+           OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
+    ORDER BY q.visible_at LIMIT %(limit)s + 1
+), unheld_look AS MATERIALIZED (
+    -- `sessions`: how many would have to be claimed for this item and all that are older.
+    SELECT u.route, u.visible_at, count(*) FILTER (WHERE u.is_first) OVER (ORDER BY u.visible_at, u.route) AS sessions
+    FROM (
+        SELECT q.route, q.visible_at,
+            row_number() OVER (PARTITION BY q.session_id ORDER BY q.visible_at, q.route) = 1 AS is_first
+        FROM (VALUES (%(offer)s), ('new')) AS part (route)
+        CROSS JOIN LATERAL (
+            SELECT q.route, q.visible_at, q.session_id FROM deliverable_items q
+            WHERE q.route = part.route AND (SELECT may_claim FROM company)
+              AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
+                   OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
+              AND (SELECT h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s
+                   FROM held_sessions h WHERE h.session_id = q.session_id) IS NOT TRUE
+            ORDER BY q.visible_at LIMIT %(limit)s + 1
+        ) q
+    ) u
+), room AS MATERIALIZED (
+    SELECT CASE WHEN EXISTS (SELECT FROM unheld_look) THEN %(max_sessions)s - (
+        SELECT count(*) FROM sessions s
+        WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()) END AS n
+), waiting AS MATERIALIZED (
+    -- Of what is anyone's, counted only while there are others who could take it, and it may be more than a share.
+    SELECT CASE WHEN c.n > 1 AND %(limit)s > %(least)s AND (SELECT count(*) FROM free_look) > %(least)s THEN (
+            SELECT count(*)
+            FROM (SELECT FROM deliverable_items q
+                  WHERE q.route = 'free'
+                    AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
+                         OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
+                  LIMIT least(%(count)s, %(rounds)s * c.n * %(limit)s)) q) END AS free,
+        CASE WHEN c.n > 1 AND %(limit)s > %(least)s AND (SELECT n FROM room) > 0 THEN (
+            SELECT count(*)
+            FROM (SELECT FROM worker_queue q
+                  WHERE q.route = 'new' AND q.visible_at <= (SELECT clock())
+                  LIMIT least(%(count)s, %(rounds)s * c.n * %(limit)s)) q) END AS unheld
+    FROM company c
+), share AS MATERIALIZED (
+    -- What one fetch takes while others could: see limits.fair_share.
+    SELECT w.*, greatest(%(least)s, ceil(w.free::float8 / (%(rounds)s * c.n))::bigint) AS most_free,
+        greatest(%(least)s, ceil(w.unheld::float8 / (%(rounds)s * c.n))::bigint) AS most_unheld
+    FROM waiting w, company c
+), chosen AS MATERIALIZED (
+    -- The oldest, of whichever kind; of the same age, those first that only the caller can have.
+    SELECT count(*) FILTER (WHERE kind = 1) AS own, count(*) FILTER (WHERE kind = 3) AS free,
+        count(*) FILTER (WHERE kind = 2) AS offered, count(*) FILTER (WHERE kind = 4) AS unheld
+    FROM (
+        SELECT kind
+        FROM (
+            SELECT 1 AS kind, visible_at FROM own_look
+            UNION ALL
+            (SELECT 3, visible_at FROM free_look ORDER BY visible_at
+             LIMIT (SELECT CASE WHEN free IS NULL THEN %(limit)s ELSE most_free END FROM share))
+            UNION ALL
+            SELECT 2, visible_at FROM unheld_look WHERE route <> 'new' AND sessions <= (SELECT n FROM room)
+            UNION ALL
+            (SELECT 4, visible_at FROM unheld_look WHERE route = 'new' AND sessions <= (SELECT n FROM room)
+             ORDER BY visible_at LIMIT (SELECT CASE WHEN unheld IS NULL THEN %(limit)s ELSE most_unheld END FROM share))
+        ) candidates
+        ORDER BY visible_at, kind LIMIT %(limit)s
+    ) oldest
+), own AS MATERIALIZED (
+    SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.unknown_since, q.visible_at, q.attempts
+    FROM deliverable_items q
+    WHERE q.route = %(route)s AND q.visible_at >= (SELECT min(visible_at) FROM own_look)
+      AND (SELECT s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+           FROM sessions s WHERE s.session_id = q.session_id)
+    ORDER BY q.visible_at LIMIT (SELECT own FROM chosen) FOR NO KEY UPDATE OF q SKIP LOCKED
 ), held AS MATERIALIZED (
     -- The truth about a session, which cannot change any more until we commit.
     SELECT s.session_id, s.epoch, s.locked_until FROM sessions s
@@ -25,13 +104,12 @@ WITH own AS MATERIALIZED (
 ), free AS MATERIALIZED (
     SELECT q.instance_id, q.execution_id, q.activity_id, q.unknown_since, q.visible_at, q.attempts
     FROM deliverable_items q
-    WHERE q.route = 'free' AND EXISTS (
-            SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
+    WHERE q.route = 'free' AND q.visible_at >= (SELECT min(visible_at) FROM free_look)
       AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
            OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
-    ORDER BY q.visible_at LIMIT %(limit)s - (SELECT count(*) FROM own) FOR NO KEY UPDATE OF q SKIP LOCKED
+    ORDER BY q.visible_at LIMIT (SELECT free FROM chosen) FOR NO KEY UPDATE OF q SKIP LOCKED
 ), picked AS MATERIALIZED (
-    SELECT *, row_number() OVER (ORDER BY epoch IS NULL, visible_at) AS n
+    SELECT *, row_number() OVER (ORDER BY visible_at, epoch IS NULL) AS n
     FROM (
         SELECT own.instance_id, own.execution_id, own.activity_id, own.unknown_since, own.visible_at, own.attempts,
             held.epoch
@@ -51,45 +129,9 @@ WITH own AS MATERIALIZED (
     RETURNING p.n, q.instance_id, q.execution_id, q.activity_id, q.lock_token, q.name, q.payload, q.session_id, p.epoch,
         p.attempts + 1, q.failures, extract(epoch FROM clock() - p.unknown_since)::float8 AS unknown_for,
         extract(epoch FROM clock() - q.enqueued_at)::float8 AS queued_for
-), claimable AS (
-    SELECT %(max_sessions)s > 0
-        AND EXISTS (
-            SELECT FROM alive_workers
-            WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining)
-        AND EXISTS (
-            SELECT FROM deliverable_items q
-            WHERE q.route IN ('new', %(offer)s)
-              AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
-                   OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
-              AND (SELECT h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s
-                   FROM held_sessions h WHERE h.session_id = q.session_id) IS NOT TRUE)
-        AND (SELECT count(*) FROM sessions s
-             WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
-            ) < %(max_sessions)s AS yes
-), more AS (
-    -- Only looked at when the limit was reached: what is there beside what we have just locked.
-    SELECT (SELECT count(*)
-            FROM (SELECT FROM deliverable_items q WHERE q.route = %(route)s LIMIT %(limit)s + 1) q)
-         + (SELECT count(*)
-            FROM (SELECT FROM deliverable_items q
-                  WHERE q.route = 'free'
-                    AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
-                         OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
-                  LIMIT %(limit)s + 1) q) > %(limit)s AS yes
 ), idle AS (
-    -- Only looked at when nothing was found: what is there but locked by another's fetch, and what comes next.
-    SELECT EXISTS (
-        SELECT FROM deliverable_items q
-        WHERE q.route = %(route)s
-          AND (SELECT h.worker_id = %(worker)s AND h.incarnation = %(incarnation)s
-               FROM held_sessions h WHERE h.session_id = q.session_id)
-    ) OR EXISTS (
-        SELECT FROM deliverable_items q
-        WHERE q.route = 'free' AND EXISTS (
-                SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
-          AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
-               OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
-    ) AS raced, extract(epoch FROM least(
+    -- Only looked at when nothing was found: what comes next.
+    SELECT extract(epoch FROM least(
         (SELECT q.visible_at FROM worker_queue q WHERE q.route = %(route)s AND q.visible_at > (SELECT clock())
          ORDER BY q.visible_at LIMIT 1),
         (SELECT q.visible_at FROM worker_queue q WHERE q.route = 'free' AND q.visible_at > (SELECT clock())
@@ -99,9 +141,12 @@ WITH own AS MATERIALIZED (
          ORDER BY q.visible_at LIMIT 1)
     ) - clock())::float8 AS next_due
 )
-SELECT c.yes, m.yes, i.raced, i.next_due, t.*
-FROM claimable c
-LEFT JOIN more m ON (SELECT count(*) FROM picked) >= %(limit)s
+SELECT c.offered, c.unheld, c.own + c.free > 0 AND NOT EXISTS (SELECT FROM picked) AS raced, i.next_due,
+    s.free > s.most_free AND s.most_free < %(limit)s OR s.unheld > s.most_unheld AND s.most_unheld < %(limit)s AS left,
+    (SELECT count(*) FROM own_look) + (SELECT count(*) FROM free_look)
+        + (SELECT count(*) FROM unheld_look WHERE sessions <= (SELECT n FROM room)) > %(limit)s AS more,
+    (SELECT n FROM room) <= 0 AS crowded, (SELECT n FROM company) <= 1 AS alone, t.*
+FROM chosen c CROSS JOIN share s
 LEFT JOIN idle i ON NOT EXISTS (SELECT FROM picked)
 LEFT JOIN taken t ON true
 ORDER BY t.n
@@ -114,19 +159,10 @@ SELECT FROM workers WHERE worker_id = %(worker)s FOR NO KEY UPDATE
 WITH room AS MATERIALIZED (
     SELECT %(max_sessions)s - count(*) AS n FROM sessions s
     WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
-), share AS MATERIALIZED (
-    -- What one fetch takes while others could: see limits.fair_share.
-    SELECT waiting.n, workers.n > 1 AS shared,
-        CASE WHEN workers.n > 1 THEN greatest(%(least)s, ceil(waiting.n::float8 / (%(rounds)s * workers.n))::bigint)
-             ELSE %(limit)s END AS most
-    FROM (SELECT count(*) AS n FROM alive_workers WHERE NOT draining) workers,
-        (SELECT count(*) AS n
-         FROM (SELECT FROM worker_queue q WHERE q.route = 'new' AND q.visible_at <= (SELECT clock()) LIMIT %(count)s) q
-        ) waiting
 ), waiting AS MATERIALIZED (
-    -- What is offered to us comes first. Not more than our share is locked: what we leave is for others, at the same time.
+    -- No more than was chosen is locked: what we leave is for others, at the same time.
     SELECT q.*
-    FROM (VALUES (%(offer)s, %(limit)s), ('new', (SELECT most FROM share))) AS part (route, most)
+    FROM (VALUES (%(offer)s, %(offered)s), ('new', %(unheld)s)) AS part (route, most)
     CROSS JOIN LATERAL (
         SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.unknown_since, q.visible_at, q.route,
             q.attempts,
@@ -144,14 +180,12 @@ WITH room AS MATERIALIZED (
                FROM held_sessions h WHERE h.session_id = q.session_id) IS NOT TRUE
         ORDER BY q.visible_at LIMIT part.most FOR NO KEY UPDATE OF q SKIP LOCKED
     ) q
-    LIMIT %(limit)s
 ), wanted AS MATERIALIZED (
     SELECT session_id, last_worker, last_incarnation
     FROM (
-        SELECT *, row_number() OVER (PARTITION BY ours ORDER BY anyones, first) AS place
+        SELECT *, row_number() OVER (PARTITION BY ours ORDER BY first) AS place
         FROM (
-            SELECT session_id, last_worker, last_incarnation, ours, min(visible_at) AS first,
-                bool_and(route = 'new') AS anyones
+            SELECT session_id, last_worker, last_incarnation, ours, min(visible_at) AS first
             FROM waiting GROUP BY session_id, last_worker, last_incarnation, ours
         ) sessions_waiting
     ) ranked
@@ -213,14 +247,7 @@ WITH room AS MATERIALIZED (
 )
 SELECT (SELECT n FROM room) > 0 AND (SELECT count(*) FROM claimed) <= (SELECT count(*) - 1 FROM wanted)
        OR (SELECT n FROM room) > 0 AND NOT EXISTS (SELECT FROM waiting) AS raced,
-    (SELECT shared AND n > most FROM share) AS left,
-    (SELECT count(*) FROM picked) >= %(limit)s
-        AND (SELECT count(*)
-             FROM (SELECT FROM deliverable_items q
-                   WHERE q.route IN ('new', %(offer)s)
-                     AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
-                          OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
-                   LIMIT %(limit)s + 1) q) > %(limit)s AS more, t.*
+    t.*
 FROM (SELECT) one LEFT JOIN taken t ON true
 ORDER BY t.n
 

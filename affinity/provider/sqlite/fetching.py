@@ -5,10 +5,12 @@ takes the write lock only when there is something to take or a stale mark to rep
 never the items of other workers' sessions:
 
     own     items of sessions that the caller holds. One whose session it holds no more is a stale mark.
-    free    session-free items.
-    new     items whose session nobody holds, each of which claims it; looked at only while there is room for a session.
-            One whose session is held by now is a stale mark. Those that are offered to the caller come first, then a
-            share of those that are anyone's.
+    free    session-free items: a share of them.
+    offer   items whose session nobody holds, and that are offered to the caller; looked at only while there is room for
+            a session. One whose session is held by now is a stale mark.
+    new     the same, of those that are anyone's: a share of them.
+
+Of all that it finds there, the oldest is taken.
 
 Stale marks that are met are repaired on the spot. That bounds the scan without ever stranding work or spinning: a
 fetch that met too many of them says ``raced``, and there are fewer of them when it is repeated.
@@ -17,12 +19,13 @@ fetch that met too many of them says ``raced``, and there are fewer of them when
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from affinity.limits import MAX_BATCH, fair_share
+from affinity.limits import LEAST_SHARE, MAX_BATCH, SHARE_ROUNDS, fair_share
 from affinity.provider.contract import FetchOptions, WorkerIdentity, WorkFetch, WorkItem, WorkKey, WorkLock
 from affinity.provider.sqlite import sessions
-from affinity.provider.sqlite.database import Database, Row, Tx, to_json
+from affinity.provider.sqlite.database import Database, Tx, to_json
 from affinity.provider.sqlite.payloads import read_payloads
 from affinity.provider.sqlite.sessions import FREE, NEW, Lease, offer_route, own_route
 from affinity.provider.sqlite.tokens import Tokens
@@ -50,6 +53,8 @@ class _Candidate(NamedTuple):
     unknown_for: float | None
     queued_for: float
     lease: Lease | None
+    visible_at: float
+    route: str  # on which it was found
 
 
 def fetch(database: Database, tokens: Tokens, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
@@ -64,21 +69,40 @@ def _look(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch 
     row = tx.row(SQL["peek"], arguments)
     if row is None:
         return NOTHING
-    claims = _may_claim(row, options)
-    if _anything(tx, row, claims, arguments):
+    peeked = _Peeked(*row)
+    claims = peeked.may_claim(options)
+    if peeked.own_or_free or (claims and _unheld(tx, arguments)):
         return None
     due = tx.value(SQL["next_due"], {**arguments, "claims": claims})
-    return WorkFetch(items=(), raced=False, next_due=None if due is None else due - tx.now)
+    return WorkFetch(
+        items=(),
+        raced=False,
+        next_due=None if due is None else due - tx.now,
+        crowded=peeked.is_full(options) and _unheld(tx, arguments),
+        alone=peeked.workers <= 1,
+    )
 
 
-def _may_claim(peeked: Row, options: FetchOptions) -> bool:
-    draining, _, held, _ = peeked
-    return bool(held < options.max_sessions and not draining)
+class _Peeked(NamedTuple):
+    """What the first look of a fetch has found."""
+
+    draining: int
+    workers: int  # that could claim
+    held: int  # sessions
+    own_or_free: int  # whether there is something to fetch without claiming a session
+
+    def may_claim(self, options: FetchOptions) -> bool:
+        """Whether the caller takes work that claims a session."""
+        return self.held < options.max_sessions and not self.draining
+
+    def is_full(self, options: FetchOptions) -> bool:
+        """Whether it would, if it held fewer sessions."""
+        return self.held >= options.max_sessions > 0 and not self.draining
 
 
-def _anything(tx: Tx, peeked: Row, claims: bool, arguments: dict[str, Any]) -> bool:
-    *_, own_or_free = peeked
-    return bool(own_or_free or (claims and tx.value(SQL["peek_new"], arguments)))
+def _unheld(tx: Tx, arguments: dict[str, Any]) -> bool:
+    """Whether there is work that claims a session."""
+    return bool(tx.value(SQL["peek_new"], arguments))
 
 
 def _take(tx: Tx, tokens: Tokens, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
@@ -86,17 +110,20 @@ def _take(tx: Tx, tokens: Tokens, identity: WorkerIdentity, options: FetchOption
     row = tx.row(SQL["peek"], arguments)
     if row is None:  # the lease ended while we waited for the lock
         return NOTHING
-    _, workers, held, _ = row
+    peeked = _Peeked(*row)
     harvest = _Harvest(tx, tokens, identity, options, arguments)
-    harvest.reap(arguments["own"])
-    harvest.reap(FREE)
-    if _may_claim(row, options):
-        harvest.claim(options.max_sessions - held, workers)
-    return harvest.bring_in()
+    harvest.scan(arguments["own"])
+    harvest.scan_free(peeked.workers)
+    if peeked.may_claim(options):
+        harvest.scan(arguments["offer"])
+        harvest.scan_new(peeked.workers)
+    harvest.pick(options.max_sessions - peeked.held)
+    crowded = peeked.is_full(options) and _unheld(tx, arguments)
+    return replace(harvest.bring_in(), crowded=crowded, alone=peeked.workers <= 1)
 
 
 class _Harvest:
-    """One fetch: candidates are picked range by range, then locked together."""
+    """One fetch: candidates are found range by range, then the oldest of them are locked together."""
 
     def __init__(
         self, tx: Tx, tokens: Tokens, identity: WorkerIdentity, options: FetchOptions, arguments: dict[str, Any]
@@ -106,34 +133,63 @@ class _Harvest:
         self._identity = identity
         self._options = options
         self._arguments = arguments
+        self._found: list[_Candidate] = []
         self._picked: dict[int, _Candidate] = {}
         self._claimed: dict[str, Lease | None] = {}  # with their former lease
         self._stale: defaultdict[str, set[str]] = defaultdict(set)  # sessions by the mark that their items should have
-        self._room = 0
+        self._share: int | None = None  # of the sessions that are anyone's
         self._raced = False
         self._left = False
 
-    def claim(self, room: int, workers: int) -> None:
-        """Pick from what nobody holds, up to ``room`` sessions; ``workers`` could do so, the caller being one."""
-        self.reap(self._arguments["offer"], room)
-        room -= len(self._claimed)
-        if workers > 1:
-            waiting = self._tx.value(SQL["count_new"], {**self._arguments, "count": MAX_BATCH})
-            share = fair_share(waiting, workers)
-            self._left = share < waiting
-            room = min(room, share)
-        self.reap(NEW, room)
+    def scan_free(self, workers: int) -> None:
+        """Find session-free items: a share, if there are other ``workers`` than the caller."""
+        self.scan(FREE, self._share_of("count_free", workers) if workers > 1 else self._options.limit)
 
-    def reap(self, route: str, room: int = 0) -> None:
-        """Pick from one range, and repair the marks in it that turn out to be stale; ``room`` is for new sessions."""
-        self._room = room
+    def scan_new(self, workers: int) -> None:
+        """Find items whose session nobody holds and that are anyone's, and how many of the sessions may be claimed."""
+        if workers > 1:
+            self._share = self._share_of("count_new", workers)
+        self.scan(NEW)
+
+    def _share_of(self, count: str, workers: int) -> int:
+        """What one fetch takes of what waits and is anyone's, while ``workers`` could, the caller being one."""
+        limit = self._options.limit
+        if limit <= LEAST_SHARE:
+            return LEAST_SHARE
+        most = min(MAX_BATCH, SHARE_ROUNDS * workers * limit)
+        waiting = self._tx.value(SQL[count], {**self._arguments, "count": most})
+        share = fair_share(waiting, workers)
+        self._left |= share < min(waiting, limit)
+        return share
+
+    def scan(self, route: str, most: int = MAX_BATCH) -> None:
+        """Find what can be had in one range, and repair the marks in it that turn out to be stale."""
         for spare in SPARES:
-            for candidate in self._scan(route, spare):
-                if len(self._picked) < self._options.limit:
-                    self._pick(candidate, route)
+            found = [one for one in self._read(route, spare) if self._is_for_us(one, route)]
             if not self._repair():
-                return
-        self._raced = True
+                break
+        else:
+            self._raced = True
+        self._found += found[: min(most, self._options.limit)]
+
+    def pick(self, room: int) -> None:
+        """Choose the oldest of what was found, with up to ``room`` new sessions."""
+        for one in sorted(self._found, key=_age):
+            if len(self._picked) < self._options.limit and self._has_room(one, room):
+                self._picked[one.id] = one
+
+    def _has_room(self, one: _Candidate, room: int) -> bool:
+        """Whether the item's session is held, or was claimed for another item, or can be claimed."""
+        session_id = one.session_id
+        if session_id is None or session_id in self._claimed or (one.lease is not None and one.lease.held):
+            return True
+        anyones = one.route == NEW
+        if len(self._claimed) >= room or (anyones and self._share == 0):
+            return False
+        if anyones and self._share is not None:
+            self._share -= 1
+        self._claimed[session_id] = one.lease
+        return True
 
     def bring_in(self) -> WorkFetch:
         """Claim the sessions, lock the items."""
@@ -168,31 +224,26 @@ class _Harvest:
         """After all that was picked is locked, whether there would be something for another fetch."""
         if len(self._picked) < self._options.limit:
             return False
-        peeked = self._tx.row(SQL["peek"], self._arguments)
-        assert peeked is not None
-        return _anything(self._tx, peeked, _may_claim(peeked, self._options), self._arguments)
+        row = self._tx.row(SQL["peek"], self._arguments)
+        assert row is not None
+        peeked = _Peeked(*row)
+        return bool(peeked.own_or_free) or (peeked.may_claim(self._options) and _unheld(self._tx, self._arguments))
 
-    def _scan(self, route: str, spare: int) -> list[_Candidate]:
-        if len(self._picked) >= self._options.limit:
-            return []
+    def _read(self, route: str, spare: int) -> list[_Candidate]:
         own = route == self._arguments["own"]
         limits = {"route": route, "any_name": own, "limit": self._options.limit + spare}
-        rows = self._tx.gather(SQL["scan"], {**self._arguments, **limits})
-        return [_candidate(row) for row in rows if row[0] not in self._picked]
+        return [_candidate(row, route) for row in self._tx.gather(SQL["scan"], {**self._arguments, **limits})]
 
-    def _pick(self, one: _Candidate, route: str) -> None:
-        """Take the item if it is ours to take."""
+    def _is_for_us(self, one: _Candidate, route: str) -> bool:
+        """Whether the item may be taken; if not, its mark is stale."""
         session_id, lease = one.session_id, one.lease
         if session_id is None or (lease is not None and lease.held_by(self._identity)):
-            self._picked[one.id] = one
-            return
+            return True
         truth = NEW if lease is None else lease.route
-        if truth != route and not (truth == NEW and route == self._arguments["offer"]):
-            self._stale[truth].add(session_id)
-        elif session_id in self._claimed or self._room:
-            self._room -= session_id not in self._claimed
-            self._claimed[session_id] = lease
-            self._picked[one.id] = one
+        if truth == route or (truth == NEW and route == self._arguments["offer"]):
+            return True
+        self._stale[truth].add(session_id)
+        return False
 
     def _repair(self) -> bool:
         """Re-mark what the scan found to be stale; whether there was anything."""
@@ -203,9 +254,13 @@ class _Harvest:
         return found
 
 
-def _candidate(row: list[Any]) -> _Candidate:
+def _age(one: _Candidate) -> tuple[float, int]:
+    return one.visible_at, one.id
+
+
+def _candidate(row: list[Any], route: str) -> _Candidate:
     row_id, instance_id, execution_id, activity_id, name, session_id, attempts, failures, *rest = row
-    unknown_for, queued_for, *lease = rest
+    unknown_for, queued_for, visible_at, *lease = rest
     return _Candidate(
         id=row_id,
         key=WorkKey(instance_id, execution_id, activity_id),
@@ -216,6 +271,8 @@ def _candidate(row: list[Any]) -> _Candidate:
         unknown_for=unknown_for,
         queued_for=queued_for,
         lease=None if lease[0] is None else Lease(*lease),
+        visible_at=visible_at,
+        route=route,
     )
 
 

@@ -35,6 +35,18 @@ SELECT EXISTS (
 -- count_new: items that claim a session and are anyone's, as far as it matters
 SELECT count(*) FROM (SELECT 1 FROM worker_queue WHERE route = 'new' AND visible_at <= :now LIMIT :count);
 
+-- count_free: session-free items that may be fetched, as far as it matters
+SELECT count(*) FROM (
+    SELECT 1 FROM worker_queue AS q
+    WHERE q.route = 'free' AND q.visible_at <= :now
+      AND (q.lock_token IS NULL OR q.locked_until <= :now
+           OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
+      AND (q.unknown_since IS NULL OR q.unknown_since <= :unknown_before
+           OR q.name IN (SELECT value FROM json_each(:names))
+              AND (q.needs IS NULL OR q.needs IN (SELECT value FROM json_each(:names))))
+    LIMIT :count
+);
+
 -- next_due: when the next item on the caller's own route is visible, or a free one, or one that claims a session
 SELECT min(due) FROM (
     SELECT min(visible_at) AS due FROM worker_queue WHERE route = :own AND visible_at > :now
@@ -46,12 +58,12 @@ SELECT min(due) FROM (
 
 -- scan: visible items of one route that nobody has in hand, oldest first, with the truth about their sessions
 SELECT json_group_array(json_array(
-    id, instance_id, execution_id, activity_id, name, session_id, attempts, failures, unknown_for, queued_for,
+    id, instance_id, execution_id, activity_id, name, session_id, attempts, failures, unknown_for, queued_for, visible_at,
     worker_id, incarnation, epoch, held
 ))
 FROM (
     SELECT q.id, q.instance_id, q.execution_id, q.activity_id, q.name, q.session_id, q.attempts, q.failures,
-           :now - q.unknown_since AS unknown_for, :now - q.enqueued_at AS queued_for,
+           :now - q.unknown_since AS unknown_for, :now - q.enqueued_at AS queued_for, q.visible_at,
            s.worker_id, s.incarnation, s.epoch, s.locked_until > :now AND w.worker_id IS NOT NULL AS held
     FROM worker_queue AS q
     LEFT JOIN sessions AS s ON s.session_id = q.session_id
