@@ -217,6 +217,12 @@ async def kills_its_worker(context: OrchestrationContext, n: int) -> None:
 
 
 @app.orchestration
+async def held_fan_out(context: OrchestrationContext, width: int) -> list[Seen]:
+    """Activities without a session, at once; each waits for the board."""
+    return await context.gather(*(context.schedule_activity(held, n) for n in range(width)))
+
+
+@app.orchestration
 async def held_once(context: OrchestrationContext, activity: str) -> Any:
     return await context.schedule_activity(activity, 0).on_session(context.instance_id)
 

@@ -179,6 +179,11 @@ class ActivityRunner:
         return max(0, self._options.worker_concurrency - len(self._running) - self._threads.left_behind)
 
     @property
+    def busy_threads(self) -> int:
+        """Threads that run sync code now, each of which may use a core."""
+        return self._threads.busy
+
+    @property
     def delivered(self) -> list[WorkLock]:
         """Locks of items that were handed to code and have not ended, and of one whose delivery is not counted yet."""
         waiting = self.isolation.waiting
@@ -500,6 +505,11 @@ class _Threads:
     def left_behind(self) -> int:
         """Threads that are busy with code that was given up."""
         return len(self._left)
+
+    @property
+    def busy(self) -> int:
+        """Threads that run code now."""
+        return len(self._inside)
 
     def names(self) -> set[str]:
         """The activities whose code is in a thread now."""

@@ -131,6 +131,10 @@ class Surroundings(Protocol):
         """How many new work items this worker would run at once."""
         ...
 
+    def slots_for_plain_work(self) -> int:
+        """How many new session-free items of one turn this worker would run at once; the rest is for all workers."""
+        ...
+
     def may_claim(self, session_id: str) -> bool:
         """Whether this worker would claim the session, if nobody holds it. To be asked when it is to be offered."""
         ...
@@ -169,6 +173,10 @@ class Surroundings(Protocol):
 
     def hint(self, worker: str | None, *, cancel: bool = False) -> None:
         """Wake a worker; None: whoever can."""
+        ...
+
+    def share(self) -> None:
+        """Wake everybody for work that any worker may take, this one a moment later."""
         ...
 
     def hint_owner(self, instance_id: str) -> None:
@@ -421,6 +429,7 @@ class InstanceTable:
             acks=[i.lock for i in consumed if i.lock is not None],
             states=[state for i in consumed if (state := i.state) is not None and id(i) not in unwanted],
             lock_here=self._around.slots_for_new_work(),
+            plain_here=self._around.slots_for_plain_work(),
             may_claim=self._around.may_claim,
         )
         self._return(live.execution.instance_id, inputs[step.consumed :])
@@ -484,13 +493,18 @@ class InstanceTable:
         return [i for i in inputs if i not in void and i not in conflicting]
 
     def _place(self, built: BuiltTurn, placed: Sequence[Placed]) -> None:
+        is_shared = False
         for place, task, wanted in zip(placed, built.tasks, built.turn.work_items, strict=True):
             if place.item is not None:
                 self._around.run(place.item, task)
             elif place.holder is None and wanted.claim_here:
                 self._around.poke()  # it was offered to us
+            elif wanted.session_id is None:
+                is_shared = True
             else:
                 self._around.hint(place.holder)
+        if is_shared:
+            self._around.share()
 
     def _spread(self, turn: Turn) -> None:
         """Tell others, and ourselves, what the turn has queued or cancelled."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
@@ -20,7 +21,7 @@ from anyio.abc import TaskGroup
 from cachetools import LRUCache
 
 from affinity.errors import Contention, DatabaseChanged, ProviderError, WorkerFenced
-from affinity.limits import MAX_BATCH
+from affinity.limits import LEAST_SHARE, MAX_BATCH
 from affinity.orchestration import App
 from affinity.orchestration.events import Event
 from affinity.orchestration.registry import SessionListener
@@ -74,6 +75,11 @@ HINT_SECONDS = 60.0
 SHARE_SECONDS = 0.005
 """Between two looks while there is work that nobody holds, and others who may take it: about how long they need to wake
 up.
+"""
+
+CORES = min(LEAST_SHARE, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+"""Session-free items of one turn that a worker starts by itself while others could have them: one for each core, and a
+few at most, since one Python process hardly uses more.
 """
 
 PLENTY = 0.9
@@ -149,6 +155,7 @@ class Runtime:
         self._offers: dict[str, float] = {}  # sessions that may be on offer to us, and until when at most
         self._left = False  # the last look took a share: others get a chance before the next
         self._told = False  # there may be work that no look has seen
+        self._alone = False  # no other worker was there at the last look
         self._backlog = False  # work in the queue waits for a slot: new work of ours waits its turn there
         self._full = False  # it was said that there is room for no further session
         self._uncertain = False  # a reply was lost: items may be locked to us that we do not know of
@@ -225,6 +232,15 @@ class Runtime:
         if not self._serving or self._backlog:
             return 0
         return max(0, self._slots() - self._told)
+
+    def slots_for_plain_work(self) -> int:
+        """How many new session-free items of one turn this worker would run at once, if it has slots for them: all of
+        them while it is alone, else as many as its cores can start; and one in any case, as a chain of single steps
+        stays where it is.
+        """
+        if self._alone:
+            return self._options.worker_concurrency
+        return max(1, CORES - self.activities.busy_threads)
 
     def _slots(self) -> int:
         return self.activities.free_slots - self._promised
@@ -339,6 +355,14 @@ class Runtime:
             self._check.set()
         if worker != self.worker_id:
             self._waker.hint(worker, cancel=cancel)
+
+    def share(self) -> None:
+        """Wake everybody for work that any worker may take; others look first, since this one has begun with it."""
+        self._waker.hint(None)
+        if self._alone:
+            self.poke()
+        else:
+            self.look_in(SHARE_SECONDS)
 
     def hint_owner(self, instance_id: str) -> None:
         """Wake the worker that owns an instance, which is not live here."""
@@ -461,6 +485,7 @@ class Runtime:
             return 0.0
         self._backlog = fetched.more and limit < FETCH_LIMIT
         self._left |= fetched.left
+        self._alone = fetched.alone
         for item in fetched.items:
             self.run(item)
         if fetched.raced or fetched.items:

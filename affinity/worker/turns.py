@@ -69,6 +69,7 @@ class _Rows:
     cancel_timers: list[int] = field(default_factory=list)
     watches: list[SessionWatch] = field(default_factory=list)
     claim_here: bool = False
+    plain_here: int = 0  # session-free items that may still ask to be run here
 
 
 @frozen()
@@ -89,6 +90,7 @@ def build_turn(
     acks: Sequence[WorkLock],
     states: Sequence[StateWrite] = (),
     lock_here: int,
+    plain_here: int | None = None,
     may_claim: Callable[[str], bool] = lambda _: False,
 ) -> BuiltTurn:
     """Translate ``step`` of ``execution`` into the turn to commit.
@@ -102,11 +104,16 @@ def build_turn(
         acks: locks of the work items whose results it consumed.
         states: session state that goes with those results.
         lock_here: at most this many new work items ask to be run by this worker at once.
+        plain_here: and at most so many session-free ones; the rest of a fan-out is for all workers. None: as many.
         may_claim: whether a session may begin on this worker, if nobody holds it. Asked when it is the only one of the
             step; the sessions of a fan-out are for all workers.
     """
     session_id = _only_session(step) if lock_here else None
-    rows = _Rows(birth=birth, claim_here=session_id is not None and may_claim(session_id))
+    rows = _Rows(
+        birth=birth,
+        claim_here=session_id is not None and may_claim(session_id),
+        plain_here=lock_here if plain_here is None else plain_here,
+    )
     for event_id, event in step.events:
         if type(event) not in INPUTS:
             _add_rows(rows, execution, event_id, event, lock_here)
@@ -149,6 +156,9 @@ def _add_rows(rows: _Rows, execution: Execution, event_id: int, event: object, l
             key = WorkKey(me, run, event_id)
             task = activity_task(event, execution.session_id)
             here = len(rows.work_items) < lock_here
+            if event.session_id is None:
+                here = here and rows.plain_here > 0
+                rows.plain_here -= here
             rows.tasks.append(task)
             rows.work_items.append(
                 NewWorkItem(

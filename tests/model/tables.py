@@ -268,6 +268,9 @@ class TableWorker:
     def slots_for_new_work(self) -> int:
         return 1
 
+    def slots_for_plain_work(self) -> int:
+        return 1
+
     def may_claim(self, session_id: str) -> bool:
         return session_id == "s1"
 
@@ -294,6 +297,8 @@ class TableWorker:
         self.running = [each for each in self.running if each[0].lock.key not in keys]
 
     def hint(self, worker: str | None, *, cancel: bool = False) -> None: ...
+
+    def share(self) -> None: ...
 
     async def written(self) -> None: ...
 

@@ -1,0 +1,40 @@
+"""Work without a session on several idle workers: a fan-out is for all of them, a chain stays with one."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from affinity.client import Client
+from tests.board import Board
+from tests.everywhere import everywhere
+from tests.processes import Workers
+
+pytestmark = pytest.mark.timeout(180)
+
+WIDTH = 60  # far less than one worker has slots for
+MOST = WIDTH * 3 // 4
+TRIES = 5
+"""Fan-outs of which one must be spread: how far depends on who is awake at that moment."""
+
+
+@everywhere
+async def test_a_fan_out_spreads_over_idle_workers(workers: Workers, client: Client, board: Board) -> None:
+    """Each has some of it, and none nearly all; every result arrives once."""
+    for worker in [workers.launch(name) for name in ("a", "b", "c")]:
+        worker.ready()
+    for _ in range(TRIES):
+        run = await client.start("held_fan_out", WIDTH)
+        calls = [await board.next() for _ in range(WIDTH)]
+        for call in calls:
+            await call.answer()
+        done = await client.wait(run.instance_id, timeout=60)
+        assert [one["n"] for one in done] == list(range(WIDTH))
+        counts = Counter(one["worker"] for one in done)
+        if len(counts) == 3 and max(counts.values()) <= MOST:
+            break
+    else:
+        pytest.fail(f"the last of {TRIES} fan-outs ran on {dict(counts)}")
+    chain = await client.wait((await client.start("stroll", 20)).instance_id, timeout=60)
+    assert len({one["worker"] for one in chain}) == 1
