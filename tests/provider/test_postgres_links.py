@@ -154,6 +154,44 @@ async def test_a_script_has_the_rows_of_each_statement(link: Link) -> None:
     assert await link.run("SELECT n FROM made") == [(2,)]
 
 
+# --- statements that must be prepared anew ----------------------------------------------------------------------------
+
+
+async def test_a_migration_is_not_noticed(link: Link, admin: psycopg.Connection[Any]) -> None:
+    """What was prepared for the tables as they were is prepared anew, on the same connection; nothing is done twice."""
+    add: LiteralString = "UPDATE gate SET passed = passed + 1 RETURNING *"
+    both: tuple[LiteralString, ...] = (add, "SELECT * FROM gate")
+    pid = await link.run(PID)
+    await link.together(both, {})
+    admin.execute("ALTER TABLE affinity.gate ADD COLUMN more text")
+    first, second = await asyncio.gather(link.run(add), link.run(add))
+    assert first + second == [(2, None), (3, None)]
+    admin.execute("ALTER TABLE affinity.gate DROP COLUMN more")
+    assert await link.together(both, {}) == [[(4,)], [(4,)]]
+    admin.execute("ALTER TABLE affinity.gate ALTER COLUMN passed TYPE text")
+    assert await link.run("SELECT * FROM gate") == [("4",)]
+    assert await link.run(PID) == pid
+
+
+@pytest.mark.parametrize("spoil", ["DEALLOCATE ALL", "PREPARE affinity_1 AS SELECT 2; PREPARE affinity_2 AS SELECT 3"])
+async def test_statements_that_somebody_else_took_away_or_made(link: Link, spoil: LiteralString) -> None:
+    """As a pooler may."""
+    pid = await link.run(PID)
+    await link.script(spoil)
+    assert await link.run(PID) == pid
+    assert await link.together((PID, "SELECT 1"), {}) == [pid, [(1,)]]
+
+
+async def test_a_statement_that_never_fits_is_an_error(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is repeated once; the next call has a connection of its own."""
+    pid = await link.run(PID)
+    await link.script("DEALLOCATE ALL")
+    monkeypatch.setattr(Conversation, "forget_statements", lambda _, then: then())
+    with pytest.raises(ConnectionLost, match="26000"):
+        await link.run(PID)
+    assert await link.run(PID) != pid
+
+
 # --- what goes wrong with one call ------------------------------------------------------------------------------------
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+import anyio
 import pytest
 
 from affinity.errors import SchemaMismatch
 from affinity.provider import migrate, open_provider
 from affinity.provider.conformance.builders import new_instance
 from affinity.provider.postgres import migration as postgres
-from affinity.provider.schema import Migration, SchemaVersion, check_usable
+from affinity.provider.schema import Migration, Progress, SchemaVersion, check_usable, log_progress
 from affinity.provider.sqlite import migrate as sqlite
+from tests.provider.postgres_stage import PATIENCE, administrator, opened
 
 pytestmark = pytest.mark.anyio
 
@@ -22,7 +25,7 @@ EXPANDS: Final = "ALTER TABLE instances ADD COLUMN later text"
 CONTRACTS: Final = "-- oldest code: {version}\nCREATE TABLE later (a integer)"
 
 
-async def upgrade(url: str, *scripts: str) -> int:
+async def upgrade(url: str, *scripts: str, progress: Progress = log_progress) -> int:
     """Migrate as a later release would, whose migrations are ours and then these; the version afterwards."""
     with pytest.MonkeyPatch.context() as patch:
         if url.startswith("sqlite:"):
@@ -30,7 +33,7 @@ async def upgrade(url: str, *scripts: str) -> int:
             path = Path(url.removeprefix("sqlite:///"))
             return sqlite.migrate(path, every)[1]
         patch.setattr(postgres, "MIGRATIONS", _followed(postgres.MIGRATIONS, scripts))
-        return (await migrate(url))[1]
+        return (await migrate(url, progress))[1]
 
 
 def _followed(ours: Sequence[Migration], scripts: Sequence[str]) -> list[Migration]:
@@ -69,6 +72,25 @@ async def test_a_migration_that_contracts_leaves_the_release_before_in(any_url: 
     _, known = await migrate(any_url)
     await upgrade(any_url, EXPANDS, CONTRACTS.replace("{version}", str(known)))
     await (await open_provider(any_url)).aclose()
+
+
+async def test_a_migration_behind_a_long_reader_holds_nobody_up(
+    postgres_migrated: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lets the others pass, again and again, and is applied when the reader has ended; each attempt is a line."""
+    monkeypatch.setattr(postgres, "LOCK_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(postgres, "MIGRATION_PAUSES", (0.01, 0.02))
+    lines: list[str] = []
+    with administrator(postgres_migrated) as reader:
+        reader.execute("BEGIN; LOCK TABLE instances IN ACCESS SHARE MODE")
+        async with opened(postgres_migrated) as provider, anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(upgrade, postgres_migrated, EXPANDS, progress=lines.append))
+            with anyio.fail_after(PATIENCE):
+                while len(lines) < 3:
+                    assert await provider.get_instance(["i"]) == [None]
+            assert "trying again in 0.02 s" in lines[-1]
+            reader.execute("ROLLBACK")
+    assert "later applied" in lines[-1]
 
 
 @pytest.mark.parametrize(("known", "is_usable"), [(11, False), (12, True), (13, True), (14, True), (15, False)])

@@ -4,6 +4,7 @@ States of one `Link`::
 
     closed ──first call──► connecting ──► open ──call──► busy ──reply, or an error that the database reports──► open
     connecting, busy ──failed, or the connection broke──► closed     ConnectionLost; the next call connects again
+    busy ──a prepared statement is gone, or fits no more──► busy     the call is repeated, with statements prepared anew
     busy ──reply, and the connection broke──► closed                 the reply; the next call connects again
     connecting, busy ──`DEADLINE`──► closed                          ConnectionLost
     connecting, busy ──nobody waits any more──► abandoned ──connected, or reply, within `GRACE`──► open
@@ -25,6 +26,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, LiteralString
 
 import psycopg
@@ -32,7 +34,7 @@ from psycopg import AsyncConnection
 
 from affinity.errors import ConnectionLost, ReadOnly
 from affinity.provider.postgres.conversation import Conversation, Outcome, Params, Row
-from affinity.provider.postgres.errors import translate
+from affinity.provider.postgres.errors import is_prepared_anew, translate
 from affinity.provider.postgres.target import COLD, HOT, Target
 from affinity.provider.postgres.timeline import LEARN, TimelineCheck
 from affinity.provider.timeline import Timeline
@@ -51,6 +53,7 @@ CLOSING: Final = 1.0
 class _Call:
     ask: Callable[[Conversation], None]
     reply: asyncio.Future[list[list[Row]]]  # done before the answer is there: nobody waits any more
+    is_repeated: bool = False
 
 
 class Link:
@@ -186,10 +189,13 @@ class Link:
 
     def _end(self, outcome: Outcome) -> None:
         """The current call is over, whether or not somebody waits for it."""
-        call, self._current = self._current, None
+        call = self._current
         assert call is not None
         if isinstance(outcome, psycopg.Error):
+            if self._repeat(call, outcome):
+                return
             outcome = translate(outcome, self._target)
+        self._current = None
         # A connection may be lost though it is still open: to a server that is now a standby, for one. And it is kept
         # only if it is idle: anything else is the middle of a conversation.
         if isinstance(outcome, ConnectionLost | ReadOnly) or (
@@ -202,6 +208,17 @@ class Link:
             call.reply.set_exception(outcome)
         else:
             call.reply.set_result(outcome)
+
+    def _repeat(self, call: _Call, error: psycopg.Error) -> bool:
+        """Repeat a call, once, of which nothing was executed: a migration has changed what it was prepared for."""
+        conversation = self._conversation
+        if call.is_repeated or call.reply.done() or conversation is None or not is_prepared_anew(error):
+            return False
+        if not conversation.idle:
+            return False
+        call.is_repeated = True
+        conversation.forget_statements(then=partial(call.ask, conversation))
+        return True
 
     # -- the end of a connection
 

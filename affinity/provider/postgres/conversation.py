@@ -4,6 +4,7 @@ States of one `Conversation`::
 
     idle ──`execute`, `together`, `script`──► asking ──the reply──► idle   `ended` is called: the rows, or the error
     asking ──a statement is prepared, at its first use──► asking           now it is executed
+    idle ──`forget_statements`──► asking ──the reply──► asking             what is asked then
     asking ──the reply, and the connection broke──► unusable               `ended` is called: the rows, or the error
     asking ──the connection broke, or a COPY wants to begin──► unusable    `ended` is called: the error
     any ──`mute`──► unusable                                               `ended` is not called any more
@@ -166,6 +167,12 @@ class Conversation:
             text = template % {name: self._literal(params[name.decode()]) for name in names}
         self._pgconn.send_query(text)
         self._sent()
+
+    def forget_statements(self, then: Callable[[], None]) -> None:
+        """Drop all that is prepared, here and at the server; ``then`` asks again."""
+        self._names.clear()
+        self._pgconn.send_query(b"DEALLOCATE ALL")
+        self._sent(then)
 
     def _literal(self, value: Any) -> bytes:
         return b"NULL" if value is None else self._transformer.as_literal(value)

@@ -58,8 +58,9 @@ _BY_STATE: Final[dict[str, type[ProviderError]]] = {
     "57P03": ConnectionLost,  # starting up, or shutting down
     "57P05": ConnectionLost,  # idle for too long
     "25P03": ConnectionLost,  # idle in a transaction for too long
-    "0A000": ConnectionLost,  # a prepared statement whose tables were changed: a new connection prepares it anew
-    "26000": ConnectionLost,  # a prepared statement that is gone: the same
+    "0A000": ConnectionLost,  # `is_prepared_anew`, twice in a row: a new connection begins without statements
+    "26000": ConnectionLost,  # the same
+    "42P05": ConnectionLost,  # the same
     "25006": ReadOnly,  # a standby. The next connection attempt looks for the primary
     "3D000": AccessDenied,  # no such database
     "42501": AccessDenied,  # a right is missing
@@ -95,6 +96,16 @@ _NAMES: Final = re.compile(
     |\ \(?[0-9a-fA-F]*(?::[0-9a-fA-F]*){2,}\)?""",
     re.VERBOSE,
 )
+
+
+def is_prepared_anew(error: psycopg.Error) -> bool:
+    """Whether a prepared statement is gone (26000), is somebody else's (42P05), or was prepared for the tables as they
+    were before a migration (0A000). Then nothing was executed.
+    """
+    said = error.diag
+    return said.sqlstate in {"26000", "42P05"} or (
+        said.sqlstate == "0A000" and said.source_function == "RevalidateCachedQuery"
+    )
 
 
 @contextmanager
