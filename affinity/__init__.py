@@ -15,6 +15,7 @@ from affinity.orchestration import (
     Selected,
     SessionMoved,
 )
+from affinity.provider import migrate
 from affinity.session import MemorySessionStore, OpenSession, Resource, SessionCache, SessionManager, Sessions
 from affinity.worker import RuntimeOptions, Worker
 
@@ -37,5 +38,6 @@ __all__ = [
     "SessionMoved",
     "Sessions",
     "Worker",
+    "migrate",
     "open_store",
 ]

@@ -174,6 +174,15 @@ class SessionFilter:
     prefix: str | None = None  # of the session id
     after: tuple[datetime, str] | None = None  # keyset cursor: (updated_at, session_id) of the last row seen
 
+    def __post_init__(self) -> None:
+        """Refuse what no record has.
+
+        Raises:
+            InvalidOptions: the schema version is no integer from 0 to `limits.MAX_INTEGER`.
+        """
+        if self.schema_version is not None:
+            check_integer(self.schema_version, "schema_version")
+
 
 class SessionStore(Protocol):
     """Where records are kept; every provider has one (``Provider.states``).

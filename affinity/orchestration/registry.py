@@ -6,9 +6,9 @@ import functools
 import inspect
 import re
 import typing
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from types import MappingProxyType, SimpleNamespace
-from typing import Any, Final, NoReturn, Protocol, TypeVar, overload
+from typing import Any, Final, NoReturn, Protocol, TypeVar, overload, runtime_checkable
 
 from affinity.errors import InvalidApp, InvalidId, NotSerializable, OrchestrationMisuse
 from affinity.limits import check_id
@@ -164,6 +164,15 @@ class SessionListener(Protocol):
         ...
 
 
+@runtime_checkable
+class Checkable(Protocol):
+    """A listener that a worker checks at its start, such as `affinity.Sessions`."""
+
+    def check(self) -> None:
+        """Raise what would go wrong later."""
+        ...
+
+
 class App:
     """A set of activities and orchestrations.
 
@@ -273,14 +282,16 @@ class App:
             self.add_session_listener(listener)
 
     def check(self) -> None:
-        """Resolve every annotation now, as a worker does at its start.
+        """Resolve every annotation now, and have the listeners check themselves, as a worker does at its start.
 
         Raises:
-            InvalidApp: one cannot be resolved, or has no JSON form.
+            InvalidApp: an annotation cannot be resolved, or has no JSON form.
+            SessionMigrationAmbiguous: two shortest chains of migrations lead to the schema version of a `Sessions`.
         """
         definitions: list[Definition] = [*self._activities.values(), *self._orchestrations.values()]
         for definition in definitions:
             _ = definition.input_codec, definition.result_codec
+        check_listeners(self._session_listeners)
 
     def _add_activity(self, definition: ActivityDefinition) -> None:
         self._refuse_taken(self._activities.get(definition.name), definition)
@@ -296,6 +307,13 @@ class App:
     def _refuse_taken(self, present: Definition | None, new: Definition) -> None:
         if present is not None and present is not new:
             raise InvalidApp(f"app {self.name!r} has two of {new.title}: give one another name or version")
+
+
+def check_listeners(listeners: Iterable[SessionListener]) -> None:
+    """Have those that can be checked check themselves."""
+    for listener in listeners:
+        if isinstance(listener, Checkable):
+            listener.check()
 
 
 def definition_of(function: object) -> Definition | None:

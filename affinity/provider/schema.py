@@ -55,6 +55,10 @@ class SchemaVersion:
     release: str | None = None  # of affinity, which brought in the migration of that version; None: not known
 
 
+HOW_TO_MIGRATE: Final = "run `affinity migrate`, or `await affinity.migrate(url)` in Python"
+"""Ends the message about a database without the schema that this code needs."""
+
+
 def log_progress(line: str) -> None:
     """Progress for the log."""
     logger.info("%s", line)
@@ -84,7 +88,7 @@ def check_usable(found: SchemaVersion, migrations: Sequence[Migration], place: s
     refuse_too_new(found, migrations, place)
     if found.version < len(migrations):
         state = f"is at version {found.version}" if found.version else "was never migrated"
-        raise SchemaMismatch(f"{place} {state}, this code needs version {len(migrations)}: run `affinity migrate`")
+        raise SchemaMismatch(f"{place} {state}, this code needs version {len(migrations)}: {HOW_TO_MIGRATE}")
 
 
 def refuse_too_new(found: SchemaVersion, migrations: Sequence[Migration], place: str) -> None:

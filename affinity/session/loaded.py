@@ -87,13 +87,19 @@ class Loaded(Generic[S]):
         key = self._resources.setdefault(resource, resource.key(self.session_id))
         return await resource.acquire(key, self)
 
+    async def replace(self, state: S, dispose: Callable[[str, S], Awaitable[None] | None] | None) -> None:
+        """Have another object as the state, and free what the former one holds."""
+        former, self.state = self.state, state
+        await self._free(former, dispose)
+
     async def aclose(self, dispose: Callable[[str, S], Awaitable[None] | None] | None) -> None:
         """Free what the state holds, then its resources. Raises nothing, and each step is bounded."""
-        session_id = self.session_id or ""
-        if dispose is not None:
-            await run_bounded(
-                f"dispose of session {session_id!r}", lambda: dispose(session_id, self.state), DISPOSE_SECONDS
-            )
+        await self._free(self.state, dispose)
         while self._resources:
             resource, key = self._resources.popitem()
             await resource.release(key, self)
+
+    async def _free(self, state: S, dispose: Callable[[str, S], Awaitable[None] | None] | None) -> None:
+        session_id = self.session_id or ""
+        if dispose is not None:
+            await run_bounded(f"dispose of session {session_id!r}", lambda: dispose(session_id, state), DISPOSE_SECONDS)

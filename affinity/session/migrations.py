@@ -12,6 +12,7 @@ from affinity.errors import (
     SessionMigrationFailed,
     SessionMigrationMissing,
 )
+from affinity.limits import check_integer
 from affinity.session.calls import problem_of, result_of
 
 Migrate: TypeAlias = Callable[[Any], Awaitable[Any] | Any]
@@ -42,8 +43,10 @@ class Migrations:
 
         Raises:
             SessionMigrationAmbiguous: there is one between these versions.
-            InvalidOptions: the versions are the same.
+            InvalidOptions: the versions are the same, or one of them is no integer from 0 to `limits.MAX_INTEGER`.
         """
+        for version in (from_version, to_version):
+            check_integer(version, "the schema version of a migration")
         if from_version == to_version:
             raise InvalidOptions(f"a migration from {from_version!r} to {to_version!r} leads nowhere")
         steps = self._from.setdefault(from_version, {})
@@ -66,6 +69,15 @@ class Migrations:
             SessionMigrationMissing, SessionMigrationAmbiguous: as `apply`.
         """
         self._chain(session_id, from_version, to_version)
+
+    def check_all(self, to_version: int) -> None:
+        """Find an ambiguity before a record meets it.
+
+        Raises:
+            SessionMigrationAmbiguous: from some version several chains to this one are the shortest.
+        """
+        for from_version in sorted(self.leading_to(to_version)):
+            self._chain(ANY_SESSION, from_version, to_version)
 
     async def apply(self, session_id: str, plain: Any, from_version: int, to_version: int) -> Any:
         """The plain form in the other version; each step gets what the one before it returned.

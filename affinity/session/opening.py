@@ -39,6 +39,7 @@ class _Handle(Generic[S]):
         self._loaded: Loaded[S] | None = None
         self._used = self._is_open = self._was_new = False
         self._version = 0
+        self._scope = way.scope()
 
     @property
     def session_id(self) -> str | None:
@@ -89,10 +90,17 @@ class _Handle(Generic[S]):
         """
         return self._way.already_applied
 
-    async def _enter(self) -> S:
+    def _begin(self) -> None:
+        """Name the session in logs and traces, up to `_end`."""
         if self._used:
             raise SessionError(f"this opening of session {self.session_id!r} was used before: open it again")
         self._used = True
+        self._scope.__enter__()
+
+    def _end(self) -> None:
+        self._scope.__exit__(None, None, None)
+
+    async def _enter(self) -> S:
         self._loaded = loaded = await self._way.enter(self._given.values)
         self._is_open, self._version, self._was_new = True, loaded.stored.version, loaded.stored.version == 0
         try:
@@ -136,12 +144,20 @@ class OpenSession(_Handle[S]):
 
     async def __aenter__(self) -> S:
         """The state, when it is this opening's turn."""
-        return await self._enter()
+        self._begin()
+        try:
+            return await self._enter()
+        except BaseException:
+            self._end()
+            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._leave(failed=kind is not None)
+        try:
+            await self._leave(failed=kind is not None)
+        finally:
+            self._end()
 
     async def save(self) -> None:
         """Save what the block has changed so far; an error later in the block does not take it back.
@@ -190,12 +206,20 @@ class SyncOpenSession(_Handle[S]):
 
     def __enter__(self) -> S:
         """See `OpenSession`; RuntimeError when this is no thread of anyio's."""
-        return anyio.from_thread.run(shielded, self._enter)
+        self._begin()
+        try:
+            return anyio.from_thread.run(shielded, self._enter)
+        except BaseException:
+            self._end()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        anyio.from_thread.run(_left, self, kind is not None)
+        try:
+            anyio.from_thread.run(_left, self, kind is not None)
+        finally:
+            self._end()
 
     def save(self) -> None:
         """See `OpenSession.save`."""

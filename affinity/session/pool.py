@@ -29,6 +29,7 @@ from typing import Generic, TypeVar
 
 import anyio
 
+from affinity.ambient import enter_session
 from affinity.errors import InvalidOptions
 from affinity.session.copies import CacheStats, Copy, Shelf, unknown_session
 
@@ -267,6 +268,7 @@ class CopyPool(Generic[S]):
                     tasks.start_soon(self._dispose, copy)
 
     async def _dispose(self, copy: Copy[S]) -> None:
+        enter_session(copy.session_id)  # in a task of its own, which somebody else's session may have started
         try:
             await self._dispose_copy(copy)
         finally:

@@ -26,6 +26,7 @@ from affinity.session.folding import Folding
 from affinity.session.loaded import Encoded, Loaded, Stored
 from affinity.session.migrations import Migrations
 from affinity.session.packing import pack, unpack
+from affinity.session.projection import Projection
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -36,14 +37,6 @@ JSON of a state, and a state of JSON, would hold the GIL in a thread too, so the
 """
 
 _DEFLATED: Final = 8  # about how much shorter JSON gets
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Projection(Generic[S]):
-    """The mapping between a state and the narrower record that is kept of it."""
-
-    to_record: Callable[[S], Any]
-    from_record: Callable[[Any], S]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +97,14 @@ class StateSchema(Generic[S]):
         loaded = Loaded(new.session_id, decoded.state, stored, decoded.size)
         loaded.metadata = new.metadata
         return loaded
+
+    async def refresh(self, loaded: Loaded[S]) -> S:
+        """The state made anew from what would be written of it: what is scratch in it starts from its default.
+
+        Raises:
+            NotSerializable: the codec does not take it.
+        """
+        return await self._state(loaded.session_id or "", self._dump(loaded), self.version)
 
     async def _record(self, session_id: str, store: SessionStore) -> SessionRecord | None:
         try:

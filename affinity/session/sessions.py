@@ -17,8 +17,9 @@ from affinity.session.metadata import wanted
 from affinity.session.migrations import Migrate
 from affinity.session.opening import Given, OpenSession, SyncOpenSession
 from affinity.session.pool import CopyPool, FollowsLeases
+from affinity.session.projection import projection_of
 from affinity.session.protocols import ActivityScope
-from affinity.session.schema import Projection, StateSchema
+from affinity.session.schema import StateSchema
 from affinity.session.turns import Turns
 from affinity.session.ways import InActivity, InScript, Way
 
@@ -59,6 +60,7 @@ class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
         metadata: Callable[[S], SessionMetadata] | None = None,
         store: SessionStore | None = None,
         auto_save: bool = True,
+        fresh_scratch: bool = False,
         dispose: Callable[[str, S], Awaitable[None] | None] | None = None,
         max_sessions: int = 100,
         max_bytes: int | None = None,
@@ -76,12 +78,17 @@ class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
             initial: the state of a session without a record, given its id, or "" without a session. Default: the type
                 called without arguments.
             codec: of the state, or of ``record``. Default: JSON by pydantic (`JsonCodec`).
-            record: a narrower type that is kept in place of the state; with ``to_record`` and ``from_record``.
-            to_record: the record of a state.
-            from_record: the state from a record; what is not in there starts anew.
+            record: a narrower type that is kept in place of the state. Of models and dataclasses, fields of the same
+                name are mapped, at any depth; what the record does not have starts from its default at a hydrate.
+            to_record: the record of a state, in place of the mapping by name.
+            from_record: the state from a record, in place of the mapping by name.
             metadata: says what is kept in columns beside a state: name, message_count, participants, labels.
             store: a store elsewhere. Default: the database of the worker, where state commits with the result.
             auto_save: whether a clean end of a block saves; each `open` may say otherwise.
+            fresh_scratch: what is not kept of a state (scratch fields, or all that a narrower ``record`` does not have)
+                starts from its default at each opening, not only after a hydrate: code then sees the same wherever it
+                runs. The state is a new object each time, and ``dispose`` is called for the former one. An opening
+                within another one of the same activity shares its state. Costs one encoding and decoding each.
             dispose: frees what a state holds beside its memory; called once for each copy. What it raises is logged; it
                 has `DISPOSE_SECONDS`.
             max_sessions: copies in memory at most, unless more are in use at once.
@@ -91,13 +98,13 @@ class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
             timer: a monotonic clock in seconds, of this process: it decides on memory only, never on a lease.
 
         Raises:
-            InvalidOptions: options out of range or in contradiction, a state without a JSON form, or a scratch field
-                without a default.
+            InvalidOptions: options out of range or in contradiction, a state without a JSON form, a scratch field
+                without a default, or a record that cannot be mapped by name.
             InvalidId: the kind is none.
         """
         if initial is None and not callable(state):
             raise InvalidOptions(f"the state {state!r} cannot be called to make a new one: give initial=")
-        projection = _projection(record, to_record, from_record)
+        projection = projection_of(state, record, to_record, from_record)
         self._schema = StateSchema[S](
             kind=check_id(kind if kind is not None else getattr(state, "__name__", str(state)), "kind"),
             version=check_integer(schema_version, "schema_version"),
@@ -115,7 +122,7 @@ class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
             idle_timeout=idle_timeout,
             timer=timer,
         )
-        self._turns = Turns(self._schema, self._pool, size_of)
+        self._turns = Turns(self._schema, self._pool, size_of, self._refresh if fresh_scratch else None)
 
     @property
     def kind(self) -> str:
@@ -240,21 +247,20 @@ class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
 
         Raises:
             SessionMigrationAmbiguous: there is a step between these versions.
-            InvalidOptions: the versions are the same.
+            InvalidOptions: the versions are the same, or one of them is no integer from 0 to `limits.MAX_INTEGER`.
         """
         self._schema.migrations.register(from_version, to_version, migrate)
 
+    def check(self) -> None:
+        """Find now what a load would find of the registered migrations, as a worker does at its start.
+
+        Raises:
+            SessionMigrationAmbiguous: from some version two shortest chains lead to this object's.
+        """
+        self._schema.migrations.check_all(self._schema.version)
+
+    async def _refresh(self, loaded: Loaded[S]) -> None:
+        await loaded.replace(await self._schema.refresh(loaded), self._dispose)
+
     async def _dispose_copy(self, copy: Copy[Loaded[S]]) -> None:
         await copy.state.aclose(self._dispose)
-
-
-def _projection(
-    record: type[Any] | None, to_record: Callable[[S], Any] | None, from_record: Callable[[Any], S] | None
-) -> Projection[S] | None:
-    if record is not None and to_record is not None and from_record is not None:
-        return Projection(to_record=to_record, from_record=from_record)
-    parts = {"record": record, "to_record": to_record, "from_record": from_record}
-    missing = [name for name, part in parts.items() if part is None]
-    if len(missing) < len(parts):
-        raise InvalidOptions(f"record, to_record and from_record belong together: {', '.join(missing)} is missing")
-    return None

@@ -22,7 +22,7 @@ ends meanwhile changes nothing here but that the copy goes in the end: the fence
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import uuid4
 
@@ -66,6 +66,7 @@ class Turn(Generic[S]):
         self.is_granted = False
         self._granted: anyio.Event | None = None  # rarely needed, and dear to make
         self.opens = 0  # blocks that are open, or on their way
+        self._inside = 0  # blocks that have the state
         self.enlisted = False
         self.over = False  # the activity's code has ended
         self.already_applied = False
@@ -113,10 +114,13 @@ class Turn(Generic[S]):
             SessionWriteConflict: this process has the session at a newer epoch.
             SessionError: a failed block of this activity still has it.
         """
+        is_new = False
 
         async def load(copy: Copy[Loaded[S]]) -> Loaded[S]:
+            nonlocal is_new
             loaded = await self._load(values)
             self._turns.measure(copy, loaded)
+            is_new = True
             return loaded
 
         try:
@@ -126,6 +130,9 @@ class Turn(Generic[S]):
             raise SessionWriteConflict(self.session_id, None, None, str(error)) from error
         try:
             self._take(copy)
+            self._inside += 1
+            if self._inside == 1 and not is_new and self._turns.refresh is not None:
+                await self._turns.refresh(copy.state)
         except BaseException:
             await self._pool.unpin(copy, self.user)
             raise
@@ -217,6 +224,7 @@ class Turn(Generic[S]):
     async def leave(self, copy: Copy[Loaded[S]]) -> None:
         """The block is over."""
         self.opens -= 1
+        self._inside -= 1
         await self._pool.unpin(copy, self.user)
 
     def mark(self) -> Staged:
@@ -296,8 +304,15 @@ class Turn(Generic[S]):
 class Turns(Generic[S]):
     """The turns of all sessions, and the copies that they work on."""
 
-    def __init__(self, schema: StateSchema[S], pool: CopyPool[Loaded[S]], size_of: Callable[[S], int] | None) -> None:
-        self.schema, self.pool = schema, pool
+    def __init__(
+        self,
+        schema: StateSchema[S],
+        pool: CopyPool[Loaded[S]],
+        size_of: Callable[[S], int] | None,
+        refresh: Callable[[Loaded[S]], Awaitable[None]] | None,
+    ) -> None:
+        """``refresh`` is called with a copy that is opened again, unless a block of the same activity has it open."""
+        self.schema, self.pool, self.refresh = schema, pool, refresh
         self._size_of = size_of
         self._by_ctx: dict[int, Turn[S]] = {}
         self._lines: dict[str, deque[Turn[S]]] = {}  # the first of each line has its turn

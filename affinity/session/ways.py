@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import ExitStack
-from typing import Any, Generic, Protocol, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import anyio
 
@@ -20,6 +20,8 @@ from affinity.session.turns import Staged, Turn, Turns
 
 S = TypeVar("S")
 
+_NO_SCOPE: Final = nullcontext()
+
 
 class Way(Protocol[S]):
     """How a state comes to a block, and what becomes of it."""
@@ -32,6 +34,10 @@ class Way(Protocol[S]):
     @property
     def already_applied(self) -> bool:
         """See `OpenSession.already_applied`."""
+        ...
+
+    def scope(self) -> AbstractContextManager[None]:
+        """Names the session in logs and traces, from before the load to after the save."""
         ...
 
     async def enter(self, values: Mapping[str, Any]) -> Loaded[S]:
@@ -67,6 +73,9 @@ class InActivity(Generic[S]):
     @property
     def already_applied(self) -> bool:
         return self._turn is not None and self._turn.already_applied
+
+    def scope(self) -> AbstractContextManager[None]:
+        return _NO_SCOPE  # the worker has named it
 
     async def enter(self, values: Mapping[str, Any]) -> Loaded[S]:
         self._turn, self._copy = await self._turns.open(self._ctx, self._store, values)
@@ -124,14 +133,15 @@ class InScript(Generic[S]):
         self._schema, self._turns, self.session_id, self._dispose = schema, turns, session_id, dispose
         self._store = store if session_id is not None else None
         self._loaded: Loaded[S] | None = None
-        self._scope = ExitStack()
+
+    def scope(self) -> AbstractContextManager[None]:
+        return _NO_SCOPE if self.session_id is None else session_scope(self.session_id)
 
     async def enter(self, values: Mapping[str, Any]) -> Loaded[S]:
         if self.session_id is None:
             self._loaded = self._schema.new(None, None, values)
         else:
             self._loaded = await self._schema.load(self.session_id, self._store, values)
-            self._scope.enter_context(session_scope(self.session_id))
         return self._loaded
 
     async def save(self) -> int:
@@ -166,5 +176,4 @@ class InScript(Generic[S]):
         finally:
             with anyio.CancelScope(shield=True):  # bounded by itself
                 await self._loaded.aclose(self._dispose)
-            self._scope.close()
         return self._loaded.stored.version

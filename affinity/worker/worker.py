@@ -39,7 +39,7 @@ from anyio.abc import TaskStatus
 from affinity.ambient import instrumented
 from affinity.errors import DatabaseChanged, ProviderError
 from affinity.orchestration import App
-from affinity.orchestration.registry import SessionListener
+from affinity.orchestration.registry import SessionListener, check_listeners
 from affinity.provider import migrate, open_provider, redact
 from affinity.provider.contract import Hint, Incarnation, Provider, WorkerIdentity
 from affinity.provider.timeline import Timeline
@@ -72,6 +72,7 @@ class Worker:
         InvalidUrl, AccessDenied, SchemaMismatch: on entry.
         ProviderError: on entry, when the database fails in another way for ``startup_timeout``.
         InvalidApp: on entry, when an annotation of the app cannot be resolved.
+        SessionMigrationAmbiguous: on entry, when two shortest chains of migrations lead to the schema of a `Sessions`.
         WorkerFenced: from `wait_ended` and on exit, when another process has taken the worker's name.
     """
 
@@ -109,6 +110,7 @@ class Worker:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             self._app.check()
+            check_listeners(self._listeners)
             stack.enter_context(instrumented())
             self._serve_metrics(stack)
             await stack.enter_async_context(self._incarnations())

@@ -15,7 +15,7 @@ from affinity.errors import (
     SessionMigrationFailed,
     SessionMigrationMissing,
 )
-from affinity.records import SessionMetadata, SessionState
+from affinity.records import SessionFilter, SessionMetadata, SessionState
 from affinity.session import Sessions
 from affinity.session.migrations import Migrations
 from tests.session.activities import CountingStore, Host
@@ -105,6 +105,39 @@ async def test_two_shortest_chains_are_ambiguous(host: Host, edges: list[tuple[i
     with pytest.raises(SessionMigrationAmbiguous, match=f"{count} chains") as caught:
         await opened(host, made_for(5, *edges))
     assert (caught.value.session_id, caught.value.from_version, caught.value.to_version) == ("s", 1, 5)
+
+
+@pytest.mark.parametrize(
+    ("edges", "start"),
+    [
+        ([(1, 2), (2, 5), (1, 3), (3, 5)], 1),
+        ([(4, 5), (2, 3), (2, 4), (3, 5)], 2),
+        ([(7, 6), (7, 8), (6, 5), (8, 5)], 7),  # from newer code, back
+    ],
+)
+def test_two_shortest_chains_are_found_before_a_record_meets_them(edges: list[tuple[int, int]], start: int) -> None:
+    paths = made_for(5, *edges)
+    with pytest.raises(SessionMigrationAmbiguous, match="2 chains") as caught:
+        paths.check()
+    assert (caught.value.from_version, caught.value.to_version) == (start, 5)
+
+
+@pytest.mark.parametrize("edges", [[], [(1, 2), (2, 5)], [(1, 2), (1, 3), (2, 4), (3, 4)], [(1, 2), (1, 3), (1, 5)]])
+def test_nothing_else_is_found(edges: list[tuple[int, int]]) -> None:
+    """Two chains to another version are nobody's, nor are two that are longer than a third."""
+    made_for(5, *edges).check()
+
+
+@pytest.mark.parametrize("version", [True, 1.0, "1", -1, 2**31])
+def test_versions_are_integers_that_a_record_can_have(version: Any) -> None:
+    paths = Sessions(Path, kind="path")
+    for start, end in ((version, 5), (5, version)):
+        with pytest.raises(InvalidOptions, match="schema version of a migration"):
+            paths.register_migration(start, end, lambda plain: plain)
+    with pytest.raises(InvalidOptions, match="schema_version"):
+        SessionFilter(schema_version=version)
+    with pytest.raises(InvalidOptions, match="schema_version"):
+        Sessions(Path, schema_version=version)
 
 
 def test_a_step_is_registered_once() -> None:

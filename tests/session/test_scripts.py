@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import anyio
+import anyio.to_thread
 import pytest
 
-from affinity.ambient import current_session_id
+from affinity.ambient import current_session_id, session_scope
 from affinity.errors import NotSerializable, SessionLoadFailed, SessionSaveFailed, SessionWriteConflict
+from affinity.records import SessionMetadata, SessionRecord, SessionState
 from affinity.session import CacheStats, Sessions
-from tests.session.activities import Chat, CountingStore, fail
+from tests.session.activities import Chat, CountingStore, Host, fail
 
 pytestmark = pytest.mark.anyio
 
@@ -191,3 +196,63 @@ async def test_any_valid_id_is_a_session_of_its_own(chats: Sessions[Chat], sessi
     async with chats.open(session_id) as chat:
         chat.lines.append(session_id)
     assert await lines(chats, session_id) == [session_id]
+
+
+async def test_the_session_is_named_from_before_the_load_to_after_the_save() -> None:
+    """Also for what migrates, makes and describes a state, and where it fails."""
+    seen: list[tuple[str, str | None]] = []
+
+    def note(what: str) -> None:
+        seen.append((what, current_session_id()))
+
+    class Noting(CountingStore):
+        async def load(self, session_id: str) -> SessionRecord | None:
+            note("load")
+            return await super().load(session_id)
+
+        async def save(self, new: SessionState, **fences: Any) -> int:
+            note("save")
+            return await super().save(new, **fences)
+
+    def initial(session_id: str) -> Chat:
+        note("initial")
+        return Chat()
+
+    def about(chat: Chat) -> SessionMetadata:
+        note("metadata")
+        return SessionMetadata()
+
+    store = Noting()
+    async with Sessions(Chat, kind="chat", store=store, initial=initial, metadata=about).open("s"):
+        note("block")
+    newer = Sessions(Chat, kind="chat", schema_version=2, store=store, dispose=lambda *_: note("dispose"))
+
+    @newer.migration(1, 2)
+    def migrate(plain: dict[str, Any]) -> dict[str, Any]:
+        note("migrate")
+        return plain
+
+    def script() -> None:
+        with newer.open_sync("s"):
+            note("block")
+
+    await anyio.to_thread.run_sync(script)
+    store.failure = OSError()
+    with pytest.raises(SessionLoadFailed):
+        async with newer.open("s"):
+            pass
+    first = ["load", "initial", "block", "metadata", "save"]
+    second = ["load", "migrate", "block", "save", "dispose"]
+    assert seen == [(what, "s") for what in (*first, *second, "load")]
+    assert current_session_id() is None
+
+
+async def test_a_copy_that_another_session_drives_out_is_disposed_under_its_own_name() -> None:
+    host, disposed = Host(), list[tuple[str, str | None]]()
+    chats = Sessions(
+        Chat, kind="chat", max_sessions=1, dispose=lambda name, _: disposed.append((name, current_session_id()))
+    )
+    for name in ("a", "b"):
+        with session_scope(name):
+            await host.read(chats, name)
+    assert disposed == [("a", "a")]

@@ -503,7 +503,7 @@ async def test_open_sync_needs_a_thread_of_anyio(host: Host, chats: Sessions[Cha
         {"max_sessions": 0},
         {"max_bytes": 0},
         {"idle_timeout": 0},
-        {"record": Chat},
+        {"to_record": str},
         {"to_record": str, "from_record": str},
     ],
 )

@@ -252,6 +252,178 @@ async def test_a_projection_that_fails_is_a_failed_load_or_an_unsaved_state(stor
             pass
 
 
+class Move(BaseModel):
+    at: int
+    seconds: float = 0.0  # not kept
+
+
+class Game(BaseModel):
+    """A state that is more than its record, at two levels."""
+
+    player: str = ""
+    moves: list[Move] = []
+    score: int = 0
+    board: dict[str, int] = {}  # not kept
+
+
+class SavedMove(BaseModel):
+    at: int
+
+
+class SavedGame(BaseModel):
+    moves: list[SavedMove]
+    score: int = 0
+    player: str
+    notes: list[str] = []  # the state has none
+
+
+@dataclass
+class Journey:
+    """The same with dataclasses."""
+
+    stops: list[str]
+    speed: int = 0
+
+
+@dataclass
+class SavedJourney:
+    stops: list[str] = field(default_factory=list)
+
+
+async def test_a_narrower_record_alone_is_mapped_by_the_names_of_fields(store: CountingStore) -> None:
+    games = Sessions(Game, kind="game", store=store, record=SavedGame)
+    async with games.open("s") as game:
+        game.player, game.board, game.moves = "ada", {"a1": 1}, [Move(at=3, seconds=2.5)]
+    assert await saved(store) == {"moves": [{"at": 3}], "score": 0, "player": "ada", "notes": []}
+    async with games.open("s") as game:
+        assert game == Game(player="ada", moves=[Move(at=3)])
+        game.score += 1
+    assert (await saved(store))["score"] == 1
+    journeys = Sessions(Journey, kind="journey", store=store, record=SavedJourney, initial=lambda _: Journey(["a"], 5))
+    async with journeys.open("j") as journey:
+        journey.stops.append("b")
+    async with journeys.open("j") as journey:
+        assert journey == Journey(["a", "b"])
+
+
+async def test_one_direction_may_have_a_function(store: CountingStore) -> None:
+    games = Sessions(
+        Game, kind="g", store=store, record=SavedGame, from_record=lambda saved: Game(player=saved.player.upper())
+    )
+    async with games.open("s") as game:
+        game.player = "ada"
+    async with games.open("s") as game:
+        assert game.player == "ADA"
+
+
+class Lacking(BaseModel):
+    player: str
+    rank: int
+
+
+class Aliased(BaseModel):
+    """Its first field is written under the name of its second."""
+
+    player: str = Field("", serialization_alias="score")
+    score: int = 0
+
+
+class Unkept(BaseModel):
+    score: int = 0
+    player: str = Field("", exclude=True)
+
+
+class Demanding(BaseModel):
+    player: str
+    score: int = 0
+
+
+@pytest.mark.parametrize(
+    ("state", "record", "message"),
+    [
+        (Game, Lacking, "'Lacking' cannot be made of 'Game' .*required rank; give defaults, or to_record="),
+        (Lacking, Game, "'Lacking' cannot be made of 'Game' .*required rank; give defaults, or from_record="),
+        (Demanding, Unkept, "'Demanding' cannot be made of 'Unkept' .*required player"),
+        (Game, Odd, "no field in common"),
+        (Game, Settings, "no pydantic model and no dataclass"),
+        (Wide, Narrow, "no pydantic model and no dataclass"),
+    ],
+)
+def test_a_record_that_no_names_lead_to_is_refused_at_the_definition(state: Any, record: Any, message: str) -> None:
+    with pytest.raises(InvalidOptions, match=message):
+        Sessions(state, record=record, initial=lambda _: None)
+
+
+async def test_fields_are_mapped_by_their_names_whatever_they_are_written_as(store: CountingStore) -> None:
+    ada = Demanding(player="ada", score=2)
+    games = Sessions(Demanding, kind="g", store=store, record=Aliased, initial=lambda _: ada)
+    async with games.open("s"):
+        pass
+    async with games.open("s", auto_save=False) as game:
+        assert game == Demanding(player="ada", score=2)
+
+
+# --- fresh scratch ----------------------------------------------------------------------------------------------------
+
+
+class Draft(BaseModel):
+    lines: list[str] = []
+    seen: list[int] = scratch(default_factory=list)
+
+
+async def seen_by_three_activities(host: Host, drafts: Sessions[Draft], epochs: list[int]) -> list[list[int]]:
+    found = []
+    for number, epoch in enumerate(epochs):
+        ctx = host.activity(epoch=epoch)
+        async with drafts.open(ctx) as draft:
+            draft.lines.append(str(number))
+            draft.seen.append(number)
+            found.append(list(draft.seen))
+        await host.finish(ctx)
+    return found
+
+
+async def test_fresh_scratch_depends_on_no_placement(host: Host) -> None:
+    """On one worker, where the copy is warm, it is as on three, where it is not."""
+    fresh = Sessions(Draft, kind="draft", fresh_scratch=True)
+    assert await seen_by_three_activities(host, fresh, [1, 1, 1]) == [[0], [1], [2]]
+    assert (fresh.stats.hydrations, host.database.loads) == (1, 1)
+    assert await seen_by_three_activities(host, fresh, [2, 3, 4]) == [[0], [1], [2]]
+    warm = Sessions(Draft, kind="draft")
+    assert await seen_by_three_activities(host, warm, [5, 5, 5]) == [[0], [0, 1], [0, 1, 2]]
+    assert len((await host.read(fresh, epoch=6)).lines) == 9
+
+
+async def test_fresh_scratch_is_all_that_a_record_does_not_have(host: Host) -> None:
+    disposed: list[dict[str, int]] = []
+    games = Sessions(
+        Game, kind="game", record=SavedGame, fresh_scratch=True, dispose=lambda _, game: disposed.append(game.board)
+    )
+    for number in range(2):
+        ctx = host.activity()
+        async with games.open(ctx) as game:
+            assert (game.board, game.score) == ({}, number)
+            game.board["a1"], game.score = number, number + 1
+        await host.finish(ctx)
+    assert disposed == [{"a1": 0}]
+    await games.aclose()
+    assert disposed == [{"a1": 0}, {"a1": 1}]
+
+
+async def test_scratch_is_fresh_at_each_opening_of_an_activity_but_within_another(host: Host) -> None:
+    drafts = Sessions(Draft, kind="draft", fresh_scratch=True)
+    ctx = host.activity()
+    async with drafts.open(ctx) as outer:
+        outer.seen.append(1)
+        async with drafts.open(ctx) as inner:
+            assert inner is outer
+    async with drafts.open(ctx) as again:
+        assert again.seen == []
+        again.lines.append("kept")
+    await host.finish(ctx)
+    assert (await host.read(drafts)).lines == ["kept"]
+
+
 # --- metadata ---------------------------------------------------------------------------------------------------------
 
 

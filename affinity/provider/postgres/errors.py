@@ -27,6 +27,7 @@ from affinity.errors import (
     StatementTimeout,
 )
 from affinity.provider.postgres.target import Target
+from affinity.provider.schema import HOW_TO_MIGRATE
 from affinity.provider.urls import redact
 
 logger = logging.getLogger("affinity.provider")
@@ -78,7 +79,7 @@ _FATAL: Final = frozenset({"FATAL", "PANIC"})
 
 _REMEDY: Final[dict[type[ProviderError], str]] = {
     AccessDenied: "check the user, the password, the database's name and the rights of that user",
-    SchemaMismatch: "run `affinity migrate`",
+    SchemaMismatch: HOW_TO_MIGRATE,
 }
 
 # libpq keeps the sqlstate of a refused connection to itself (PQconnectPoll has only a text), so that here, and nowhere

@@ -14,6 +14,7 @@ from typing import Final
 
 from affinity.errors import SchemaMismatch
 from affinity.provider.schema import (
+    HOW_TO_MIGRATE,
     Migration,
     Progress,
     SchemaVersion,
@@ -76,7 +77,7 @@ def check_schema(connection: sqlite3.Connection) -> None:
 
 def unmigrated() -> SchemaMismatch:
     """The error for a file without our tables."""
-    return SchemaMismatch(f"{PLACE} was never migrated: run `affinity migrate`")
+    return SchemaMismatch(f"{PLACE} was never migrated: {HOW_TO_MIGRATE}")
 
 
 def _upgrade(connection: sqlite3.Connection, migrations: Sequence[Migration], progress: Progress) -> tuple[int, int]:

@@ -1,0 +1,52 @@
+"""What a worker finds wrong with its app before it takes any work, and what a script needs before there is a worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+import affinity
+from affinity import App, Client, Sessions, Worker
+from affinity.errors import SchemaMismatch, SessionMigrationAmbiguous
+
+pytestmark = pytest.mark.anyio
+
+
+class Note(BaseModel):
+    text: str = ""
+
+
+def ambiguous() -> Sessions[Note]:
+    notes = Sessions(Note, kind="note", schema_version=4)
+    for start, end in ((1, 2), (1, 3), (2, 4), (3, 4)):
+        notes.register_migration(start, end, lambda plain: plain)
+    return notes
+
+
+@pytest.mark.parametrize("given", [False, True])
+async def test_two_shortest_chains_of_migrations_are_found_at_the_start(sqlite_url: str, given: bool) -> None:
+    """Whether the app or the worker was given the sessions; nothing was registered by then."""
+    app, listeners = App("notes"), list[Any]()
+    if given:
+        listeners.append(ambiguous())
+    else:
+        app.add_session_listener(ambiguous())
+    with pytest.raises(SessionMigrationAmbiguous, match="from 1 to 4"):
+        async with Worker(app, sqlite_url, listeners=listeners):
+            pass
+    async with Client(sqlite_url) as client:
+        assert await client.workers() == []
+
+
+async def test_a_script_is_told_how_to_migrate_and_can(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/new.db"
+    with pytest.raises(SchemaMismatch, match=r"await affinity\.migrate\(url\)"):
+        async with affinity.open_store(url):
+            pass
+    before, after = await affinity.migrate(url)
+    assert 0 == before < after
+    async with affinity.open_store(url) as store, Sessions(Note).open("s", store=store) as note:
+        note.text = "x"
