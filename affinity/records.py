@@ -26,7 +26,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from affinity.errors import InvalidOptions
 from affinity.limits import check_id, check_integer, check_text
@@ -250,6 +250,13 @@ class SessionStore(Protocol):
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
         """One page; the cursor of the next is the last row's (updated_at, session_id)."""
         ...
+
+
+class ActivityRun(NamedTuple):
+    """The run of an activity that gave its result."""
+
+    worker_id: str  # the worker that ran it
+    attempt: int  # deliveries of the work item, this one included
 
 
 class Participant(Protocol):

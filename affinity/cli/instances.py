@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 _DEFAULT_LIMIT: Final = 50
 _ENDINGS: Final = {"failed": "failed", "cancelled": "was cancelled"}
+_EVENT_COLUMNS: Final = ("#", "TIME", "EVENT", "WORKER", "ATTEMPT", "DETAILS")
 _COLUMNS: Final = ("INSTANCE", "ORCHESTRATION", "STATUS", "OWNER", "EVENTS", "CREATED", "CUSTOM STATUS")
 
 
@@ -265,16 +266,20 @@ def _details(instance: Instance) -> list[tuple[str, object]]:
 @click.option("--execution", type=click.IntRange(min=1), help="Which, after continue_as_new  [default: the last]")
 @command
 def history(shell: Shell, instance_id: str, execution: int | None) -> None:
-    """Show the events of the instance ID, oldest first: what it asked for, what came of it, what it was told."""
+    """Show the events of the instance ID, oldest first: what it asked for, what came of it, what it was told.
+
+    With the time and the worker of each, and the attempt that gave a result, if it was not the first.
+    """
     events = with_client(shell, lambda client: client.history(instance_id, execution_id=execution))
     shell.show(
         {"instance_id": instance_id, "events": events},
-        lambda: sh.table(("#", "EVENT", "DETAILS"), map(_event_row, events), empty="no events"),
+        lambda: sh.table(_EVENT_COLUMNS, map(_event_row, events), empty="no events"),
     )
 
 
 def _event_row(event: HistoryRecord) -> tuple[object, ...]:
-    return event.event_id, event.type, sh.compact(dict(event.fields))
+    run = event.attempt if event.attempt != 1 else None
+    return event.event_id, event.recorded_at, event.type, event.worker_id, run, sh.compact(dict(event.fields))
 
 
 @click.command("list", cls=Command, short_help="List instances, newest first.")

@@ -348,7 +348,9 @@ class Client:
         """
         execution = (await self.status(instance_id)).execution_id if execution_id is None else execution_id
         (texts,) = await insist(partial(self._provider.read_history, [(instance_id, execution)]))
-        return [record_of(event_id, text) for event_id, text in enumerate(texts, 1)]
+        origins = await insist(partial(self._provider.read_origins, instance_id, execution))
+        known = {origin.event_id: origin for origin in origins}
+        return [record_of(event_id, text, known.get(event_id)) for event_id, text in enumerate(texts, 1)]
 
     async def list_page(
         self,

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from affinity.errors import ErrorDetails, InvalidInput, NotSerializable
 from affinity.orchestration.codec import read_json
 from affinity.orchestration.wire import read_details
-from affinity.provider.contract import FINISHED, InstanceInfo, InstanceStatus, Suspension
+from affinity.provider.contract import FINISHED, EventOrigin, InstanceInfo, InstanceStatus, Suspension
+from affinity.records import ActivityRun
+
+_RESULTS: Final = frozenset({"activity_completed", "activity_failed"})
 
 
 class Failure(NamedTuple):
@@ -54,6 +57,9 @@ class HistoryRecord:
     event_id: int  # its position, from 1
     type: str  # "activity_scheduled", "event_raised", …
     fields: Mapping[str, Any]  # the rest of the event, payloads as plain JSON values
+    recorded_at: datetime | None = None  # None: by a release that did not keep it
+    worker_id: str | None = None  # the worker that ran the activity, if it is a result; else the one that recorded it
+    attempt: int | None = None  # of the activity, if it is a result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,14 +109,27 @@ def error_details_of(info: InstanceInfo) -> ErrorDetails | None:
     return details if any(details) else None
 
 
-def record_of(event_id: int, text: str) -> HistoryRecord:
+def record_of(event_id: int, text: str, origin: EventOrigin | None = None) -> HistoryRecord:
     """The event that JSON ``text`` holds; read without its class, so that what a newer version wrote can be shown. What
     is no event at all is shown as the text that it is.
     """
     fields = _decoded(text)
     if not isinstance(fields, dict) or not isinstance(fields.get("type"), str):
-        return HistoryRecord(event_id=event_id, type="unreadable", fields={"text": text})
-    return HistoryRecord(event_id=event_id, type=fields.pop("type"), fields=fields)
+        fields = {"type": "unreadable", "text": text}
+    kind = fields.pop("type")
+    if origin is None:
+        return HistoryRecord(event_id=event_id, type=kind, fields=fields)
+    run = origin.run
+    if run is None and kind in _RESULTS and origin.worker_id is not None:
+        run = ActivityRun(origin.worker_id, 1)  # what a turn need not say
+    return HistoryRecord(
+        event_id=event_id,
+        type=kind,
+        fields=fields,
+        recorded_at=origin.recorded_at,
+        worker_id=origin.worker_id if run is None else run.worker_id,
+        attempt=None if run is None else run.attempt,
+    )
 
 
 def cursor_of(last: InstanceInfo) -> str:

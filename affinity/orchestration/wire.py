@@ -20,7 +20,7 @@ from pydantic_core import to_json
 
 from affinity.errors import ErrorDetails, NotSerializable
 from affinity.frozen import frozen
-from affinity.limits import check_id
+from affinity.limits import MAX_INTEGER, check_id
 from affinity.orchestration.codec import read_json
 from affinity.orchestration.events import (
     EVENTS,
@@ -34,6 +34,7 @@ from affinity.orchestration.events import (
     RawJson,
 )
 from affinity.orchestration.retry import RetryPolicy
+from affinity.records import ActivityRun
 
 ANY_EXECUTION: Final = 0
 """Execution id of a message for whichever execution is current: external events and requests to cancel."""
@@ -66,9 +67,32 @@ def decode_event(text: str) -> Event:
     return _event(read_json(text))
 
 
-def encode_message(execution_id: int, event: Event) -> str:
-    """Return an input event as a message to one execution of an instance, or to ``ANY_EXECUTION``."""
-    return f'{{"execution":{execution_id},"event":{encode_event(event)}}}'
+class ReceivedMessage(NamedTuple):
+    """What a message to an instance holds."""
+
+    execution_id: int
+    event: Event
+    run: ActivityRun | None  # where the event is the result of an activity, and its sender said more
+
+
+def encode_message(execution_id: int, event: Event, run: ActivityRun | None = None) -> str:
+    """Return an input event as a message to one execution of an instance, or to ``ANY_EXECUTION``; with the run that it
+    is the result of, which no replay needs.
+    """
+    told = "" if run is None else f',"worker":{_quote(run.worker_id)},"attempt":{run.attempt}'
+    return f'{{"execution":{execution_id},"event":{encode_event(event)}{told}}}'
+
+
+def read_message(text: str) -> ReceivedMessage:
+    """Return what a message holds.
+
+    Raises:
+        NotSerializable: as for ``decode_event``.
+    """
+    message = read_json(text)
+    if not isinstance(message, dict):
+        raise NotSerializable("a message must be a JSON object")
+    return ReceivedMessage(_integer(message.get("execution")), _event(message.get("event")), _run(message))
 
 
 def decode_message(text: str) -> tuple[int, Event]:
@@ -77,10 +101,16 @@ def decode_message(text: str) -> tuple[int, Event]:
     Raises:
         NotSerializable: as for ``decode_event``.
     """
-    message = read_json(text)
-    if not isinstance(message, dict):
-        raise NotSerializable("a message must be a JSON object")
-    return _integer(message.get("execution")), _event(message.get("event"))
+    execution_id, event, _ = read_message(text)
+    return execution_id, event
+
+
+def _run(message: dict[str, Any]) -> ActivityRun | None:
+    """Only for people to see: nothing is refused for it."""
+    worker_id, attempt = message.get("worker"), message.get("attempt")
+    if not isinstance(worker_id, str) or type(attempt) is not int or not 0 < attempt <= MAX_INTEGER:
+        return None
+    return ActivityRun(worker_id, attempt)
 
 
 def activity_task(event: ActivityScheduled, session_id: str | None) -> ActivityTask:

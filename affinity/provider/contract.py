@@ -55,7 +55,7 @@ from datetime import datetime
 from typing import Final, Literal, NamedTuple, NewType, Protocol, TypeAlias
 
 from affinity.frozen import frozen
-from affinity.records import SessionStore, StateWrite
+from affinity.records import ActivityRun, SessionStore, StateWrite
 
 Incarnation = NewType("Incarnation", str)
 """A random name that one start of a worker process gave itself."""
@@ -333,6 +333,8 @@ class Turn:
     holds: Sequence[SessionHold] = ()
     unholds: Sequence[int] = ()  # hold ids of this execution that end
     watches: Sequence[SessionWatch] = ()
+    # By event id: runs of activities whose results are in ``history``, but for first attempts on the committing worker.
+    runs: Mapping[int, ActivityRun] = field(default_factory=dict)
 
 
 class Placed(NamedTuple):
@@ -440,6 +442,15 @@ class InstanceInfo:
     updated_at: datetime
     suspension: Suspension | None = None  # while it is suspended
     session_id: str | None = None  # that it was started with, or its parent
+
+
+class EventOrigin(NamedTuple):
+    """When, and by which worker, an event of a history was recorded."""
+
+    event_id: int
+    recorded_at: datetime
+    worker_id: str | None  # None: by no worker, for a client that has reset the instance
+    run: ActivityRun | None  # as the turn said: `Turn.runs`
 
 
 @frozen(kw_only=True)
@@ -829,6 +840,12 @@ class Provider(Protocol):
         """One step of removing the histories of executions that ``continue_as_new``, or a reset, ended more than
         ``older_than`` seconds ago: at most `limits.PRUNE_EVENTS` events. What is left of a history at any time is its
         beginning. With ``dry_run`` it removes nothing, and counts all of them.
+        """
+        ...
+
+    async def read_origins(self, instance_id: str, execution_id: int) -> Sequence[EventOrigin]:
+        """The origins of the events of one execution, oldest first. An event that a reset has taken over keeps its own.
+        Those of events that a release before this verb recorded are not known and left out.
         """
         ...
 

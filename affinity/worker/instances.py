@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -37,7 +37,7 @@ from affinity.errors import (
 from affinity.orchestration import App
 from affinity.orchestration.engine import Execution, Step
 from affinity.orchestration.events import Event, OrchestrationStarted, TimerFired, describe_error
-from affinity.orchestration.wire import ANY_EXECUTION, ActivityTask, decode_event, decode_message, encode_message
+from affinity.orchestration.wire import ANY_EXECUTION, ActivityTask, decode_event, encode_message, read_message
 from affinity.provider.contract import (
     Birth,
     Message,
@@ -54,7 +54,7 @@ from affinity.provider.contract import (
     WorkKey,
     WorkLock,
 )
-from affinity.records import StateWrite
+from affinity.records import ActivityRun, StateWrite
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.pledges import Pledge, again
 from affinity.worker.retry import is_retryable
@@ -84,6 +84,7 @@ class Input:
     event: Event
     message_id: int | None = None
     lock: WorkLock | None = None
+    run: ActivityRun | None = None  # that gave the result, unless it is the first attempt, on this worker
     pledge: Pledge | None = None
     error: Exception | None = None  # why the message cannot be read; the event then means nothing
 
@@ -248,10 +249,11 @@ class InstanceTable:
         ack.
         """
         live = self._live.get(item.lock.key.instance_id)
+        run = None if item.attempts == 1 else ActivityRun(self._around.worker_id, item.attempts)
         if live is None or live.execution.execution_id != item.lock.key.execution_id:
-            self._ack(item.lock, event, pledge)
+            self._ack(item.lock, event, run, pledge)
             return
-        live.mailbox.append(Input(event, lock=item.lock, pledge=pledge))
+        live.mailbox.append(Input(event, lock=item.lock, run=run, pledge=pledge))
         self._pump(live)
 
     async def deliver(self, items: Sequence[OrchestrationItem]) -> None:
@@ -428,6 +430,7 @@ class InstanceTable:
             consumed=[i.message_id for i in consumed if i.message_id is not None],
             acks=[i.lock for i in consumed if i.lock is not None],
             states=[state for i in consumed if (state := i.state) is not None and id(i) not in unwanted],
+            runs=_runs(step, consumed),
             lock_here=self._around.slots_for_new_work(),
             plain_here=self._around.slots_for_plain_work(),
             may_claim=self._around.may_claim,
@@ -582,7 +585,7 @@ class InstanceTable:
         """Inputs that no turn consumed: messages are still queued, results are sent the plain way."""
         for each in inputs:
             if each.lock is not None:
-                self._ack(each.lock, each.event, each.pledge)
+                self._ack(each.lock, each.event, each.run, each.pledge)
             else:
                 self._gave_back.add(instance_id)
         self._forget(inputs)
@@ -592,8 +595,8 @@ class InstanceTable:
             if each.message_id is not None:
                 self._in_flight.discard(each.message_id)
 
-    def _ack(self, lock: WorkLock, event: Event, pledge: Pledge | None) -> None:
-        message = encode_message(lock.key.execution_id, event)
+    def _ack(self, lock: WorkLock, event: Event, run: ActivityRun | None, pledge: Pledge | None) -> None:
+        message = encode_message(lock.key.execution_id, event, run or ActivityRun(self._around.worker_id, 1))
         self._around.submit_ack(WorkAck(lock=lock, message=message, state=pledge.state if pledge else None), pledge)
 
     def _shrink(self) -> None:
@@ -607,13 +610,13 @@ class InstanceTable:
 def _input(message: Message, execution: Execution) -> Input:
     """The message as an input of this execution."""
     try:
-        addressed, event = decode_message(message.payload)
+        addressed, event, run = read_message(message.payload)
     except NotSerializable as error:
         unreadable = OrchestrationUnreadable(f"message {message.id} cannot be read: {error}")
         return Input(MEANINGLESS, message_id=message.id, error=unreadable)
     if addressed not in {ANY_EXECUTION, execution.execution_id} and not execution.expects(addressed, event):
         event = MEANINGLESS
-    return Input(event, message_id=message.id)
+    return Input(event, message_id=message.id, run=None if event is MEANINGLESS else run)
 
 
 def _read_events(history: Sequence[str] | Exception) -> list[Event]:
@@ -642,6 +645,12 @@ def _unwanted(step: Step, inputs: Sequence[Input]) -> Collection[int]:
         return ()
     recorded = {id(event) for _, event in step.events}
     return {id(i) for i in with_state if id(i.event) not in recorded}
+
+
+def _runs(step: Step, inputs: Sequence[Input]) -> Mapping[int, ActivityRun]:
+    """The runs that inputs tell of, by the ids of the events that the inputs have become."""
+    told = {id(i.event): i.run for i in inputs if i.run is not None}
+    return {n: told[id(event)] for n, event in step.events if id(event) in told} if told else {}
 
 
 def _new_guid() -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from pydantic_core import to_json
 
@@ -53,7 +54,9 @@ from affinity.provider.contract import (
     WorkKey,
     WorkLock,
 )
-from affinity.records import StateWrite
+from affinity.records import ActivityRun, StateWrite
+
+NO_RUNS: Final[Mapping[int, ActivityRun]] = {}
 
 
 @dataclass(slots=True)
@@ -89,6 +92,7 @@ def build_turn(
     consumed: Sequence[int],
     acks: Sequence[WorkLock],
     states: Sequence[StateWrite] = (),
+    runs: Mapping[int, ActivityRun] = NO_RUNS,
     lock_here: int,
     plain_here: int | None = None,
     may_claim: Callable[[str], bool] = lambda _: False,
@@ -103,6 +107,7 @@ def build_turn(
         consumed: ids of the messages that the step consumed.
         acks: locks of the work items whose results it consumed.
         states: session state that goes with those results.
+        runs: of activities whose results are among the events of the step, by event id: `Turn.runs`.
         lock_here: at most this many new work items ask to be run by this worker at once.
         plain_here: and at most so many session-free ones; the rest of a fan-out is for all workers. None: as many.
         may_claim: whether a session may begin on this worker, if nobody holds it. Asked when it is the only one of the
@@ -136,6 +141,7 @@ def build_turn(
         holds=[SessionHold(hold.session_id, event_id, hold.seconds) for event_id, hold in step.holds.items()],
         unholds=step.unholds,
         watches=rows.watches,
+        runs=runs,
         update=_update(step, first_version),
         custom_status=step.custom_status,
         unread=step.unread,

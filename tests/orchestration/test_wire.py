@@ -21,7 +21,9 @@ from affinity.orchestration.wire import (
     encode_event,
     encode_message,
     encode_task,
+    read_message,
 )
+from affinity.records import ActivityRun
 
 RETRY = RetryPolicy(max_attempts=5, initial_interval=0.5, non_retryable=(ValueError, "Fatal"))
 CARRIED = (ev.CarriedEvent("a", '{"x":1}'), ev.CarriedEvent("ü\n", "null"))
@@ -154,6 +156,18 @@ def test_messages_carry_their_execution() -> None:
         for event in SAMPLES:
             if type(event) in ev.INPUTS:
                 assert decode_message(encode_message(execution_id, event)) == (execution_id, event)
+
+
+def test_a_message_may_tell_of_the_run_behind_it() -> None:
+    """A worker of the release before ignores it; what is none is no reason to refuse the message."""
+    done = ev.ActivityCompleted(2, "1")
+    text = encode_message(3, done, ActivityRun('w-"0"', 2))
+    assert read_message(text) == (3, done, ActivityRun('w-"0"', 2))
+    assert decode_message(text) == (3, done)
+    for worker, attempt in (('"w"', "null"), ("1", "1"), ('"w"', "0"), ('"w"', "true"), ('"w"', str(2**31))):
+        odd = text.replace('"w-\\"0\\""', worker).replace('"attempt":2', f'"attempt":{attempt}')
+        assert odd != text
+        assert read_message(odd) == (3, done, None)
 
 
 @pytest.mark.parametrize("text", ["[]", '{"event":{}}', '{"execution":1}', '{"execution":1,"event":1}', "x"])

@@ -600,6 +600,13 @@ async def prune_histories(stage: FaultStage) -> Attempt:
 
 
 @_verb
+async def read_origins(stage: FaultStage) -> Attempt:
+    at = await stage.instance()
+    await stage.finish(at)
+    return _same(stage, lambda provider: provider.read_origins(at.instance_id, at.execution_id))
+
+
+@_verb
 async def list_sessions(stage: FaultStage) -> Attempt:
     async def names(provider: Provider) -> list[str]:
         return [session.session_id for session in await provider.list_sessions(limit=10)]

@@ -15,6 +15,7 @@ from affinity.provider.conformance.holds import HoldRules
 from affinity.provider.conformance.ids import IdRules
 from affinity.provider.conformance.listing import ListingRules
 from affinity.provider.conformance.locks import LockRules
+from affinity.provider.conformance.origins import OriginRules
 from affinity.provider.conformance.ownership import OwnershipRules
 from affinity.provider.conformance.placing import PlacingRules
 from affinity.provider.conformance.resets import ResetRules
@@ -56,6 +57,7 @@ class ProviderConformance(
     ResetRules,
     ClientRules,
     ListingRules,
+    OriginRules,
     BatchRules,
     IdRules,
     StateRules,

@@ -60,6 +60,8 @@ def commit_columns(turns: Sequence[Turn], items: Sequence[NewWorkItem]) -> Colum
         writes = [write for turn in turns for write in turn.states]
         writes.sort(key=lambda write: write.new.session_id)
         columns |= state_columns(writes)
+    if any(turn.runs for turn in turns):
+        columns |= _run_columns(turns)
     return columns
 
 
@@ -199,6 +201,14 @@ def _message_columns(turns: Sequence[Turn]) -> Columns:
         "message_delay": Floats([message.delay for message in messages]),
         "message_execution": Ints([message.timer and message.timer[0] for message in messages]),
         "message_timer": Ints([message.timer and message.timer[1] for message in messages]),
+    }
+
+
+def _run_columns(turns: Sequence[Turn]) -> Columns:
+    runs = [turn.runs.get(turn.event_count + n) for turn in turns for n in range(1, len(turn.history) + 1)]
+    return {
+        "run_worker": Texts([run and run.worker_id for run in runs]),
+        "run_attempt": Ints([run and run.attempt for run in runs]),
     }
 
 

@@ -16,6 +16,7 @@ from affinity.provider.contract import (
     NO_RETENTION,
     Deletion,
     Delivery,
+    EventOrigin,
     FetchOptions,
     Hint,
     HintSource,
@@ -295,6 +296,10 @@ class SqliteProvider:
     async def list_instances(self, where: InstanceFilter, limit: int) -> Sequence[InstanceInfo]:
         """See `Provider.list_instances`."""
         return await self._read(listing.list_instances, where, limit)
+
+    async def read_origins(self, instance_id: str, execution_id: int) -> Sequence[EventOrigin]:
+        """See `Provider.read_origins`."""
+        return await self._read(listing.read_origins, instance_id, execution_id)
 
     async def resume_instance(self, instance_ids: Sequence[str]) -> Sequence[Resumption]:
         """See `Provider.resume_instance`. Wakes workers as `create_instance` does."""

@@ -24,10 +24,8 @@ def reset(tx: Tx, wanted: Reset) -> bool:
     if not tx.run(SQL["begin"], {**at, **fence, **count}):
         return False
     tx.run(SQL["copy"], {**at, "keep": wanted.keep})
-    added = enumerate(wanted.history, wanted.keep + 1)
-    tx.many(
-        turns.SQL["append"], [(wanted.instance_id, wanted.execution_id + 1, number, event) for number, event in added]
-    )
+    added = turns.event_rows(wanted.instance_id, wanted.execution_id + 1, wanted.keep, wanted.history)
+    tx.many(turns.SQL["append"], added, {"now": tx.now, "worker_id": None})
     tx.many(turns.SQL["clear_items"], [wanted.instance_id])
     holds.end(tx, [wanted.instance_id])
     holds.watch(tx, wanted.instance_id, wanted.watches)

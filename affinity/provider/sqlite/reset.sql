@@ -14,8 +14,9 @@ UPDATE instances SET
 WHERE instance_id = :instance_id AND birth = :birth AND execution_id = :execution_id AND event_count = :seen;
 
 -- copy: the first events of an execution, as those of the next one
-INSERT INTO history (instance_id, execution_id, event_id, event)
-SELECT instance_id, execution_id + 1, event_id, event FROM history
+INSERT INTO history (instance_id, execution_id, event_id, event, recorded_at, recorded_events, recorded_by, run_by, attempt)
+SELECT instance_id, execution_id + 1, event_id, event, recorded_at, recorded_events, recorded_by, run_by, attempt
+FROM history
 WHERE instance_id = :instance_id AND execution_id = :execution_id AND event_id <= :keep;
 
 -- timers: when the timers of an execution fire

@@ -50,7 +50,7 @@ def commit(
     judge = Judge(tx, [write for turn in turns for write in turn.states])
     verdicts = _judge_all(turns, fences, find(tx, [lock for turn in turns for lock in turn.acks]), judge)
     passed = [verdict for verdict in verdicts if isinstance(verdict, _Passed)]
-    _move_on(tx, passed)
+    _move_on(tx, identity, passed)
     judge.apply()
     named = {item.session_id for one in passed for item in one.turn.work_items if item.session_id is not None}
     placing = Placing(tx, tokens, identity, named, may_lock=not caller.draining)
@@ -103,23 +103,36 @@ def _judge(
     return _Passed(turn, acked)
 
 
-def _move_on(tx: Tx, passed: Sequence[_Passed]) -> None:
+def _move_on(tx: Tx, identity: WorkerIdentity, passed: Sequence[_Passed]) -> None:
     """Take what the turns used up, write their histories, and send what they send."""
     turns = [one.turn for one in passed]
     remove(tx, [held for one in passed for held in one.acked])
     tx.many(SQL["consume"], [(turn.instance_id, message) for turn in turns for message in turn.consumed])
-    tx.many(SQL["append"], _events(turns))
+    tx.many(SQL["append"], _events(turns), {"now": tx.now, "worker_id": identity.worker_id})
+    tx.many(SQL["add_runs"], [row for turn in turns if turn.runs for row in _runs(turn)])
     tx.many(SQL["advance"], [_advance(turn) for turn in turns], {"now": tx.now})
     _, outbox = insert_new(tx, [instance for turn in turns for instance in turn.instances])
     send(tx, [*outbox, *(message for turn in turns for message in turn.messages)])
 
 
-def _events(turns: Sequence[Turn]) -> list[tuple[str, int, int, str]]:
+def _events(turns: Sequence[Turn]) -> list[tuple[Any, ...]]:
     return [
-        (turn.instance_id, turn.execution_id, number, event)
-        for turn in turns
-        for number, event in enumerate(turn.history, turn.event_count + 1)
+        row for turn in turns for row in event_rows(turn.instance_id, turn.execution_id, turn.event_count, turn.history)
     ]
+
+
+def event_rows(instance_id: str, execution_id: int, after: int, events: Sequence[str]) -> list[tuple[Any, ...]]:
+    """What "append" takes for events that are recorded together, behind the first ``after`` of the execution."""
+    rows: list[tuple[Any, ...]] = [
+        (instance_id, execution_id, number, event) for number, event in enumerate(events, after + 1)
+    ]
+    if rows:
+        rows[0] = (*rows[0], len(rows))
+    return rows
+
+
+def _runs(turn: Turn) -> list[tuple[Any, ...]]:
+    return [(turn.instance_id, turn.execution_id, event_id, *run) for event_id, run in turn.runs.items()]
 
 
 def _advance(turn: Turn) -> tuple[Any, ...]:

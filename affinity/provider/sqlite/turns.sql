@@ -5,9 +5,16 @@ CROSS JOIN instances AS i ON i.instance_id = j.value
 WHERE i.owner_worker = :worker_id AND i.owner_incarnation = :incarnation
   AND i.status IN ('pending', 'running');
 
--- append: events of histories
-INSERT INTO history (instance_id, execution_id, event_id, event)
-SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3 FROM json_each(:rows);
+-- append: events of histories; the first one of each turn comes with the number of all
+INSERT INTO history (instance_id, execution_id, event_id, event, recorded_at, recorded_events, recorded_by)
+SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3,
+       iif(value ->> 4 IS NULL, NULL, :now), value ->> 4, iif(value ->> 4 IS NULL, NULL, :worker_id)
+FROM json_each(:rows);
+
+-- add_runs: to the events that are results of activities
+UPDATE history SET run_by = j.value ->> 3, attempt = j.value ->> 4
+FROM json_each(:rows) AS j
+WHERE history.instance_id = j.value ->> 0 AND history.execution_id = j.value ->> 1 AND history.event_id = j.value ->> 2;
 
 -- advance: move instances behind their turns
 UPDATE instances SET
