@@ -152,6 +152,8 @@ def test_show_and_history(play: Play) -> None:
     assert "\x1b" not in text
     events = document("history", "t")["events"]
     assert [event["type"] for event in events] == ["orchestration_started", "orchestration_completed"]
+    assert [event["worker_id"] for event in events] == ["puppet", "puppet"]
+    assert events[0]["recorded_at"] > instance["created_at"]
     assert document("history", "t", "--execution", "9")["events"] == []
 
 
