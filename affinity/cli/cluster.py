@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import anyio
 import click
 
@@ -10,6 +12,7 @@ from affinity.cli import shell as sh
 from affinity.cli.instances import with_client
 from affinity.cli.shell import Command, Shell, command
 from affinity.provider.contract import WorkerInfo
+from affinity.provider.schema import SchemaReport
 
 
 @click.command(cls=Command, short_help="Show the workers.")
@@ -35,12 +38,39 @@ def _worker_row(worker: WorkerInfo) -> tuple[object, ...]:
 
 
 @click.command(cls=Command, short_help="Bring the database's schema up to date.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; show the schema, and what would be done.")
 @command
-def migrate(shell: Shell) -> None:
+def migrate(shell: Shell, *, dry_run: bool) -> None:
     """Create the tables, or bring them up to date. Safe while workers run, and when several migrate at once.
 
-    A database that is newer than this version of affinity is refused.
+    Workers of the release before go on with the new schema, and start with it: to roll back, run that release again, on
+    the schema as it is. A database that admits only later releases is refused, and the message names one.
+
+    After a restore that has copied rows and no sequences it moves these past the rows.
     """
-    before, after = anyio.run(provider.migrate, shell.url)
+    if dry_run:
+        _show_schema(shell, anyio.run(provider.inspect_schema, shell.url))
+        return
+    before, after = anyio.run(provider.migrate, shell.url, partial(click.echo, err=True))
     text = f"schema version {after}, " + ("which it had already" if before == after else f"was {before}")
     shell.show({"from": before, "to": after}, lambda: click.echo(text))
+
+
+def _show_schema(shell: Shell, found: SchemaReport) -> None:
+    lines = (
+        ("schema version", found.version or "none: never migrated"),
+        ("for code that knows", f"version {found.oldest_code} or later" if found.version else None),
+        ("this code knows", f"version {found.known}"),
+        ("usable", "yes" if found.is_usable else "after `affinity migrate`" if found.pending else "no"),
+        ("to apply", ", ".join(found.pending) or None),
+        ("to repair", ", ".join(found.behind) or None),
+    )
+    document = {
+        "version": found.version,
+        "oldest_code": found.oldest_code,
+        "known": found.known,
+        "usable": found.is_usable,
+        "pending": found.pending,
+        "behind": found.behind,
+    }
+    shell.show(document, lambda: sh.pairs(lines))

@@ -27,6 +27,9 @@ logger = logging.getLogger("affinity.provider")
 Progress: TypeAlias = Callable[[str], object]
 """Gets a line for people at each step of a migration, and while it waits."""
 
+RECENT_RECORDS: Final = 1_000
+"""Session records, those that were written last, at which a migration looks for epochs that were not issued yet."""
+
 _FILE: Final = re.compile(r"(?P<number>\d{4})_\w+")
 _OLDEST_CODE: Final = re.compile(r"^-- oldest code: (?P<version>\d+)$", re.MULTILINE)
 
@@ -57,6 +60,33 @@ class SchemaVersion:
 
 HOW_TO_MIGRATE: Final = "run `affinity migrate`, or `await affinity.migrate(url)` in Python"
 """Ends the message about a database without the schema that this code needs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaReport:
+    """What `migrate` would find, and do."""
+
+    version: int  # of the schema; 0: there is none
+    oldest_code: int  # the schema version that code must know to use it
+    known: int  # the schema version that this code knows
+    pending: tuple[str, ...]  # migrations that `migrate` would apply
+    behind: tuple[str, ...]  # what issues ids and is behind its tables, after a restore, which `migrate` would repair
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether this code may use the schema as it is."""
+        return self.oldest_code <= self.known <= self.version
+
+
+def report(found: SchemaVersion, migrations: Sequence[Migration], behind: Sequence[str]) -> SchemaReport:
+    """The report for a schema."""
+    return SchemaReport(
+        version=found.version,
+        oldest_code=found.oldest_code,
+        known=len(migrations),
+        pending=tuple(migration.name for migration in migrations[found.version :]),
+        behind=tuple(behind),
+    )
 
 
 def log_progress(line: str) -> None:

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from affinity.errors import InvalidUrl
 from affinity.provider.contract import Provider
-from affinity.provider.schema import Progress, log_progress
+from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.timeline import Timeline
 
 _SECRET = re.compile(r"(?P<before>://).*@|(?P<name>password=)(?:'[^']*'|[^&\s]*)", re.IGNORECASE)
@@ -52,7 +52,8 @@ async def open_provider(url: str, *, application_name: str = "affinity", timelin
 async def migrate(url: str, progress: Progress = log_progress) -> tuple[int, int]:
     """Bring the schema up to date, under a lock; safe while workers run, and when many start at once.
 
-    It waits for as long as another transaction has a table locked, in short attempts that hold nobody up.
+    It waits for as long as another transaction has a table locked, in short attempts that stop nobody. If what issues
+    ids is behind the tables, as after some restores, it is moved past them, and a new timeline begins.
 
     Args:
         url: as for `open_provider`.
@@ -72,6 +73,21 @@ async def migrate(url: str, progress: Progress = log_progress) -> tuple[int, int
     from affinity.provider.postgres import PostgresProvider
 
     return await PostgresProvider.migrate(url, progress)
+
+
+async def inspect_schema(url: str) -> SchemaReport:
+    """What `migrate` would find and do; nothing is changed.
+
+    Raises:
+        InvalidUrl, ConnectionLost, AccessDenied: as for `open_provider`.
+    """
+    if (path := _sqlite_path(url)) is not None:
+        from affinity.provider.sqlite import SqliteProvider
+
+        return await SqliteProvider.inspect_schema(path)
+    from affinity.provider.postgres import PostgresProvider
+
+    return await PostgresProvider.inspect_schema(url)
 
 
 def _sqlite_path(url: str) -> Path | None:

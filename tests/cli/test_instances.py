@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from uuid import UUID
 
@@ -30,6 +31,26 @@ def test_migrate_says_what_it_did(directory: Path) -> None:
     assert first["from"] == 0 < first["to"]
     assert document("migrate") == {"from": first["to"], "to": first["to"]}
     assert "had already" in succeed("migrate")
+
+
+def test_migrate_shows_what_it_would_do(directory: Path) -> None:
+    """And does nothing of it: there is not even a file."""
+    before = document("migrate", "--dry-run")
+    assert before["version"] == before["oldest_code"] == 0
+    assert (len(before["pending"]), before["usable"]) == (before["known"], False)
+    assert "0001_tables" in succeed("migrate", "--dry-run")
+    assert list(directory.iterdir()) == []
+    succeed("migrate")
+    after = document("migrate", "--dry-run")
+    assert (after["version"], after["pending"], after["behind"], after["usable"]) == (after["known"], [], [], True)
+    assert 0 < after["oldest_code"] <= after["known"]
+
+
+def test_migrate_reports_its_progress_on_stderr(directory: Path) -> None:
+    """Its output is one document."""
+    result = run("migrate", "--json")
+    assert "0001_tables applied" in result.stderr
+    assert json.loads(result.stdout)["from"] == 0
 
 
 @pytest.mark.usefixtures("database")

@@ -51,6 +51,14 @@ class SqliteHarness:
         with closing(connect(self._path)) as connection:
             connection.execute("UPDATE timeline SET reached = 0")
 
+    async def lose_counters(self) -> None:
+        with closing(connect(self._path)) as connection:
+            connection.execute("UPDATE counters SET value = 0 WHERE name = 'epoch'")
+            connection.execute("DELETE FROM sqlite_sequence")
+
+    async def migrate(self) -> None:
+        await SqliteProvider.migrate(self._path)
+
     async def advance(self, seconds: float) -> None:
         self._clock.offset += seconds
 
@@ -186,6 +194,11 @@ BEGIN
 END $do$"""
 
 
+SET_BACK: Final = """
+    SELECT setval(oid, seqstart, false) FROM pg_sequence JOIN pg_class ON oid = seqrelid
+    WHERE relnamespace = current_schema::regnamespace"""
+
+
 class PostgresHarness:
     """A schema that the tests use one after another: each finds it as a migration leaves it."""
 
@@ -217,6 +230,13 @@ class PostgresHarness:
     async def lose_tail(self) -> None:
         async with self._monitor() as monitor:
             await monitor.execute("UPDATE timeline SET place = 'elsewhere'")
+
+    async def lose_counters(self) -> None:
+        async with self._monitor() as monitor:
+            await monitor.execute(SET_BACK)
+
+    async def migrate(self) -> None:
+        await PostgresProvider.migrate(self._url)
 
     async def advance(self, seconds: float) -> None:
         async with aclosing(await PostgresProvider.open(self._url, application_name=warm.APPLICATION)) as provider:

@@ -12,9 +12,10 @@ import anyio
 import pytest
 
 from affinity.errors import SchemaMismatch
-from affinity.provider import migrate, open_provider
+from affinity.provider import inspect_schema, migrate, open_provider
 from affinity.provider.conformance.builders import new_instance
 from affinity.provider.postgres import migration as postgres
+from affinity.provider.postgres import sequences
 from affinity.provider.schema import Migration, Progress, SchemaVersion, check_usable, log_progress
 from affinity.provider.sqlite import migrate as sqlite
 from tests.provider.postgres_stage import PATIENCE, administrator, opened
@@ -72,6 +73,25 @@ async def test_a_migration_that_contracts_leaves_the_release_before_in(any_url: 
     _, known = await migrate(any_url)
     await upgrade(any_url, EXPANDS, CONTRACTS.replace("{version}", str(known)))
     await (await open_provider(any_url)).aclose()
+
+
+@pytest.mark.parametrize("change", [EXPANDS, CONTRACTS])
+async def test_a_schema_is_inspected(any_url: str, change: str) -> None:
+    """Whether or not this code may use it."""
+    _, known = await migrate(any_url)
+    before = await inspect_schema(any_url)
+    assert (before.version, before.known, before.pending, before.behind) == (known, known, (), ())
+    await upgrade(any_url, change)
+    after = await inspect_schema(any_url)
+    assert (after.version, after.is_usable) == (known + 1, change == EXPANDS)
+    assert after.oldest_code == (before.oldest_code if change == EXPANDS else known + 1)
+
+
+def test_every_sequence_is_repaired_by_a_migration(postgres_migrated: str) -> None:
+    """Whoever adds one says of which table it must not be behind."""
+    with administrator(postgres_migrated) as admin:
+        names = admin.execute("SELECT sequencename FROM pg_sequences WHERE schemaname = current_schema").fetchall()
+    assert all(f"'{name}'" in statement for (name,) in names for statement in (sequences._BEHIND, sequences._REPAIR))
 
 
 async def test_a_migration_behind_a_long_reader_holds_nobody_up(

@@ -63,6 +63,14 @@ class Harness(Protocol):
         """
         ...
 
+    async def lose_counters(self) -> None:
+        """Set back what issues epochs and ids, and nothing else, as a restore does that copies rows only."""
+        ...
+
+    async def migrate(self) -> None:
+        """Migrate once more, as each worker does when it starts."""
+        ...
+
     async def advance(self, seconds: float) -> None:
         """Move the database's clock forward, for every provider object on it."""
         ...

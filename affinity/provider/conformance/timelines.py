@@ -6,6 +6,7 @@ import pytest
 
 from affinity.errors import DatabaseChanged
 from affinity.provider.conformance.base import Rules
+from affinity.provider.conformance.builders import state, state_write, turn, work_item
 from affinity.provider.conformance.harness import Harness
 from affinity.provider.conformance.world import World
 from affinity.provider.contract import NewMessage
@@ -82,6 +83,38 @@ class TimelineRules(Rules):
         (message,) = (await again.own("i")).messages
         assert message.id > 1_000_000
         await world.aclose()
+
+    @pytest.mark.parametrize("is_swept", [False, True])
+    async def test_a_migration_repairs_lost_counters(self, world: World, is_swept: bool) -> None:
+        """New rows are no duplicates, and no session is refused by its own record (contract: Provider)."""
+        timeline = Timeline()
+        a = await world.follower("a", timeline)
+        held = await world.use(a, "s")
+        await a.provider.states.save(state("s"), epoch=held.session_epoch)
+        await a.own("i")
+        if is_swept:
+            await a.provider.release_worker(a.identity)
+            await world.advance(10_000)
+            await world.sweep(session_retention=1.0)
+        await world.harness.lose_counters()
+        await world.harness.migrate()
+        with pytest.raises(DatabaseChanged):
+            await a.renew_lease()
+        again = await world.follower("a", Timeline(timeline))
+        at = await again.own("j")
+        await again.commit_one(at, work_items=[work_item(at, 1, "s")])
+        taken = await again.take_one()
+        assert (taken.session_epoch or 0) > (held.session_epoch or 0)
+        (result,) = await again.commit(turn(await again.own("k"), states=[state_write(taken, base=1)]))
+        assert result.committed
+
+    async def test_a_migration_of_a_sound_database_ends_no_lease(self, world: World) -> None:
+        """Each worker that starts migrates (contract: Provider)."""
+        a = await world.follower("a", Timeline())
+        item = await world.use(a, "s")
+        await a.provider.states.save(state("s"), epoch=item.session_epoch)
+        await world.harness.migrate()
+        assert await a.renew_lease() is not None
 
     async def test_who_follows_nothing_goes_on(self, world: World) -> None:
         """A client remembers nothing (contract: Provider)."""

@@ -7,14 +7,16 @@ calls wait behind the migration. So it waits for `LOCK_TIMEOUT_SECONDS` only, le
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import Final, LiteralString, Protocol
+from typing import Final, LiteralString, Protocol, TypeVar
 
 from psycopg import AsyncConnection, sql
 from psycopg.errors import DeadlockDetected, LockNotAvailable
 
 from affinity.limits import LOCK_TIMEOUT_SECONDS, MIGRATION_PAUSES
+from affinity.provider.postgres import sequences
 from affinity.provider.postgres.connections import connect
 from affinity.provider.postgres.conversation import Params, Row
 from affinity.provider.postgres.errors import translated
@@ -22,13 +24,17 @@ from affinity.provider.postgres.target import Target
 from affinity.provider.schema import (
     Migration,
     Progress,
+    SchemaReport,
     SchemaVersion,
     check_usable,
     load_migrations,
     log_progress,
     refuse_too_new,
+    report,
     this_release,
 )
+
+T = TypeVar("T")
 
 MIGRATIONS: Final = load_migrations(__package__)
 """All there are; the schema version is their number."""
@@ -68,15 +74,22 @@ async def migrate_target(target: Target, application_name: str, progress: Progre
     Raises:
         SchemaMismatch: the database is too new for this code.
     """
-    settings = {"lock_timeout": f"{LOCK_TIMEOUT_SECONDS}s", "statement_timeout": "0"}
-    with translated(target):
-        async with await connect(target.connect(f"{application_name} migrate", settings)) as connection:
-            before = await _read(partial(_ask, connection), target)
-            refuse_too_new(before, MIGRATIONS, _place(target))
-            version = before.version
-            while version < len(MIGRATIONS):
-                version = await _retry(partial(_step, connection, target, progress), progress)
-            return before.version, version
+    async with _connected(target, application_name) as connection:
+        before = await _read(partial(_ask, connection), target)
+        refuse_too_new(before, MIGRATIONS, _place(target))
+        version = before.version
+        while version < len(MIGRATIONS):
+            version = await _retry(partial(_step, connection, target, progress), progress)
+        if await _find_behind(connection, version):
+            await _retry(partial(_repair, connection, target, progress), progress)
+        return before.version, version
+
+
+async def inspect_target(target: Target) -> SchemaReport:
+    """What `migrate_target` would find and do; nothing is changed."""
+    async with _connected(target, "affinity") as connection:
+        found = await _read(partial(_ask, connection), target)
+        return report(found, MIGRATIONS, await _find_behind(connection, found.version))
 
 
 async def check_version(ask: Ask, target: Target) -> None:
@@ -88,7 +101,15 @@ async def check_version(ask: Ask, target: Target) -> None:
     check_usable(await _read(ask, target), MIGRATIONS, _place(target))
 
 
-async def _retry(step: Callable[[], Awaitable[int]], progress: Progress) -> int:
+@asynccontextmanager
+async def _connected(target: Target, application_name: str) -> AsyncIterator[AsyncConnection[Row]]:
+    settings = {"lock_timeout": f"{LOCK_TIMEOUT_SECONDS}s", "statement_timeout": "0"}
+    with translated(target):
+        async with await connect(target.connect(f"{application_name} migrate", settings)) as connection:
+            yield connection
+
+
+async def _retry(step: Callable[[], Awaitable[T]], progress: Progress) -> T:
     """Repeat a step for as long as another transaction is in its way."""
     for pause in _pauses():
         try:
@@ -128,6 +149,20 @@ async def _record(connection: AsyncConnection[Row], migration: Migration) -> Non
     oldest = migration.version if migration.version <= STRICT else migration.oldest_code
     if oldest is not None:
         await connection.execute(_STATE, [oldest])
+
+
+async def _find_behind(connection: AsyncConnection[Row], version: int) -> Sequence[str]:
+    return await sequences.find_behind(connection) if version > STRICT else ()  # before, some tables are missing
+
+
+async def _repair(connection: AsyncConnection[Row], target: Target, progress: Progress) -> None:
+    async with connection.transaction():
+        await connection.execute(_LOCK, [target.schema])
+        behind = await sequences.find_behind(connection)  # another migrator may have been first
+        if not behind:
+            return
+        await sequences.repair(connection)
+    progress(f"migration: {' and '.join(behind)} repaired: behind the tables, as after a restore without sequences")
 
 
 async def _create_schema(connection: AsyncConnection[Row], target: Target) -> None:

@@ -7,7 +7,7 @@ from typing import Final, LiteralString
 from affinity.provider.postgres.client import ClientVerbs
 from affinity.provider.postgres.connections import Links
 from affinity.provider.postgres.hints import HintVerbs
-from affinity.provider.postgres.migration import check_version, migrate_target
+from affinity.provider.postgres.migration import check_version, inspect_target, migrate_target
 from affinity.provider.postgres.orchestrations import OrchestrationVerbs
 from affinity.provider.postgres.states import StateVerbs
 from affinity.provider.postgres.suspension import SuspensionVerbs
@@ -16,7 +16,7 @@ from affinity.provider.postgres.target import Target
 from affinity.provider.postgres.turns import TurnVerbs
 from affinity.provider.postgres.work_items import WorkItemVerbs
 from affinity.provider.postgres.workers import WorkerVerbs
-from affinity.provider.schema import Progress, log_progress
+from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.timeline import Timeline
 
 # The offset stands in the function as a literal, so that it is inlined as the real one is, and plans stay the same.
@@ -97,6 +97,15 @@ class PostgresProvider(
             SchemaMismatch: the database is too new for this code.
         """
         return await migrate_target(Target.parse(url), "affinity", progress)
+
+    @classmethod
+    async def inspect_schema(cls, url: str) -> SchemaReport:
+        """What `migrate` would find and do; nothing is changed.
+
+        Raises:
+            InvalidUrl, ConnectionLost, AccessDenied: as for `open`.
+        """
+        return await inspect_target(Target.parse(url))
 
     @property
     def dialect(self) -> str:

@@ -15,17 +15,25 @@ from typing import Final
 from affinity.errors import SchemaMismatch
 from affinity.provider.schema import (
     HOW_TO_MIGRATE,
+    RECENT_RECORDS,
     Migration,
     Progress,
+    SchemaReport,
     SchemaVersion,
     check_usable,
     load_migrations,
     log_progress,
     refuse_too_new,
+    report,
     this_release,
 )
-from affinity.provider.sqlite.database import MAX_WAIT, connect, patiently
+from affinity.provider.sqlite import timeline
+from affinity.provider.sqlite.clock import Clock
+from affinity.provider.sqlite.database import MAX_WAIT, Tx, connect, patiently
 from affinity.provider.sqlite.failures import FAILURES, translate
+from affinity.provider.statements import load_statements
+
+SQL: Final = load_statements(__package__, "timeline.sql")
 
 MIGRATIONS: Final = load_migrations(__package__)
 """All there are; the schema version is their number."""
@@ -62,6 +70,22 @@ def migrate(
             raise translate(error) from error
 
 
+def inspect(path: Path) -> SchemaReport:
+    """What `migrate` would find and do; nothing is changed.
+
+    Raises:
+        SchemaMismatch: it is no SQLite database.
+    """
+    if not path.exists():
+        return report(SchemaVersion(0, 0), MIGRATIONS, ())
+    with closing(connect(path)) as connection:
+        try:
+            found = patiently(lambda: _read(connection), MAX_WAIT)
+            return report(found, MIGRATIONS, ["epochs"] if _is_behind(connection, found.version) else ())
+        except FAILURES as error:
+            raise translate(error) from error
+
+
 def check_schema(connection: sqlite3.Connection) -> None:
     """Refuse a file whose schema this code may not use.
 
@@ -88,10 +112,29 @@ def _upgrade(connection: sqlite3.Connection, migrations: Sequence[Migration], pr
         for statement in _split(migration.script):
             connection.execute(statement)
         _record(connection, migration)
+    after = found.version + len(missing)
+    is_behind = _is_behind(connection, after)
+    if is_behind:
+        _repair(Tx(connection, Clock().now()))
     connection.execute("COMMIT")
     for migration in missing:
         progress(f"migration: {migration.name} applied")
-    return found.version, found.version + len(missing)
+    if is_behind:
+        progress("migration: epochs repaired: behind the tables, as after a restore of some of them")
+    return found.version, after
+
+
+def _is_behind(connection: sqlite3.Connection, version: int) -> bool:
+    """Whether epochs that are in use are yet to be issued. Ids of messages cannot be: SQLite itself sees to that."""
+    if version <= STRICT:  # some tables are missing
+        return False
+    (behind,) = connection.execute(SQL["is_behind"], {"limit": RECENT_RECORDS}).fetchone()
+    return bool(behind)
+
+
+def _repair(tx: Tx) -> None:
+    tx.run(SQL["raise_to_used"])
+    timeline.begin(tx)
 
 
 def _record(connection: sqlite3.Connection, migration: Migration) -> None:

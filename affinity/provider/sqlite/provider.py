@@ -45,7 +45,7 @@ from affinity.provider.contract import (
     WorkFetch,
     WorkLock,
 )
-from affinity.provider.schema import Progress, log_progress
+from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.sqlite import fetching, listing, subscriptions, suspension, work_items, workers
 from affinity.provider.sqlite import instances as ownership
 from affinity.provider.sqlite import reset as resetting
@@ -54,7 +54,7 @@ from affinity.provider.sqlite import sweep as sweeping
 from affinity.provider.sqlite.clock import Clock
 from affinity.provider.sqlite.database import MAX_WAIT, Database, Tx, connect
 from affinity.provider.sqlite.messages import create_all, send_all
-from affinity.provider.sqlite.migrate import check_schema, migrate, unmigrated
+from affinity.provider.sqlite.migrate import check_schema, inspect, migrate, unmigrated
 from affinity.provider.sqlite.states import check
 from affinity.provider.sqlite.store import SqliteStates
 from affinity.provider.sqlite.thread import DatabaseThread
@@ -123,6 +123,15 @@ class SqliteProvider:
             SchemaMismatch: it is too new for this code, or no SQLite database.
         """
         return await anyio.to_thread.run_sync(partial(migrate, path, progress=progress))
+
+    @classmethod
+    async def inspect_schema(cls, path: Path) -> SchemaReport:
+        """What `migrate` would find and do; nothing is changed.
+
+        Raises:
+            SchemaMismatch: it is no SQLite database.
+        """
+        return await anyio.to_thread.run_sync(inspect, path)
 
     @property
     def dialect(self) -> str:

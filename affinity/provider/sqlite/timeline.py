@@ -17,7 +17,7 @@ def learn(tx: Tx, known: Timeline) -> tuple[str, int]:
     """The token and how far the file is; the token is a new one if the file is behind what ``known`` says of it."""
     token, reached = _read(tx)
     if token == known.token and reached < known.reached:
-        _begin(tx)
+        begin(tx)
         return _read(tx)
     return token, reached
 
@@ -33,7 +33,7 @@ def _read(tx: Tx) -> tuple[str, int]:
     return row[0], row[1]
 
 
-def _begin(tx: Tx) -> None:
+def begin(tx: Tx) -> None:
     """All ids that can be issued again jump forward, further than they can have come; every lease ends, and every
     session has a new epoch.
     """

@@ -23,3 +23,15 @@ WHERE name = 'orchestrator_queue';
 
 -- end_leases: of all workers
 UPDATE workers SET locked_until = :now WHERE locked_until > :now;
+
+-- is_behind: whether an epoch is in use that is yet to be issued, as far as the records that were written last say
+SELECT max(
+    coalesce((SELECT max(epoch) FROM sessions), 0),
+    coalesce((SELECT max(epoch) FROM (SELECT epoch FROM session_states ORDER BY updated_at DESC LIMIT :limit)), 0)
+) > (SELECT value FROM counters WHERE name = 'epoch');
+
+-- raise_to_used: all epochs that are in use are issued
+UPDATE counters SET value = max(
+    value,
+    coalesce((SELECT max(epoch) FROM sessions), 0), coalesce((SELECT max(epoch) FROM session_states), 0)
+) WHERE name = 'epoch';

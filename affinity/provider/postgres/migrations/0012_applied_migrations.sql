@@ -5,3 +5,6 @@ CREATE TABLE applied_migrations (
     release text COLLATE "C" NOT NULL, -- of affinity, that applied it
     applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
+
+-- Read by whoever opens the database, also by roles that were given their rights before there was this table.
+GRANT SELECT ON applied_migrations TO PUBLIC;
