@@ -64,6 +64,20 @@ MIGRATION_PAUSES: Final = (1.0, 2.0, 4.0, 8.0)
 MAX_BATCH: Final = 1_000
 """Items in one call of a batch verb: bounds the size of one statement and of one transaction."""
 
+MAX_BATCH_BYTES: Final = 16 * 1024 * 1024
+"""UTF-8 bytes of payloads in one call of a batch verb, if it has more than one: in memory it is there several times, as
+text, as a message of the database's protocol and decoded. A worker may be given another bound (``max_batch_bytes``).
+"""
+
+MAX_OUTSTANDING_BYTES: Final = 128 * 1024 * 1024
+"""Default of ``max_outstanding_bytes``: eight batches keep any database busy, and leave room in a container of 1 GB."""
+
+INSTANCE_CACHE_BYTES: Final = 256 * 1024 * 1024
+"""Default of ``instance_cache_bytes``: 10,000 instances, the default number, of 26 KB each."""
+
+MAX_PAGE_EVENTS: Final = 4_000
+"""Events in one page of a history: to read them takes the database, and to replay them a worker, less than 100 ms."""
+
 MAX_REROUTE: Final = 1_000
 """Queue rows that one statement re-marks when a session moves; the sweep does the rest in steps of this size."""
 

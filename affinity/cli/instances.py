@@ -221,8 +221,8 @@ def show(shell: Shell, instance_id: str) -> None:
         instance = await client.status(instance_id)
         if instance.finished:
             return instance, ()
-        events = await client.history(instance_id, execution_id=instance.execution_id)
-        return instance, [event for event in events if event.type == "event_refused"]
+        events = client.iter_history(instance_id, execution_id=instance.execution_id)
+        return instance, [event async for event in events if event.type == "event_refused"]
 
     instance, refused = with_client(shell, read)
     document = {**asdict(instance), "error_details": _details_document(instance), "refused_events": refused}
@@ -270,16 +270,23 @@ def history(shell: Shell, instance_id: str, execution: int | None) -> None:
 
     With the time and the worker of each, and the attempt that gave a result, if it was not the first.
     """
-    events = with_client(shell, lambda client: client.history(instance_id, execution_id=execution))
+
+    async def read(client: Client) -> Sequence[Any]:
+        events = client.iter_history(instance_id, execution_id=execution)
+        return [event if shell.as_json else _event_row(event) async for event in events]
+
+    found = with_client(shell, read)
     shell.show(
-        {"instance_id": instance_id, "events": events},
-        lambda: sh.table(_EVENT_COLUMNS, map(_event_row, events), empty="no events"),
+        {"instance_id": instance_id, "events": found},
+        lambda: sh.table(_EVENT_COLUMNS, found, empty="no events"),
     )
 
 
 def _event_row(event: HistoryRecord) -> tuple[object, ...]:
+    """As short as it is shown: all rows are in memory together."""
     run = event.attempt if event.attempt != 1 else None
-    return event.event_id, event.recorded_at, event.type, event.worker_id, run, sh.compact(dict(event.fields))
+    details = sh.cell(sh.compact(dict(event.fields)))
+    return event.event_id, event.recorded_at, event.type, event.worker_id, run, details
 
 
 @click.command("list", cls=Command, short_help="List instances, newest first.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
@@ -15,7 +15,7 @@ from affinity.errors import (
     TooManyUnreadEvents,
     UnknownInstance,
 )
-from affinity.limits import MAX_BATCH, MAX_UNREAD_EVENTS
+from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES, MAX_UNREAD_EVENTS
 from affinity.provider.contract import Deletion, Delivery, Resumption
 
 T = TypeVar("T")
@@ -49,9 +49,18 @@ async def insist(verb: Callable[[], Awaitable[T]], *, twice: bool = True) -> T:
     return await attempts(verb)
 
 
-def batches(items: Sequence[T]) -> Iterable[Sequence[T]]:
-    """The items in pieces of at most `MAX_BATCH`."""
-    return (items[start : start + MAX_BATCH] for start in range(0, len(items), MAX_BATCH))
+def batches(items: Sequence[T], size_of: Callable[[T], int] = lambda _: 0) -> Iterator[Sequence[T]]:
+    """The items in pieces of at most `MAX_BATCH`, and `MAX_BATCH_BYTES` by ``size_of`` if there are several."""
+    batch: list[T] = []
+    size = 0
+    for item in items:
+        size += size_of(item)
+        if batch and (len(batch) == MAX_BATCH or size > MAX_BATCH_BYTES):
+            yield batch
+            batch, size = [], size_of(item)
+        batch.append(item)
+    if batch:
+        yield batch
 
 
 def unknown_instance(instance_id: str) -> UnknownInstance:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from itertools import count
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, overload
 
@@ -58,6 +59,8 @@ from affinity.orchestration.registry import MISSING
 from affinity.provider import open_provider
 from affinity.provider.contract import (
     Delivery,
+    HistoryCursor,
+    HistoryPage,
     InstanceFilter,
     InstanceInfo,
     InstanceStatus,
@@ -68,6 +71,7 @@ from affinity.provider.contract import (
     SessionInfo,
     WorkerInfo,
 )
+from affinity.provider.history import history_pages
 from affinity.records import SessionStore
 from affinity.session.manager import SessionManager
 
@@ -203,7 +207,9 @@ class Client:
         """
         wanted = list(starts)
         instances = [new_instance(start) for start in wanted]
-        created = [flag for batch in batches(instances) for flag in await self._create(batch)]
+        created = [
+            flag for batch in batches(instances, lambda each: len(each.start)) for flag in await self._create(batch)
+        ]
         # A random id that was there is ours too, from an attempt whose answer was lost.
         created = [new or start.instance_id is None for start, new in zip(wanted, created, strict=True)]
         await self._refuse_others([i for i, new in zip(instances, created, strict=True) if not new])
@@ -250,7 +256,8 @@ class Client:
             ConnectionLost: some may have been sent.
         """
         messages = [new_event(event) for event in events]
-        return [delivery for batch in batches(messages) for delivery in await self._send(batch)]
+        parts = batches(messages, lambda each: len(each.payload))
+        return [delivery for batch in parts for delivery in await self._send(batch)]
 
     async def cancel(self, instance_id: str, reason: str = "") -> None:
         """Ask an instance to end; it has the time to clean up that its code takes.
@@ -340,17 +347,35 @@ class Client:
         return info
 
     async def history(self, instance_id: str, *, execution_id: int | None = None) -> Sequence[HistoryRecord]:
-        """The events of one execution of an instance, oldest first; by default of the current one.
+        """The events of one execution of an instance, oldest first; by default of the current one. See `iter_history`
+        for a history that may be too large to be in memory as a whole.
 
         Raises:
             UnknownInstance: there is none.
             InvalidId: the id is refused.
         """
+        return [record async for record in self.iter_history(instance_id, execution_id=execution_id)]
+
+    async def iter_history(
+        self, instance_id: str, *, execution_id: int | None = None, after: int = 0
+    ) -> AsyncIterator[HistoryRecord]:
+        """As `history`, read page by page: at most `limits.MAX_BATCH_BYTES` at a time. ``after``: the last event that
+        is not wanted.
+
+        Raises:
+            UnknownInstance, InvalidId: as for `history`.
+        """
         execution = (await self.status(instance_id)).execution_id if execution_id is None else execution_id
-        (texts,) = await insist(partial(self._provider.read_history, [(instance_id, execution)]))
         origins = await insist(partial(self._provider.read_origins, instance_id, execution))
         known = {origin.event_id: origin for origin in origins}
-        return [record_of(event_id, text, known.get(event_id)) for event_id, text in enumerate(texts, 1)]
+        event_ids = count(after + 1)
+        async for texts in history_pages(self._read_page, HistoryCursor(instance_id, execution, after)):
+            for event_id, text in zip(event_ids, texts, strict=False):
+                yield record_of(event_id, text, known.get(event_id))
+
+    async def _read_page(self, at: HistoryCursor) -> HistoryPage:
+        (page,) = await insist(partial(self._provider.read_history, [at]))
+        return page
 
     async def list_page(
         self,
@@ -487,7 +512,8 @@ class Client:
         """
         for _ in range(MAX_RESETS):
             info = await self._present(instance_id)
-            (texts,) = await insist(partial(self._provider.read_history, [(instance_id, info.execution_id)]))
+            pages = history_pages(self._read_page, HistoryCursor(instance_id, info.execution_id))
+            texts = [text async for page in pages for text in page]
             if len(texts) != info.event_count:
                 continue
             cut = cut_history(texts, to_event, info.execution_id)

@@ -55,6 +55,7 @@ from datetime import datetime
 from typing import Final, Literal, NamedTuple, NewType, Protocol, TypeAlias
 
 from affinity.frozen import frozen
+from affinity.limits import MAX_BATCH_BYTES
 from affinity.records import ActivityRun, SessionStore, StateWrite
 
 Incarnation = NewType("Incarnation", str)
@@ -168,7 +169,7 @@ class WorkFetch:
     raced: bool  # a claim was lost to another worker, or a row was locked by one: try again at once
     next_due: float | None  # seconds until something of ours, or unclaimed, becomes visible, when ``items`` is empty
     left: bool = False  # it was a share: more waits that nobody holds, left to others for a moment
-    more: bool = False  # it ended at the limit: more waits that the caller could have at once
+    more: bool = False  # it ended at a limit: more waits that the caller could have at once
     crowded: bool = False  # work waits that the caller could claim, if it held fewer sessions
     alone: bool = False  # no other worker is alive and takes work
 
@@ -263,6 +264,22 @@ class OrchestrationFetch:
     next_due: float | None
     left: bool = False  # as in `WorkFetch`
     fenced: bool = False  # another process has the caller's name; then there is nothing for it
+
+
+class HistoryCursor(NamedTuple):
+    """A place in the history of one execution."""
+
+    instance_id: str
+    execution_id: int
+    after: int = 0  # events that were read already
+
+
+@frozen(kw_only=True)
+class HistoryPage:
+    """The next events of one execution, oldest first."""
+
+    events: Sequence[str]
+    more: bool  # there may be more behind them
 
 
 @frozen(kw_only=True)
@@ -552,6 +569,8 @@ class FetchOptions:
     unknown_after: float  # seconds after which an item that nobody registers is delivered to anyone, to be failed
     # Interruptions (attempts - failures) from which a delivery is not counted yet: `Provider.begin_work_item` does it.
     uncounted_after: int = 2**31 - 1
+    # UTF-8 bytes of their payloads: an item is left behind when those before it have as many.
+    max_bytes: int = MAX_BATCH_BYTES
     timeouts: Timeouts = field(default_factory=lambda: Timeouts(work_item_lock=30.0, session_lock=300.0))
 
 
@@ -609,8 +628,8 @@ class Provider(Protocol):
     # -- work items
 
     async def fetch_work_item(self, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
-        """Lock up to ``limit`` visible work items to the caller; attempts + 1, but see `FetchOptions.uncounted_after`;
-        touch or claim their sessions.
+        """Lock up to ``limit`` visible work items to the caller, as many as fit into ``max_bytes`` and at least one;
+        attempts + 1, but see `FetchOptions.uncounted_after`; touch or claim their sessions.
 
         Eligible, the oldest first over all kinds (by when they became visible): items of sessions that the caller holds
         (whatever their name); session-free items; items of sessions that nobody holds, which claims them, while the
@@ -692,6 +711,7 @@ class Provider(Protocol):
         names: Collection[str],
         unknown_after: float,
         exclude: Collection[int] = (),
+        max_bytes: int = MAX_BATCH_BYTES,
     ) -> OrchestrationFetch:
         """Up to ``limit`` instances with visible messages that the caller owns, or takes because nobody does.
 
@@ -700,13 +720,25 @@ class Provider(Protocol):
         as unknown less than ``unknown_after`` seconds ago. While other workers are alive and not draining, one fetch
         takes as many unowned ones as `limits.fair_share` says. Messages in ``exclude`` (being worked on by the caller)
         are left out; an instance all of whose visible messages are excluded is not returned. At most `MAX_BATCH`
-        messages an instance. A draining worker takes no new instance. Nothing when the caller is not alive or not
-        current; ``fenced`` says that it is not.
+        messages an instance.
+
+        ``max_bytes`` bounds the payloads, in UTF-8 bytes: a message is left behind when those before it have as many.
+        So at least one comes. They are taken in rounds: the first message of each instance, then the second, and so on.
+        An instance that gets none is not taken. What is left behind comes with the next fetch, in its order.
+
+        A draining worker takes no new instance. Nothing when the caller is not alive or not current; ``fenced`` says
+        that it is not.
         """
         ...
 
-    async def read_history(self, keys: Sequence[tuple[str, int]]) -> Sequence[Sequence[str]]:
-        """Histories of (instance id, execution id), oldest event first; empty when there is none."""
+    async def read_history(
+        self, cursors: Sequence[HistoryCursor], *, max_bytes: int = MAX_BATCH_BYTES
+    ) -> Sequence[HistoryPage]:
+        """The next events of some executions, one page for each; empty when there are none.
+
+        Events are read in the order of the cursors until they have ``max_bytes`` UTF-8 bytes: at least one comes, if
+        there is one. The pages behind that are empty, with ``more``. A page has at most `limits.MAX_PAGE_EVENTS`.
+        """
         ...
 
     async def commit_turn(

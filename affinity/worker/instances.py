@@ -54,6 +54,7 @@ from affinity.provider.contract import (
     WorkKey,
     WorkLock,
 )
+from affinity.provider.history import read_whole_history
 from affinity.records import ActivityRun, StateWrite
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.pledges import Pledge, again
@@ -304,7 +305,7 @@ class InstanceTable:
         if not items:
             return {}
         try:
-            read = await self._provider.read_history([(item.instance_id, item.execution_id) for item in items])
+            read = [await read_whole_history(self._provider, item.instance_id, item.execution_id) for item in items]
         except Exception as error:
             if is_retryable(error) or isinstance(error, DatabaseChanged):
                 raise

@@ -17,6 +17,7 @@ from affinity.provider.conformance.builders import TIMEOUTS, message_ids, timer,
 from affinity.provider.conformance.peer import Peer
 from affinity.provider.contract import (
     Hint,
+    HistoryCursor,
     Incarnation,
     InstanceUpdate,
     NewMessage,
@@ -127,7 +128,7 @@ def hot_verbs(peer: Peer, at: list[OrchestrationItem]) -> list[Callable[[], Awai
         finish,
         lambda: peer.provider.send_message([NewMessage(instance_id="j", payload="x")]),
         lambda: peer.provider.wake({None: Hint()}, ["i", "j"]),
-        lambda: peer.provider.read_history([("j", 1)]),
+        lambda: peer.provider.read_history([HistoryCursor("j", 1)]),
         lambda: peer.provider.get_instance(["j"]),
         peer.renew_lease,
     ]

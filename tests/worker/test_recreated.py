@@ -12,6 +12,7 @@ from affinity.client import Client
 from affinity.provider import open_provider
 from affinity.provider.conformance.builders import TIMEOUTS, turn
 from affinity.provider.contract import Incarnation, NewInstance, Provider, Release, WorkerIdentity
+from affinity.provider.history import read_whole_history
 from tests.waiting import started
 
 pytestmark = pytest.mark.anyio
@@ -49,7 +50,7 @@ async def test_a_cached_coroutine_is_of_one_instance(any_url: str, monkeypatch: 
         await waiting.wait()
         provider = await open_provider(any_url)
         try:
-            history = (await provider.read_history([("reused", 1)]))[0]
+            history = await read_whole_history(provider, "reused", 1)
             await client.delete("reused", force=True)
             await _run_elsewhere(provider, [event.replace('"old"', '"new"') for event in history])
         finally:

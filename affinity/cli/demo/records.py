@@ -14,6 +14,7 @@ from affinity.orchestration.codec import Codec
 from affinity.orchestration.events import ActivityCompleted, ActivityFailed, ActivityScheduled, Event
 from affinity.orchestration.wire import decode_event
 from affinity.provider.contract import InstanceInfo, Provider
+from affinity.provider.history import read_whole_history
 from affinity.records import SessionStore
 from affinity.session import Sessions
 
@@ -43,7 +44,7 @@ async def read_records(
     for start in range(0, len(everything), HISTORIES):
         session_ids = everything[start : start + HISTORIES]
         infos = await provider.get_instance(session_ids)
-        histories = await provider.read_history([(session_id, 1) for session_id in session_ids])
+        histories = [await read_whole_history(provider, session_id, 1) for session_id in session_ids]
         records += [
             read_record(
                 session_id, conversations[session_id], info, history, await _read(transcripts, store, session_id)

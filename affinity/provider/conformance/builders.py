@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Final, TypedDict, Unpack
 
+from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract import (
     FetchOptions,
     NewInstance,
@@ -40,6 +41,7 @@ class Choices(TypedDict, total=False):
     names: Collection[str]
     unknown_after: float
     uncounted_after: int
+    max_bytes: int
     timeouts: Timeouts
 
 
@@ -51,6 +53,7 @@ def fetch_options(limit: int = 1, **choices: Unpack[Choices]) -> FetchOptions:
         names=choices.get("names", (ACTIVITY,)),
         unknown_after=choices.get("unknown_after", UNKNOWN_AFTER),
         uncounted_after=choices.get("uncounted_after", 1_000),
+        max_bytes=choices.get("max_bytes", MAX_BATCH_BYTES),
         timeouts=choices.get("timeouts", TIMEOUTS),
     )
 

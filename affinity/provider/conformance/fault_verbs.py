@@ -24,6 +24,8 @@ from affinity.provider.conformance.world import World
 from affinity.provider.contract import (
     FINISHED,
     Hint,
+    HistoryCursor,
+    HistoryPage,
     Incarnation,
     InstanceFilter,
     InstanceUpdate,
@@ -367,7 +369,8 @@ async def fetch_orchestration_item(stage: FaultStage) -> Attempt:
 async def read_history(stage: FaultStage) -> Attempt:
     at = await stage.instance()
     await stage.finish(at)
-    return Attempt(lambda: stage.provider.read_history([(at.instance_id, at.execution_id)]), _is([["event"]]))
+    cursor = HistoryCursor(at.instance_id, at.execution_id)
+    return Attempt(lambda: stage.provider.read_history([cursor]), _is([HistoryPage(events=["event"], more=False)]))
 
 
 @_verb

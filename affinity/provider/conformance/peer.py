@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypedDict, Unpack
 
 from affinity.errors import Contention
+from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.conformance.builders import (
     LONG_LEASE,
     ORCHESTRATION,
@@ -36,6 +37,7 @@ from affinity.provider.contract import (
     WorkItem,
     WorkLock,
 )
+from affinity.provider.history import read_whole_history
 from affinity.records import StateWrite
 
 _MAX_RACES: Final = 1_000
@@ -148,10 +150,16 @@ class Peer:
         names: Collection[str] = (ORCHESTRATION,),
         unknown_after: float = UNKNOWN_AFTER,
         exclude: Collection[int] = (),
+        max_bytes: int = MAX_BATCH_BYTES,
     ) -> OrchestrationFetch:
         """One call of `fetch_orchestration_item`."""
         return await self.provider.fetch_orchestration_item(
-            self.identity, limit=limit, names=names, unknown_after=unknown_after, exclude=exclude
+            self.identity,
+            limit=limit,
+            names=names,
+            unknown_after=unknown_after,
+            exclude=exclude,
+            max_bytes=max_bytes,
         )
 
     async def take_instances(
@@ -177,8 +185,7 @@ class Peer:
 
     async def history(self, at: OrchestrationItem) -> list[str]:
         """The events of the execution that ``at`` shows."""
-        (events,) = await self.provider.read_history([(at.instance_id, at.execution_id)])
-        return list(events)
+        return await read_whole_history(self.provider, at.instance_id, at.execution_id)
 
     async def info(self, instance_id: str) -> InstanceInfo:
         """The row of an instance that there must be."""

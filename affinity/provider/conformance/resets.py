@@ -17,6 +17,7 @@ from affinity.provider.contract import (
     SessionHold,
     SessionWatch,
 )
+from affinity.provider.history import read_whole_history
 
 
 async def reset(peer: Peer, at: OrchestrationItem, keep: int, **more: Any) -> bool:
@@ -42,7 +43,7 @@ class ResetRules(Rules):
         at = await self._three_events(a)
         failed = InstanceUpdate(status="failed", error='{"type":"E","message":"m"}')
         assert (await a.commit_one(at, history=["4"], update=failed)).committed
-        (former,) = await a.provider.read_history([("i", 1)])
+        former = await read_whole_history(a.provider, "i", 1)
         end = await a.info("i")
         assert await a.provider.reset_instance(
             Reset(
@@ -62,7 +63,7 @@ class ResetRules(Rules):
         (item,) = await a.take_instances()
         assert (item.execution_id, item.event_count, payloads(item)) == (2, 3, ["again"])
         assert await a.history(item) == ["1", "2", "reset"]
-        assert list((await a.provider.read_history([("i", 1)]))[0]) == list(former) == ["1", "2", "3", "4"]
+        assert await read_whole_history(a.provider, "i", 1) == former == ["1", "2", "3", "4"]
         assert (await a.commit_one(item, consumed=message_ids(item))).committed
 
     async def test_a_reset_is_refused_elsewhere(self, world: World) -> None:

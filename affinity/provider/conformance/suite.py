@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from affinity.provider.conformance.batches import BatchRules
 from affinity.provider.conformance.births import BirthRules
+from affinity.provider.conformance.byte_limits import ByteLimitRules
 from affinity.provider.conformance.capacity import CapacityRules
 from affinity.provider.conformance.client import ClientRules
 from affinity.provider.conformance.epochs import EpochRules
@@ -59,6 +60,7 @@ class ProviderConformance(
     ListingRules,
     OriginRules,
     BatchRules,
+    ByteLimitRules,
     IdRules,
     StateRules,
     StateBatchRules,

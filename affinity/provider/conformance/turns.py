@@ -8,6 +8,7 @@ from affinity.provider.conformance.base import Rules
 from affinity.provider.conformance.builders import ITEM_LOCK, message_ids, new_instance, payloads, timer, work_item
 from affinity.provider.conformance.world import World
 from affinity.provider.contract import (
+    HistoryCursor,
     InstanceUpdate,
     NewMessage,
 )
@@ -270,9 +271,10 @@ class TurnRules(Rules):
         first, second = await a.own("i"), await a.own("j")
         await a.commit_one(first, history=["1"])
         await a.commit_one(second, history=["2", "3"])
-        keys = [("j", 1), ("missing", 1), ("i", 1), ("i", 2), ("j", 1)]
-        found = [list(events) for events in await a.provider.read_history(keys)]
-        assert found == [["2", "3"], [], ["1"], [], ["2", "3"]]
+        names = [("j", 1), ("missing", 1), ("i", 1), ("i", 2), ("j", 1)]
+        pages = await a.provider.read_history([HistoryCursor(*name) for name in names])
+        assert [list(page.events) for page in pages] == [["2", "3"], [], ["1"], [], ["2", "3"]]
+        assert not any(page.more for page in pages)
 
 
 def failed(status: str) -> InstanceUpdate:

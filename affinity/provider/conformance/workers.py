@@ -87,7 +87,7 @@ class WorkerRules(Rules):
         await world.worker("a")
         result = await first.commit_one(instance)
         assert not result.committed
-        assert await first.provider.read_history([("i", instance.execution_id)]) == [[]]
+        assert await first.history(instance) == []
 
     async def test_a_fenced_process_cannot_end_the_lease_of_its_successor(self, world: World) -> None:
         """Leaving does nothing when another incarnation has the name (contract: release_worker)."""

@@ -8,8 +8,10 @@ from typing import Final
 
 from psycopg.types.numeric import Int8
 
-from affinity.limits import LEAST_SHARE, MAX_BATCH, MAX_REROUTE, SHARE_ROUNDS
+from affinity.limits import LEAST_SHARE, MAX_BATCH, MAX_BATCH_BYTES, MAX_PAGE_EVENTS, MAX_REROUTE, SHARE_ROUNDS
 from affinity.provider.contract import (
+    HistoryCursor,
+    HistoryPage,
     Message,
     OrchestrationFetch,
     OrchestrationItem,
@@ -38,6 +40,7 @@ class OrchestrationVerbs(Verbs):
         names: Collection[str],
         unknown_after: float,
         exclude: Collection[int] = (),
+        max_bytes: int = MAX_BATCH_BYTES,
     ) -> OrchestrationFetch:
         """See `affinity.provider.contract.Provider`."""
         params = {
@@ -50,6 +53,7 @@ class OrchestrationVerbs(Verbs):
             "unknown_after": float(unknown_after),
             "exclude": Ints(exclude),
             "messages": Int8(MAX_BATCH),
+            "max_bytes": Int8(max_bytes),
             "reroute": Int8(MAX_REROUTE),
         }
         rows = await self._links.fetch.run(_SQL["fetch"], params)
@@ -60,15 +64,28 @@ class OrchestrationVerbs(Verbs):
         due = None if next_due is None else max(0.0, next_due)
         return OrchestrationFetch(items=[], raced=raced, next_due=due, fenced=fenced)
 
-    async def read_history(self, keys: Sequence[tuple[str, int]]) -> Sequence[Sequence[str]]:
+    async def read_history(
+        self, cursors: Sequence[HistoryCursor], *, max_bytes: int = MAX_BATCH_BYTES
+    ) -> Sequence[HistoryPage]:
         """See `affinity.provider.contract.Provider`."""
-        if not keys:
+        if not cursors:
             return []
-        params = {"instance": Texts(key[0] for key in keys), "execution": Ints(key[1] for key in keys)}
-        histories: list[list[str]] = [[] for _ in keys]
-        for n, event in await self._links.quick.run(_SQL["read_history"], params):
-            histories[n - 1].append(event)
-        return histories
+        params = {
+            "instance": Texts(cursor.instance_id for cursor in cursors),
+            "execution": Ints(cursor.execution_id for cursor in cursors),
+            "after": Ints(cursor.after for cursor in cursors),
+            "page": Int8(MAX_PAGE_EVENTS),
+            "max_bytes": Int8(max_bytes),
+        }
+        rows = await self._links.quick.run(_SQL["read_history"], params)
+        found: list[list[str]] = [[] for _ in cursors]
+        for n, event, _ in rows:
+            found[n - 1].append(event)
+        last, _, total = rows[-1] if rows else (0, "", 0)
+        return [
+            HistoryPage(events=events, more=len(events) == MAX_PAGE_EVENTS or (n >= last and total >= max_bytes))
+            for n, events in enumerate(found, 1)
+        ]
 
     async def release_instance(self, identity: WorkerIdentity, releases: Sequence[Release]) -> None:
         """See `affinity.provider.contract.Provider`."""

@@ -46,10 +46,26 @@ WITH seen AS MATERIALIZED (
 ), chosen AS MATERIALIZED (
     SELECT * FROM eligible WHERE ours OR place <= (SELECT most FROM share)
     ORDER BY rank, first LIMIT %(limit)s
+), waiting AS MATERIALIZED (
+    -- In rounds, the first message of each instance, then the second: a large backlog of one keeps no other waiting.
+    SELECT c.instance_id, c.rank, c.first,
+        sum(m.size) OVER (ORDER BY m.round, c.rank, c.first, c.instance_id ROWS UNBOUNDED PRECEDING) - m.size AS before
+    FROM chosen c CROSS JOIN LATERAL (
+        SELECT size, row_number() OVER (ORDER BY visible_at, id) AS round
+        FROM (
+            SELECT o.id, o.visible_at, octet_length(o.payload) AS size FROM orchestrator_queue o
+            WHERE o.instance_id = c.instance_id AND o.visible_at <= (SELECT clock())
+              AND o.id NOT IN (SELECT unnest(%(exclude)s))
+            ORDER BY o.visible_at, o.id LIMIT %(messages)s
+        ) visible
+    ) m
+), fitting AS MATERIALIZED (
+    SELECT instance_id, rank, first, count(*) AS messages FROM waiting WHERE before < %(max_bytes)s
+    GROUP BY instance_id, rank, first
 ), free AS MATERIALIZED (
     -- As it was when the messages were read: an owner that came back just now may have consumed them.
     SELECT i.instance_id FROM chosen c JOIN instances i USING (instance_id)
-    WHERE NOT c.ours AND i.updated_at = c.updated_at AND i.owner_incarnation IS NOT DISTINCT FROM c.owner_incarnation
+    WHERE NOT c.ours AND c.instance_id IN (SELECT instance_id FROM fitting) AND i.updated_at = c.updated_at AND i.owner_incarnation IS NOT DISTINCT FROM c.owner_incarnation
       AND i.status IN ('pending', 'running') AND NOT EXISTS (
           SELECT FROM alive_workers w WHERE w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation)
     ORDER BY i.instance_id FOR NO KEY UPDATE OF i SKIP LOCKED
@@ -59,13 +75,13 @@ WITH seen AS MATERIALIZED (
         unknown_since = CASE WHEN c.known THEN NULL ELSE i.unknown_since END
     FROM chosen c JOIN free USING (instance_id) WHERE i.instance_id = c.instance_id
     RETURNING i.instance_id, i.birth, i.execution_id, i.name, i.version, i.event_count, i.claims,
-        extract(epoch FROM clock() - c.unknown_since)::float8 AS unknown_for, c.rank, c.first, i.session_id
+        extract(epoch FROM clock() - c.unknown_since)::float8 AS unknown_for, i.session_id
 ), got AS MATERIALIZED (
-    SELECT * FROM taken
+    SELECT t.*, f.rank, f.first, f.messages FROM taken t JOIN fitting f USING (instance_id)
     UNION ALL
     SELECT i.instance_id, i.birth, i.execution_id, i.name, i.version, i.event_count, i.claims,
-        extract(epoch FROM clock() - i.unknown_since)::float8, c.rank, c.first, i.session_id
-    FROM chosen c JOIN instances i USING (instance_id) WHERE c.ours
+        extract(epoch FROM clock() - i.unknown_since)::float8, i.session_id, f.rank, f.first, f.messages
+    FROM chosen c JOIN fitting f USING (instance_id) JOIN instances i USING (instance_id) WHERE c.ours
 ), misplaced AS MATERIALIZED (
     SELECT o.id, a.route
     FROM (
@@ -93,7 +109,7 @@ LEFT JOIN (
         SELECT o.id, o.payload, o.visible_at FROM orchestrator_queue o
         WHERE o.instance_id = g.instance_id AND o.visible_at <= (SELECT clock())
           AND o.id NOT IN (SELECT unnest(%(exclude)s))
-        ORDER BY o.visible_at, o.id LIMIT %(messages)s
+        ORDER BY o.visible_at, o.id LIMIT g.messages
     ) m
 ) ON true
 LEFT JOIN LATERAL (
@@ -107,11 +123,21 @@ LEFT JOIN LATERAL (
 ) i ON g.instance_id IS NULL
 ORDER BY g.rank, g.first, g.instance_id, m.visible_at, m.id
 
--- read_history: events of some executions, in order
-SELECT k.n, h.event
-FROM unnest(%(instance)s, %(execution)s) WITH ORDINALITY AS k (instance_id, execution_id, n)
-JOIN history h USING (instance_id, execution_id)
-ORDER BY k.n, h.event_id
+-- read_history: the next events of some executions, in order, as many as fit into the limits
+SELECT n, event, total
+FROM (
+    SELECT k.n, h.event_id, h.event, h.size,
+        sum(h.size) OVER (ORDER BY k.n, h.event_id ROWS UNBOUNDED PRECEDING) AS total
+    FROM unnest(%(instance)s, %(execution)s, %(after)s)
+         WITH ORDINALITY AS k (instance_id, execution_id, after, n)
+    CROSS JOIN LATERAL (
+        SELECT h.event_id, h.event, octet_length(h.event) AS size FROM history h
+        WHERE h.instance_id = k.instance_id AND h.execution_id = k.execution_id AND h.event_id > k.after
+        ORDER BY h.event_id LIMIT %(page)s
+    ) h
+) events
+WHERE total - size < %(max_bytes)s
+ORDER BY n, event_id
 
 -- release: give instances up, or hand them over, and mark their messages accordingly
 WITH ours AS MATERIALIZED (

@@ -46,9 +46,9 @@ class WorkItemVerbs(Verbs):
         """
         params = {**who(identity), **_choices(options), **_SHARES, "token": self._token(identity)}
         rows = await self._links.fetch.run(_SQL["fetch"], {**params, "names": Texts(options.names)})
-        offered, unheld, raced, next_due, left, more, crowded, alone, *_ = rows[0]
+        offered, unheld, raced, next_due, left, cut, size, more, crowded, alone, *_ = rows[0]
         found = WorkFetch(
-            items=[_work_item(row[9:]) for row in rows if row[8] is not None],
+            items=[_work_item(row[11:]) for row in rows if row[10] is not None],
             raced=bool(raced),
             next_due=_positive(next_due),
             left=bool(left),
@@ -56,10 +56,11 @@ class WorkItemVerbs(Verbs):
             crowded=bool(crowded),
             alone=alone,
         )
-        if offered or unheld:
-            found = await self._with_claims(identity, options, found, offered, unheld)
+        room = options.max_bytes - int(size or 0)
+        if (offered or unheld) and room > 0:
+            found = await self._with_claims(identity, replace(options, max_bytes=room), found, offered, unheld)
         full = len(found.items) >= options.limit
-        return replace(found, next_due=None if found.items else found.next_due, more=found.more and full)
+        return replace(found, next_due=None if found.items else found.next_due, more=cut or (found.more and full))
 
     async def _with_claims(
         self, identity: WorkerIdentity, options: FetchOptions, found: WorkFetch, offered: int, unheld: int
@@ -187,6 +188,7 @@ def _choices(options: FetchOptions) -> Params:
     return {
         **lengths(options.timeouts),
         "limit": Int8(options.limit),
+        "max_bytes": Int8(options.max_bytes),
         "max_sessions": Int8(options.max_sessions),
         "unknown_after": float(options.unknown_after),
         "uncounted_after": Int8(options.uncounted_after),

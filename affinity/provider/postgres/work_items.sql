@@ -13,26 +13,26 @@ WITH company AS MATERIALIZED (
         SELECT draining, worker_id = %(worker)s AND incarnation = %(incarnation)s AS me FROM alive_workers
     ) w
 ), own_look AS MATERIALIZED (
-    SELECT q.visible_at FROM deliverable_items q
+    SELECT q.visible_at, octet_length(q.payload) AS size FROM deliverable_items q
     WHERE q.route = %(route)s AND (SELECT alive FROM company)
       AND (SELECT s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
            FROM sessions s WHERE s.session_id = q.session_id)
     ORDER BY q.visible_at LIMIT %(limit)s + 1
 ), free_look AS MATERIALIZED (
-    SELECT q.visible_at FROM deliverable_items q
+    SELECT q.visible_at, octet_length(q.payload) AS size FROM deliverable_items q
     WHERE q.route = 'free' AND (SELECT alive FROM company)
       AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
            OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
     ORDER BY q.visible_at LIMIT %(limit)s + 1
 ), unheld_look AS MATERIALIZED (
     -- `sessions`: how many would have to be claimed for this item and all that are older.
-    SELECT u.route, u.visible_at, count(*) FILTER (WHERE u.is_first) OVER (ORDER BY u.visible_at, u.route) AS sessions
+    SELECT u.route, u.visible_at, u.size, count(*) FILTER (WHERE u.is_first) OVER (ORDER BY u.visible_at, u.route) AS sessions
     FROM (
-        SELECT q.route, q.visible_at,
+        SELECT q.route, q.visible_at, q.size,
             row_number() OVER (PARTITION BY q.session_id ORDER BY q.visible_at, q.route) = 1 AS is_first
         FROM (VALUES (%(offer)s), ('new')) AS part (route)
         CROSS JOIN LATERAL (
-            SELECT q.route, q.visible_at, q.session_id FROM deliverable_items q
+            SELECT q.route, q.visible_at, q.session_id, octet_length(q.payload) AS size FROM deliverable_items q
             WHERE q.route = part.route AND (SELECT may_claim FROM company)
               AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
                    OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
@@ -67,25 +67,28 @@ WITH company AS MATERIALIZED (
     FROM waiting w, company c
 ), chosen AS MATERIALIZED (
     -- The oldest, of whichever kind; of the same age, those first that only the caller can have.
-    SELECT count(*) FILTER (WHERE kind = 1) AS own, count(*) FILTER (WHERE kind = 3) AS free,
-        count(*) FILTER (WHERE kind = 2) AS offered, count(*) FILTER (WHERE kind = 4) AS unheld
+    SELECT count(*) FILTER (WHERE kind = 1 AND fits) AS own, count(*) FILTER (WHERE kind = 3 AND fits) AS free,
+        count(*) FILTER (WHERE kind = 2 AND fits) AS offered, count(*) FILTER (WHERE kind = 4 AND fits) AS unheld,
+        count(*) FILTER (WHERE NOT fits) > 0 AS cut
     FROM (
-        SELECT kind
+        SELECT kind,
+            sum(size) OVER (ORDER BY visible_at, kind ROWS UNBOUNDED PRECEDING) - size < %(max_bytes)s AS fits
         FROM (
-            SELECT 1 AS kind, visible_at FROM own_look
+            SELECT 1 AS kind, visible_at, size FROM own_look
             UNION ALL
-            (SELECT 3, visible_at FROM free_look ORDER BY visible_at
+            (SELECT 3, visible_at, size FROM free_look ORDER BY visible_at
              LIMIT (SELECT CASE WHEN free IS NULL THEN %(limit)s ELSE most_free END FROM share))
             UNION ALL
-            SELECT 2, visible_at FROM unheld_look WHERE route <> 'new' AND sessions <= (SELECT n FROM room)
+            SELECT 2, visible_at, size FROM unheld_look WHERE route <> 'new' AND sessions <= (SELECT n FROM room)
             UNION ALL
-            (SELECT 4, visible_at FROM unheld_look WHERE route = 'new' AND sessions <= (SELECT n FROM room)
+            (SELECT 4, visible_at, size FROM unheld_look WHERE route = 'new' AND sessions <= (SELECT n FROM room)
              ORDER BY visible_at LIMIT (SELECT CASE WHEN unheld IS NULL THEN %(limit)s ELSE most_unheld END FROM share))
         ) candidates
         ORDER BY visible_at, kind LIMIT %(limit)s
     ) oldest
 ), own AS MATERIALIZED (
-    SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.unknown_since, q.visible_at, q.attempts
+    SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.unknown_since, q.visible_at, q.attempts,
+        octet_length(q.payload) AS size
     FROM deliverable_items q
     WHERE q.route = %(route)s AND q.visible_at >= (SELECT min(visible_at) FROM own_look)
       AND (SELECT s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
@@ -102,21 +105,26 @@ WITH company AS MATERIALIZED (
     FROM held WHERE s.session_id = held.session_id
       AND held.locked_until < clock() + %(touch_below)s * interval '1 s'
 ), free AS MATERIALIZED (
-    SELECT q.instance_id, q.execution_id, q.activity_id, q.unknown_since, q.visible_at, q.attempts
+    SELECT q.instance_id, q.execution_id, q.activity_id, q.unknown_since, q.visible_at, q.attempts,
+        octet_length(q.payload) AS size
     FROM deliverable_items q
     WHERE q.route = 'free' AND q.visible_at >= (SELECT min(visible_at) FROM free_look)
       AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
            OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
     ORDER BY q.visible_at LIMIT (SELECT free FROM chosen) FOR NO KEY UPDATE OF q SKIP LOCKED
-), picked AS MATERIALIZED (
-    SELECT *, row_number() OVER (ORDER BY visible_at, epoch IS NULL) AS n
+), found AS MATERIALIZED (
+    SELECT *, row_number() OVER place AS n, sum(size) OVER place AS total
     FROM (
         SELECT own.instance_id, own.execution_id, own.activity_id, own.unknown_since, own.visible_at, own.attempts,
-            held.epoch
+            own.size, held.epoch
         FROM own JOIN held USING (session_id)
         UNION ALL
         SELECT *, NULL FROM free
     ) both_kinds
+    WINDOW place AS (ORDER BY visible_at, epoch IS NULL ROWS UNBOUNDED PRECEDING)
+), picked AS MATERIALIZED (
+    -- Once more, for what was locked may be other items than those that were chosen.
+    SELECT * FROM found WHERE total - size < %(max_bytes)s
 ), taken AS (
     UPDATE worker_queue q
     SET lock_worker = %(worker)s, lock_incarnation = %(incarnation)s, lock_token = %(token)s || '.' || p.n,
@@ -143,6 +151,7 @@ WITH company AS MATERIALIZED (
 )
 SELECT c.offered, c.unheld, c.own + c.free > 0 AND NOT EXISTS (SELECT FROM picked) AS raced, i.next_due,
     s.free > s.most_free AND s.most_free < %(limit)s OR s.unheld > s.most_unheld AND s.most_unheld < %(limit)s AS left,
+    c.cut, (SELECT max(total) FROM picked),
     (SELECT count(*) FROM own_look) + (SELECT count(*) FROM free_look)
         + (SELECT count(*) FROM unheld_look WHERE sessions <= (SELECT n FROM room)) > %(limit)s AS more,
     (SELECT n FROM room) <= 0 AS crowded, (SELECT n FROM company) <= 1 AS alone, t.*
@@ -159,13 +168,13 @@ SELECT FROM workers WHERE worker_id = %(worker)s FOR NO KEY UPDATE
 WITH room AS MATERIALIZED (
     SELECT %(max_sessions)s - count(*) AS n FROM sessions s
     WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
-), waiting AS MATERIALIZED (
+), seen AS MATERIALIZED (
     -- No more than was chosen is locked: what we leave is for others, at the same time.
-    SELECT q.*
+    SELECT q.*, sum(q.size) OVER (ROWS UNBOUNDED PRECEDING) AS total
     FROM (VALUES (%(offer)s, %(offered)s), ('new', %(unheld)s)) AS part (route, most)
     CROSS JOIN LATERAL (
         SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.unknown_since, q.visible_at, q.route,
-            q.attempts,
+            q.attempts, octet_length(q.payload) AS size,
             s.worker_id AS last_worker, s.incarnation AS last_incarnation,
             coalesce(s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock(), false)
             AS ours
@@ -180,6 +189,8 @@ WITH room AS MATERIALIZED (
                FROM held_sessions h WHERE h.session_id = q.session_id) IS NOT TRUE
         ORDER BY q.visible_at LIMIT part.most FOR NO KEY UPDATE OF q SKIP LOCKED
     ) q
+), waiting AS MATERIALIZED (
+    SELECT * FROM seen WHERE total - size < %(max_bytes)s
 ), wanted AS MATERIALIZED (
     SELECT session_id, last_worker, last_incarnation
     FROM (

@@ -193,9 +193,12 @@ class _Harvest:
 
     def bring_in(self) -> WorkFetch:
         """Claim the sessions, lock the items."""
-        picked = self._picked.values()
+        payloads = read_payloads(self._tx, SQL["payloads"], list(self._picked), self._options.max_bytes)
+        picked = [one for one in self._picked.values() if one.id in payloads]
         if not picked:
             return WorkFetch(items=(), raced=self._raced, next_due=None)
+        wanted = {one.session_id for one in picked}
+        self._claimed = {name: lease for name, lease in self._claimed.items() if name in wanted}
         session_lock = self._options.timeouts.session_lock
         claimed = sessions.claim(self._tx, self._identity, self._claimed, session_lock)
         held = {one.session_id for one in picked if one.session_id is not None and one.session_id not in claimed}
@@ -203,7 +206,6 @@ class _Harvest:
         tokens = {one.id: self._tokens.next() for one in picked}
         until = {"locked_until": self._tx.now + self._options.timeouts.work_item_lock}
         self._tx.many(SQL["lock"], list(tokens.items()), {**self._arguments, **until})
-        payloads = read_payloads(self._tx, SQL["payloads"], list(tokens))
         items = [
             WorkItem(
                 lock=WorkLock(one.key, tokens[one.id]),
@@ -218,7 +220,8 @@ class _Harvest:
             )
             for one in picked
         ]
-        return WorkFetch(items=items, raced=False, next_due=None, left=self._left, more=self._more())
+        more = len(items) < len(self._picked) or self._more()
+        return WorkFetch(items=items, raced=False, next_due=None, left=self._left, more=more)
 
     def _more(self) -> bool:
         """After all that was picked is locked, whether there would be something for another fetch."""

@@ -11,11 +11,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from affinity.limits import MAX_BATCH, fair_share
-from affinity.provider.contract import Message, OrchestrationFetch, OrchestrationItem, Release, WorkerIdentity
-from affinity.provider.sqlite.database import PORTION, Database, Tx, to_json
+from affinity.limits import MAX_BATCH, MAX_PAGE_EVENTS, fair_share
+from affinity.provider.contract import (
+    HistoryCursor,
+    HistoryPage,
+    Message,
+    OrchestrationFetch,
+    OrchestrationItem,
+    Release,
+    WorkerIdentity,
+)
+from affinity.provider.sqlite.database import Database, Tx, to_json
 from affinity.provider.sqlite.messages import reroute_instances
-from affinity.provider.sqlite.payloads import read_payloads
+from affinity.provider.sqlite.payloads import portions, read_payloads
 from affinity.provider.sqlite.sessions import NEW, SUSPENDED, own_route
 from affinity.provider.sqlite.workers import read_caller
 from affinity.provider.statements import load_statements
@@ -36,6 +44,7 @@ class Wanted:
     names: Collection[str]
     unknown_after: float
     exclude: Collection[int]
+    max_bytes: int
 
 
 def fetch(database: Database, identity: WorkerIdentity, wanted: Wanted) -> OrchestrationFetch:
@@ -44,9 +53,14 @@ def fetch(database: Database, identity: WorkerIdentity, wanted: Wanted) -> Orche
     return database.write(_take, identity, wanted) if found is None else found
 
 
-def read_histories(tx: Tx, keys: Sequence[tuple[str, int]]) -> list[list[str]]:
+def read_histories(tx: Tx, cursors: Sequence[HistoryCursor], max_bytes: int) -> list[HistoryPage]:
     """See `Provider.read_history`."""
-    return [_read_history(tx, instance_id, execution_id) for instance_id, execution_id in keys]
+    pages: list[HistoryPage] = []
+    for cursor in cursors:
+        page, size = _read_page(tx, cursor, max_bytes)
+        pages.append(page)
+        max_bytes -= size
+    return pages
 
 
 def release(tx: Tx, identity: WorkerIdentity, releases: Sequence[Release]) -> None:
@@ -56,12 +70,22 @@ def release(tx: Tx, identity: WorkerIdentity, releases: Sequence[Release]) -> No
             _release(tx, identity, one)
 
 
-def _read_history(tx: Tx, instance_id: str, execution_id: int) -> list[str]:
+def _read_page(tx: Tx, cursor: HistoryCursor, max_bytes: int) -> tuple[HistoryPage, int]:
+    """A page, and its bytes."""
     events: list[str] = []
-    at = {"instance_id": instance_id, "execution_id": execution_id, "page": PORTION}
-    while page := tx.gather(SQL["history"], {**at, "after": len(events)}):
-        events += page
-    return events
+    size = 0
+    at = {"instance_id": cursor.instance_id, "execution_id": cursor.execution_id}
+    for portion in portions():
+        if size >= max_bytes or len(events) >= MAX_PAGE_EVENTS:
+            break
+        most = min(portion, MAX_PAGE_EVENTS - len(events))
+        limits = {"after": cursor.after + len(events), "page": most, "max_bytes": max_bytes - size}
+        rows = tx.gather(SQL["history"], {**at, **limits})
+        events += [event for event, _ in rows]
+        size += rows[-1][-1] if rows else 0
+        if len(rows) < most and size < max_bytes:
+            return HistoryPage(events=events, more=False), size
+    return HistoryPage(events=events, more=True), size
 
 
 def _release(tx: Tx, identity: WorkerIdentity, one: Release) -> None:
@@ -84,6 +108,7 @@ def _look(tx: Tx, identity: WorkerIdentity, wanted: Wanted) -> OrchestrationFetc
     if search.stale or (unowned and not search.full):
         return None
     if search.found:
+        search.read_messages()
         return search.answer()
     due = tx.value(SQL["next_due"], {**search.arguments, "draining": draining})
     return OrchestrationFetch(items=(), raced=False, next_due=None if due is None else due - tx.now)
@@ -100,6 +125,7 @@ def _take(tx: Tx, identity: WorkerIdentity, wanted: Wanted) -> OrchestrationFetc
     if not draining:
         search.scan(NEW, most=search.share(workers))
         search.repair()
+    search.read_messages()
     search.take()
     return search.answer()
 
@@ -116,6 +142,7 @@ class _Search:
         self._tx = tx
         self._identity = identity
         self._limit = wanted.limit
+        self._max_bytes = wanted.max_bytes
         self.own = own_route(identity.worker_id)
         self.arguments: dict[str, Any] = {
             "now": tx.now,
@@ -127,6 +154,7 @@ class _Search:
             "exclude": to_json(list(wanted.exclude)),
         }
         self.found: dict[str, list[Any]] = {}
+        self._messages: dict[str, list[Message]] = {}
         self.stale: dict[str, str] = {}  # instances by the mark that their messages should have
         self._unowned: set[str] = set()
         self._raced = False
@@ -167,6 +195,18 @@ class _Search:
             reroute_instances(self._tx, instance_ids, truth)
         self.stale.clear()
 
+    def read_messages(self) -> None:
+        """Read the messages of what was found, as many as fit; an instance that gets none is left alone."""
+        if not self.found:
+            return
+        wanted = {"instance_ids": to_json(list(self.found)), "most": MAX_BATCH}
+        ids = self._tx.gather(SQL["messages"], {**self.arguments, **wanted})
+        payloads = read_payloads(self._tx, SQL["payloads"], [row_id for _, row_id in ids], self._max_bytes)
+        for (instance_id, row_id), payload in zip(ids, payloads.values(), strict=False):
+            self._messages.setdefault(instance_id, []).append(Message(row_id, payload))
+        self.found = {name: row for name, row in self.found.items() if name in self._messages}
+        self._unowned.intersection_update(self.found)
+
     def take(self) -> None:
         """Make those of the instances that nobody owns the caller's."""
         if self._unowned:
@@ -175,8 +215,7 @@ class _Search:
 
     def answer(self) -> OrchestrationFetch:
         """What was found, with its messages."""
-        messages = self._messages()
-        items = [self._item(row, messages[row[0]]) for row in self.found.values()]
+        items = [self._item(row, self._messages[row[0]]) for row in self.found.values()]
         return OrchestrationFetch(items=items, raced=self._raced and not items, next_due=None, left=self._left)
 
     def _see(self, row: list[Any], route: str, most: int) -> None:
@@ -207,15 +246,3 @@ class _Search:
             messages=messages,
             session_id=row[10],
         )
-
-    def _messages(self) -> dict[str, list[Message]]:
-        """The messages of what was found, by instance."""
-        found: dict[str, list[Message]] = {instance_id: [] for instance_id in self.found}
-        if not found:
-            return found
-        wanted = {"instance_ids": to_json(list(found)), "most": MAX_BATCH}
-        ids = self._tx.gather(SQL["messages"], {**self.arguments, **wanted})
-        payloads = read_payloads(self._tx, SQL["payloads"], [row_id for _, row_id in ids])
-        for instance_id, row_id in ids:
-            found[instance_id].append(Message(row_id, payloads[row_id]))
-        return found

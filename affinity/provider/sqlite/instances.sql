@@ -49,7 +49,7 @@ FROM (
     LIMIT :page OFFSET :offset
 );
 
--- messages: what is visible for some instances, by visibility, then by arrival
+-- messages: what is visible for some instances, in rounds: the first of each, then the second; by visibility, then by arrival
 SELECT json_group_array(json_array(instance_id, id))
 FROM (
     SELECT q.instance_id, q.id, q.visible_at,
@@ -57,13 +57,20 @@ FROM (
     FROM json_each(:instance_ids) AS j
     CROSS JOIN orchestrator_queue AS q ON q.instance_id = j.value
     WHERE q.visible_at <= :now AND q.id NOT IN (SELECT value FROM json_each(:exclude))
-    ORDER BY q.visible_at, q.id
+    ORDER BY place, q.visible_at, q.id
 )
 WHERE place <= :most;
 
--- payloads: of some messages
-SELECT json_group_array(json_array(q.id, q.payload))
-FROM json_each(:ids) AS j CROSS JOIN orchestrator_queue AS q ON q.id = j.value;
+-- payloads: of some messages, in order, as many as fit; each with the bytes of all up to it
+WITH sized AS (
+    SELECT j.key AS place, q.id, length(CAST(q.payload AS BLOB)) AS size
+    FROM json_each(:ids) AS j CROSS JOIN orchestrator_queue AS q ON q.id = j.value
+), summed AS (
+    SELECT id, size, sum(size) OVER (ORDER BY place ROWS UNBOUNDED PRECEDING) AS total FROM sized
+)
+SELECT json_group_array(json_array(q.id, q.payload, summed.total))
+FROM summed CROSS JOIN orchestrator_queue AS q ON q.id = summed.id
+WHERE summed.total - summed.size < :max_bytes;
 
 -- take: make instances the caller's
 UPDATE instances SET owner_worker = :worker_id, owner_incarnation = :incarnation, claims = claims + 1
@@ -82,10 +89,17 @@ FROM workers AS w
 WHERE instances.instance_id = :instance_id
   AND w.worker_id = :heir AND w.locked_until > :now AND NOT w.draining;
 
--- history: a page of the events of one execution, oldest first
-SELECT json_group_array(event) FROM (
-    SELECT event FROM history
+-- history: the next events of one execution, oldest first, as many as fit; each with the bytes of all up to it
+WITH sized AS (
+    SELECT event_id, length(CAST(event AS BLOB)) AS size FROM history
     WHERE instance_id = :instance_id AND execution_id = :execution_id AND event_id > :after
     ORDER BY event_id
     LIMIT :page
-);
+), summed AS (
+    SELECT event_id, size, sum(size) OVER (ORDER BY event_id ROWS UNBOUNDED PRECEDING) AS total FROM sized
+)
+SELECT json_group_array(json_array(h.event, summed.total))
+FROM summed
+CROSS JOIN history AS h
+    ON h.instance_id = :instance_id AND h.execution_id = :execution_id AND h.event_id = summed.event_id
+WHERE summed.total - summed.size < :max_bytes;

@@ -1,16 +1,32 @@
-"""Reading payloads in portions that SQLite can gather."""
+"""Reading payloads in portions that SQLite can gather, as many as fit into a number of bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import LiteralString
+from collections.abc import Iterator, Sequence
+from typing import Final, LiteralString
 
 from affinity.provider.sqlite.database import PORTION, Tx, to_json
 
+FIRST_PORTION: Final = 16
+"""Rows of the first portion. To know the size of a text, SQLite reads it: among the largest ones that is 32 MB."""
 
-def read_payloads(tx: Tx, sql: LiteralString, ids: Sequence[int]) -> dict[int, str]:
-    """Payloads by row id; ``sql`` gathers them for ``:ids``."""
+
+def portions() -> Iterator[int]:
+    """How many rows each portion has: the first is enough for nearly all reads, and for all of large rows."""
+    yield FIRST_PORTION
+    while True:
+        yield PORTION
+
+
+def read_payloads(tx: Tx, sql: LiteralString, ids: Sequence[int], max_bytes: int) -> dict[int, str]:
+    """Payloads by row id, in order, until they have ``max_bytes``; ``sql`` gathers them for ``:ids``."""
     found: dict[int, str] = {}
-    for start in range(0, len(ids), PORTION):
-        found |= tx.gather(sql, {"ids": to_json(ids[start : start + PORTION])})
+    start = 0
+    for portion in portions():
+        if start >= len(ids) or max_bytes <= 0:
+            break
+        rows = tx.gather(sql, {"ids": to_json(ids[start : start + portion]), "max_bytes": max_bytes})
+        found |= {row_id: payload for row_id, payload, _ in rows}
+        max_bytes -= rows[-1][-1]
+        start += portion
     return found

@@ -12,6 +12,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import anyio.to_thread
 
 from affinity.errors import ConnectionLost, DatabaseChanged
+from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract import (
     NO_RETENTION,
     Deletion,
@@ -20,6 +21,8 @@ from affinity.provider.contract import (
     FetchOptions,
     Hint,
     HintSource,
+    HistoryCursor,
+    HistoryPage,
     HistoryPruning,
     InstanceFilter,
     InstanceInfo,
@@ -222,14 +225,19 @@ class SqliteProvider:
         names: Collection[str],
         unknown_after: float,
         exclude: Collection[int] = (),
+        max_bytes: int = MAX_BATCH_BYTES,
     ) -> OrchestrationFetch:
         """See `Provider.fetch_orchestration_item`."""
-        wanted = ownership.Wanted(limit=limit, names=names, unknown_after=unknown_after, exclude=exclude)
+        wanted = ownership.Wanted(
+            limit=limit, names=names, unknown_after=unknown_after, exclude=exclude, max_bytes=max_bytes
+        )
         return await self._writer.call(ownership.fetch, identity, wanted)
 
-    async def read_history(self, keys: Sequence[tuple[str, int]]) -> Sequence[Sequence[str]]:
+    async def read_history(
+        self, cursors: Sequence[HistoryCursor], *, max_bytes: int = MAX_BATCH_BYTES
+    ) -> Sequence[HistoryPage]:
         """See `Provider.read_history`."""
-        return await self._read(ownership.read_histories, keys)
+        return await self._read(ownership.read_histories, cursors, max_bytes)
 
     async def commit_turn(
         self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts
