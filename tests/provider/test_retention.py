@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from affinity.provider.contract import FINISHED, Retention
+from affinity.provider.history import read_whole_history
 from affinity.provider.postgres import PostgresProvider, connections, migration, retention
 from affinity.provider.schema import Migration
 from affinity.provider.sqlite import SqliteProvider
@@ -149,4 +150,4 @@ def _first(migrations: Sequence[Migration]) -> int:
 async def _check_old(provider: PostgresProvider | SqliteProvider) -> None:
     assert (await provider.prune_instances(FINISHED, DAY)).instances == 1
     assert (await provider.prune_histories(DAY)).executions == 2
-    assert list(await provider.read_history([("on", 2), ("on", 3)])) == [[], ["c"]]
+    assert [await read_whole_history(provider, "on", execution) for execution in (2, 3)] == [[], ["c"]]

@@ -19,6 +19,7 @@ from affinity.provider.contract import (
     OrchestrationItem,
     Retention,
 )
+from affinity.provider.history import read_whole_history
 
 DAY = 86_400.0
 COMPLETED = frozenset({"completed"})
@@ -39,7 +40,7 @@ class RetentionRules(Rules):
         assert await _pruned(a, DAY, dry_run=True) == 1
         assert await _pruned(a, DAY) == 1
         assert await _there(a, "old", "late") == ["late"]
-        assert await a.provider.read_history([("old", 1)]) == [[]]
+        assert await read_whole_history(a.provider, "old", 1) == []
 
     async def test_what_has_not_ended_stays(self, world: World) -> None:
         """Pending, running and suspended ones (contract: prune_instances)."""
@@ -161,7 +162,7 @@ class RetentionRules(Rules):
         assert (await a.provider.prune_histories(DAY, dry_run=True)).executions == 1
         pruned = await a.provider.prune_histories(DAY)
         assert (pruned.executions, pruned.more) == (1, False)
-        histories = await a.provider.read_history([("i", 1), ("i", 2), ("i", 3)])
+        histories = [await read_whole_history(a.provider, "i", execution) for execution in (1, 2, 3)]
         assert list(map(len, histories)) == [0, 1, 1]
         assert (await a.provider.prune_histories(DAY)).executions == 0
         assert (await a.commit_one(third, update=DONE)).committed
