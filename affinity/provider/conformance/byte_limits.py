@@ -105,10 +105,10 @@ class ByteLimitRules(Rules):
             assert (rest.session_id, rest.session_epoch) == (item.session_id, item.session_epoch)
 
     async def test_work_and_new_sessions_share_the_bound(self, world: World) -> None:
-        """Session-free items first, then as much of a session as there is room for (contract: FetchOptions)."""
+        """The oldest first, and as much of a new session as there is room for (contract: FetchOptions)."""
         a = await world.worker("a")
-        await _queue(a, "s", 3)
         await _queue(a, None, 2)
+        await _queue(a, "s", 3)
         fetched = await a.fetch(10, max_bytes=ROOM)
         assert [item.session_id for item in fetched.items] == [None, None, "s"]
         assert fetched.more
