@@ -370,7 +370,7 @@ class Client:
         known = {origin.event_id: origin for origin in origins}
         event_ids = count(after + 1)
         async for texts in history_pages(self._read_page, HistoryCursor(instance_id, execution, after)):
-            for event_id, text in zip(event_ids, texts, strict=False):
+            for text, event_id in zip(texts, event_ids, strict=False):
                 yield record_of(event_id, text, known.get(event_id))
 
     async def _read_page(self, at: HistoryCursor) -> HistoryPage:

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from affinity import App, OrchestrationContext
-from affinity.client import Client, ExternalEvent, Start
+from affinity.client import Client, ExternalEvent, Start, calls
 from affinity.errors import (
     ClientError,
     ConnectionLost,
@@ -279,6 +279,41 @@ async def test_status_and_history(client: Client, puppet: Puppet) -> None:
     assert await client.history("t", execution_id=99) == []
     with pytest.raises(UnknownInstance):
         await client.history("nobody")
+
+
+async def test_a_history_is_read_in_pages(client: Client, puppet: Puppet, monkeypatch: pytest.MonkeyPatch) -> None:
+    await client.start("brew", {"kind": "green"}, instance_id="t")
+    await puppet.end("t")
+    whole = await client.history("t")
+    read, pages = client._provider.read_history, []
+
+    async def small(cursors: Any) -> Any:
+        found = await read(cursors, max_bytes=1)
+        pages.append([len(page.events) for page in found])
+        return found
+
+    monkeypatch.setattr(client._provider, "read_history", small)
+    assert await client.history("t") == whole
+    assert [record async for record in client.iter_history("t", after=1)] == whole[1:]
+    assert max(sum(sizes) for sizes in pages) == 1
+    assert await client.reset("t", to_event=1) == 2
+
+
+async def test_large_events_go_in_several_calls(
+    client: Client, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.start("brew", instance_id="t")
+    monkeypatch.setattr(calls, "MAX_BATCH_BYTES", 1_000)
+    send, sizes = client._provider.send_message, []
+
+    async def counted(messages: Any) -> Any:
+        sizes.append(len(messages))
+        return await send(messages)
+
+    monkeypatch.setattr(client._provider, "send_message", counted)
+    events = [ExternalEvent("t", "go", "x" * length) for length in (300, 300, 300, 5_000, 10, 10)]
+    assert set(await client.raise_events(events)) == {"delivered"}
+    assert sizes == [2, 1, 1, 2]
 
 
 async def test_the_error_of_an_instance_is_shown(client: Client, puppet: Puppet) -> None:
