@@ -35,7 +35,13 @@ class WorkerProcess:
     """A worker in a process of its own; its log is read as it comes."""
 
     def __init__(
-        self, url: str, name: str, app: str = "tests.apps:app", board: Board | None = None, **options: Any
+        self,
+        url: str,
+        name: str,
+        app: str = "tests.apps:app",
+        board: Board | None = None,
+        root: Path = ROOT,  # where its code of affinity is
+        **options: Any,
     ) -> None:
         values = FAST | {"worker_node_id": name} | options
         environment = os.environ | {f"AFFINITY_{key.upper()}": str(value) for key, value in values.items()}
@@ -47,8 +53,8 @@ class WorkerProcess:
         self._changed = threading.Condition()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "affinity", "--url", url, "worker", app],
-            cwd=ROOT,
-            env=environment | {"PYTHONUNBUFFERED": "1"},
+            cwd=root,
+            env=environment | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)},
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,

@@ -1,0 +1,136 @@
+"""The release before and this one side by side on one database, as in a rollout and when it is rolled back."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import pytest
+
+from affinity.client import Client
+from affinity.provider import migrate
+from tests.processes import PATIENCE, ROOT, open_workers
+from tests.talk import CODE, say
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+
+RELEASE_BEFORE: Final = "1b4d8d52d5213cd9180e0b4abdbf485f86a25388"
+
+APP: Final = "tests.talk:app"
+
+
+@pytest.fixture(scope="session")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the code of the release before, out of the repository's history."""
+    archive = subprocess.run(
+        ["git", "archive", RELEASE_BEFORE, "affinity"], cwd=ROOT, capture_output=True, check=False
+    )  # fmt: skip
+    if archive.returncode:
+        pytest.skip(f"the history of the repository is not here: {archive.stderr.decode().strip()}")
+    place = tmp_path_factory.mktemp("before")
+    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as code:
+        code.extractall(place, filter="data")
+    return place
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a database that was never migrated."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'affinity.db'}"
+    url: str = request.getfixturevalue("postgres_database")
+    return url
+
+
+@pytest.fixture
+def postgres_age() -> str:
+    """One version will do: the conformance suite runs on both."""
+    return "new"
+
+
+async def test_a_rollout_and_its_rollback(before: Path, empty_url: str) -> None:
+    """Through a migration, a rollout and a rollback a client and workers of the release before serve and are served; a
+    conversation that lasts all the time loses nothing.
+    """
+    with open_workers(empty_url) as workers:
+        old = workers.start("old", app=APP, root=before)
+        with talking(empty_url, before) as traffic:
+            await traffic.goes_on()
+            version, _ = await migrate(empty_url)
+            assert version > 0
+            await traffic.goes_on()
+            new = workers.start("new", app=APP)
+            old.send(signal.SIGTERM)
+            assert old.wait() == 0
+            await traffic.goes_on()
+            workers.start("old", app=APP, root=before)
+            async with Client(empty_url) as client:
+                await client.start("talk", "t", instance_id="other")
+                await say(client, "other", 1)
+                new.send(signal.SIGTERM)
+                assert new.wait() == 0
+                await traffic.goes_on()
+                await say(client, "other", 2)
+            told = await traffic.end()
+    assert [(one["word"], one["heard"]) for one in told] == [(str(n), n) for n in range(1, len(told) + 1)]
+    assert [code for code, _ in groupby(one["code"] for one in told)] == [str(before), CODE, str(before)]
+
+
+class Traffic:
+    """A client of the release before, which prints how many words were heard, and the conversation in the end."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self._lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.append(line)
+
+    async def goes_on(self) -> None:
+        """Return when two more words were heard: the first may have been said before."""
+        wanted = len(self._lines) + 2
+        with anyio.fail_after(PATIENCE):
+            while len(self._lines) < wanted:
+                assert self._process.poll() is None, "the client has ended"
+                await anyio.sleep(0.02)
+
+    async def end(self) -> list[dict[str, Any]]:
+        """The whole conversation."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        await anyio.to_thread.run_sync(self._reader.join, PATIENCE)
+        told: list[dict[str, Any]] = json.loads(self._lines[-1])
+        return told
+
+
+@contextmanager
+def talking(url: str, root: Path) -> Iterator[Traffic]:
+    """A client that talks, of the code in that directory."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.talk", url],
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield Traffic(process)
+        finally:
+            process.kill()
