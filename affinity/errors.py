@@ -16,7 +16,7 @@
     │   ├── ConnectionLost             no connection, or lost in the middle: try again with backoff
     │   ├── ReadOnly                   the database takes no writes now: try again with backoff
     │   ├── AccessDenied               wrong credentials, or a right that is missing
-    │   ├── SchemaMismatch             the database is newer than the code, or was never migrated
+    │   ├── SchemaMismatch             the database is too old or too new for the code, or was never migrated
     │   ├── DatabaseFailure            anything else: a full disk, no memory, a limit; try again with backoff
     │   ├── DataRefused                the data itself is at fault; trying again does not help
     │   ├── Duplicate                  a row that must be new was there; trying again does not help
@@ -218,7 +218,9 @@ class AccessDenied(ProviderError):
 
 
 class SchemaMismatch(ProviderError):
-    """The schema, or the database itself, is not one that this code can use: never migrated, newer, or damaged."""
+    """The schema, or the database itself, is not one that this code can use: never migrated, too old, too new, or
+    damaged. The message says what to do, and which release the database needs if it is too new.
+    """
 
     misconfigured = True
 

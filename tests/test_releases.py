@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -21,12 +22,18 @@ import pytest
 
 from affinity.client import Client
 from affinity.provider import migrate
+from affinity.provider.postgres import migration as postgres
+from affinity.provider.schema import Migration
+from affinity.provider.sqlite import migrate as sqlite
 from tests.processes import PATIENCE, ROOT, open_workers
 from tests.talk import CODE, say
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
 RELEASE_BEFORE: Final = "1b4d8d52d5213cd9180e0b4abdbf485f86a25388"
+
+RELEASED: Final = {"postgres": 11, "sqlite": 7}
+"""The schema versions that it knows."""
 
 APP: Final = "tests.talk:app"
 
@@ -86,6 +93,30 @@ async def test_a_rollout_and_its_rollback(before: Path, empty_url: str) -> None:
             told = await traffic.end()
     assert [(one["word"], one["heard"]) for one in told] == [(str(n), n) for n in range(1, len(told) + 1)]
     assert [code for code, _ in groupby(one["code"] for one in told)] == [str(before), CODE, str(before)]
+
+
+CHANGES: Final = re.compile(
+    r"^\s*(?:DROP\b|ALTER\b.*\b(?:RENAME|DROP)\b|.*\bALTER COLUMN \w+ (?:TYPE|SET NOT NULL)|RENAME\b"
+    r"|(?:ALTER TABLE \w+ )?ADD COLUMN (?!.*DEFAULT).*NOT NULL)",
+    re.MULTILINE | re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize(("dialect", "migrations"), [("postgres", postgres.MIGRATIONS), ("sqlite", sqlite.MIGRATIONS)])
+def test_migrations_expand(dialect: str, migrations: Sequence[Migration]) -> None:
+    """The release before goes on: nothing that it may use is changed or removed."""
+    released = RELEASED[dialect]
+    for each in migrations[released:]:
+        assert not CHANGES.search(each.script), each.name
+        assert (each.oldest_code or 0) <= released, each.name
+
+
+@pytest.mark.parametrize(("dialect", "migrations"), [("postgres", postgres.MIGRATIONS), ("sqlite", sqlite.MIGRATIONS)])
+def test_migrations_that_were_released_stay(before: Path, dialect: str, migrations: Sequence[Migration]) -> None:
+    """Databases have them already."""
+    files = sorted((before / "affinity" / "provider" / dialect / "migrations").glob("*.sql"))
+    assert [file.stem for file in files] == [each.name for each in migrations[: RELEASED[dialect]]]
+    assert [file.read_text() for file in files] == [each.script for each in migrations[: RELEASED[dialect]]]
 
 
 class Traffic:

@@ -400,7 +400,8 @@ class ActivityRunner:
 
         Its code was run up to there, and came to an end: that is no attempt.
         """
-        logger.warning("activity %s: %s; giving the session back", item.name, error)
+        said = "activity %s: later code wrote the record of session %s (%s); giving the session back"
+        logger.warning(said, item.name, error.session_id, error)
         self._observe(item.name, "retried")
         need = record_need(error.kind, error.from_version)
         self._give_back_with_session(error.session_id, WorkAbandon(lock=item.lock, count_attempt=False, needs=need))
