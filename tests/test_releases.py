@@ -25,6 +25,7 @@ from affinity.provider import migrate
 from affinity.provider.postgres import migration as postgres
 from affinity.provider.schema import Migration
 from affinity.provider.sqlite import migrate as sqlite
+from tests.later_release import EXPANDS, upgrade
 from tests.processes import PATIENCE, ROOT, open_workers
 from tests.talk import CODE, say
 
@@ -75,8 +76,10 @@ async def test_a_rollout_and_its_rollback(before: Path, empty_url: str) -> None:
         old = workers.start("old", app=APP, root=before)
         with talking(empty_url, before) as traffic:
             await traffic.goes_on()
-            version, _ = await migrate(empty_url)
+            version, known = await migrate(empty_url)
             assert version > 0
+            await traffic.goes_on()
+            assert await upgrade(empty_url, EXPANDS) == known + 1  # one release more, which both do not know
             await traffic.goes_on()
             new = workers.start("new", app=APP)
             old.send(signal.SIGTERM)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import aclosing
 from functools import partial
-from pathlib import Path
-from typing import Final
 
 import anyio
 import pytest
@@ -15,44 +13,24 @@ from affinity.provider import inspect_schema, migrate, open_provider
 from affinity.provider.conformance.builders import new_instance
 from affinity.provider.postgres import migration as postgres
 from affinity.provider.postgres import sequences
-from affinity.provider.schema import Migration, Progress, SchemaVersion, check_usable, log_progress
+from affinity.provider.schema import Migration, SchemaVersion, check_usable
 from affinity.provider.sqlite import migrate as sqlite
+from tests.later_release import CONTRACTS, EXPANDS, upgrade
 from tests.provider.postgres_stage import PATIENCE, administrator, opened
 
 pytestmark = pytest.mark.anyio
 
-EXPANDS: Final = "ALTER TABLE instances ADD COLUMN later text"
-CONTRACTS: Final = "-- oldest code: {version}\nCREATE TABLE later (a integer)"
-
-
-async def upgrade(url: str, *scripts: str, progress: Progress = log_progress) -> int:
-    """Migrate as a later release would, whose migrations are ours and then these; the version afterwards."""
-    with pytest.MonkeyPatch.context() as patch:
-        if url.startswith("sqlite:"):
-            every = _followed(sqlite.MIGRATIONS, scripts)
-            path = Path(url.removeprefix("sqlite:///"))
-            return sqlite.migrate(path, every)[1]
-        patch.setattr(postgres, "MIGRATIONS", _followed(postgres.MIGRATIONS, scripts))
-        return (await migrate(url, progress))[1]
-
-
-def _followed(ours: Sequence[Migration], scripts: Sequence[str]) -> list[Migration]:
-    first = len(ours) + 1
-    later = [
-        Migration(version, f"{version:04d}_later", script.format(version=version) + ";\n")
-        for version, script in enumerate(scripts, first)
-    ]
-    return [*ours, *later]
-
 
 async def test_the_schema_of_a_later_release_is_used(any_url: str) -> None:
-    """By a worker that restarts in the middle of a rollout, or is rolled back."""
+    """By a worker that runs on, that restarts in the middle of a rollout, or is rolled back."""
     _, known = await migrate(any_url)
-    assert await upgrade(any_url, EXPANDS, EXPANDS.replace("later", "later_still")) == known + 2
+    async with aclosing(await open_provider(any_url)) as running:
+        assert await running.create_instance([new_instance("i")]) == [True]
+        assert await upgrade(any_url, EXPANDS, EXPANDS.replace("later", "later_still")) == known + 2
+        assert await running.create_instance([new_instance("i"), new_instance("j")]) == [False, True]
     assert await migrate(any_url) == (known + 2, known + 2)
-    provider = await open_provider(any_url)
-    assert await provider.create_instance([new_instance("i")]) == [True]
-    await provider.aclose()
+    async with aclosing(await open_provider(any_url)) as restarted:
+        assert [found.instance_id for found in await restarted.get_instance(["i", "j"]) if found] == ["i", "j"]
 
 
 async def test_a_schema_that_has_contracted_names_the_release_that_it_needs(

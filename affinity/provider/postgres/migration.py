@@ -115,7 +115,7 @@ async def _retry(step: Callable[[], Awaitable[T]], progress: Progress) -> T:
         try:
             return await step()
         except (LockNotAvailable, DeadlockDetected):
-            progress(f"migration: another transaction has the tables locked; trying again in {pause:g} s")
+            progress(f"migration: another transaction, or migration, is in the way; trying again in {pause:g} s")
         await asyncio.sleep(pause)
     raise AssertionError("endless")
 

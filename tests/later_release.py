@@ -1,0 +1,37 @@
+"""The next release, as far as a database can tell: its migrations are those of this one, and some more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from affinity.provider import migrate
+from affinity.provider.postgres import migration as postgres
+from affinity.provider.schema import Migration, Progress, log_progress
+from affinity.provider.sqlite import migrate as sqlite
+
+EXPANDS: Final = "ALTER TABLE instances ADD COLUMN later text"
+CONTRACTS: Final = "-- oldest code: {version}\nCREATE TABLE later (a integer)"
+
+
+async def upgrade(url: str, *scripts: str, progress: Progress = log_progress) -> int:
+    """Migrate as a later release would, whose migrations are ours and then these; the version afterwards."""
+    with pytest.MonkeyPatch.context() as patch:
+        if url.startswith("sqlite:"):
+            every = _followed(sqlite.MIGRATIONS, scripts)
+            path = Path(url.removeprefix("sqlite:///"))
+            return sqlite.migrate(path, every)[1]
+        patch.setattr(postgres, "MIGRATIONS", _followed(postgres.MIGRATIONS, scripts))
+        return (await migrate(url, progress))[1]
+
+
+def _followed(ours: Sequence[Migration], scripts: Sequence[str]) -> list[Migration]:
+    first = len(ours) + 1
+    later = [
+        Migration(version, f"{version:04d}_later", script.format(version=version) + ";\n")
+        for version, script in enumerate(scripts, first)
+    ]
+    return [*ours, *later]
