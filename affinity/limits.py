@@ -119,6 +119,15 @@ MAX_HOLD_SECONDS: Final = 7 * 86_400.0
 MAX_PAGE: Final = 1_000
 """Rows in one page of a listing."""
 
+MAX_COUNT: Final = 100_000
+"""Where counts for people stop: more than that need not be counted to know that it is a lot."""
+
+SCRAPE_COUNT: Final = 10_000
+"""The same for metrics, which are read again and again."""
+
+MAX_NOTED_ERROR_BYTES: Final = 1024
+"""UTF-8 bytes of the last error of an activity that is tried again: it is shown, and the final one is kept whole."""
+
 
 def fair_share(waiting: int, workers: int) -> int:
     """How much of what waits and belongs to nobody one fetch takes, while ``workers`` could have it: a burst is shared

@@ -190,6 +190,7 @@ class WorkAbandon:
     lock: WorkLock
     delay: float = 0.0  # seconds until it is visible again
     failed: bool = False  # the activity raised: counts a failure (a retry of the application)
+    error: str | None = None  # what it raised, for people: `WorkItemInfo.last_error`; None leaves what was there
     count_attempt: bool = True  # False takes this delivery back out of ``attempts`` (drain, unknown activity)
     unknown: bool = False  # this worker has no code for it: starts ``unknown_for`` unless it runs already
     needs: str | None = (
@@ -468,6 +469,71 @@ class EventOrigin(NamedTuple):
     recorded_at: datetime
     worker_id: str | None  # None: by no worker, for a client that has reset the instance
     run: ActivityRun | None  # as the turn said: `Turn.runs`
+
+
+WorkItemState: TypeAlias = Literal["running", "waiting", "delayed"]
+"""Of a work item: a live worker has it, it can be fetched, or it can be later."""
+
+MessageState: TypeAlias = Literal["waiting", "delayed", "suspended"]
+"""Of a message: visible, visible later (timers), or of a suspended instance."""
+
+
+@frozen(kw_only=True)
+class WorkItemInfo:
+    """One row of ``worker_queue``, for people."""
+
+    key: WorkKey
+    name: str
+    session_id: str | None
+    state: WorkItemState
+    worker_id: str | None  # while it is running
+    attempts: int  # deliveries so far
+    failures: int
+    queued_at: datetime
+    visible_at: datetime  # when it could be fetched last, or can be next
+    last_error: str | None  # of the failure before: `WorkAbandon.error`
+
+
+EVENT_HEAD: Final = 64
+"""Characters of an event that say what kind of event it is."""
+
+
+@frozen(kw_only=True)
+class ExecutionInfo:
+    """One execution of an instance, as far as its history is kept; or the current one."""
+
+    execution_id: int
+    event_count: int
+    started_at: datetime | None  # None: not known
+    ended_at: datetime | None  # None: it goes on, or its end is not known
+    last_event: str | None  # the first `EVENT_HEAD` characters of it
+
+
+@frozen(kw_only=True)
+class TreeMember:
+    """An instance as a member of a tree, without its payloads."""
+
+    instance_id: str
+    parent_id: str | None
+    name: str
+    version: str | None
+    status: InstanceStatus
+    execution_id: int
+    created_at: datetime
+    updated_at: datetime
+
+
+@frozen(kw_only=True)
+class WorkStatistics:
+    """How much there is to do. Each number stops at the limit that was asked for; that of running work items and that of
+    waiting ones may share it.
+    """
+
+    instances: Mapping[InstanceStatus, int]
+    work_items: Mapping[WorkItemState, int]
+    messages: Mapping[MessageState, int]
+    oldest_work_item: float | None  # seconds for which the one that waits longest could have been fetched
+    oldest_message: float | None
 
 
 @frozen(kw_only=True)
@@ -878,6 +944,28 @@ class Provider(Protocol):
     async def read_origins(self, instance_id: str, execution_id: int) -> Sequence[EventOrigin]:
         """The origins of the events of one execution, oldest first. An event that a reset has taken over keeps its own.
         Those of events that a release before this verb recorded are not known and left out.
+        """
+        ...
+
+    async def list_work_items(self, instance_id: str, limit: int) -> Sequence[WorkItemInfo]:
+        """Work items of an instance, oldest activity first."""
+        ...
+
+    async def list_executions(
+        self, instance_id: str, limit: int, *, before: int | None = None
+    ) -> Sequence[ExecutionInfo]:
+        """One page of the executions of an instance whose histories are kept, and the current one; newest first. The
+        next page is ``before`` the last execution id seen.
+        """
+        ...
+
+    async def list_tree(self, instance_id: str, limit: int) -> Sequence[TreeMember]:
+        """An instance, its children and theirs, in any order; at most ``limit``, those nearest to the instance."""
+        ...
+
+    async def measure_work(self, limit: int) -> WorkStatistics:
+        """Count instances by status and what is in the queues, up to ``limit`` of each. For each number, about as many
+        rows of an index are read, and no more.
         """
         ...
 

@@ -29,6 +29,7 @@ from affinity.errors import (
     SessionSelfConflict,
     SessionWriteConflict,
 )
+from affinity.limits import MAX_NOTED_ERROR_BYTES, cut
 from affinity.orchestration import ActivityContext, App, RetryPolicy
 from affinity.orchestration.events import ActivityCompleted, ActivityFailed, Event, describe_error, details_of
 from affinity.orchestration.registry import ActivityDefinition
@@ -351,7 +352,7 @@ class ActivityRunner:
             logger.info("activity %s fails (%s), attempt %d; trying again", item.name, error, item.attempts)
             self._observe(item.name, "retried")
             self._end(item)
-            self._outcomes.submit_abandon(WorkAbandon(lock=item.lock, delay=pause, failed=True))
+            self._outcomes.submit_abandon(WorkAbandon(lock=item.lock, delay=pause, failed=True, error=_noted(error)))
             return
         if isinstance(error, ActivityTimeout):
             self._fail(item, "timeout", error.error_type, error.message)
@@ -484,6 +485,12 @@ class ActivityRunner:
     def stuck(self) -> list[str]:
         """Names of activities that do not end although they were cancelled: code in threads, or that swallows it."""
         return sorted({running.item.name for running in self._running.values()} | self._threads.names())
+
+
+def _noted(error: BaseException) -> str:
+    """What is shown of an error while its activity waits to be tried again."""
+    name, message = describe_error(error)
+    return cut(f"{name}: {message}", MAX_NOTED_ERROR_BYTES)
 
 
 def _pause(running: _Running, retry: RetryPolicy, error: BaseException, failures: int) -> float | None:

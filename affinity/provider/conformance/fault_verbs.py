@@ -610,6 +610,32 @@ async def read_origins(stage: FaultStage) -> Attempt:
 
 
 @_verb
+async def list_work_items(stage: FaultStage) -> Attempt:
+    at = await stage.instance()
+    await stage.clean.commit_one(at, work_items=[work_item(at, 1)], update=InstanceUpdate(status="completed"))
+    return _same(stage, lambda provider: provider.list_work_items(at.instance_id, 10))
+
+
+@_verb
+async def list_executions(stage: FaultStage) -> Attempt:
+    at = await stage.instance()
+    await stage.finish(at)
+    return _same(stage, lambda provider: provider.list_executions(at.instance_id, 10))
+
+
+@_verb
+async def list_tree(stage: FaultStage) -> Attempt:
+    at = await stage.instance()
+    await stage.finish(at)
+    return _same(stage, lambda provider: provider.list_tree(at.instance_id, 10))
+
+
+@_verb
+async def measure_work(stage: FaultStage) -> Attempt:
+    return Attempt(lambda: stage.provider.measure_work(10))
+
+
+@_verb
 async def list_sessions(stage: FaultStage) -> Attempt:
     async def names(provider: Provider) -> list[str]:
         return [session.session_id for session in await provider.list_sessions(limit=10)]

@@ -48,6 +48,7 @@ class GiveBack(TypedDict, total=False):
 
     delay: float
     failed: bool
+    error: str
     count_attempt: bool
     unknown: bool
     needs: str

@@ -16,6 +16,7 @@ from affinity.provider.conformance.holds import HoldRules
 from affinity.provider.conformance.ids import IdRules
 from affinity.provider.conformance.listing import ListingRules
 from affinity.provider.conformance.locks import LockRules
+from affinity.provider.conformance.management import ManagementRules
 from affinity.provider.conformance.origins import OriginRules
 from affinity.provider.conformance.ownership import OwnershipRules
 from affinity.provider.conformance.placing import PlacingRules
@@ -59,6 +60,7 @@ class ProviderConformance(
     ClientRules,
     ListingRules,
     OriginRules,
+    ManagementRules,
     BatchRules,
     ByteLimitRules,
     IdRules,

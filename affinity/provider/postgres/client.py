@@ -11,7 +11,6 @@ from psycopg.types.numeric import Int8
 from affinity.provider.contract import (
     Deletion,
     Delivery,
-    EventOrigin,
     InstanceFilter,
     InstanceInfo,
     NewInstance,
@@ -19,7 +18,6 @@ from affinity.provider.contract import (
     SessionInfo,
     Suspension,
 )
-from affinity.provider.origins import OriginRow, origins_of
 from affinity.provider.postgres.arrays import Floats, Ints, Texts
 from affinity.provider.postgres.base import Verbs, flags
 from affinity.provider.postgres.conversation import Row
@@ -104,11 +102,6 @@ class ClientVerbs(Verbs):
             if found:
                 del doomed[instance_id]  # named twice, it is unknown the second time
         return deletions
-
-    async def read_origins(self, instance_id: str, execution_id: int) -> Sequence[EventOrigin]:
-        """See `affinity.provider.contract.Provider`."""
-        params = {"instance": instance_id, "execution": Int8(execution_id)}
-        return origins_of(map(OriginRow._make, await self._links.misc.run(_SQL["origins"], params)))
 
     async def list_sessions(self, *, after: str | None = None, limit: int = 100) -> Sequence[SessionInfo]:
         """See `affinity.provider.contract.Provider`."""

@@ -68,12 +68,6 @@ WHERE (cardinality(%(status)s) = 0 OR i.status = ANY (%(status)s))
   AND (%(after_time)s::timestamptz IS NULL OR (i.created_at, i.instance_id) < (%(after_time)s, %(after_id)s))
 ORDER BY i.created_at DESC, i.instance_id DESC LIMIT %(limit)s
 
--- origins: of the events of one execution, where their rows have any
-SELECT event_id, recorded_at, recorded_events, recorded_by, run_by, attempt FROM history
-WHERE instance_id = %(instance)s AND execution_id = %(execution)s
-  AND (recorded_at IS NOT NULL OR attempt IS NOT NULL)
-ORDER BY event_id
-
 -- delete: instances with all their rows
 SELECT root, doomed FROM delete_instances_1(%(instance)s, %(force)s, %(tree)s)
 

@@ -7,6 +7,7 @@ from typing import Final, LiteralString
 from affinity.provider.postgres.client import ClientVerbs
 from affinity.provider.postgres.connections import Links
 from affinity.provider.postgres.hints import HintVerbs
+from affinity.provider.postgres.management import ManagementVerbs
 from affinity.provider.postgres.migration import check_version, inspect_target, migrate_target
 from affinity.provider.postgres.orchestrations import OrchestrationVerbs
 from affinity.provider.postgres.states import StateVerbs
@@ -44,6 +45,7 @@ class PostgresProvider(
     SweepVerbs,
     HintVerbs,
     ClientVerbs,
+    ManagementVerbs,
 ):
     """PostgreSQL, 15 to 18: the engine for N worker replicas. Implements `affinity.provider.contract.Provider`.
 

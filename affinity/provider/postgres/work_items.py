@@ -145,6 +145,7 @@ class WorkItemVerbs(Verbs):
             "unknown": Bools(item.unknown for item in first),
             "needs": Texts(item.needs for item in first),
             "release": Bools(item.release_session for item in first),
+            "error": Texts(item.error for item in first),
             "reroute": Int8(MAX_REROUTE),
         }
         rows = await self._links.quick.run(_SQL["abandon"], params)

@@ -390,9 +390,9 @@ SELECT n FROM ours
 WITH ours AS MATERIALIZED (
     SELECT l.*, q.session_id
     FROM unnest(%(instance)s, %(execution)s, %(activity)s, %(token)s, %(delay)s, %(failed)s, %(counted)s, %(unknown)s,
-                %(needs)s, %(release)s)
+                %(needs)s, %(release)s, %(error)s)
          WITH ORDINALITY AS l (instance_id, execution_id, activity_id, token, delay, failed, counted, unknown, needs,
-                               release, n)
+                               release, error, n)
     JOIN worker_queue q USING (instance_id, execution_id, activity_id)
     WHERE q.lock_token = l.token AND q.locked_until > clock()
     ORDER BY q.instance_id, q.execution_id, q.activity_id FOR NO KEY UPDATE OF q
@@ -410,7 +410,7 @@ WITH ours AS MATERIALIZED (
         visible_at = CASE WHEN o.delay > 0 THEN clock() + o.delay * interval '1 s' ELSE q.visible_at END,
         attempts = q.attempts - (NOT o.counted)::int, failures = q.failures + o.failed::int,
         unknown_since = CASE WHEN o.unknown THEN coalesce(q.unknown_since, clock()) ELSE q.unknown_since END,
-        needs = CASE WHEN o.unknown THEN o.needs ELSE q.needs END,
+        needs = CASE WHEN o.unknown THEN o.needs ELSE q.needs END, last_error = coalesce(o.error, q.last_error),
         route = CASE
             WHEN q.session_id IS NULL THEN 'free'
             WHEN q.session_id IN (SELECT session_id FROM held) THEN 'new'

@@ -11,7 +11,6 @@ from affinity.limits import MAX_PAGE
 from affinity.provider.contract import (
     FINISHED,
     Deletion,
-    EventOrigin,
     Incarnation,
     InstanceFilter,
     InstanceInfo,
@@ -19,7 +18,6 @@ from affinity.provider.contract import (
     SessionInfo,
     Suspension,
 )
-from affinity.provider.origins import OriginRow, origins_of
 from affinity.provider.sqlite import messages, sessions, suspension, turns
 from affinity.provider.sqlite.database import Row, Tx
 from affinity.provider.sqlite.workers import instant
@@ -51,12 +49,6 @@ def list_instances(tx: Tx, where: InstanceFilter, limit: int) -> list[InstanceIn
     }
     path = "of_session" if where.session_id is not None else "children" if where.parent_id is not None else "instances"
     return [_instance(row) for row in tx.rows(SQL[path], arguments)]
-
-
-def read_origins(tx: Tx, instance_id: str, execution_id: int) -> list[EventOrigin]:
-    """See `Provider.read_origins`."""
-    rows = tx.rows(SQL["origins"], {"instance_id": instance_id, "execution_id": execution_id})
-    return origins_of(OriginRow(row[0], None if row[1] is None else instant(row[1]), *row[2:]) for row in rows)
 
 
 def delete_instances(tx: Tx, instance_ids: Sequence[str], *, force: bool, tree: bool) -> list[Deletion]:

@@ -41,11 +41,6 @@ WHERE i.session_id = :session_id AND (i.created_at, i.instance_id) < (:before, :
 ORDER BY i.created_at DESC, i.instance_id DESC
 LIMIT :limit;
 
--- origins: of the events of one execution, where their rows have any
-SELECT event_id, recorded_at, recorded_events, recorded_by, run_by, attempt FROM history
-WHERE instance_id = :instance_id AND execution_id = :execution_id AND (recorded_at IS NOT NULL OR attempt IS NOT NULL)
-ORDER BY event_id;
-
 -- tree: an instance, and if asked for its children and theirs, each with its status
 WITH RECURSIVE tree (instance_id, birth, status) AS (
     SELECT instance_id, birth, status FROM instances WHERE instance_id = :instance_id

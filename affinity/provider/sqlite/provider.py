@@ -18,6 +18,7 @@ from affinity.provider.contract import (
     Deletion,
     Delivery,
     EventOrigin,
+    ExecutionInfo,
     FetchOptions,
     Hint,
     HintSource,
@@ -38,6 +39,7 @@ from affinity.provider.contract import (
     Suspend,
     Sweep,
     Timeouts,
+    TreeMember,
     Turn,
     TurnResult,
     WorkAbandon,
@@ -46,10 +48,12 @@ from affinity.provider.contract import (
     WorkerInfo,
     WorkerLease,
     WorkFetch,
+    WorkItemInfo,
     WorkLock,
+    WorkStatistics,
 )
 from affinity.provider.schema import Progress, SchemaReport, log_progress
-from affinity.provider.sqlite import fetching, listing, subscriptions, suspension, work_items, workers
+from affinity.provider.sqlite import fetching, listing, management, subscriptions, suspension, work_items, workers
 from affinity.provider.sqlite import instances as ownership
 from affinity.provider.sqlite import reset as resetting
 from affinity.provider.sqlite import retention as pruning
@@ -316,7 +320,25 @@ class SqliteProvider:
 
     async def read_origins(self, instance_id: str, execution_id: int) -> Sequence[EventOrigin]:
         """See `Provider.read_origins`."""
-        return await self._read(listing.read_origins, instance_id, execution_id)
+        return await self._read(management.read_origins, instance_id, execution_id)
+
+    async def list_work_items(self, instance_id: str, limit: int) -> Sequence[WorkItemInfo]:
+        """See `Provider.list_work_items`."""
+        return await self._read(management.list_work_items, instance_id, limit)
+
+    async def list_executions(
+        self, instance_id: str, limit: int, *, before: int | None = None
+    ) -> Sequence[ExecutionInfo]:
+        """See `Provider.list_executions`."""
+        return await self._read(management.list_executions, instance_id, limit, before)
+
+    async def list_tree(self, instance_id: str, limit: int) -> Sequence[TreeMember]:
+        """See `Provider.list_tree`."""
+        return await self._read(management.list_tree, instance_id, limit)
+
+    async def measure_work(self, limit: int) -> WorkStatistics:
+        """See `Provider.measure_work`."""
+        return await self._read(management.measure, limit)
 
     async def resume_instance(self, instance_ids: Sequence[str]) -> Sequence[Resumption]:
         """See `Provider.resume_instance`. Wakes workers as `create_instance` does."""

@@ -25,9 +25,6 @@ from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "turns.sql")
 
-_GOES_ON: Final = InstanceUpdate(status="running")
-
-
 _Fence: TypeAlias = tuple[Any, ...]
 """Birth token, execution id and number of events of an instance."""
 
@@ -110,7 +107,8 @@ def _move_on(tx: Tx, identity: WorkerIdentity, passed: Sequence[_Passed]) -> Non
     tx.many(SQL["consume"], [(turn.instance_id, message) for turn in turns for message in turn.consumed])
     tx.many(SQL["append"], _events(turns), {"now": tx.now, "worker_id": identity.worker_id})
     tx.many(SQL["add_runs"], [row for turn in turns if turn.runs for row in _runs(turn)])
-    tx.many(SQL["advance"], [_advance(turn) for turn in turns], {"now": tx.now})
+    tx.many(SQL["go_on"], [_go_on(turn) for turn in turns if turn.update is None], {"now": tx.now})
+    tx.many(SQL["advance"], [_advance(turn, turn.update) for turn in turns if turn.update], {"now": tx.now})
     _, outbox = insert_new(tx, [instance for turn in turns for instance in turn.instances])
     send(tx, [*outbox, *(message for turn in turns for message in turn.messages)])
 
@@ -135,8 +133,11 @@ def _runs(turn: Turn) -> list[tuple[Any, ...]]:
     return [(turn.instance_id, turn.execution_id, event_id, *run) for event_id, run in turn.runs.items()]
 
 
-def _advance(turn: Turn) -> tuple[Any, ...]:
-    to = turn.update or _GOES_ON
+def _go_on(turn: Turn) -> tuple[Any, ...]:
+    return (turn.instance_id, len(turn.history), turn.custom_status, turn.unread)
+
+
+def _advance(turn: Turn, to: InstanceUpdate) -> tuple[Any, ...]:
     told = (to.status, to.version, turn.custom_status, to.output, to.error, turn.unread)
     return (turn.instance_id, len(turn.history), int(to.continued), *told)
 

@@ -32,6 +32,17 @@ UPDATE instances SET
 FROM json_each(:rows) AS j
 WHERE instances.instance_id = j.value ->> 0;
 
+-- go_on: the same of turns that say nothing else of their instances; indexes of the other columns are left alone
+UPDATE instances SET
+    event_count = event_count + (j.value ->> 1),
+    custom_status = coalesce(j.value ->> 2, custom_status),
+    unread = coalesce(j.value ->> 3, unread),
+    claims = 0,
+    unknown_since = NULL,
+    updated_at = :now
+FROM json_each(:rows) AS j
+WHERE instances.instance_id = j.value ->> 0;
+
 -- consume: messages that are in the history now
 DELETE FROM orchestrator_queue WHERE id IN (
     SELECT q.id FROM json_each(:rows) AS j

@@ -117,6 +117,7 @@ def _abandon(tx: Tx, identity: WorkerIdentity, item: WorkAbandon, *, may_free: b
         "failed": item.failed,
         "unknown": item.unknown,
         "needs": item.needs,
+        "error": item.error,
     }
     tx.run(SQL["give_back"], outcome)
     return True

@@ -132,7 +132,8 @@ UPDATE worker_queue SET
     attempts = attempts - :uncounted,
     failures = failures + :failed,
     unknown_since = CASE WHEN :unknown THEN coalesce(unknown_since, :now) ELSE unknown_since END,
-    needs = CASE WHEN :unknown THEN :needs ELSE needs END
+    needs = CASE WHEN :unknown THEN :needs ELSE needs END,
+    last_error = coalesce(:error, last_error)
 WHERE id = :id;
 
 -- begin: count a delivery that its fetch did not count

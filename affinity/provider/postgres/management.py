@@ -1,0 +1,117 @@
+"""What operators look at beside single rows: work items, executions and trees of an instance, and how much there is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, get_args
+
+from psycopg.types.numeric import Int8
+
+from affinity.provider.contract import (
+    EVENT_HEAD,
+    EventOrigin,
+    ExecutionInfo,
+    InstanceStatus,
+    TreeMember,
+    WorkItemInfo,
+    WorkKey,
+    WorkStatistics,
+)
+from affinity.provider.origins import OriginRow, origins_of
+from affinity.provider.postgres.arrays import Texts
+from affinity.provider.postgres.base import Verbs
+from affinity.provider.statements import load_statements
+
+_SQL: Final = load_statements(__package__, "management.sql")
+_STATUSES: Final[tuple[InstanceStatus, ...]] = get_args(InstanceStatus)
+
+
+class ManagementVerbs(Verbs):
+    """`read_origins` to `measure_work`."""
+
+    async def read_origins(self, instance_id: str, execution_id: int) -> Sequence[EventOrigin]:
+        """See `affinity.provider.contract.Provider`."""
+        params = {"instance": instance_id, "execution": Int8(execution_id)}
+        return origins_of(map(OriginRow._make, await self._links.misc.run(_SQL["origins"], params)))
+
+    async def list_work_items(self, instance_id: str, limit: int) -> Sequence[WorkItemInfo]:
+        """See `affinity.provider.contract.Provider`."""
+        rows = await self._links.misc.run(_SQL["work_items"], {"instance": instance_id, "limit": Int8(limit)})
+        return [
+            WorkItemInfo(
+                key=WorkKey(instance_id, execution_id, activity_id),
+                name=name,
+                session_id=session_id,
+                state="running" if worker_id is not None else "delayed" if is_later else "waiting",
+                worker_id=worker_id,
+                attempts=attempts,
+                failures=failures,
+                queued_at=queued_at,
+                visible_at=visible_at,
+                last_error=last_error,
+            )
+            for (
+                execution_id,
+                activity_id,
+                name,
+                session_id,
+                worker_id,
+                is_later,
+                attempts,
+                failures,
+                queued_at,
+                visible_at,
+                last_error,
+            ) in rows
+        ]
+
+    async def list_executions(
+        self, instance_id: str, limit: int, *, before: int | None = None
+    ) -> Sequence[ExecutionInfo]:
+        """See `affinity.provider.contract.Provider`."""
+        params = {
+            "instance": instance_id,
+            "limit": Int8(limit),
+            "before": None if before is None else Int8(before),
+            "head": EVENT_HEAD,
+        }
+        return [
+            ExecutionInfo(
+                execution_id=execution_id, event_count=events, started_at=started, ended_at=ended, last_event=last
+            )
+            for execution_id, events, started, ended, last in await self._links.misc.run(_SQL["executions"], params)
+        ]
+
+    async def list_tree(self, instance_id: str, limit: int) -> Sequence[TreeMember]:
+        """See `affinity.provider.contract.Provider`."""
+        rows = await self._links.misc.run(_SQL["tree"], {"instance": instance_id, "limit": Int8(limit)})
+        return [
+            TreeMember(
+                instance_id=member,
+                parent_id=parent,
+                name=name,
+                version=version,
+                status=status,
+                execution_id=execution_id,
+                created_at=created_at,
+                updated_at=updated_at,
+            )
+            for member, parent, name, version, status, execution_id, created_at, updated_at in rows
+        ]
+
+    async def measure_work(self, limit: int) -> WorkStatistics:
+        """See `affinity.provider.contract.Provider`."""
+        params = {"limit": Int8(limit), "status": Texts(_STATUSES)}
+        ((instances, *counts, oldest_item, oldest_message),) = await self._links.quick.run(_SQL["measure"], params)
+        return WorkStatistics(
+            instances=dict(zip(_STATUSES, instances, strict=True)),
+            work_items=dict(zip(("running", "waiting", "delayed"), counts[:3], strict=True)),
+            messages=dict(zip(("waiting", "delayed", "suspended"), counts[3:], strict=True)),
+            oldest_work_item=_positive(oldest_item),
+            oldest_message=_positive(oldest_message),
+        )
+
+
+def _positive(seconds: float | None) -> float | None:
+    """What becomes visible between two looks at the clock waits since now."""
+    return None if seconds is None else max(0.0, seconds)

@@ -1,0 +1,105 @@
+-- origins: of the events of one execution, where their rows have any
+SELECT event_id, recorded_at, recorded_events, recorded_by, run_by, attempt FROM history
+WHERE instance_id = %(instance)s AND execution_id = %(execution)s
+  AND (recorded_at IS NOT NULL OR attempt IS NOT NULL)
+ORDER BY event_id
+
+-- work_items: of one instance
+SELECT q.execution_id, q.activity_id, q.name, q.session_id, w.worker_id, q.visible_at > clock(), q.attempts, q.failures,
+    q.enqueued_at, q.visible_at, q.last_error
+FROM worker_queue q
+LEFT JOIN alive_workers w
+    ON w.worker_id = q.lock_worker AND w.incarnation = q.lock_incarnation AND q.locked_until > clock()
+WHERE q.instance_id = %(instance)s
+ORDER BY q.execution_id, q.activity_id LIMIT %(limit)s
+
+-- executions: of one instance, newest first, found one by one in the index
+WITH RECURSIVE instance AS MATERIALIZED (
+    SELECT instance_id, execution_id, created_at FROM instances WHERE instance_id = %(instance)s
+), run (execution_id, n) AS (
+    SELECT CASE WHEN %(before)s::bigint IS NULL OR i.execution_id < %(before)s THEN i.execution_id
+                ELSE (SELECT max(h.execution_id) FROM history h
+                      WHERE h.instance_id = %(instance)s AND h.execution_id < %(before)s) END, 1
+    FROM instance i
+    UNION ALL
+    SELECT (SELECT max(h.execution_id) FROM history h
+            WHERE h.instance_id = %(instance)s AND h.execution_id < r.execution_id), r.n + 1
+    FROM run r WHERE r.execution_id IS NOT NULL AND r.n < %(limit)s
+)
+SELECT r.execution_id, coalesce(l.event_id, 0),
+    CASE WHEN r.execution_id = 1 THEN i.created_at ELSE coalesce(p.ended_at, f.recorded_at) END, e.ended_at, l.head
+FROM run r CROSS JOIN instance i
+LEFT JOIN LATERAL (
+    SELECT h.event_id, left(h.event, %(head)s) AS head FROM history h
+    WHERE h.instance_id = i.instance_id AND h.execution_id = r.execution_id
+    ORDER BY h.event_id DESC LIMIT 1
+) l ON true
+LEFT JOIN history f ON f.instance_id = i.instance_id AND f.execution_id = r.execution_id AND f.event_id = 1
+LEFT JOIN ended_executions e ON e.instance_id = i.instance_id AND e.execution_id = r.execution_id
+LEFT JOIN ended_executions p ON p.instance_id = i.instance_id AND p.execution_id = r.execution_id - 1
+WHERE r.execution_id IS NOT NULL
+ORDER BY r.n
+
+-- tree: an instance, its children and theirs
+WITH RECURSIVE tree (instance_id, birth) AS (
+    SELECT instance_id, birth FROM instances WHERE instance_id = %(instance)s
+    UNION
+    SELECT c.instance_id, c.birth FROM tree t JOIN instances c ON c.parent_id = t.instance_id
+    WHERE c.parent_birth IS NULL OR c.parent_birth = t.birth
+), member AS MATERIALIZED (
+    SELECT instance_id FROM tree LIMIT %(limit)s
+)
+SELECT i.instance_id, i.parent_id, i.name, i.version, i.status, i.execution_id, i.created_at, i.updated_at
+FROM member JOIN instances i USING (instance_id)
+
+-- measure: instances by status, and both queues
+-- Routes are found one by one in the index, and along each of them no more rows are read than are counted.
+WITH RECURSIVE item_route (name) AS (
+    (SELECT route FROM worker_queue ORDER BY route LIMIT 1)
+    UNION ALL
+    SELECT (SELECT q.route FROM worker_queue q WHERE q.route > r.name ORDER BY q.route LIMIT 1)
+    FROM item_route r WHERE r.name IS NOT NULL
+), message_route (name) AS (
+    (SELECT route FROM orchestrator_queue ORDER BY route LIMIT 1)
+    UNION ALL
+    SELECT (SELECT q.route FROM orchestrator_queue q WHERE q.route > r.name ORDER BY q.route LIMIT 1)
+    FROM message_route r WHERE r.name IS NOT NULL
+), item AS MATERIALIZED (
+    SELECT q.running
+    FROM item_route r CROSS JOIN LATERAL (
+        SELECT q.lock_token IS NOT NULL AND q.locked_until > clock() AND EXISTS (
+            SELECT FROM alive_workers w WHERE w.worker_id = q.lock_worker AND w.incarnation = q.lock_incarnation)
+            AS running
+        FROM worker_queue q WHERE q.route = r.name AND q.visible_at <= (SELECT clock())
+        ORDER BY q.visible_at LIMIT %(limit)s
+    ) q LIMIT %(limit)s
+)
+SELECT
+    ARRAY (
+        SELECT (SELECT count(*) FROM (SELECT FROM instances i WHERE i.status = s.name LIMIT %(limit)s) i)
+        FROM unnest(%(status)s) WITH ORDINALITY AS s (name, n) ORDER BY s.n),
+    (SELECT count(*) FROM item WHERE running), (SELECT count(*) FROM item WHERE NOT running),
+    (SELECT count(*) FROM (
+        SELECT FROM item_route r CROSS JOIN LATERAL (
+            SELECT FROM worker_queue q WHERE q.route = r.name AND q.visible_at > (SELECT clock()) LIMIT %(limit)s
+        ) q LIMIT %(limit)s) q),
+    (SELECT count(*) FROM (
+        SELECT FROM message_route r CROSS JOIN LATERAL (
+            SELECT FROM orchestrator_queue q WHERE q.route = r.name AND q.visible_at <= (SELECT clock())
+            LIMIT %(limit)s
+        ) q WHERE r.name <> 'suspended' LIMIT %(limit)s) q),
+    (SELECT count(*) FROM (
+        SELECT FROM message_route r CROSS JOIN LATERAL (
+            SELECT FROM orchestrator_queue q WHERE q.route = r.name AND q.visible_at > (SELECT clock()) LIMIT %(limit)s
+        ) q WHERE r.name <> 'suspended' LIMIT %(limit)s) q),
+    (SELECT count(*) FROM (SELECT FROM orchestrator_queue q WHERE q.route = 'suspended' LIMIT %(limit)s) q),
+    (SELECT extract(epoch FROM clock() - min(q.visible_at))::float8
+     FROM item_route r CROSS JOIN LATERAL (
+        SELECT q.visible_at FROM deliverable_items q WHERE q.route = r.name ORDER BY q.visible_at LIMIT 1) q),
+    -- What a reset put ahead of all others has no time.
+    (SELECT extract(epoch FROM clock() - min(q.visible_at))::float8
+     FROM message_route r CROSS JOIN LATERAL (
+        SELECT q.visible_at FROM orchestrator_queue q
+        WHERE q.route = r.name AND q.visible_at <= (SELECT clock()) AND q.visible_at > to_timestamp(0)
+        ORDER BY q.visible_at LIMIT 1) q
+     WHERE r.name <> 'suspended')

@@ -1,0 +1,137 @@
+"""What operators look at beside single rows: work items, executions and trees of an instance, and how much there is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime
+from typing import Any, Final, get_args
+
+from affinity.provider.contract import (
+    EVENT_HEAD,
+    EventOrigin,
+    ExecutionInfo,
+    InstanceStatus,
+    MessageState,
+    TreeMember,
+    WorkItemInfo,
+    WorkItemState,
+    WorkKey,
+    WorkStatistics,
+)
+from affinity.provider.origins import OriginRow, origins_of
+from affinity.provider.sqlite.database import Row, Tx
+from affinity.provider.sqlite.sessions import SUSPENDED
+from affinity.provider.sqlite.workers import instant
+from affinity.provider.statements import load_statements
+
+SQL: Final = load_statements(__package__, "management.sql")
+_STATUSES: Final[tuple[InstanceStatus, ...]] = get_args(InstanceStatus)
+
+
+def read_origins(tx: Tx, instance_id: str, execution_id: int) -> list[EventOrigin]:
+    """See `Provider.read_origins`."""
+    rows = tx.rows(SQL["origins"], {"instance_id": instance_id, "execution_id": execution_id})
+    return origins_of(OriginRow(row[0], _instant(row[1]), *row[2:]) for row in rows)
+
+
+def list_work_items(tx: Tx, instance_id: str, limit: int) -> list[WorkItemInfo]:
+    """See `Provider.list_work_items`."""
+    rows = tx.rows(SQL["work_items"], {"instance_id": instance_id, "limit": limit, "now": tx.now})
+    return [_work_item(instance_id, row) for row in rows]
+
+
+def list_executions(tx: Tx, instance_id: str, limit: int, before: int | None) -> list[ExecutionInfo]:
+    """See `Provider.list_executions`."""
+    arguments = {"instance_id": instance_id, "limit": limit, "before": before, "head": EVENT_HEAD}
+    return [
+        ExecutionInfo(
+            execution_id=execution_id,
+            event_count=events,
+            started_at=_instant(started),
+            ended_at=_instant(ended),
+            last_event=last,
+        )
+        for execution_id, events, started, ended, last in tx.rows(SQL["executions"], arguments)
+    ]
+
+
+def list_tree(tx: Tx, instance_id: str, limit: int) -> list[TreeMember]:
+    """See `Provider.list_tree`."""
+    return [
+        TreeMember(
+            instance_id=member,
+            parent_id=parent,
+            name=name,
+            version=version,
+            status=status,
+            execution_id=execution_id,
+            created_at=instant(created_at),
+            updated_at=instant(updated_at),
+        )
+        for member, parent, name, version, status, execution_id, created_at, updated_at in tx.rows(
+            SQL["tree"], {"instance_id": instance_id, "limit": limit}
+        )
+    ]
+
+
+def measure(tx: Tx, limit: int) -> WorkStatistics:
+    """See `Provider.measure_work`."""
+    at: dict[str, Any] = {"now": tx.now, "limit": limit}
+    items, oldest_item = _measure_items(tx, at)
+    messages, oldest_message = _measure_messages(tx, at)
+    return WorkStatistics(
+        instances={one: tx.value(SQL["count_instances"], {"status": one, "limit": limit}) for one in _STATUSES},
+        work_items={one: min(limit, items[one]) for one in get_args(WorkItemState)},
+        messages={one: min(limit, messages[one]) for one in get_args(MessageState)},
+        oldest_work_item=oldest_item,
+        oldest_message=oldest_message,
+    )
+
+
+def _measure_items(tx: Tx, at: dict[str, Any]) -> tuple[Counter[WorkItemState], float | None]:
+    counts: Counter[WorkItemState] = Counter()
+    ages: list[float] = []
+    for (route,) in tx.rows(SQL["item_routes"]):
+        row = tx.row(SQL["visible_items"], {**at, "route": route})
+        assert row is not None
+        running, waiting, oldest = row
+        counts.update(running=running, waiting=waiting, delayed=tx.value(SQL["later_items"], {**at, "route": route}))
+        ages += [] if oldest is None else [tx.now - oldest]
+    return counts, max(ages, default=None)
+
+
+def _measure_messages(tx: Tx, at: dict[str, Any]) -> tuple[Counter[MessageState], float | None]:
+    counts: Counter[MessageState] = Counter()
+    ages: list[float] = []
+    for (route,) in tx.rows(SQL["message_routes"]):
+        row = tx.row(SQL["visible_messages"], {**at, "route": route})
+        assert row is not None
+        visible, oldest = row
+        later = tx.value(SQL["later_messages"], {**at, "route": route})
+        if route == SUSPENDED:
+            counts.update(suspended=visible + later)
+        else:
+            counts.update(waiting=visible, delayed=later)
+            ages += [] if oldest is None else [tx.now - oldest]
+    return counts, max(ages, default=None)
+
+
+def _work_item(instance_id: str, row: Row) -> WorkItemInfo:
+    execution_id, activity_id, name, session_id, worker_id, is_later, attempts, failures, *rest = row
+    queued_at, visible_at, last_error = rest
+    return WorkItemInfo(
+        key=WorkKey(instance_id, execution_id, activity_id),
+        name=name,
+        session_id=session_id,
+        state="running" if worker_id is not None else "delayed" if is_later else "waiting",
+        worker_id=worker_id,
+        attempts=attempts,
+        failures=failures,
+        queued_at=instant(queued_at),
+        visible_at=instant(visible_at),
+        last_error=last_error,
+    )
+
+
+def _instant(seconds: float | None) -> datetime | None:
+    return None if seconds is None else instant(seconds)

@@ -1,0 +1,94 @@
+-- origins: of the events of one execution, where their rows have any
+SELECT event_id, recorded_at, recorded_events, recorded_by, run_by, attempt FROM history
+WHERE instance_id = :instance_id AND execution_id = :execution_id AND (recorded_at IS NOT NULL OR attempt IS NOT NULL)
+ORDER BY event_id;
+
+-- work_items: of one instance
+SELECT q.execution_id, q.activity_id, q.name, q.session_id, w.worker_id, q.visible_at > :now, q.attempts, q.failures,
+       q.enqueued_at, q.visible_at, q.last_error
+FROM worker_queue AS q
+LEFT JOIN workers AS w
+    ON w.worker_id = q.lock_worker AND w.incarnation = q.lock_incarnation AND w.locked_until > :now
+    AND q.locked_until > :now
+WHERE q.instance_id = :instance_id
+ORDER BY q.execution_id, q.activity_id
+LIMIT :limit;
+
+-- executions: of one instance, newest first, found one by one in the index
+WITH RECURSIVE run (execution_id) AS (
+    SELECT iif(:before IS NULL OR i.execution_id < :before, i.execution_id,
+               (SELECT max(h.execution_id) FROM history AS h
+                WHERE h.instance_id = :instance_id AND h.execution_id < :before))
+    FROM instances AS i WHERE i.instance_id = :instance_id
+    UNION ALL
+    SELECT (SELECT max(h.execution_id) FROM history AS h
+            WHERE h.instance_id = :instance_id AND h.execution_id < run.execution_id)
+    FROM run WHERE run.execution_id IS NOT NULL
+    LIMIT :limit
+)
+SELECT r.execution_id, coalesce(l.event_id, 0),
+       iif(r.execution_id = 1, i.created_at, coalesce(p.ended_at, f.recorded_at)), e.ended_at, substr(l.event, 1, :head)
+FROM run AS r
+CROSS JOIN instances AS i ON i.instance_id = :instance_id
+LEFT JOIN history AS l
+    ON l.instance_id = i.instance_id AND l.execution_id = r.execution_id
+    AND l.event_id = (SELECT max(h.event_id) FROM history AS h
+                      WHERE h.instance_id = i.instance_id AND h.execution_id = r.execution_id)
+LEFT JOIN history AS f ON f.instance_id = i.instance_id AND f.execution_id = r.execution_id AND f.event_id = 1
+LEFT JOIN ended_executions AS e ON e.instance_id = i.instance_id AND e.execution_id = r.execution_id
+LEFT JOIN ended_executions AS p ON p.instance_id = i.instance_id AND p.execution_id = r.execution_id - 1
+WHERE r.execution_id IS NOT NULL
+ORDER BY r.execution_id DESC;
+
+-- tree: an instance, its children and theirs
+WITH RECURSIVE tree (instance_id, birth) AS (
+    SELECT instance_id, birth FROM instances WHERE instance_id = :instance_id
+    UNION
+    SELECT c.instance_id, c.birth
+    FROM tree AS t CROSS JOIN instances AS c ON c.parent_id = t.instance_id
+    WHERE c.parent_birth IS NULL OR c.parent_birth = t.birth
+    LIMIT :limit
+)
+SELECT i.instance_id, i.parent_id, i.name, i.version, i.status, i.execution_id, i.created_at, i.updated_at
+FROM tree AS t CROSS JOIN instances AS i ON i.instance_id = t.instance_id;
+
+-- count_instances: of one status
+SELECT count(*) FROM (SELECT 1 FROM instances WHERE status = :status LIMIT :limit);
+
+-- item_routes: marks in the work queue, found one by one in the index
+WITH RECURSIVE marks (route) AS (
+    SELECT min(route) FROM worker_queue
+    UNION ALL
+    SELECT (SELECT min(route) FROM worker_queue WHERE route > marks.route) FROM marks WHERE marks.route IS NOT NULL
+)
+SELECT route FROM marks WHERE route IS NOT NULL;
+
+-- message_routes: the same of messages
+WITH RECURSIVE marks (route) AS (
+    SELECT min(route) FROM orchestrator_queue
+    UNION ALL
+    SELECT (SELECT min(route) FROM orchestrator_queue WHERE route > marks.route) FROM marks
+    WHERE marks.route IS NOT NULL
+)
+SELECT route FROM marks WHERE route IS NOT NULL;
+
+-- visible_items: of one route: how many a live worker has, how many wait, and since when the oldest of these could be fetched
+SELECT coalesce(sum(running), 0), coalesce(sum(NOT running), 0), min(iif(running, NULL, visible_at))
+FROM (
+    SELECT visible_at, lock_token IS NOT NULL AND locked_until > :now
+                       AND lock_incarnation IN (SELECT incarnation FROM workers WHERE locked_until > :now) AS running
+    FROM worker_queue WHERE route = :route AND visible_at <= :now
+    ORDER BY visible_at
+    LIMIT :limit
+);
+
+-- later_items: of one route
+SELECT count(*) FROM (SELECT 1 FROM worker_queue WHERE route = :route AND visible_at > :now LIMIT :limit);
+
+-- visible_messages: of one route; what a reset put ahead of all others has no time
+SELECT (SELECT count(*) FROM (
+            SELECT 1 FROM orchestrator_queue WHERE route = :route AND visible_at <= :now LIMIT :limit)),
+       (SELECT min(visible_at) FROM orchestrator_queue WHERE route = :route AND visible_at > 0.0 AND visible_at <= :now);
+
+-- later_messages: of one route
+SELECT count(*) FROM (SELECT 1 FROM orchestrator_queue WHERE route = :route AND visible_at > :now LIMIT :limit);
