@@ -91,7 +91,18 @@ def rarer_verbs(peer: Peer, first: OrchestrationItem, second: OrchestrationItem)
         await peer.provider.release_instance(peer.identity, [Release(instance_id="n", to="other")])
         assert (await peer.info("n")).owner == "other"
 
-    return [everything, by_hand, prune, hand_over]
+    return [everything, by_hand, prune, hand_over, *management_verbs(peer)]
+
+
+def management_verbs(peer: Peer) -> list[Verb]:
+    """What operators look at."""
+    return [
+        lambda: peer.provider.list_work_items("m", 10),
+        lambda: peer.provider.list_executions("m", 10),
+        lambda: peer.provider.read_origins("m", 1),
+        lambda: peer.provider.list_tree("m", 10),
+        lambda: peer.provider.measure_work(10),
+    ]
 
 
 @pytest.mark.parametrize("crowd", CROWDS)
@@ -152,7 +163,7 @@ FOREIGN_ROWS: Final = (
     " SELECT 'sick' || i, 'flow', 'suspended', 0, 0 FROM numbers",
     "INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)"
     " SELECT 'sick' || i, 'suspended', 0, '' FROM numbers",
-    "INSERT INTO history SELECT 'x' || i, 1, 1, '' FROM numbers",
+    "INSERT INTO history (instance_id, execution_id, event_id, event) SELECT 'x' || i, 1, 1, '' FROM numbers",
     "INSERT INTO session_states (session_id, version, created_at, updated_at, schema_version, encoding, kind, labels,"
     " participants, state) SELECT 'other' || i, 1, i, i, 1, 'plain', 'other', '{}', '[]', x'00' FROM numbers",
     "INSERT INTO session_holds SELECT 'x' || i, 1, 1, 'other' || i, 1e12, 300 FROM numbers",
@@ -185,6 +196,18 @@ async def test_on_sqlite_each_verb_takes_as_many_steps_among_many_rows(
             at = await prepare(peer)
             _fill(path, [FOREIGN_SESSIONS, *FOREIGN_ROWS], rows)
             costs.append([await _cost(steps, verb) for verb in verbs(peer, at)])
+    assert costs[1] == costs[0]
+
+
+async def test_on_sqlite_what_operators_look_at_takes_as_many_steps_among_many_rows(
+    tmp_path: Path, steps: Iterator[int]
+) -> None:
+    costs = []
+    for rows in (FEW, MUCH):
+        async with _peer(tmp_path / f"{rows}.db") as (peer, path):
+            await some_sessions(peer)
+            _fill(path, [FOREIGN_SESSIONS, *FOREIGN_ROWS], rows)
+            costs.append([await _cost(steps, verb) for verb in management_verbs(peer)])
     assert costs[1] == costs[0]
 
 

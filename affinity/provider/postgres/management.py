@@ -32,11 +32,11 @@ class ManagementVerbs(Verbs):
     async def read_origins(self, instance_id: str, execution_id: int) -> Sequence[EventOrigin]:
         """See `affinity.provider.contract.Provider`."""
         params = {"instance": instance_id, "execution": Int8(execution_id)}
-        return origins_of(map(OriginRow._make, await self._links.misc.run(_SQL["origins"], params)))
+        return origins_of(map(OriginRow._make, await self._links.quick.run(_SQL["origins"], params)))
 
     async def list_work_items(self, instance_id: str, limit: int) -> Sequence[WorkItemInfo]:
         """See `affinity.provider.contract.Provider`."""
-        rows = await self._links.misc.run(_SQL["work_items"], {"instance": instance_id, "limit": Int8(limit)})
+        rows = await self._links.quick.run(_SQL["work_items"], {"instance": instance_id, "limit": Int8(limit)})
         return [
             WorkItemInfo(
                 key=WorkKey(instance_id, execution_id, activity_id),
@@ -79,12 +79,12 @@ class ManagementVerbs(Verbs):
             ExecutionInfo(
                 execution_id=execution_id, event_count=events, started_at=started, ended_at=ended, last_event=last
             )
-            for execution_id, events, started, ended, last in await self._links.misc.run(_SQL["executions"], params)
+            for execution_id, events, started, ended, last in await self._links.quick.run(_SQL["executions"], params)
         ]
 
     async def list_tree(self, instance_id: str, limit: int) -> Sequence[TreeMember]:
         """See `affinity.provider.contract.Provider`."""
-        rows = await self._links.misc.run(_SQL["tree"], {"instance": instance_id, "limit": Int8(limit)})
+        rows = await self._links.quick.run(_SQL["tree"], {"instance": instance_id, "limit": Int8(limit)})
         return [
             TreeMember(
                 instance_id=member,

@@ -76,23 +76,27 @@ WITH RECURSIVE item_route (name) AS (
 )
 SELECT
     ARRAY (
-        SELECT (SELECT count(*) FROM (SELECT FROM instances i WHERE i.status = s.name LIMIT %(limit)s) i)
+        SELECT (SELECT count(*) FROM (
+            SELECT FROM instances i WHERE i.status = s.name ORDER BY i.created_at LIMIT %(limit)s) i)
         FROM unnest(%(status)s) WITH ORDINALITY AS s (name, n) ORDER BY s.n),
     (SELECT count(*) FROM item WHERE running), (SELECT count(*) FROM item WHERE NOT running),
     (SELECT count(*) FROM (
         SELECT FROM item_route r CROSS JOIN LATERAL (
-            SELECT FROM worker_queue q WHERE q.route = r.name AND q.visible_at > (SELECT clock()) LIMIT %(limit)s
+            SELECT FROM worker_queue q WHERE q.route = r.name AND q.visible_at > (SELECT clock())
+            ORDER BY q.visible_at LIMIT %(limit)s
         ) q LIMIT %(limit)s) q),
     (SELECT count(*) FROM (
         SELECT FROM message_route r CROSS JOIN LATERAL (
             SELECT FROM orchestrator_queue q WHERE q.route = r.name AND q.visible_at <= (SELECT clock())
-            LIMIT %(limit)s
+            ORDER BY q.visible_at LIMIT %(limit)s
         ) q WHERE r.name <> 'suspended' LIMIT %(limit)s) q),
     (SELECT count(*) FROM (
         SELECT FROM message_route r CROSS JOIN LATERAL (
-            SELECT FROM orchestrator_queue q WHERE q.route = r.name AND q.visible_at > (SELECT clock()) LIMIT %(limit)s
+            SELECT FROM orchestrator_queue q WHERE q.route = r.name AND q.visible_at > (SELECT clock())
+            ORDER BY q.visible_at LIMIT %(limit)s
         ) q WHERE r.name <> 'suspended' LIMIT %(limit)s) q),
-    (SELECT count(*) FROM (SELECT FROM orchestrator_queue q WHERE q.route = 'suspended' LIMIT %(limit)s) q),
+    (SELECT count(*) FROM (
+        SELECT FROM orchestrator_queue q WHERE q.route = 'suspended' ORDER BY q.visible_at LIMIT %(limit)s) q),
     (SELECT extract(epoch FROM clock() - min(q.visible_at))::float8
      FROM item_route r CROSS JOIN LATERAL (
         SELECT q.visible_at FROM deliverable_items q WHERE q.route = r.name ORDER BY q.visible_at LIMIT 1) q),
