@@ -525,8 +525,8 @@ class TreeMember:
 
 @frozen(kw_only=True)
 class WorkStatistics:
-    """How much there is to do, by status or state. Each number stops at the limit that was asked for; those of running and
-    of waiting work items may share it.
+    """How much there is to do. Each number stops at the limit that was asked for; those of running and of waiting work
+    items may share it.
     """
 
     instances: Mapping[InstanceStatus, int]
