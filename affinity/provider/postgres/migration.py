@@ -162,7 +162,7 @@ async def _repair(connection: AsyncConnection[Row], target: Target, progress: Pr
         if not behind:
             return
         await sequences.repair(connection)
-    progress(f"migration: {' and '.join(behind)} repaired: behind the tables, as after a restore without sequences")
+    progress(f"migration: {' and '.join(behind)} repaired: behind the tables, as after a restore of rows only")
 
 
 async def _create_schema(connection: AsyncConnection[Row], target: Target) -> None:

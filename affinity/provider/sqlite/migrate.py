@@ -120,7 +120,7 @@ def _upgrade(connection: sqlite3.Connection, migrations: Sequence[Migration], pr
     for migration in missing:
         progress(f"migration: {migration.name} applied")
     if is_behind:
-        progress("migration: epochs repaired: behind the tables, as after a restore of some of them")
+        progress("migration: epochs repaired: behind the tables, as after a restore of rows only")
     return found.version, after
 
 
