@@ -3,7 +3,16 @@
 The public names. Errors are in `affinity.errors`; whoever writes a provider starts at `affinity.provider.contract`.
 """
 
-from affinity.client import Client, open_store
+from affinity.client import (
+    Client,
+    ExecutionSummary,
+    HistoryRecord,
+    Instance,
+    InstanceTree,
+    PendingActivity,
+    TreeNode,
+    open_store,
+)
 from affinity.orchestration import (
     ActivityCancelledSignal,
     ActivityContext,
@@ -16,6 +25,7 @@ from affinity.orchestration import (
     SessionMoved,
 )
 from affinity.provider import migrate
+from affinity.provider.contract import WorkStatistics
 from affinity.session import MemorySessionStore, OpenSession, Resource, SessionCache, SessionManager, Sessions
 from affinity.worker import RuntimeOptions, Worker
 
@@ -25,10 +35,15 @@ __all__ = [
     "App",
     "Client",
     "DurableFuture",
+    "ExecutionSummary",
+    "HistoryRecord",
+    "Instance",
+    "InstanceTree",
     "MemorySessionStore",
     "OpenSession",
     "OrchestrationCancelledSignal",
     "OrchestrationContext",
+    "PendingActivity",
     "Resource",
     "RetryPolicy",
     "RuntimeOptions",
@@ -37,6 +52,8 @@ __all__ = [
     "SessionManager",
     "SessionMoved",
     "Sessions",
+    "TreeNode",
+    "WorkStatistics",
     "Worker",
     "migrate",
     "open_store",

@@ -10,8 +10,9 @@ import anyio
 import click
 
 from affinity.cli import shell as sh
+from affinity.cli.activities import activity_lines
 from affinity.cli.shell import FAILED, Command, JsonText, Shell, command
-from affinity.client import Client, HistoryRecord, Instance, Page
+from affinity.client import Client, HistoryRecord, Instance, Page, PendingActivity
 from affinity.limits import MAX_PAGE
 from affinity.orchestration.wire import details_document
 from affinity.provider import migrate
@@ -213,20 +214,28 @@ async def _report_end(shell: Shell, client: Client, instance_id: str, timeout: f
 @click.argument("instance_id", metavar="ID")
 @command
 def show(shell: Shell, instance_id: str) -> None:
-    """Show the state of the instance ID: status, result or error, custom status, owner, and events that do not fit what
-    it waits for.
+    """Show the state of the instance ID: status, result or error, custom status, owner.
+
+    While it goes on, also its activities (which run, which wait, which are tried again, when, and after which error),
+    and events that do not fit what it waits for.
     """
 
-    async def read(client: Client) -> tuple[Instance, Sequence[HistoryRecord]]:
+    async def read(client: Client) -> tuple[Instance, Sequence[PendingActivity], Sequence[HistoryRecord]]:
         instance = await client.status(instance_id)
         if instance.finished:
-            return instance, ()
+            return instance, (), ()
         events = client.iter_history(instance_id, execution_id=instance.execution_id)
-        return instance, [event async for event in events if event.type == "event_refused"]
+        refused = [event async for event in events if event.type == "event_refused"]
+        return instance, await client.activities(instance_id), refused
 
-    instance, refused = with_client(shell, read)
-    document = {**asdict(instance), "error_details": _details_document(instance), "refused_events": refused}
-    shell.show(document, lambda: sh.pairs([*_details(instance), *map(_refusal, refused)]))
+    instance, activities, refused = with_client(shell, read)
+    document = {
+        **asdict(instance),
+        "error_details": _details_document(instance),
+        "activities": activities,
+        "refused_events": refused,
+    }
+    shell.show(document, lambda: sh.pairs([*_details(instance), *activity_lines(activities), *map(_refusal, refused)]))
 
 
 def _details_document(instance: Instance) -> dict[str, Any]:

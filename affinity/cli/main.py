@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from affinity.cli import cluster, instances, pruning, worker
+from affinity.cli import cluster, instances, management, pruning, worker
 from affinity.cli.demo import demo
 from affinity.cli.sessions import sessions
 from affinity.cli.shell import INTERRUPTED, exit_code, keep_examples, printable
@@ -68,6 +68,9 @@ for command in (
     instances.show,
     instances.history,
     instances.list_instances,
+    management.executions,
+    management.tree,
+    management.stats,
     instances.cancel,
     instances.resume,
     instances.reset,

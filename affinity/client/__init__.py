@@ -2,6 +2,7 @@
 
 from affinity.client.client import Client
 from affinity.client.handle import Handle
+from affinity.client.management import ExecutionSummary, InstanceTree, PendingActivity, TreeNode
 from affinity.client.pruning import EndedStatus, PrunedInstances
 from affinity.client.records import Failure, HistoryRecord, Instance, Page
 from affinity.client.requests import ExternalEvent, Start
@@ -10,13 +11,17 @@ from affinity.client.stores import open_store
 __all__ = [
     "Client",
     "EndedStatus",
+    "ExecutionSummary",
     "ExternalEvent",
     "Failure",
     "Handle",
     "HistoryRecord",
     "Instance",
+    "InstanceTree",
     "Page",
+    "PendingActivity",
     "PrunedInstances",
     "Start",
+    "TreeNode",
     "open_store",
 ]

@@ -14,6 +14,14 @@ import anyio
 from affinity.client.background import Waiters, Waker
 from affinity.client.calls import batches, check_deletion, check_delivery, check_resumption, insist, unknown_instance
 from affinity.client.handle import Handle
+from affinity.client.management import (
+    ExecutionSummary,
+    InstanceTree,
+    PendingActivity,
+    activity_of,
+    execution_of,
+    tree_of,
+)
 from affinity.client.pruning import (
     COMPLETED,
     EndedStatus,
@@ -53,7 +61,7 @@ from affinity.errors import (
     OrchestrationFailed,
     WaitTimeout,
 )
-from affinity.limits import MAX_PAGE, check_id
+from affinity.limits import MAX_COUNT, MAX_PAGE, check_id
 from affinity.orchestration.codec import Codec
 from affinity.orchestration.registry import MISSING
 from affinity.provider import open_provider
@@ -70,6 +78,7 @@ from affinity.provider.contract import (
     Resumption,
     SessionInfo,
     WorkerInfo,
+    WorkStatistics,
 )
 from affinity.provider.history import history_pages
 from affinity.records import SessionStore
@@ -377,6 +386,72 @@ class Client:
         (page,) = await insist(partial(self._provider.read_history, [at]))
         return page
 
+    async def executions(
+        self, instance_id: str, *, limit: int = 100, before: int | None = None
+    ) -> Sequence[ExecutionSummary]:
+        """The executions of an instance whose histories are kept, and the current one; newest first.
+
+        Args:
+            instance_id: the instance.
+            limit: executions at most, from 1 to `limits.MAX_PAGE`.
+            before: only those before this one: the last of the page before.
+
+        Raises:
+            UnknownInstance: there is none.
+            InvalidInput: the id is refused, or a limit out of range.
+        """
+        _check_limit(limit, MAX_PAGE)
+        instance = await self._present(instance_id)
+        rows = await insist(partial(self._provider.list_executions, instance_id, limit, before=before))
+        return [execution_of(row, instance) for row in rows]
+
+    async def activities(self, instance_id: str, *, limit: int = 100) -> Sequence[PendingActivity]:
+        """Activities of an instance that have no result yet, oldest first: which run, which wait for a worker, which
+        wait for their next attempt, and why.
+
+        Args:
+            instance_id: the instance.
+            limit: activities at most, from 1 to `limits.MAX_PAGE`.
+
+        Raises:
+            UnknownInstance: there is none.
+            InvalidInput: the id is refused, or a limit out of range.
+        """
+        _check_limit(limit, MAX_PAGE)
+        await self._present(instance_id)
+        rows = await insist(partial(self._provider.list_work_items, instance_id, limit))
+        return [activity_of(row) for row in rows]
+
+    async def tree(self, instance_id: str, *, limit: int = MAX_PAGE) -> InstanceTree:
+        """An instance with its sub-orchestrations and theirs.
+
+        Args:
+            instance_id: the instance at the root.
+            limit: instances at most, from 1 to `limits.MAX_PAGE`.
+
+        Raises:
+            UnknownInstance: there is none.
+            InvalidInput: the id is refused, or a limit out of range.
+        """
+        _check_limit(limit, MAX_PAGE)
+        root = check_id(instance_id, "instance id")
+        members = await insist(partial(self._provider.list_tree, root, limit + 1))
+        if not members:
+            raise unknown_instance(root)
+        return tree_of(root, members, limit)
+
+    async def statistics(self, *, limit: int = MAX_COUNT) -> WorkStatistics:
+        """How many instances there are of each status, what is in the queues, and how long the oldest work has waited.
+
+        Args:
+            limit: where each count stops, from 1 to `limits.MAX_COUNT`: what it costs does not grow beyond.
+
+        Raises:
+            InvalidInput: a limit out of range.
+        """
+        _check_limit(limit, MAX_COUNT)
+        return await insist(partial(self._provider.measure_work, limit))
+
     async def list_page(
         self,
         *,
@@ -404,8 +479,7 @@ class Client:
         Raises:
             InvalidInput: a limit out of range, or a cursor that is none.
         """
-        if not 1 <= limit <= MAX_PAGE:
-            raise InvalidInput(f"limit = {limit!r}: must be from 1 to {MAX_PAGE}")
+        _check_limit(limit, MAX_PAGE)
         cursor = None if after is None else read_cursor(after)
         where = InstanceFilter(
             status=status,
@@ -601,3 +675,8 @@ class Client:
 
 def _no_progress(_: int) -> None:
     pass
+
+
+def _check_limit(limit: int, most: int) -> None:
+    if not 1 <= limit <= most:
+        raise InvalidInput(f"limit = {limit!r}: must be from 1 to {most}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from affinity.client.management import ExecutionSummary, InstanceTree, PendingActivity
 from affinity.client.records import Instance
+from affinity.limits import MAX_PAGE
 from affinity.orchestration.codec import Codec
 
 if TYPE_CHECKING:
@@ -46,3 +49,15 @@ class Handle(Generic[R]):
     async def status(self) -> Instance:
         """How it is; see `Client.status`."""
         return await self._client.status(self.instance_id)
+
+    async def executions(self, *, limit: int = 100, before: int | None = None) -> Sequence[ExecutionSummary]:
+        """Its executions, newest first; see `Client.executions`."""
+        return await self._client.executions(self.instance_id, limit=limit, before=before)
+
+    async def activities(self, *, limit: int = 100) -> Sequence[PendingActivity]:
+        """Its activities that have no result yet; see `Client.activities`."""
+        return await self._client.activities(self.instance_id, limit=limit)
+
+    async def tree(self, *, limit: int = MAX_PAGE) -> InstanceTree:
+        """It and its sub-orchestrations; see `Client.tree`."""
+        return await self._client.tree(self.instance_id, limit=limit)

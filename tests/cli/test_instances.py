@@ -11,8 +11,9 @@ import pytest
 from affinity.cli.shell import FAILED, MISUSED, NO_DATABASE, TIMED_OUT
 from affinity.limits import MAX_ID_BYTES, MAX_PAYLOAD_BYTES
 from affinity.orchestration.events import EventRefused
+from affinity.provider.contract import FetchOptions, WorkAbandon
 from tests.cli.conftest import Play, document, refused, run, succeed
-from tests.client.conftest import Puppet
+from tests.client.conftest import TIMEOUTS, Puppet
 
 
 def test_start_creates_the_default_database_and_prints_the_id(directory: Path) -> None:
@@ -288,3 +289,49 @@ def test_a_failed_instance_is_reset(play: Play) -> None:
     assert len(document("history", "t", "--execution", "1")["events"]) == 1
     assert "events 1 to" in refused(MISUSED, "reset", "t", "--to-event", "9")
     assert "--to-event" in refused(MISUSED, "reset", "t")
+
+
+# --- what an instance is made of, and how much there is ---------------------------------------------------------------
+
+
+def test_show_tells_of_an_activity_in_back_off(play: Play) -> None:
+    succeed("start", "brew", "--id", "t")
+
+    async def fail(puppet: Puppet) -> None:
+        await puppet.hold("t", "s")
+        options = FetchOptions(limit=10, max_sessions=10, names=["act"], unknown_after=300, timeouts=TIMEOUTS)
+        assert await puppet.provider.disown_work_item(puppet.identity, []) == 1
+        (item,) = (await puppet.provider.fetch_work_item(puppet.identity, options)).items
+        again = WorkAbandon(lock=item.lock, failed=True, delay=600, error="ValueError: \x1b[31mred")
+        await puppet.provider.abandon_work_item(puppet.identity, [again])
+
+    play(fail)
+    text = succeed("show", "t")
+    assert "activity 2" in text
+    assert "act: attempt 2 at 2" in text
+    assert "after ValueError: " in text
+    assert "\x1b" not in text
+    (activity,) = document("show", "t")["activities"]
+    assert (activity["state"], activity["attempt"], activity["session_id"]) == ("retrying", 2, "s")
+    assert activity["next_attempt_at"] > activity["scheduled_at"]
+
+
+def test_executions_tree_and_stats(play: Play) -> None:
+    for name in ("t", "u"):
+        succeed("start", "brew", "--id", name)
+    play(lambda puppet: puppet.end("t"))
+    (execution,) = document("executions", "t")["executions"]
+    assert (execution["execution_id"], execution["status"], execution["event_count"]) == (1, "completed", 2)
+    assert execution["ended_at"] > execution["started_at"]
+    assert "completed" in succeed("executions", "t")
+    assert document("executions", "t", "--before", "1")["executions"] == []
+    tree = document("tree", "t")
+    assert ([node["instance_id"] for node in tree["nodes"]], tree["truncated"]) == (["t"], False)
+    assert "brew@1.0.0" in succeed("tree", "t")
+    counts = document("stats")
+    assert (counts["instances"]["completed"], counts["instances"]["pending"]) == (1, 1)
+    assert (counts["messages"]["waiting"], counts["oldest_work_item"]) == (1, None)
+    assert counts["oldest_message"] >= 0
+    assert "oldest waiting message" in succeed("stats", "--limit", "1")
+    for command in ("executions", "tree"):
+        assert "no instance has the id" in refused(FAILED, command, "nobody")
