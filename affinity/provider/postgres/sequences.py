@@ -26,6 +26,8 @@ FROM pg_sequences s JOIN (VALUES
     ('orchestrator_queue_id_seq', (SELECT max(id) FROM orchestrator_queue))
 ) AS t (name, used) ON s.sequencename = t.name
 WHERE s.schemaname = current_schema AND t.used > coalesce(s.last_value, 0)
+  -- Without a right to it, its last value is NULL, as that of one which was never used.
+  AND has_sequence_privilege(format('%%I.%%I', s.schemaname, s.sequencename), 'SELECT, USAGE')
 ORDER BY s.sequencename"""
 
 _REPAIR: Final[LiteralString] = """
