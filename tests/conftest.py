@@ -33,13 +33,13 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Share the tests of a directory among several processes. Options of pytest-xdist take precedence: `-n0` for one
-    process. Not in `addopts`, where `-n` would be an unknown option with `-p no:xdist`.
+    """Share the whole suite among several processes; `-n` decides otherwise, or for a part of it. Not in `addopts`,
+    where `-n` would be an unknown option with `-p no:xdist`.
     """
     option = config.option
     if not config.pluginmanager.hasplugin("xdist") or hasattr(config, "workerinput") or option.usepdb:
         return
-    if option.numprocesses is None and any(Path(argument).is_dir() for argument in config.args):
+    if option.numprocesses is None and config.args_source is not pytest.Config.ArgsSource.ARGS:
         option.numprocesses = min(PROCESSES_PER_CORE * (os.cpu_count() or 1), MAX_PROCESSES)
     if option.numprocesses and option.dist == "no":
         option.dist = "worksteal"

@@ -1,19 +1,26 @@
-"""Worker processes for tests: real ones, started as a user would, stopped with real signals."""
+"""Worker processes for tests: real ones, which run the `affinity` command and are stopped with real signals.
+
+They are forked by a process that has imported the command already, in a fiftieth of the time that a new interpreter
+takes. `tests/cli/test_processes.py` starts the command as a user would.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
 import os
 import re
 import signal
 import sqlite3
-import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from affinity.cli import main
 from tests.board import VARIABLE, Board
 
 ROOT = Path(__file__).parent.parent
@@ -51,29 +58,27 @@ class WorkerProcess:
         self.name = name
         self.log: list[str] = []
         self._changed = threading.Condition()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "affinity", "--url", url, "worker", app],
-            cwd=root,
-            env=environment | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)},
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
+        reader, writer = _FORKS.Pipe(duplex=False)
+        arguments = ["--url", url, "worker", app]
+        self._process = _FORKS.Process(target=_run, args=(arguments, environment, root, writer))
+        self._process.start()
+        writer.close()
+        self._reader = threading.Thread(target=self._read, args=(reader,), daemon=True)
         self._reader.start()
 
-    def _read(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            with self._changed:
-                self.log.append(line.rstrip())
-                self._changed.notify_all()
+    def _read(self, log: Connection) -> None:
+        with log, open(log.fileno(), closefd=False) as lines:
+            for line in lines:
+                with self._changed:
+                    self.log.append(line.rstrip())
+                    self._changed.notify_all()
         with self._changed:
             self.log.append("(end of log)")
             self._changed.notify_all()
 
     @property
     def pid(self) -> int:
+        assert self._process.pid is not None
         return self._process.pid
 
     def wait_log(self, pattern: str) -> str:
@@ -92,7 +97,8 @@ class WorkerProcess:
         return self
 
     def send(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
+        if self._process.is_alive():
+            os.kill(self.pid, number)
 
     def pause(self) -> None:
         """SIGSTOP, between two transactions: in the middle of one, an SQLite file would stay locked for everybody until
@@ -105,17 +111,39 @@ class WorkerProcess:
             self.send(signal.SIGCONT)
 
     def wait(self) -> int:
-        code = self._process.wait(PATIENCE)
+        self._process.join(PATIENCE)
+        assert self._process.exitcode is not None, f"{self.name} did not end:\n" + "\n".join(self.log)
         self._reader.join(PATIENCE)
-        return code
+        return self._process.exitcode
 
     def end(self) -> None:
         with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGCONT)
+            self.send(signal.SIGCONT)
         self._process.kill()
         self.wait()
-        assert self._process.stderr is not None
-        self._process.stderr.close()
+
+
+_FORKS: Final = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(
+    ["affinity.cli.worker", "affinity.provider.postgres", "affinity.provider.sqlite", "tests.apps", "uvloop"]
+)
+
+
+def _run(arguments: Sequence[str], environment: Mapping[str, str], root: Path, log: Connection) -> None:
+    """The `affinity` command, in the process that was forked for it."""
+    if hasattr(libc := ctypes.CDLL(None), "prctl"):
+        libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it must not outlive the tests, however they end
+    os.chdir(root)
+    os.environ.clear()
+    os.environ.update(environment)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    log.close()
+    if root != ROOT:
+        other = {**environment, "PYTHONPATH": str(ROOT)}
+        os.execve(sys.executable, [sys.executable, "-m", "affinity", *arguments], other)  # noqa: S606
+    main(arguments)
 
 
 def _is_writable(url: str) -> bool:
