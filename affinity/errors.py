@@ -26,7 +26,8 @@
     │   ├── UnknownInstance
     │   ├── InstanceExists             the id belongs to an instance of another orchestration
     │   ├── InstanceFinished
-    │   ├── TooManyUnreadEvents        the instance has as many events as it may have that it has not read
+    │   ├── QuotaExceeded              a limit of the database is reached: which, how much, and what helps
+    │   │   └── TooManyUnreadEvents    the instance has as many events as it may have that it has not read
     │   ├── InstanceNotFinished        delete without force
     │   ├── InstanceNotSuspended       resume of an instance that goes on, or has ended
     │   └── WaitTimeout
@@ -278,8 +279,32 @@ class InstanceFinished(ClientError):
     """The instance has ended and takes no more events."""
 
 
-class TooManyUnreadEvents(ClientError):
-    """The event was refused: its instance has `limits.MAX_UNREAD_EVENTS` that it has not read. Send it again later."""
+class QuotaExceeded(ClientError):
+    """A limit of the database is reached; nothing was written.
+
+    Attributes:
+        quota: which: "instances", "unread_events" or "instance_bytes".
+        limit: instances in the database, or events, or bytes, of one instance.
+        remedy: what helps, in words.
+    """
+
+    _TEXTS: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "instances": ("instances in the database", "remove ended ones (`affinity prune`), or start it again later"),
+        "unread_events": ("unread events of one instance", "send it again once the instance has read some"),
+        "instance_bytes": ("bytes of one instance", "use continue_as_new, or keep large data in a store"),
+    }
+
+    def __init__(self, quota: str, limit: int, instance_id: str | None = None) -> None:
+        of, self.remedy = self._TEXTS[quota]
+        where = "" if instance_id is None else f" by instance {instance_id!r}"
+        super().__init__(f"the limit of {limit} {of} is reached{where}: {self.remedy}")
+        self.quota, self.limit = quota, limit
+
+
+class TooManyUnreadEvents(QuotaExceeded):
+    """The event was refused: its instance has as many that it has not read as `limits.MAX_UNREAD_EVENTS`, or a smaller
+    quota, allows. Send it again later.
+    """
 
 
 class InstanceNotFinished(ClientError):

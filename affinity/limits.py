@@ -49,6 +49,9 @@ MAX_BUFFERED_EVENTS: Final = 2 * MAX_UNREAD_EVENTS
 count too, and nobody can be refused those.
 """
 
+MAX_QUOTA: Final = 2**53
+"""The largest quota: what JSON and every store keep exactly."""
+
 UNREAD_STEP: Final = 100
 """Unread events are reported to the database in steps of so many, so that a turn that reads its event need not."""
 

@@ -1,8 +1,10 @@
-"""The commands on what instances run on: workers, migrate."""
+"""The commands on what instances run on: workers, migrate, quotas."""
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from functools import partial
+from typing import Any
 
 import anyio
 import click
@@ -11,8 +13,23 @@ from affinity import provider
 from affinity.cli import shell as sh
 from affinity.cli.instances import with_client
 from affinity.cli.shell import Command, Shell, command
-from affinity.provider.contract import WorkerInfo
+from affinity.client import Client
+from affinity.provider.contract import Quotas, WorkerInfo
 from affinity.provider.schema import SchemaReport
+
+
+class Limit(click.ParamType[int]):
+    """A number from 1, or ``none``, which is 0 here."""
+
+    name = "number|none"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value)
+        if text == "none":
+            return 0
+        if not text.isdecimal() or not text.isascii() or not int(text[:20]):
+            self.fail(f"{text!r} is neither a number from 1 nor `none`", param, ctx)
+        return int(text)
 
 
 @click.command(cls=Command, short_help="Show the workers.")
@@ -39,21 +56,38 @@ def _worker_row(worker: WorkerInfo) -> tuple[object, ...]:
 
 @click.command(cls=Command, short_help="Bring the database's schema up to date.")
 @click.option("--dry-run", is_flag=True, help="Change nothing; show the schema, and what would be done.")
+@click.option("--grant-client", "clients", metavar="ROLE", multiple=True, help="Let it start, raise, cancel and read.")
+@click.option("--grant-worker", "workers", metavar="ROLE", multiple=True, help="Let it do all but change the schema.")
+@click.option("--revoke", metavar="ROLE", multiple=True, help="Take all its rights in the schema away.")
 @command
-def migrate(shell: Shell, *, dry_run: bool) -> None:
+def migrate(
+    shell: Shell, *, dry_run: bool, clients: tuple[str, ...], workers: tuple[str, ...], revoke: tuple[str, ...]
+) -> None:
     """Create the tables, or bring them up to date. Safe while workers run, and when several migrate at once.
 
     Workers of the release before go on with the new schema, and start with it: to roll back, run that release again, on
     the schema as it is. A database that admits only later releases is refused, and the message names one.
 
     After a restore that has copied rows and no sequences it moves these past the rows.
+
+    On PostgreSQL, roles that exist are given the rights of a client, or of a worker that starts with --no-migrate, and
+    no others in the schema. Later migrations give them their rights to what they add.
+
+    Examples:
+      affinity migrate --url postgresql://owner@db/app
+      affinity migrate --grant-worker app_worker --grant-client app_web --url postgresql://owner@db/app
     """
+    rights = {"clients": clients, "workers": workers, "revoke": revoke}
+    if dry_run and any(rights.values()):
+        raise click.UsageError("--dry-run changes nothing: it contradicts --grant-client, --grant-worker and --revoke")
     if dry_run:
         _show_schema(shell, anyio.run(provider.inspect_schema, shell.url))
         return
     before, after = anyio.run(provider.migrate, shell.url, partial(click.echo, err=True))
+    if any(rights.values()):
+        anyio.run(partial(provider.change_rights, shell.url, **rights))
     text = f"schema version {after}, " + ("which it had already" if before == after else f"was {before}")
-    shell.show({"from": before, "to": after}, lambda: click.echo(text))
+    shell.show({"from": before, "to": after, **(rights if any(rights.values()) else {})}, lambda: click.echo(text))
 
 
 def _show_schema(shell: Shell, found: SchemaReport) -> None:
@@ -74,3 +108,33 @@ def _show_schema(shell: Shell, found: SchemaReport) -> None:
         "behind": found.behind,
     }
     shell.show(document, lambda: sh.pairs(lines))
+
+
+@click.command(cls=Command, short_help="Show or set the limits of the database.")
+@click.option("--instances", type=Limit(), help="Instances in the database, ended ones included; `none`: no limit.")
+@click.option("--unread-events", type=Limit(), help="Events of one instance that it has not read.")
+@click.option("--instance-bytes", type=Limit(), help="Bytes of one instance: its history and what waits for it.")
+@command
+def quotas(shell: Shell, **wanted: int | None) -> None:
+    """Show the limits of the database, which are off by default, or set those that are named.
+
+    They are the same for all clients and workers. Who exceeds one gets an error, and nothing is written.
+    Sub-orchestrations are counted and not refused, nor is a request to cancel.
+
+    Examples:
+      affinity quotas
+      affinity quotas --instances 100000 --unread-events 500
+      affinity quotas --instance-bytes 67108864
+      affinity quotas --instances none
+    """
+    changed = {name: limit or None for name, limit in wanted.items() if limit is not None}
+
+    async def run(client: Client) -> Quotas:
+        limits = replace(await client.quotas(), **changed)
+        if changed:
+            await client.set_quotas(limits)
+        return limits
+
+    document = asdict(with_client(shell, run))
+    rows = [(name.replace("_", " "), limit or "none") for name, limit in document.items()]
+    shell.show(document, lambda: sh.pairs(rows))

@@ -79,6 +79,7 @@ for command in (
     sessions,
     cluster.workers,
     cluster.migrate,
+    cluster.quotas,
     demo,
 ):
     main.add_command(command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import fields
 from typing import Final, TypeVar
 
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
@@ -11,12 +12,14 @@ from affinity.errors import (
     InstanceFinished,
     InstanceNotFinished,
     InstanceNotSuspended,
+    InvalidOptions,
     ProviderError,
+    QuotaExceeded,
     TooManyUnreadEvents,
     UnknownInstance,
 )
-from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES, MAX_UNREAD_EVENTS
-from affinity.provider.contract import Deletion, Delivery, Resumption
+from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES, MAX_QUOTA, MAX_UNREAD_EVENTS
+from affinity.provider.contract import NO_QUOTAS, Deletion, Delivery, Quotas, Resumption
 
 T = TypeVar("T")
 
@@ -68,20 +71,34 @@ def unknown_instance(instance_id: str) -> UnknownInstance:
     return UnknownInstance(f"no instance has the id {instance_id!r}")
 
 
-def check_delivery(instance_id: str, delivery: Delivery) -> None:
-    """Raise unless the message was delivered.
+def check_delivery(instance_id: str, delivery: Delivery, quotas: Quotas = NO_QUOTAS) -> None:
+    """Raise unless the message was delivered; ``quotas`` are those of the database.
 
     Raises:
-        UnknownInstance, InstanceFinished, TooManyUnreadEvents: why it was not.
+        UnknownInstance, InstanceFinished, TooManyUnreadEvents, QuotaExceeded: why it was not.
     """
     if delivery == "unknown":
         raise unknown_instance(instance_id)
     if delivery == "finished":
         raise InstanceFinished(f"instance {instance_id!r} has ended and takes no more messages")
     if delivery == "full":
-        raise TooManyUnreadEvents(
-            f"instance {instance_id!r} has {MAX_UNREAD_EVENTS} events that it has not read: send it again later"
-        )
+        limit = min(MAX_UNREAD_EVENTS, quotas.unread_events or MAX_UNREAD_EVENTS)
+        raise TooManyUnreadEvents("unread_events", limit, instance_id)
+    if delivery == "over_quota":
+        raise QuotaExceeded("instance_bytes", quotas.instance_bytes or 0, instance_id)
+
+
+def check_quotas(quotas: Quotas) -> Quotas:
+    """Return them if each is None or an integer from 1 to `MAX_QUOTA`.
+
+    Raises:
+        InvalidOptions: one is anything else.
+    """
+    for each in fields(quotas):
+        limit = getattr(quotas, each.name)
+        if limit is not None and (type(limit) is not int or not 1 <= limit <= MAX_QUOTA):
+            raise InvalidOptions(f"{each.name} must be an integer from 1 to {MAX_QUOTA}, or None, not {limit!r}")
+    return quotas
 
 
 def check_deletion(instance_id: str, deletion: Deletion) -> None:

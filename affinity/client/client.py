@@ -12,7 +12,15 @@ from typing import Any, Final, Self, TypeVar, overload
 import anyio
 
 from affinity.client.background import Waiters, Waker
-from affinity.client.calls import batches, check_deletion, check_delivery, check_resumption, insist, unknown_instance
+from affinity.client.calls import (
+    batches,
+    check_deletion,
+    check_delivery,
+    check_quotas,
+    check_resumption,
+    insist,
+    unknown_instance,
+)
 from affinity.client.handle import Handle
 from affinity.client.management import (
     ExecutionSummary,
@@ -66,6 +74,7 @@ from affinity.orchestration.codec import Codec
 from affinity.orchestration.registry import MISSING
 from affinity.provider import open_provider
 from affinity.provider.contract import (
+    NO_QUOTAS,
     Delivery,
     HistoryCursor,
     HistoryPage,
@@ -75,6 +84,7 @@ from affinity.provider.contract import (
     NewInstance,
     NewMessage,
     Provider,
+    Quotas,
     Resumption,
     SessionInfo,
     WorkerInfo,
@@ -202,6 +212,7 @@ class Client:
 
         Raises:
             InstanceExists: the id belongs to an instance of another orchestration.
+            QuotaExceeded: the database has as many instances as it may have, or the input is larger than one may be.
             InvalidInput: an id or the input is refused; its subclasses say why.
             OrchestrationMisuse: an input is missing, or too much.
         """
@@ -213,6 +224,7 @@ class Client:
 
         Raises:
             InstanceExists: ids belong to instances of other orchestrations; all others have been started.
+            QuotaExceeded: as by `start`; of more than `limits.MAX_BATCH`, the first ones may have been started.
         """
         wanted = list(starts)
         instances = [new_instance(start) for start in wanted]
@@ -250,15 +262,17 @@ class Client:
         """Send an instance an event; it is buffered until the orchestration waits for one of that name.
 
         Raises:
-            UnknownInstance, InstanceFinished, TooManyUnreadEvents: nothing was sent.
+            UnknownInstance, InstanceFinished, TooManyUnreadEvents, QuotaExceeded: nothing was sent.
             InvalidId, NotSerializable, PayloadTooLarge: an id, the name or the data is refused.
             ConnectionLost: it may or may not have been sent; to send it again may deliver it twice.
         """
         (delivery,) = await self.raise_events([ExternalEvent(instance_id, name, data)])
-        check_delivery(instance_id, delivery)
+        refused = delivery in {"full", "over_quota"}
+        check_delivery(instance_id, delivery, await self.quotas() if refused else NO_QUOTAS)
 
     async def raise_events(self, events: Iterable[ExternalEvent]) -> Sequence[Delivery]:
-        """Send events in few round trips, in order: for each "delivered", "unknown", "finished" or "full".
+        """Send events in few round trips, in order: for each "delivered", "unknown", "finished", "full" (too many are
+        unread) or "over_quota" (its instance would have too many bytes).
 
         Raises:
             InvalidId, NotSerializable, PayloadTooLarge: one is refused; nothing was sent.
@@ -535,6 +549,20 @@ class Client:
     async def workers(self) -> Sequence[WorkerInfo]:
         """All workers by id, alive or not."""
         return await insist(self._provider.list_workers)
+
+    async def quotas(self) -> Quotas:
+        """The limits of this database; off by default."""
+        return await insist(self._provider.get_quotas)
+
+    async def set_quotas(self, quotas: Quotas) -> None:
+        """Replace all limits of this database, for all clients and workers. On PostgreSQL only the role that migrated
+        may do so.
+
+        Raises:
+            InvalidOptions: a limit is no integer from 1 to `limits.MAX_QUOTA`.
+            AccessDenied: this role may not set limits.
+        """
+        await insist(partial(self._provider.set_quotas, check_quotas(quotas)))
 
     # -- suspended instances
 

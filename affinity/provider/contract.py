@@ -563,7 +563,19 @@ class SessionInfo:
     queued: int  # work items that name it, running ones included
 
 
-Delivery: TypeAlias = Literal["delivered", "unknown", "finished", "full"]
+@frozen(kw_only=True)
+class Quotas:
+    """Limits of one database, for all who write to it; None: no limit."""
+
+    instances: int | None = None  # in the database, ended ones and children included
+    unread_events: int | None = None  # of one instance, on top of `NewMessage.unread_limit`
+    # UTF-8 bytes of one instance: of the events of its present execution, and of the messages that wait for it.
+    instance_bytes: int | None = None
+
+
+NO_QUOTAS: Final = Quotas()
+
+Delivery: TypeAlias = Literal["delivered", "unknown", "finished", "full", "over_quota"]
 Deletion: TypeAlias = Literal["deleted", "unknown", "running"]
 Resumption: TypeAlias = Literal["resumed", "unknown", "not_suspended"]
 
@@ -882,6 +894,10 @@ class Provider(Protocol):
     async def create_instance(self, instances: Sequence[NewInstance]) -> Sequence[bool]:
         """Create instances with their start messages. False: the id was there, nothing changed. A child has the session
         of its parent, as in a turn.
+
+        Raises:
+            QuotaExceeded: those that are new would be more than `Quotas.instances` allows, or a start message is larger
+                than `Quotas.instance_bytes`; nothing was created.
         """
         ...
 
@@ -889,8 +905,9 @@ class Provider(Protocol):
         """Queue messages for instances, in order.
 
         A message with an ``unread_limit`` is refused ("full") while its instance has that many unread messages: those
-        that its turns reported (`Turn.unread`), and those in its queue that are no timers. Calls that are made at the
-        same moment may each find room.
+        that its turns reported (`Turn.unread`), and those in its queue that are no timers. So it is while the instance
+        has as many as `Quotas.unread_events` allows; and it is refused ("over_quota") when with it the instance would
+        have more bytes than `Quotas.instance_bytes`. Calls that are made at the same moment may each find room.
         """
         ...
 
@@ -975,6 +992,16 @@ class Provider(Protocol):
 
     async def list_workers(self) -> Sequence[WorkerInfo]:
         """Worker rows by id, alive or not."""
+        ...
+
+    async def get_quotas(self) -> Quotas:
+        """The limits of the database."""
+        ...
+
+    async def set_quotas(self, limits: Quotas) -> None:
+        """Replace all limits. They hold for what is created and sent from then on: what is there stays. What turns
+        create is counted and not refused.
+        """
         ...
 
     async def count_work(self) -> Mapping[str, int]:

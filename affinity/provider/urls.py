@@ -5,10 +5,11 @@ too).
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from affinity.errors import InvalidUrl
+from affinity.errors import InvalidOptions, InvalidUrl
 from affinity.provider.contract import Provider
 from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.timeline import Timeline
@@ -88,6 +89,30 @@ async def inspect_schema(url: str) -> SchemaReport:
     from affinity.provider.postgres import PostgresProvider
 
     return await PostgresProvider.inspect_schema(url)
+
+
+async def change_rights(
+    url: str, *, clients: Collection[str] = (), workers: Collection[str] = (), revoke: Collection[str] = ()
+) -> None:
+    """Give roles of PostgreSQL the rights of a client, or of a worker that may not migrate, and no others; or take all
+    rights in the schema away. A later `migrate` gives them their rights to what it adds. Idempotent.
+
+    Args:
+        url: of a migrated database, for the role that migrates.
+        clients: roles that start instances, send them events, cancel them, and read.
+        workers: roles that run workers, and administer instances and session records.
+        revoke: roles that lose their rights.
+
+    Raises:
+        InvalidOptions: SQLite has no roles; or a role is named twice, is not there, or owns the schema.
+        InvalidUrl, ConnectionLost, AccessDenied: as for `open_provider`.
+        SchemaMismatch: the database was never migrated.
+    """
+    if _sqlite_path(url) is not None:
+        raise InvalidOptions("SQLite has no roles: who may write the file may do everything")
+    from affinity.provider.postgres import PostgresProvider
+
+    await PostgresProvider.change_rights(url, clients=clients, workers=workers, revoke=revoke)
 
 
 def _sqlite_path(url: str) -> Path | None:

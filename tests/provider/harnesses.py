@@ -22,6 +22,7 @@ from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.timeline import Timeline
 from tests.provider import warm
 from tests.provider.fault_proxy import FaultyPostgres
+from tests.provider.roles import CLIENT, WORKER, RoleProvider, create_roles
 
 PATIENCE: Final = 30.0
 """Seconds of real time; a wait ends as soon as the database is where it should be."""
@@ -181,10 +182,12 @@ AS_NEW: Final[LiteralString] = """
 DO $do$
 BEGIN
     DROP TABLE IF EXISTS clock_offset;
+    PERFORM set_quotas_1(NULL, NULL, NULL) FROM quotas WHERE instances IS NOT NULL;
     EXECUTE (
         SELECT 'TRUNCATE ' || string_agg(oid::regclass::text, ', ') FROM pg_class
         WHERE relnamespace = current_schema::regnamespace AND relkind = 'r'
-          AND relname NOT IN ('schema_versions', 'applied_migrations', 'timeline') AND pg_relation_size(oid) > 0);
+          AND relname NOT IN ('schema_versions', 'applied_migrations', 'timeline', 'granted_roles')
+          AND pg_relation_size(oid) > 0);
     PERFORM setval(oid, seqstart, false) FROM pg_sequence JOIN pg_class ON oid = seqrelid
     WHERE relnamespace = current_schema::regnamespace;
     INSERT INTO sweeps VALUES ('-infinity');
@@ -202,8 +205,10 @@ SET_BACK: Final = """
 class PostgresHarness:
     """A schema that the tests use one after another: each finds it as a migration leaves it."""
 
-    def __init__(self, database: str) -> None:
+    def __init__(self, database: str, *, with_roles: bool = False) -> None:
+        """``with_roles``: clients and workers are roles of their own, with the rights that they need and no others."""
         self._url = f"{database}{'&' if '?' in database else '?'}schema={SCHEMA}"
+        self._with_roles = with_roles
         options = f"-c search_path={SCHEMA}"
         self._conninfo = make_conninfo(database, options=options, application_name=f"{warm.APPLICATION} monitor")
 
@@ -214,17 +219,21 @@ class PostgresHarness:
         await PostgresProvider.migrate(harness._url)
         async with harness._monitor() as monitor:
             await monitor.execute(UNDISTURBED)
+            await create_roles(monitor)
+        await PostgresProvider.change_rights(harness._url, clients=[CLIENT], workers=[WORKER])
 
     @classmethod
-    async def create(cls, database: str) -> Self:
+    async def create(cls, database: str, *, with_roles: bool = False) -> Self:
         """The schema without a trace of the test before, however that ended. Whoever is still connected is cut off."""
-        harness = cls(database)
+        harness = cls(database, with_roles=with_roles)
         async with harness._monitor() as monitor:
             await monitor.execute(DISCONNECT, [warm.idle_backends()])
             await monitor.execute(AS_NEW)
         return harness
 
     async def open(self, timeline: Timeline | None = None) -> Provider:
+        if self._with_roles:
+            return await RoleProvider.open(self._url, timeline)
         return await PostgresProvider.open(self._url, application_name=warm.APPLICATION, timeline=timeline)
 
     async def lose_tail(self) -> None:

@@ -28,11 +28,13 @@ class TestSqlite(ProviderConformance):
 
 
 class TestPostgres(ProviderConformance):
-    """The engine for many replicas; `postgres_shared` makes each test run on both versions."""
+    """The engine for many replicas; `postgres_shared` makes each test run on both versions. On the old one clients and
+    workers are roles that have no rights but those that `affinity migrate` gives.
+    """
 
     @pytest.fixture
-    async def harness(self, postgres_shared: str) -> AsyncIterator[Harness]:
-        harness = await PostgresHarness.create(postgres_shared)
+    async def harness(self, postgres_shared: str, postgres_age: str) -> AsyncIterator[Harness]:
+        harness = await PostgresHarness.create(postgres_shared, with_roles=postgres_age == "old")
         yield harness
         await harness.aclose()
 

@@ -32,6 +32,7 @@ from affinity.provider.contract import (
     NewMessage,
     OrchestrationItem,
     Provider,
+    Quotas,
     Release,
     Reset,
     Suspend,
@@ -633,6 +634,21 @@ async def list_tree(stage: FaultStage) -> Attempt:
 @_verb
 async def measure_work(stage: FaultStage) -> Attempt:
     return Attempt(lambda: stage.provider.measure_work(10))
+
+
+@_verb
+async def get_quotas(stage: FaultStage) -> Attempt:
+    return _same(stage, lambda provider: provider.get_quotas())
+
+
+@_verb
+async def set_quotas(stage: FaultStage) -> Attempt:
+    limits = Quotas(instances=1_000_000 + stage.number)
+
+    async def check(_: object) -> None:
+        assert await stage.clean.provider.get_quotas() == limits
+
+    return Attempt(lambda: stage.provider.set_quotas(limits), check)
 
 
 @_verb

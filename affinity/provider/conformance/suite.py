@@ -20,6 +20,7 @@ from affinity.provider.conformance.management import ManagementRules
 from affinity.provider.conformance.origins import OriginRules
 from affinity.provider.conformance.ownership import OwnershipRules
 from affinity.provider.conformance.placing import PlacingRules
+from affinity.provider.conformance.quotas import QuotaRules
 from affinity.provider.conformance.resets import ResetRules
 from affinity.provider.conformance.retention import RetentionRules
 from affinity.provider.conformance.routing import RoutingRules
@@ -56,6 +57,7 @@ class ProviderConformance(
     SuspensionRules,
     TreeRules,
     RetentionRules,
+    QuotaRules,
     ResetRules,
     ClientRules,
     ListingRules,

@@ -8,6 +8,7 @@ from typing import Final
 
 from psycopg.types.numeric import Int8
 
+from affinity.errors import QuotaExceeded
 from affinity.provider.contract import (
     Deletion,
     Delivery,
@@ -15,6 +16,7 @@ from affinity.provider.contract import (
     InstanceInfo,
     NewInstance,
     NewMessage,
+    Quotas,
     SessionInfo,
     Suspension,
 )
@@ -24,6 +26,7 @@ from affinity.provider.postgres.conversation import Row
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "client.sql")
+_QUOTAS: Final = ("instances", "unread_events", "instance_bytes")
 
 
 class ClientVerbs(Verbs):
@@ -47,7 +50,10 @@ class ClientVerbs(Verbs):
             "session": Texts(new.session_id for new in instances),
         }
         rows = await self._links.quick.run(_SQL["create"], params)
-        return flags(len(instances), (n for (n,) in rows))
+        for n, quota, allowed in rows:
+            if n is None:
+                raise QuotaExceeded(quota, allowed)
+        return flags(len(instances), (n for n, *_ in rows))
 
     async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
         """See `affinity.provider.contract.Provider`."""
@@ -119,6 +125,16 @@ class ClientVerbs(Verbs):
             )
             for session_id, worker_id, incarnation, epoch, held, expires_in, idle, queued in rows
         ]
+
+    async def get_quotas(self) -> Quotas:
+        """See `affinity.provider.contract.Provider`."""
+        rows = await self._links.misc.run(_SQL["get_quotas"])
+        return Quotas(**dict(zip(_QUOTAS, rows[0], strict=True))) if rows else Quotas()
+
+    async def set_quotas(self, limits: Quotas) -> None:
+        """See `affinity.provider.contract.Provider`. Needs the rights of the role that migrated."""
+        params = {name: None if (most := getattr(limits, name)) is None else Int8(most) for name in _QUOTAS}
+        await self._links.misc.run(_SQL["set_quotas"], params)
 
     async def count_work(self) -> Mapping[str, int]:
         """See `affinity.provider.contract.Provider`."""

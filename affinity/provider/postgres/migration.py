@@ -20,6 +20,7 @@ from affinity.provider.postgres import sequences
 from affinity.provider.postgres.connections import connect
 from affinity.provider.postgres.conversation import Params, Row
 from affinity.provider.postgres.errors import translated
+from affinity.provider.postgres.rights import renew_rights
 from affinity.provider.postgres.target import Target
 from affinity.provider.schema import (
     Migration,
@@ -139,6 +140,8 @@ async def _step(connection: AsyncConnection[Row], target: Target, progress: Prog
         migration = MIGRATIONS[found.version]
         await connection.execute(migration.script, prepare=False)  # several statements
         await _record(connection, migration)
+        if migration is MIGRATIONS[-1]:
+            await renew_rights(connection, target)
     progress(f"migration: {migration.name} applied")
     return migration.version
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final, LiteralString
 
 from affinity.provider.postgres.client import ClientVerbs
@@ -10,6 +11,7 @@ from affinity.provider.postgres.hints import HintVerbs
 from affinity.provider.postgres.management import ManagementVerbs
 from affinity.provider.postgres.migration import check_version, inspect_target, migrate_target
 from affinity.provider.postgres.orchestrations import OrchestrationVerbs
+from affinity.provider.postgres.rights import change_rights
 from affinity.provider.postgres.states import StateVerbs
 from affinity.provider.postgres.suspension import SuspensionVerbs
 from affinity.provider.postgres.sweep import SweepVerbs
@@ -108,6 +110,13 @@ class PostgresProvider(
             InvalidUrl, ConnectionLost, AccessDenied: as for `open`.
         """
         return await inspect_target(Target.parse(url))
+
+    @classmethod
+    async def change_rights(
+        cls, url: str, *, clients: Collection[str] = (), workers: Collection[str] = (), revoke: Collection[str] = ()
+    ) -> None:
+        """See `affinity.provider.change_rights`. Needs the rights of the role that migrated."""
+        await change_rights(Target.parse(url), "affinity", clients=clients, workers=workers, revoke=revoke)
 
     @property
     def dialect(self) -> str:

@@ -133,7 +133,11 @@ SELECT (SELECT count(*) FROM items), (SELECT count(*) FROM messages), (SELECT co
     ARRAY(
         SELECT c.relname::text
         FROM unnest(ARRAY['worker_queue'::regclass, 'orchestrator_queue'::regclass]) AS q (oid) JOIN pg_class c USING (oid)
-        WHERE pg_stat_get_dead_tuples(c.oid) BETWEEN %(dead)s AND %(too_many)s AND pg_has_role(c.relowner, 'USAGE')),
+        WHERE pg_stat_get_dead_tuples(c.oid) BETWEEN %(dead)s AND %(too_many)s 
+          AND (pg_has_role(c.relowner, 'USAGE')
+               -- A right that can be given from version 17 on.
+               OR CASE WHEN current_setting('server_version_num')::int >= 170000
+                       THEN has_table_privilege(c.oid, 'MAINTAIN') END)),
     -- Connections of ours that began a request and do not send its rest: what they have locked would stay so. No timeout
     -- of the server's applies, for which such a connection is active.
     (SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import FINISHED, Delivery, NewInstance, NewMessage
+from affinity.provider.sqlite import quotas
 from affinity.provider.sqlite.database import Tx, to_json
 from affinity.provider.statements import load_statements
 
@@ -28,7 +29,10 @@ def insert_new(tx: Tx, instances: Sequence[NewInstance]) -> tuple[list[bool], li
     Returns:
         Which those are, and what is to be sent now: start messages, and the word to parents whose child's id was taken.
     """
-    taken = set(read_statuses(tx, [instance.instance_id for instance in instances]))
+    return _insert(tx, instances, set(read_statuses(tx, [instance.instance_id for instance in instances])))
+
+
+def _insert(tx: Tx, instances: Sequence[NewInstance], taken: set[str]) -> tuple[list[bool], list[NewMessage]]:
     created: list[bool] = []
     outbox: list[NewMessage] = []
     for new in instances:
@@ -52,7 +56,9 @@ def insert_new(tx: Tx, instances: Sequence[NewInstance]) -> tuple[list[bool], li
 
 def create_all(tx: Tx, instances: Sequence[NewInstance]) -> list[bool]:
     """See `Provider.create_instance`."""
-    created, outbox = insert_new(tx, instances)
+    taken = set(read_statuses(tx, [instance.instance_id for instance in instances]))
+    quotas.check_new(tx, instances, len({instance.instance_id for instance in instances} - taken))
+    created, outbox = _insert(tx, instances, taken)
     send(tx, outbox)
     return created
 
@@ -60,18 +66,22 @@ def create_all(tx: Tx, instances: Sequence[NewInstance]) -> list[bool]:
 def send_all(tx: Tx, messages: Sequence[NewMessage]) -> list[Delivery]:
     """See `Provider.send_message`."""
     statuses = read_statuses(tx, [message.instance_id for message in messages])
-    refused = _over_limit(tx, messages)
-    send(tx, [message for n, message in enumerate(messages) if n not in refused])
-    return [
-        "full" if n in refused and delivery == "delivered" else delivery
-        for n, message in enumerate(messages)
-        for delivery in (_delivery(statuses.get(message.instance_id), message.birth),)
-    ]
+    most = quotas.get(tx)
+    full = _over_limit(tx, messages, most.unread_events)
+    over = set() if most.instance_bytes is None else quotas.find_too_large(tx, messages, most.instance_bytes)
+    send(tx, [message for n, message in enumerate(messages) if n not in full | over])
+    deliveries: list[Delivery] = []
+    for n, message in enumerate(messages):
+        delivery = _delivery(statuses.get(message.instance_id), message.birth)
+        if delivery == "delivered" and n in full | over:
+            delivery = "full" if n in full else "over_quota"
+        deliveries.append(delivery)
+    return deliveries
 
 
-def _over_limit(tx: Tx, messages: Sequence[NewMessage]) -> set[int]:
-    """Which of the messages find their instance with as many unread ones as they allow."""
-    limited = {m.instance_id: m.unread_limit for m in messages if m.unread_limit is not None}
+def _over_limit(tx: Tx, messages: Sequence[NewMessage], quota: int | None) -> set[int]:
+    """Which of the messages find their instance with as many unread ones as they, or the quota, allow."""
+    limited = {m.instance_id: _least(m.unread_limit, quota) for m in messages if m.unread_limit is not None}
     if not limited:
         return set()
     arguments = {"instance_ids": to_json(list(limited)), "most": max(limited.values())}
@@ -80,11 +90,15 @@ def _over_limit(tx: Tx, messages: Sequence[NewMessage]) -> set[int]:
     for n, message in enumerate(messages):
         if message.unread_limit is None or message.instance_id not in unread:
             continue
-        if unread[message.instance_id] >= message.unread_limit:
+        if unread[message.instance_id] >= _least(message.unread_limit, quota):
             over.add(n)
         else:
             unread[message.instance_id] += 1
     return over
+
+
+def _least(limit: int, quota: int | None) -> int:
+    return limit if quota is None else min(limit, quota)
 
 
 class _Known(NamedTuple):

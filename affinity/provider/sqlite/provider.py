@@ -31,6 +31,7 @@ from affinity.provider.contract import (
     NewInstance,
     NewMessage,
     OrchestrationFetch,
+    Quotas,
     Release,
     Reset,
     Resumption,
@@ -53,7 +54,16 @@ from affinity.provider.contract import (
     WorkStatistics,
 )
 from affinity.provider.schema import Progress, SchemaReport, log_progress
-from affinity.provider.sqlite import fetching, listing, management, subscriptions, suspension, work_items, workers
+from affinity.provider.sqlite import (
+    fetching,
+    listing,
+    management,
+    quotas,
+    subscriptions,
+    suspension,
+    work_items,
+    workers,
+)
 from affinity.provider.sqlite import instances as ownership
 from affinity.provider.sqlite import reset as resetting
 from affinity.provider.sqlite import retention as pruning
@@ -379,6 +389,14 @@ class SqliteProvider:
     async def list_workers(self) -> Sequence[WorkerInfo]:
         """See `Provider.list_workers`."""
         return await self._read(workers.list_workers)
+
+    async def get_quotas(self) -> Quotas:
+        """See `Provider.get_quotas`."""
+        return await self._read(quotas.get)
+
+    async def set_quotas(self, limits: Quotas) -> None:
+        """See `Provider.set_quotas`."""
+        await self._write(quotas.set_all, limits)
 
     async def count_work(self) -> Mapping[str, int]:
         """See `Provider.count_work`."""

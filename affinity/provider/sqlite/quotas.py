@@ -1,0 +1,62 @@
+"""Limits of one database: how they are kept, and who has reached them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Final
+
+from affinity.errors import QuotaExceeded
+from affinity.provider.contract import NewInstance, NewMessage, Quotas
+from affinity.provider.sqlite.database import Tx, to_json
+from affinity.provider.statements import load_statements
+
+SQL: Final = load_statements(__package__, "quotas.sql")
+
+
+def get(tx: Tx) -> Quotas:
+    """See `Provider.get_quotas`."""
+    row = tx.row(SQL["get"])
+    return Quotas() if row is None else Quotas(instances=row[0], unread_events=row[1], instance_bytes=row[2])
+
+
+def set_all(tx: Tx, quotas: Quotas) -> None:
+    """See `Provider.set_quotas`."""
+    for statement in ("uncount_creations", "uncount_deletions", "clear"):
+        tx.run(SQL[statement])
+    if quotas.instances is not None:
+        for statement in ("count_instances", "count_creations", "count_deletions"):
+            tx.run(SQL[statement])
+    if quotas.instance_bytes is None:
+        tx.run(SQL["clear_sizes"])
+    tx.run(SQL["set"], {each.name: getattr(quotas, each.name) for each in fields(quotas)})
+
+
+def check_new(tx: Tx, instances: Sequence[NewInstance], added: int) -> None:
+    """Refuse instances, of which ``added`` are new, that are too many or too large.
+
+    Raises:
+        QuotaExceeded: they are.
+    """
+    quotas = get(tx)
+    if (most := quotas.instance_bytes) is not None and any(len(new.start.encode()) > most for new in instances):
+        raise QuotaExceeded("instance_bytes", most)
+    if (most := quotas.instances) is not None and added and tx.value(SQL["counted"]) + added > most:
+        raise QuotaExceeded("instances", most)
+
+
+def find_too_large(tx: Tx, messages: Sequence[NewMessage], most: int) -> set[int]:
+    """Which of the messages with a limit would give their instance more than ``most`` bytes."""
+    limited = {message.instance_id for message in messages if message.unread_limit is not None}
+    wanted = {"instance_ids": to_json(sorted(limited))}
+    tx.run(SQL["measure"], wanted)
+    sizes: dict[str, int] = dict(tx.gather(SQL["sizes"], wanted))
+    over: set[int] = set()
+    for n, message in enumerate(messages):
+        size = sizes.get(message.instance_id)
+        if message.unread_limit is None or size is None:
+            continue
+        sizes[message.instance_id] = size = size + len(message.payload.encode())
+        if size > most:
+            over.add(n)
+    return over

@@ -1,0 +1,80 @@
+"""Roles of PostgreSQL with few rights, and a provider object whose verbs run as the role that is to do them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, LiteralString, cast
+
+from psycopg import AsyncConnection
+
+from affinity.provider.postgres import PostgresProvider
+from tests.provider import warm
+
+if TYPE_CHECKING:
+    from affinity.provider.contract import Provider
+    from affinity.provider.timeline import Timeline
+
+CLIENT: Final = "affinity_test_client"
+WORKER: Final = "affinity_test_worker"
+
+CREATE: Final[LiteralString] = """
+DO $do$
+DECLARE name text;
+BEGIN
+    FOREACH name IN ARRAY ARRAY['affinity_test_client', 'affinity_test_worker'] LOOP
+        BEGIN
+            EXECUTE format('CREATE ROLE %I LOGIN PASSWORD %L', name, name);
+        EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;
+        END;
+    END LOOP;
+END $do$"""
+
+CLIENT_VERBS: Final = frozenset({
+    "create_instance", "send_message", "get_instance", "list_instances", "read_history", "list_sessions",
+    "list_workers", "count_work", "get_quotas", "read_origins",
+    "list_work_items", "list_executions", "list_tree", "measure_work", "wake",
+})  # fmt: skip
+"""What `affinity.Client` needs to start, raise, cancel and read."""
+
+OWNER_VERBS: Final = frozenset({"set_quotas"})
+
+
+async def create_roles(connection: AsyncConnection[Any]) -> None:
+    """On this server, unless it has them."""
+    await connection.execute(CREATE)
+
+
+def as_role(url: str, role: str) -> str:
+    """The URL for that role."""
+    return f"{url}{'&' if '?' in url else '?'}user={role}&password={role}"
+
+
+class RoleProvider:
+    """A worker's provider object, a client's, and that of whoever migrates; the latter two are opened when needed."""
+
+    def __init__(self, worker: PostgresProvider, url: str) -> None:
+        self._url = url
+        self._opened = {WORKER: worker}
+
+    @classmethod
+    async def open(cls, url: str, timeline: Timeline | None) -> Provider:
+        """On the database at ``url``."""
+        worker = await PostgresProvider.open(as_role(url, WORKER), application_name=warm.APPLICATION, timeline=timeline)
+        return cast("Provider", cls(worker, url))
+
+    async def aclose(self) -> None:
+        for provider in self._opened.values():
+            await provider.aclose()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in CLIENT_VERBS:
+            return partial(self._call, CLIENT, name)
+        if name in OWNER_VERBS:
+            return partial(self._call, "", name)
+        return getattr(self._opened[WORKER], name)
+
+    async def _call(self, role: str, verb: str, *args: Any, **kwargs: Any) -> Any:
+        if role not in self._opened:
+            url = as_role(self._url, role) if role else self._url
+            self._opened[role] = await PostgresProvider.open(url, application_name=warm.APPLICATION)
+        return await getattr(self._opened[role], verb)(*args, **kwargs)

@@ -1,0 +1,265 @@
+"""PostgreSQL: what a client's role and a worker's role may do, and what they may not."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Final, LiteralString
+
+import anyio
+import psycopg
+import pytest
+from click.testing import CliRunner
+from psycopg import sql
+from psycopg.errors import InsufficientPrivilege
+
+from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
+from affinity.cli import main
+from affinity.client import Client
+from affinity.errors import AccessDenied, InvalidOptions, OrchestrationCancelled
+from affinity.provider import change_rights, migrate, open_provider
+from affinity.provider.conformance.builders import fetch_options, new_instance, state
+from affinity.provider.contract import FINISHED, Birth, Incarnation, Provider, Quotas, Release, Reset, WorkerIdentity
+from affinity.provider.postgres import migration
+from affinity.provider.schema import Migration
+from tests.provider.postgres_stage import administrator
+from tests.provider.roles import CLIENT, WORKER, as_role
+from tests.waiting import started
+
+pytestmark = pytest.mark.anyio
+
+ME: Final = WorkerIdentity(worker_id="me", incarnation=Incarnation("me-1"))
+
+app = App("rights")
+
+
+@app.activity
+async def who(_: ActivityContext) -> int:
+    return 1
+
+
+@app.orchestration
+async def child(_: OrchestrationContext, n: int) -> int:
+    return n
+
+
+@app.orchestration
+async def flow(ctx: OrchestrationContext, _: None) -> int:
+    """A bit of everything: a session, a timer, a child, an event."""
+    first = await ctx.schedule_activity(who).on_session("s")
+    await ctx.schedule_timer(0.01)
+    second = await ctx.schedule_sub_orchestration(child, 2)
+    return first + second + await ctx.schedule_wait("number", int)
+
+
+@pytest.fixture
+def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
+    """A plain connection to the test's database; its server has the roles."""
+    with administrator(postgres_migrated) as connection:
+        for role in (CLIENT, WORKER):
+            if not connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [role]).rowcount:
+                name = sql.Identifier(role)
+                connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(name, sql.Literal(role)))
+        yield connection
+
+
+@pytest.fixture
+async def url(postgres_migrated: str, admin: psycopg.Connection[Any]) -> str:
+    """A database in which both roles have their rights."""
+    assert not admin.closed
+    for _ in range(2):  # it may be said again
+        await change_rights(postgres_migrated, clients=[CLIENT], workers=[WORKER])
+    return postgres_migrated
+
+
+async def test_clients_and_workers_need_no_more(url: str) -> None:
+    """A worker migrates nothing when there is nothing to migrate; a client starts, raises, cancels, waits and reads."""
+    worker = Worker(app, as_role(url, WORKER), RuntimeOptions.make(poll_interval=0.2))
+    async with worker, Client(as_role(url, CLIENT)) as client:
+        for name in ("a", "b"):
+            await client.start(flow, None, instance_id=name)
+            await started(client, name)
+        await client.raise_event("a", "number", 3)
+        assert await client.wait("a", 30) == 6
+        await client.cancel("b")
+        with pytest.raises(OrchestrationCancelled):
+            await client.wait("b", 30)
+        assert await client.history("a")
+        assert len((await client.list_page()).items) >= 3
+        assert [row.worker_id for row in await client.workers()] == [worker.identity.worker_id]
+        assert "s" in [row.session_id async for row in client.sessions()]
+        assert (await client.quotas()).instances is None
+        assert await client.session_store.load("s") is None
+
+
+REFUSED: Final[dict[str, Callable[[Provider], Awaitable[object]]]] = {
+    "register_worker": lambda p: p.register_worker(ME, 1.0, {}),
+    "renew_worker": lambda p: p.renew_worker(ME, 1.0),
+    "drain_worker": lambda p: p.drain_worker(ME),
+    "fetch_work_item": lambda p: p.fetch_work_item(ME, fetch_options()),
+    "fetch_orchestration_item": lambda p: p.fetch_orchestration_item(ME, limit=1, names=(), unknown_after=1.0),
+    "disown_work_item": lambda p: p.disown_work_item(ME, []),
+    "release_instance": lambda p: p.release_instance(ME, [Release(instance_id="i")]),
+    "resume_instance": lambda p: p.resume_instance(["i"]),
+    "reset_instance": lambda p: p.reset_instance(
+        Reset(instance_id="i", birth=Birth("b"), execution_id=1, event_count=0, keep=0, history=[])
+    ),
+    "delete_instance": lambda p: p.delete_instance(["i"], force=True),
+    "prune_instances": lambda p: p.prune_instances(FINISHED, 0.0),
+    "prune_histories": lambda p: p.prune_histories(0.0),
+    "sweep": lambda p: p.sweep(interval=0.0, session_retention=1.0, worker_retention=1.0),
+    "save": lambda p: p.states.save(state("s")),
+    "delete": lambda p: p.states.delete(["s"]),
+    "set_quotas": lambda p: p.set_quotas(Quotas(instances=1)),
+}  # fmt: skip
+"""Of the verbs, those that a client may not do."""
+
+
+async def test_a_client_does_nothing_else(url: str) -> None:
+    """Each other verb is refused with a typed error, and writes nothing."""
+    async with aclosing(await open_provider(as_role(url, CLIENT))) as client:
+        assert await client.create_instance([new_instance("i")]) == [True]
+        for name, verb in REFUSED.items():
+            with pytest.raises(AccessDenied) as caught:
+                await verb(client)
+            assert caught.value.code == "42501", name
+        (info,) = await client.get_instance(["i"])
+        assert info is not None
+        assert info.status == "pending"
+
+
+async def test_a_worker_does_everything_but_change_the_schema(url: str) -> None:
+    """Nor what says which schema it is, and who may do what."""
+    async with aclosing(await open_provider(as_role(url, WORKER))) as worker:
+        await worker.create_instance([new_instance("i")])
+        await worker.register_worker(ME, 1.0, {})
+        for name in REFUSED.keys() - {"set_quotas", "delete_instance"}:
+            await REFUSED[name](worker)
+        assert list(await worker.delete_instance(["i"], force=True)) == ["deleted"]
+        with pytest.raises(AccessDenied):
+            await worker.set_quotas(Quotas(instances=1))
+    statements: tuple[LiteralString, ...] = (
+        "CREATE TABLE more (n int)", "CREATE FUNCTION f() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+        "ALTER TABLE instances ADD COLUMN more int", "DROP TABLE history", "TRUNCATE history",
+        "CREATE INDEX more ON instances (name)", "ALTER TABLE instances DISABLE TRIGGER ALL",
+        "DELETE FROM schema_versions", "DELETE FROM applied_migrations", "UPDATE timeline SET token = ''",
+        "INSERT INTO granted_roles VALUES ('x', 'worker')", "INSERT INTO quotas VALUES (1, 1, 1)",
+    )  # fmt: skip
+    with psycopg.connect(as_role(url, WORKER), autocommit=True, options="-c search_path=affinity") as connection:
+        for statement in statements:
+            with pytest.raises(InsufficientPrivilege):
+                connection.execute(statement)
+
+
+WRITES: Final = """
+SELECT c.relname, p.name FROM pg_class c, unnest(ARRAY['INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) AS p (name)
+WHERE c.relnamespace = 'affinity'::regnamespace AND c.relkind IN ('r', 'v')
+  AND has_table_privilege(%s, c.oid, p.name)"""
+DEFINERS: Final = """
+SELECT proname FROM pg_proc
+WHERE pronamespace = 'affinity'::regnamespace AND prosecdef AND prorettype <> 'trigger'::regtype
+  AND has_function_privilege(%s, oid, 'EXECUTE')"""
+UNPINNED: Final = """
+SELECT proname FROM pg_proc
+WHERE pronamespace = 'affinity'::regnamespace AND prosecdef AND NOT 'search_path=affinity, pg_temp' = ANY (proconfig)"""
+
+
+async def test_a_client_may_write_to_no_table(url: str, admin: psycopg.Connection[Any]) -> None:
+    """It has three functions, which run with the rights of whoever migrated, and whose search path is pinned."""
+    assert url
+    assert admin.execute(WRITES, [CLIENT]).fetchall() == []
+    allowed = {name for (name,) in admin.execute(DEFINERS, [CLIENT])}
+    assert allowed == {"create_instances_1", "send_messages_1", "learn_timeline"}
+    assert admin.execute(UNPINNED).fetchall() == []
+
+
+async def test_what_a_client_makes_for_itself_deceives_no_function(url: str, admin: psycopg.Connection[Any]) -> None:
+    """Tables of its session come first in its own search path, and not in that of the functions."""
+    with psycopg.connect(as_role(url, CLIENT), autocommit=True, options="-c search_path=affinity") as client:
+        client.execute("CREATE TEMP TABLE instances (LIKE affinity.instances INCLUDING DEFAULTS)")
+        client.execute("CREATE TEMP TABLE quotas (instances bigint, unread_events bigint, instance_bytes bigint)")
+        client.execute(
+            "SELECT affinity.create_instances_1('{i}', '{b}', '{flow}', '{NULL}', '{s}', '{NULL}', '{NULL}', '{0}',"
+            " '{NULL}', '{NULL}', '{NULL}')"
+        )
+        assert client.execute("SELECT count(*) FROM pg_temp.instances").fetchone() == (0,)
+    assert admin.execute("SELECT instance_id FROM instances").fetchall() == [("i",)]
+
+
+MORE: Final[LiteralString] = "CREATE TABLE more (n int); CREATE SEQUENCE numbers"
+
+
+async def test_what_a_later_migration_adds_is_theirs_too(
+    url: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without being told again; and nothing is left of it when the rights are taken away."""
+    now = len(migration.MIGRATIONS)
+    later = Migration(now + 1, "later", MORE)
+    monkeypatch.setattr(migration, "MIGRATIONS", [*migration.MIGRATIONS, later])
+    await migrate(url)
+    asked = "SELECT has_table_privilege(%s, 'more', 'SELECT'), has_table_privilege(%s, 'more', 'INSERT')"
+    assert admin.execute(asked, [CLIENT, CLIENT]).fetchone() == (True, False)
+    assert admin.execute(asked, [WORKER, WORKER]).fetchone() == (True, True)
+    assert admin.execute("SELECT has_sequence_privilege(%s, 'numbers', 'USAGE')", [WORKER]).fetchone() == (True,)
+    await change_rights(url, clients=[WORKER], revoke=[CLIENT])
+    assert admin.execute(asked, [CLIENT, CLIENT]).fetchone() == (False, False)
+    assert admin.execute(asked, [WORKER, WORKER]).fetchone() == (True, False)
+    assert admin.execute("SELECT role, kind FROM granted_roles").fetchall() == [(WORKER, "client")]
+
+
+BY_HAND: Final[tuple[LiteralString, ...]] = (
+    "GRANT USAGE ON SCHEMA affinity TO affinity_test_worker",
+    "GRANT USAGE ON ALL SEQUENCES IN SCHEMA affinity TO affinity_test_worker",
+    "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA affinity TO affinity_test_worker",
+)
+"""As docs/operations.md told it for workers and clients, before `affinity migrate` could."""
+
+
+async def test_rights_that_were_given_by_hand_suffice_after_an_upgrade(
+    postgres_database: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The migration gives such a role what it adds."""
+    assert not admin.closed
+    now = migration.MIGRATIONS
+    first = next(each.version for each in now if "granted_roles" in each.script)
+    monkeypatch.setattr(migration, "MIGRATIONS", now[: first - 1])
+    await migrate(postgres_database)
+    with administrator(postgres_database) as owner:
+        for statement in BY_HAND:
+            owner.execute(statement)
+    monkeypatch.setattr(migration, "MIGRATIONS", now)
+    await migrate(postgres_database)
+    by_hand = as_role(postgres_database, WORKER)
+    async with Worker(app, by_hand, RuntimeOptions.make(poll_interval=0.2)), Client(by_hand) as client:
+        await client.start(child, 1, instance_id="i")
+        assert await client.wait("i", 30) == 1
+
+
+async def test_roles_that_make_no_sense_are_refused(url: str, sqlite_url: str, admin: psycopg.Connection[Any]) -> None:
+    """And nothing is changed."""
+    for wanted, said in (
+        ({"clients": ["nobody_of_this_name"]}, "CREATE ROLE"),
+        ({"clients": [CLIENT], "workers": [CLIENT]}, "twice"),
+        ({"revoke": [admin.info.user]}, "owns"),
+    ):
+        with pytest.raises(InvalidOptions, match=said):
+            await change_rights(url, **wanted)
+    with pytest.raises(InvalidOptions, match="SQLite has no roles"):
+        await change_rights(sqlite_url, clients=["x"])
+    assert admin.execute("SELECT count(*) FROM granted_roles").fetchone() == (2,)
+
+
+def test_the_command_gives_rights(postgres_migrated: str, admin: psycopg.Connection[Any]) -> None:
+    """Together with the migration."""
+    flags = ["--grant-client", CLIENT, "--grant-worker", WORKER, "--url", postgres_migrated]
+    assert CliRunner().invoke(main, ["migrate", *flags]).exit_code == 0
+    assert dict(admin.execute("SELECT role, kind FROM granted_roles").fetchall()) == {
+        CLIENT: "client", WORKER: "worker"
+    }  # fmt: skip
+
+    async def start() -> None:
+        async with Client(as_role(postgres_migrated, CLIENT)) as client:
+            await client.start("flow")
+
+    anyio.run(partial(start))
