@@ -17,6 +17,7 @@ from affinity.provider.schema import Migration, SchemaVersion, check_usable
 from affinity.provider.sqlite import migrate as sqlite
 from tests.later_release import CONTRACTS, EXPANDS, upgrade
 from tests.provider.postgres_stage import PATIENCE, administrator, opened
+from tests.provider.test_postgres_timeline import as_role, plain_role
 
 pytestmark = pytest.mark.anyio
 
@@ -69,6 +70,16 @@ def test_every_sequence_is_repaired_by_a_migration(postgres_migrated: str) -> No
     with administrator(postgres_migrated) as admin:
         names = admin.execute("SELECT sequencename FROM pg_sequences WHERE schemaname = current_schema").fetchall()
     assert all(f"'{name}'" in statement for (name,) in names for statement in (sequences._BEHIND, sequences._REPAIR))
+
+
+async def test_a_role_without_rights_to_sequences_starts(postgres_migrated: str) -> None:
+    """It does not see how far they are, and takes none for one that was never used."""
+    async with aclosing(await open_provider(postgres_migrated)) as provider:
+        await provider.create_instance([new_instance("i")])
+    grants = ("GRANT USAGE ON SCHEMA affinity TO {}", "GRANT SELECT ON ALL TABLES IN SCHEMA affinity TO {}")
+    with administrator(postgres_migrated) as admin, plain_role(admin, *grants) as role:
+        before, after = await migrate(as_role(postgres_migrated, role))
+    assert before == after
 
 
 async def test_a_migration_behind_a_long_reader_holds_nobody_up(
