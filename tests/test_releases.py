@@ -98,6 +98,7 @@ async def test_a_rollout_and_its_rollback(before: Path, empty_url: str) -> None:
     assert [code for code, _ in groupby(one["code"] for one in told)] == [str(before), CODE, str(before)]
 
 
+BODY: Final = re.compile(r"\$\$.*?\$\$", re.DOTALL)
 CHANGES: Final = re.compile(
     r"^\s*(?:DROP\b|ALTER\b.*\b(?:RENAME|DROP)\b|.*\bALTER COLUMN \w+ (?:TYPE|SET NOT NULL)|RENAME\b"
     r"|(?:ALTER TABLE \w+ )?ADD COLUMN (?!.*DEFAULT).*NOT NULL)",
@@ -110,7 +111,7 @@ def test_migrations_expand(dialect: str, migrations: Sequence[Migration]) -> Non
     """The release before goes on: nothing that it may use is changed or removed."""
     released = RELEASED[dialect]
     for each in migrations[released:]:
-        assert not CHANGES.search(each.script), each.name
+        assert not CHANGES.search(BODY.sub("", each.script)), each.name
         assert (each.oldest_code or 0) <= released, each.name
 
 
