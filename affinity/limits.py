@@ -189,6 +189,8 @@ def check_depth(json_text: str, what: str) -> str:
     Raises:
         PayloadTooLarge: something is; it could be written, and never be read again.
     """
+    if len(json_text) <= MAX_PAYLOAD_DEPTH:  # as most are
+        return json_text
     if json_text.count("[") + json_text.count("{") > MAX_PAYLOAD_DEPTH:  # as good as never
         spare = JSON_DEPTH - MAX_PAYLOAD_DEPTH
         try:

@@ -40,14 +40,15 @@ def sent_items(turn: Turn) -> Sequence[NewWorkItem]:
     return [item for item in turn.work_items if item.key.activity_id not in turn.cancel_activities]
 
 
-def commit_columns(turns: Sequence[Turn], items: Sequence[NewWorkItem]) -> Columns:
+def commit_columns(turns: Sequence[Turn], sent: Sequence[Sequence[NewWorkItem]]) -> Columns:
     """The arguments of ``commit_turns``, without the groups that this batch has no use for.
 
     Args:
         turns: in the order of their keys.
-        items: `sent_items` of all of them; element k of the columns ``item_…`` is the k-th of these.
+        sent: `sent_items` of each; element k of the columns ``item_…`` is the k-th of all of these.
     """
-    columns = {**_turn_columns(turns), **_ack_columns(turns), **_item_columns(turns, items)}
+    items = [item for of_turn in sent for item in of_turn]
+    columns = {**_turn_columns(turns), **_ack_columns(turns), **_item_columns(sent, items)}
     if not all(item.lock_here and not item.claim_here and item.delay <= 0 for item in items):
         columns |= _place_columns(items)
     if any(turn.update is not None or turn.custom_status is not None or turn.unread is not None for turn in turns):
@@ -129,9 +130,9 @@ def _ack_columns(turns: Sequence[Turn]) -> Columns:
     }
 
 
-def _item_columns(turns: Sequence[Turn], items: Sequence[NewWorkItem]) -> Columns:
+def _item_columns(sent: Sequence[Sequence[NewWorkItem]], items: Sequence[NewWorkItem]) -> Columns:
     return {
-        "item_turn": Ints([n for n, turn in _numbered(turns) for _ in sent_items(turn)]),
+        "item_turn": Ints([n for n, of_turn in enumerate(sent, 1) for _ in of_turn]),
         "item_activity": Ints([item.key.activity_id for item in items]),
         "item_name": Texts([item.name for item in items]),
         "item_session": Texts([item.session_id for item in items]),

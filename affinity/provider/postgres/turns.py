@@ -11,8 +11,9 @@ finds good is for the next commit to find out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import count
 from operator import attrgetter
 from typing import Final, LiteralString
 
@@ -81,20 +82,23 @@ class TurnVerbs(Verbs):
         Raises:
             Contention: one of them does not pass; nothing was written.
         """
-        items = [item for turn in turns for item in sent_items(turn)]
+        sent = [sent_items(turn) for turn in turns]
         token = self._token(identity)
         params = {
             "worker": identity.worker_id,
             "incarnation": identity.incarnation,
             **lengths(timeouts),
             "token": token,
-            **commit_columns(turns, items),
+            **commit_columns(turns, sent),
         }
         ((held, epochs, locked, holders),) = await self._links.commit.run(_call(tuple(params)), params)
         answer = _Answer(token, dict(zip(held or (), epochs or (), strict=True)), locked, holders)
-        placed = [answer.place(number, item) for number, item in enumerate(items, 1)]
-        rest = iter(placed)
-        return {turn.instance_id: TurnResult(committed=True, placed=_placed(turn, rest)) for turn in turns}
+        numbers = count(1)
+        places = [[answer.place(next(numbers), item) for item in of_turn] for of_turn in sent]
+        return {
+            turn.instance_id: TurnResult(committed=True, placed=_placed(turn, of_turn, found))
+            for turn, of_turn, found in zip(turns, sent, places, strict=True)
+        }
 
     async def _judge(self, identity: WorkerIdentity, turns: Sequence[Turn]) -> dict[str, TurnResult]:
         """Those of the turns that do not pass, with the reasons."""
@@ -125,12 +129,11 @@ _NOT_ALL_PASS: Final = frozenset({BATCH_REFUSED, UniqueViolation.sqlstate})
 """Codes of a batch of which some turn does not pass: refused, or the first version of a record is there already."""
 
 
-def _placed(turn: Turn, places: Iterator[Placed]) -> list[Placed]:
+def _placed(turn: Turn, sent: Sequence[NewWorkItem], places: list[Placed]) -> list[Placed]:
     """The places of all its work items, when ``places`` has those of the items that were sent."""
-    sent = sent_items(turn)
     if len(sent) == len(turn.work_items):
-        return [next(places) for _ in sent]
-    found = {item.key: next(places) for item in sent}
+        return places
+    found = {item.key: place for item, place in zip(sent, places, strict=True)}
     return [found.get(item.key, _NOWHERE) for item in turn.work_items]
 
 

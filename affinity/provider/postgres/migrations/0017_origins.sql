@@ -7,6 +7,11 @@ ALTER TABLE history
     ADD COLUMN run_by text COLLATE "C", -- worker that ran the activity, where it is not the first attempt of the one above
     ADD COLUMN attempt integer;
 
+-- Sessions of results and of work to be locked by the caller that it holds, with their epochs; and by item, unless all of
+-- them were locked to the caller: whether it was, and which worker holds its session. A type: for OUT parameters
+-- PostgreSQL reads the names of all parameters at every call.
+CREATE TYPE committed AS (held text[], epochs bigint[], locked boolean[], holders text[]);
+
 -- Commits a batch of turns, all of them or none. A column *_turn holds, by element, the number of the turn that it
 -- belongs to, from 1. Columns that a batch has no use for are NULL; those of one group are all there or none of them:
 -- placement, updates, removals with children and messages, holds with watches, states.
@@ -53,12 +58,10 @@ CREATE FUNCTION commit_turns_2(
     _state_parent text[] = NULL, _state_labels text[] = NULL, _state_messages bigint[] = NULL,
     _state_participants text[] = NULL,
     -- Runs of activities, by event.
-    _run_worker text[] = NULL, _run_attempt bigint[] = NULL,
-    -- Answers: sessions of results and of work to be locked here that the caller holds, with their epochs; and by item,
-    -- unless all of them were locked to the caller: whether it was, and which worker holds its session.
-    OUT held text[], OUT epochs bigint[], OUT locked boolean[], OUT holders text[]
-) LANGUAGE plpgsql AS $$
+    _run_worker text[] = NULL, _run_attempt bigint[] = NULL
+) RETURNS committed LANGUAGE plpgsql AS $$
 DECLARE
+    held text[]; epochs bigint[]; locked boolean[]; holders text[];
     acked text[];         -- sessions of results
     ending text[];        -- sessions whose holds end
     earliest timestamptz; -- end of a lock on what is held
@@ -293,6 +296,7 @@ BEGIN
         DELETE FROM worker_queue WHERE instance_id = ANY (_finish);
         DELETE FROM session_watches WHERE instance_id = ANY (_finish);
     END IF;
+    RETURN (held, epochs, locked, holders);
 END $$;
 
 -- Opens an instance again, as `reset_instance_1`; the events that it takes over keep their origins.
