@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
+import sqlite3
+from contextlib import aclosing, closing
 from functools import partial
 
 import anyio
@@ -60,9 +61,21 @@ async def test_a_schema_is_inspected(any_url: str, change: str) -> None:
     before = await inspect_schema(any_url)
     assert (before.version, before.known, before.pending, before.behind) == (known, known, (), ())
     await upgrade(any_url, change)
+    if change == CONTRACTS:
+        remove_sessions(any_url)
     after = await inspect_schema(any_url)
     assert (after.version, after.is_usable) == (known + 1, change == EXPANDS)
     assert after.oldest_code == (before.oldest_code if change == EXPANDS else known + 1)
+
+
+def remove_sessions(url: str) -> None:
+    """What the later release does not use any more."""
+    if url.startswith("sqlite:"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
+            connection.execute("DROP TABLE sessions")
+    else:
+        with administrator(url) as admin:
+            admin.execute("DROP TABLE sessions CASCADE")
 
 
 def test_every_sequence_is_repaired_by_a_migration(postgres_migrated: str) -> None:

@@ -90,7 +90,8 @@ async def inspect_target(target: Target) -> SchemaReport:
     """What `migrate_target` would find and do; nothing is changed."""
     async with _connected(target, "affinity") as connection:
         found = await _read(partial(_ask, connection), target)
-        return report(found, MIGRATIONS, await _find_behind(connection, found.version))
+        is_known = found.oldest_code <= len(MIGRATIONS)
+        return report(found, MIGRATIONS, await _find_behind(connection, found.version) if is_known else ())
 
 
 async def check_version(ask: Ask, target: Target) -> None:

@@ -81,7 +81,8 @@ def inspect(path: Path) -> SchemaReport:
     with closing(connect(path)) as connection:
         try:
             found = patiently(lambda: _read(connection), MAX_WAIT)
-            return report(found, MIGRATIONS, ["epochs"] if _is_behind(connection, found.version) else ())
+            is_known = found.oldest_code <= len(MIGRATIONS)
+            return report(found, MIGRATIONS, ["epochs"] if is_known and _is_behind(connection, found.version) else ())
         except FAILURES as error:
             raise translate(error) from error
 
