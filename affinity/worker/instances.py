@@ -39,7 +39,9 @@ from affinity.orchestration.engine import Execution, Step
 from affinity.orchestration.events import Event, OrchestrationStarted, TimerFired, describe_error
 from affinity.orchestration.wire import ANY_EXECUTION, ActivityTask, decode_event, encode_message, read_message
 from affinity.provider.contract import (
+    FINISHED,
     Birth,
+    InstanceUpdate,
     Message,
     OrchestrationItem,
     Placed,
@@ -153,8 +155,8 @@ class Surroundings(Protocol):
         """Give a work item back."""
         ...
 
-    def submit_suspend(self, suspend: Suspend, done: Callable[[], None]) -> None:
-        """Suspend an instance; ``done`` is called when the database knows, or refuses for good."""
+    def submit_suspend(self, suspend: Suspend, done: Callable[[bool], None]) -> None:
+        """Suspend an instance; ``done`` is told whether it was, when the database knows, or refuses for good."""
         ...
 
     def submit_release(self, release: Release, done: Callable[[], None]) -> None:
@@ -211,8 +213,19 @@ class _Point(NamedTuple):
 class InstanceTable:
     """The live instances, bounded by ``size``, least recently used first out."""
 
-    def __init__(self, app: App, provider: Provider, around: Surroundings, options: RuntimeOptions, code: str) -> None:
+    def __init__(
+        self,
+        app: App,
+        provider: Provider,
+        around: Surroundings,
+        options: RuntimeOptions,
+        *,
+        code: str,
+        observe: Callable[[str, str], None],
+    ) -> None:
+        """``observe`` is told what becomes of instances: the name of the orchestration, and the outcome."""
         self._app = app
+        self._observe = observe
         self._code = code
         self._provider = provider
         self._around = around
@@ -298,7 +311,7 @@ class InstanceTable:
             if (live := self._live.get(item.instance_id)) is not None:
                 self._feed(live, item)
         except Exception as error:
-            self._suspend(_Point.of(item), error)
+            self._suspend(_Point.of(item), item.name, error)
 
     async def _histories(self, items: Sequence[OrchestrationItem]) -> dict[str, Sequence[str] | Exception]:
         """By instance id. What makes one of them unreadable to the database, or to its driver, is not raised."""
@@ -354,7 +367,7 @@ class InstanceTable:
         self.replays += bool(events)
         execution.replay(events)
 
-    def _suspend(self, at: _Point, error: Exception) -> None:
+    def _suspend(self, at: _Point, name: str, error: Exception) -> None:
         """What becomes of an instance that cannot go on, through no decision of its code: it waits for an operator or
         for other code. The one place where that is decided; nothing of it need be readable.
         """
@@ -369,13 +382,20 @@ class InstanceTable:
             needs_code=not isinstance(error, NOT_THE_CODE),
         )
         self._released.add(at.instance_id)
-        self._around.submit_suspend(suspend, partial(self._released.discard, at.instance_id))
+
+        def done(is_suspended: bool) -> None:
+            self._released.discard(at.instance_id)
+            if is_suspended:
+                self._observe(name, "suspended")
+
+        self._around.submit_suspend(suspend, done)
 
     def _unknown(self, item: OrchestrationItem) -> None:
         """Give an instance back that this worker has no code for, or suspend it when that has been so for long."""
         label = item.name if item.version is None else f"{item.name}@{item.version}"
         if item.unknown_for is not None and item.unknown_for >= self._options.unregistered_timeout:
-            self._suspend(_Point.of(item), UnknownOrchestration(f"no worker registers the orchestration {label!r}"))
+            unknown = UnknownOrchestration(f"no worker registers the orchestration {label!r}")
+            self._suspend(_Point.of(item), item.name, unknown)
             return
         if label not in self._warned:
             self._warned.add(label)
@@ -395,7 +415,8 @@ class InstanceTable:
             self._step(live, inputs)
         except Exception as error:
             live.mailbox = inputs
-            self._suspend(_Point(execution.instance_id, live.birth, execution.execution_id, before), error)
+            at = _Point(execution.instance_id, live.birth, execution.execution_id, before)
+            self._suspend(at, execution.definition.name, error)
 
     def _step(self, live: LiveInstance, inputs: list[Input]) -> None:
         """Step the instance, and submit its turn.
@@ -455,6 +476,8 @@ class InstanceTable:
             self._withdraw(live, built.turn, inputs, result)
             return
         self.turns += 1
+        if built.turn.update is not None:
+            self._count(live.execution.definition.name, built.turn, built.turn.update)
         for each in inputs:
             each.settle(id(each) not in unwanted)
         self._forget(inputs)
@@ -475,7 +498,8 @@ class InstanceTable:
         live.mailbox = inputs + live.mailbox
         self._drop(live)
         if not isinstance(result, TurnResult | DatabaseChanged) and not is_retryable(result):
-            self._suspend(_Point.of(turn), result)  # the database does not take what it contains
+            name = live.execution.definition.name
+            self._suspend(_Point.of(turn), name, result)  # the database does not take what it contains
         self._around.poke()
 
     def _still_good(self, inputs: list[Input], result: TurnResult) -> list[Input]:
@@ -526,6 +550,13 @@ class InstanceTable:
                 self._around.hint_owner(instance_id)
         if timers := [message.delay for message in turn.messages if message.delay]:
             self._around.look_in(min(timers))
+
+    def _count(self, name: str, turn: Turn, update: InstanceUpdate) -> None:
+        """A turn that begins an instance, or ends an execution, for the metrics."""
+        if turn.execution_id == 1 and turn.event_count == 0:
+            self._observe(name, "started")
+        if update.continued or update.status in FINISHED:
+            self._observe(name, "continued" if update.continued else update.status)
 
     # -- moving to where the work is
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -10,12 +11,15 @@ from functools import wraps
 from typing import Any, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, start_http_server
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from affinity.provider.contract import Provider
+from affinity.provider.contract import Provider, WorkStatistics
 
 CALL_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+WORK_SECONDS = 5.0
+"""For so long what was read of the database serves further scrapes."""
+
 BATCH_SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
@@ -34,6 +38,10 @@ class Metrics:
 
         self._ended = _Tally("activities", "Activities that ended", self._labels, "activity", "outcome")
         self.registry.register(self._ended)
+        self._orchestrations = _Tally(
+            "orchestrations", "Orchestrations by what became of them", self._labels, "orchestration", "outcome"
+        )
+        self.registry.register(self._orchestrations)
         self._calls = histogram("provider_call_seconds", "Time of a provider verb", CALL_SECONDS, "verb")
         self._errors = counter("provider_errors", "Provider verbs that raised", "verb", "error")
         self._batches = histogram("commit_batch_size", "Requests in one group commit", BATCH_SIZES, "kind")
@@ -47,6 +55,16 @@ class Metrics:
     def activity_ended(self, activity: str, outcome: str) -> None:
         """An activity came to an end, or was given back."""
         self._ended.counts[activity, outcome] += 1
+
+    def orchestration(self, orchestration: str, outcome: str) -> None:
+        """An instance has begun, ended, continued as new, or was suspended."""
+        self._orchestrations.counts[orchestration, outcome] += 1
+
+    def work(self, read: Callable[[], WorkStatistics | None]) -> None:
+        """Publish what ``read`` says of the database; it is called in the thread of a scrape, not more often than every
+        `WORK_SECONDS`.
+        """
+        self.registry.register(_WorkGauges(read, self._labels))
 
     def batch(self, kind: str) -> Callable[[int], None]:
         """An observer for the sizes of one kind of batch."""
@@ -106,6 +124,36 @@ class _Tally(Collector):
         for values, count in self.counts.copy().items():
             family.add_metric((*self._fixed.values(), *values), count)
         yield family
+
+
+class _WorkGauges(Collector):
+    """What there is in the database. Nothing is published while it does not answer."""
+
+    def __init__(self, read: Callable[[], WorkStatistics | None], fixed: Mapping[str, str]) -> None:
+        self._read = read
+        self._fixed = fixed
+        self._last: WorkStatistics | None = None
+        self._read_at = -math.inf
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry, in the thread of whoever scrapes."""
+        if time.monotonic() - self._read_at > WORK_SECONDS:
+            self._last = self._read()
+            self._read_at = time.monotonic()
+        if (found := self._last) is None:
+            return
+        yield self._gauge("instances", "Instances, by status", "status", found.instances)
+        yield self._gauge("queued_activities", "Work items, by state", "state", found.work_items)
+        yield self._gauge("queued_messages", "Messages to instances, by state", "state", found.messages)
+        oldest = {"activities": found.oldest_work_item or 0.0, "messages": found.oldest_message or 0.0}
+        text = "Seconds for which the oldest one that waits could have been fetched"
+        yield self._gauge("oldest_waiting_seconds", text, "queue", oldest)
+
+    def _gauge(self, name: str, text: str, label: str, values: Mapping[Any, float]) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(f"affinity_{name}", text, labels=(*self._fixed, label))
+        for value, number in values.items():
+            family.add_metric((*self._fixed.values(), value), number)
+        return family
 
 
 class _Observed:

@@ -21,7 +21,7 @@ from anyio.abc import TaskGroup
 from cachetools import LRUCache
 
 from affinity.errors import Contention, DatabaseChanged, ProviderError, WorkerFenced
-from affinity.limits import LEAST_SHARE, MAX_BATCH
+from affinity.limits import LEAST_SHARE, MAX_BATCH, SCRAPE_COUNT
 from affinity.orchestration import App
 from affinity.orchestration.events import Event
 from affinity.orchestration.registry import SessionListener
@@ -44,6 +44,7 @@ from affinity.provider.contract import (
     WorkItem,
     WorkKey,
     WorkLock,
+    WorkStatistics,
 )
 from affinity.session.insisting import InsistentStore
 from affinity.worker.activities import ActivityRunner
@@ -134,7 +135,7 @@ class Runtime:
             observe=metrics.activity_ended,
         )
         self._code = options.code_version or code_version(app)
-        self.instances = InstanceTable(app, provider, self, options, self._code)
+        self.instances = InstanceTable(app, provider, self, options, code=self._code, observe=metrics.orchestration)
         self._waker = Waker(provider)
         self._turns = GroupCommit(self._write_turns, self._availability, observe=metrics.batch("turn"))
         self._acks = GroupCommit(self._write_acks, self._availability, insist=True, observe=metrics.batch("ack"))
@@ -220,6 +221,10 @@ class Runtime:
         """The database's time in Unix seconds, as far as we can tell between two of its answers."""
         at, learned = self._database_time
         return at + time.monotonic() - learned
+
+    async def measure_work(self) -> WorkStatistics:
+        """How much there is in the database, for the metrics."""
+        return await self._provider.measure_work(SCRAPE_COUNT)
 
     def lease_renewed(self, lease: WorkerLease) -> None:
         """Learn the database's time."""
@@ -321,14 +326,14 @@ class Runtime:
 
         self._releases.submit(release, written)
 
-    def submit_suspend(self, suspend: Suspend, done: Callable[[], None]) -> None:
+    def submit_suspend(self, suspend: Suspend, done: Callable[[bool], None]) -> None:
         """Suspend an instance."""
 
         def written(result: bool | ProviderError) -> None:
             if result is True:  # else it has moved on meanwhile, or is suspended already
                 why = f"{suspend.error_type}: {suspend.message}"
                 logger.error("instance %s is suspended: %s", suspend.instance_id, why)
-            done()
+            done(result is True)
 
         self._suspends.submit(suspend, written)
 

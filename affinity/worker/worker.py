@@ -19,6 +19,7 @@ next begins, as a restarted process would, with empty caches.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -27,6 +28,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from concurrent.futures import CancelledError
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from importlib.metadata import version
@@ -41,7 +43,7 @@ from affinity.errors import DatabaseChanged, ProviderError
 from affinity.orchestration import App
 from affinity.orchestration.registry import SessionListener, check_listeners
 from affinity.provider import migrate, open_provider, redact
-from affinity.provider.contract import Hint, Incarnation, Provider, WorkerIdentity
+from affinity.provider.contract import Hint, Incarnation, Provider, WorkerIdentity, WorkStatistics
 from affinity.provider.timeline import Timeline
 from affinity.worker.keeper import HeldLocks, Keeper, LeaseEnd
 from affinity.worker.metrics import Metrics
@@ -53,6 +55,9 @@ from affinity.worker.silence import BEAT_SECONDS
 logger = logging.getLogger("affinity.worker")
 
 T = TypeVar("T")
+
+MEASURE_TIMEOUT = 3.0
+"""Seconds that a scrape of the metrics waits for the database, or for a loop that is blocked."""
 
 LEAVE_SECONDS = 5.0
 """How long a worker that ends tries to tell the database so; the lease's end says it anyway."""
@@ -376,9 +381,22 @@ class Worker:
         gauge("turns", "Turns committed since the start", self._count(lambda now: now.instances.turns))
         gauge("replays", "Histories replayed since the start", self._count(lambda now: now.instances.replays))
         if self.options.metrics_port is not None:
+            self.metrics.work(partial(self._measured, asyncio.get_running_loop()))
             self.metrics_port, stop = self.metrics.serve(self.options.metrics_port)
             stack.callback(stop)
             logger.info("worker %s: metrics on port %d", self.identity.worker_id, self.metrics_port)
+
+    def _measured(self, loop: asyncio.AbstractEventLoop) -> WorkStatistics | None:
+        """What there is in the database; asked in another thread. None: it does not say so in time."""
+        if self._runtime is None or not self._is_running:
+            return None
+        asked = asyncio.run_coroutine_threadsafe(self._runtime.measure_work(), loop)
+        try:
+            return asked.result(MEASURE_TIMEOUT)
+        except (TimeoutError, CancelledError, ProviderError) as error:
+            asked.cancel()
+            logger.debug("worker %s: no statistics: %r", self.identity.worker_id, error)
+            return None
 
     def _count(self, read: Callable[[Runtime], int]) -> Callable[[], int]:
         """Of the runtime as it is when it is asked; there is none before the first incarnation."""

@@ -246,7 +246,7 @@ class TableWorker:
     results: list[tuple[TurnResult, Callable[[TurnResult | ProviderError], None]]] = field(default_factory=list)
     acks: list[WorkAck] = field(default_factory=list)
     abandons: list[WorkAbandon] = field(default_factory=list)
-    suspends: list[tuple[Suspend, Callable[[], None]]] = field(default_factory=list)
+    suspends: list[tuple[Suspend, Callable[[bool], None]]] = field(default_factory=list)
     releases: list[tuple[Release, Callable[[], None]]] = field(default_factory=list)
     running: list[tuple[WorkItem, ActivityTask]] = field(default_factory=list)
     asked: list[int] | None = None  # the messages that a fetch under way leaves out
@@ -254,7 +254,7 @@ class TableWorker:
 
     def __post_init__(self) -> None:
         options = RuntimeOptions.model_construct(max_attempts=1_000_000, instance_cache_size=2)
-        self.table = InstanceTable(app, self.provider, self, options, "model")
+        self.table = InstanceTable(app, self.provider, self, options, code="model", observe=lambda name, outcome: None)
 
     # what the table asks for (`Surroundings`)
 
@@ -284,7 +284,7 @@ class TableWorker:
     def submit_abandon(self, abandon: WorkAbandon) -> None:
         self.abandons.append(abandon)
 
-    def submit_suspend(self, suspend: Suspend, done: Callable[[], None]) -> None:
+    def submit_suspend(self, suspend: Suspend, done: Callable[[bool], None]) -> None:
         self.suspends.append((suspend, done))
 
     def submit_release(self, release: Release, done: Callable[[], None]) -> None:

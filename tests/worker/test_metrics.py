@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import urllib.request
+from unittest.mock import AsyncMock
 
+import anyio
 import anyio.to_thread
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from affinity import RuntimeOptions, Worker
-from affinity.client import Client
-from affinity.errors import OrchestrationFailed
+from affinity import ActivityContext, App, Client, OrchestrationContext, RetryPolicy, RuntimeOptions, Worker
+from affinity.errors import ConnectionLost, OrchestrationFailed
+from affinity.worker import metrics
 from tests.apps import app
 
 pytestmark = pytest.mark.anyio
@@ -30,12 +32,78 @@ async def test_what_happened_is_counted(sqlite_url: str) -> None:
         found = await anyio.to_thread.run_sync(_scraped, worker.metrics_port)
     activities = {(labels["activity"], labels["outcome"]): n for labels, n in found["affinity_activities_total"]}
     assert activities == {("step", "completed"): 3, ("sync_step", "completed"): 2, ("fail", "failed"): 1}
+    orchestrations = {
+        (labels["orchestration"], labels["outcome"]): n for labels, n in found["affinity_orchestrations_total"]
+    }
+    assert orchestrations == {
+        ("walk", "started"): 1,
+        ("walk", "completed"): 1,
+        ("stroll", "started"): 1,
+        ("stroll", "completed"): 1,
+        ("failing", "started"): 1,
+        ("failing", "failed"): 1,
+    }
     assert found["affinity_turns"] == [({"worker": "w-0"}, 9)]  # one more than activities for each orchestration
     turns = [n for labels, n in found["affinity_commit_batch_size_sum"] if labels["kind"] == "turn"]
     assert turns == [9]
     assert found["affinity_running_activities"] == found["affinity_lease_lapses_total"] == [({"worker": "w-0"}, 0)]
     assert found["affinity_live_instances"] == [({"worker": "w-0"}, 0)]
     assert "commit_turn" in {labels["verb"] for labels, _ in found["affinity_provider_call_seconds_count"]}
+
+
+async def test_what_there_is_in_the_database_is_published(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each scrape, but not read again for a while; nothing while the database does not answer."""
+    observed = App("observed")
+
+    @observed.activity
+    async def refuse(context: ActivityContext) -> None:
+        raise ValueError
+
+    @observed.orchestration
+    async def stuck(context: OrchestrationContext) -> None:
+        await context.schedule_activity(refuse, retry=RetryPolicy(initial_interval=60))
+
+    @observed.orchestration
+    async def countdown(context: OrchestrationContext, left: int) -> None:
+        if left:
+            context.continue_as_new(left - 1)
+
+    options = RuntimeOptions.make(worker_node_id="w-0", poll_interval=0.2, unregistered_timeout=0.2, metrics_port=0)
+    async with Worker(observed, any_url, options) as worker, Client(any_url) as client:
+        assert worker.metrics_port
+        handle, unknown = await client.start(stuck), await client.start("unheard of")
+        await (await client.start(countdown, 2)).wait(30)
+        with anyio.fail_after(30):
+            while not any(one.state == "retrying" for one in await handle.activities()):
+                await anyio.sleep(0.01)
+            while (await unknown.status()).status != "suspended":
+                await anyio.sleep(0.01)
+        found = await anyio.to_thread.run_sync(_scraped, worker.metrics_port)
+        with monkeypatch.context() as broken:
+            broken.setattr(worker.runtime, "measure_work", None)  # it must not be called again
+            again = await anyio.to_thread.run_sync(_scraped, worker.metrics_port)
+        assert again["affinity_instances"] == found["affinity_instances"]
+        broken_database = AsyncMock(side_effect=ConnectionLost("no"))
+        monkeypatch.setattr(worker.runtime, "measure_work", broken_database)
+        monkeypatch.setattr(metrics, "WORK_SECONDS", 0.0)
+        assert "affinity_instances" not in await anyio.to_thread.run_sync(_scraped, worker.metrics_port)
+    assert {labels["status"]: n for labels, n in found["affinity_instances"] if n} == {
+        "running": 1,
+        "suspended": 1,
+        "completed": 1,
+    }
+    states = {labels["state"]: n for labels, n in found["affinity_queued_activities"]}
+    assert states == {"running": 0, "waiting": 0, "delayed": 1}
+    assert {labels["state"]: n for labels, n in found["affinity_queued_messages"]}["suspended"] == 1
+    assert {labels["queue"] for labels, _ in found["affinity_oldest_waiting_seconds"]} == {"activities", "messages"}
+    outcomes = {(labels["orchestration"], labels["outcome"]): n for labels, n in found["affinity_orchestrations_total"]}
+    assert outcomes == {
+        ("stuck", "started"): 1,
+        ("countdown", "started"): 1,
+        ("countdown", "continued"): 2,
+        ("countdown", "completed"): 1,
+        ("unheard of", "suspended"): 1,
+    }
 
 
 def _scraped(port: int) -> dict[str, list[tuple[dict[str, str], float]]]:
