@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -11,7 +12,7 @@ from affinity.provider.conformance.base import Rules
 from affinity.provider.conformance.builders import message_ids, new_instance, timer
 from affinity.provider.conformance.peer import Peer
 from affinity.provider.conformance.trees import child_of
-from affinity.provider.conformance.world import World
+from affinity.provider.conformance.world import World, at_once
 from affinity.provider.contract import Delivery, InstanceUpdate, NewMessage, Quotas
 
 ROOMY = 1_000_000
@@ -27,6 +28,7 @@ class QuotaRules(Rules):
         some = Quotas(instances=10, instance_bytes=2**40)
         await a.provider.set_quotas(some)
         assert await b.provider.get_quotas() == some
+        await at_once(*(partial(peer.provider.set_quotas, Quotas(instances=20)) for peer in (a, b)))
         await b.provider.set_quotas(Quotas())
         assert await a.provider.get_quotas() == Quotas()
 

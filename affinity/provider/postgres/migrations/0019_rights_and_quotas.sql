@@ -44,14 +44,19 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Needs the rights of whoever migrated: triggers come and go.
+-- Needs the rights of whoever migrated: triggers come and go. They lock the table, so nothing else touches them.
 CREATE FUNCTION set_quotas_1(_instances bigint, _unread_events bigint, _instance_bytes bigint) RETURNS void
 LANGUAGE plpgsql AS $$
+DECLARE
+    counted boolean;
 BEGIN
-    DROP TRIGGER IF EXISTS instances_added ON instances;
-    DROP TRIGGER IF EXISTS instances_removed ON instances;
-    DELETE FROM instance_counts;
-    IF _instances IS NOT NULL THEN
+    LOCK TABLE quotas IN SHARE ROW EXCLUSIVE MODE; -- one after the other
+    counted := EXISTS (SELECT FROM quotas q WHERE q.instances IS NOT NULL);
+    IF counted AND _instances IS NULL THEN
+        EXECUTE 'DROP TRIGGER instances_added ON instances';
+        EXECUTE 'DROP TRIGGER instances_removed ON instances';
+        DELETE FROM instance_counts;
+    ELSIF _instances IS NOT NULL AND NOT counted THEN
         CREATE TRIGGER instances_added AFTER INSERT ON instances REFERENCING NEW TABLE AS changed
         FOR EACH STATEMENT EXECUTE FUNCTION count_instances();
         CREATE TRIGGER instances_removed AFTER DELETE ON instances REFERENCING OLD TABLE AS changed
