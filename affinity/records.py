@@ -23,7 +23,7 @@ Fences
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
@@ -156,6 +156,14 @@ class SessionSummary:
     holder: str | None  # worker that holds the session now, where the store can know
     created_at: datetime
     updated_at: datetime
+    idle: float  # seconds since the last write, by the store's clock
+
+
+def in_family_order(members: Iterable[SessionSummary]) -> list[SessionSummary]:
+    """The records of one family: the head, which has no parent among them, and then by their creation."""
+    found = list(members)
+    names = {member.session_id for member in found}
+    return sorted(found, key=lambda one: (one.metadata.parent in names, one.created_at, one.session_id))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +178,9 @@ class SessionFilter:
     name: str | None = None
     parent: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)  # has all of these
+    participant: str | None = None  # is among its participants
+    orphaned: bool = False  # has a parent of which there is no record
+    heads: bool = False  # has no parent, or is orphaned
     holder: str | None = None  # worker id; a store that cannot know who holds a session finds none
     prefix: str | None = None  # of the session id
     after: tuple[datetime, str] | None = None  # keyset cursor: (updated_at, session_id) of the last row seen
@@ -230,6 +241,7 @@ class SessionStore(Protocol):
         idle_only: bool = False,
         versions: Mapping[str, int] | None = None,
         births: Mapping[str, str] | None = None,
+        whole: bool = False,
         dry_run: bool = False,
     ) -> Sequence[str]:
         """Remove records; unknown ids are passed over.
@@ -237,6 +249,8 @@ class SessionStore(Protocol):
         Args:
             session_ids: which.
             cascade: their children too, and the children of those.
+            whole: with ``cascade``, leave a named record that has a descendant which is to be left, or which is not in
+                ``versions``, if these are told: it was added since.
             idle_only: leave those that a live worker holds, or that have work in the queue.
             versions: leave those of these sessions whose record has another version: it was written since it was seen.
             births: leave those of these sessions whose record has another birth: it was made since.
@@ -249,6 +263,16 @@ class SessionStore(Protocol):
 
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
         """One page; the cursor of the next is the last row's (updated_at, session_id)."""
+        ...
+
+    async def count(self, where: SessionFilter) -> int:
+        """How many records fit."""
+        ...
+
+    async def families(self, session_ids: Collection[str]) -> Sequence[Sequence[SessionSummary]]:
+        """For each session its family, in the order of `in_family_order`: its record, that of its parent, of the parent
+        of that, and so on, and those of all their descendants. Empty where there is no record.
+        """
         ...
 
 

@@ -3,11 +3,13 @@
 from affinity.session.cache import SessionCache
 from affinity.session.codec import JsonCodec, StateCodec, scratch
 from affinity.session.copies import CacheStats
+from affinity.session.families import SessionFamily
 from affinity.session.importing import Imported
-from affinity.session.manager import Pruned, SessionManager, SessionPage
+from affinity.session.manager import SessionManager, SessionPage
 from affinity.session.memory import MemorySessionStore
 from affinity.session.opening import OpenSession, SyncOpenSession
 from affinity.session.protocols import ActivityScope, SessionContext
+from affinity.session.pruning import Pruned
 from affinity.session.resources import Resource
 from affinity.session.sessions import Sessions
 from affinity.session.transfer import readable
@@ -23,6 +25,7 @@ __all__ = [
     "Resource",
     "SessionCache",
     "SessionContext",
+    "SessionFamily",
     "SessionManager",
     "SessionPage",
     "Sessions",

@@ -54,13 +54,22 @@ class InsistentStore:
         idle_only: bool = False,
         versions: Mapping[str, int] | None = None,
         births: Mapping[str, str] | None = None,
+        whole: bool = False,
         dry_run: bool = False,
     ) -> Sequence[str]:
         """See `SessionStore.delete`."""
-        which = {"cascade": cascade, "idle_only": idle_only, "dry_run": dry_run}
+        which = {"cascade": cascade, "idle_only": idle_only, "whole": whole, "dry_run": dry_run}
         delete = partial(self._store.delete, session_ids, versions=versions, births=births, **which)
         return await self._writing(delete)  # again after a lost answer, it would not say what it removed
 
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
         """See `SessionStore.list`."""
         return await self._reading(partial(self._store.list, where, limit))
+
+    async def count(self, where: SessionFilter) -> int:
+        """See `SessionStore.count`."""
+        return await self._reading(partial(self._store.count, where))
+
+    async def families(self, session_ids: Collection[str]) -> Sequence[Sequence[SessionSummary]]:
+        """See `SessionStore.families`."""
+        return await self._reading(partial(self._store.families, session_ids))

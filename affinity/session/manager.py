@@ -13,7 +13,9 @@ from typing import Final
 from affinity.errors import InvalidInput, SessionAmbiguous, SessionNotFound
 from affinity.limits import MAX_PAGE, check_id
 from affinity.records import SessionFilter, SessionRecord, SessionStore, SessionSummary
+from affinity.session.families import SessionFamily
 from affinity.session.importing import Imported, Lines, OnExists, Progress, import_lines, silent
+from affinity.session.pruning import Pruned, Pruner, Retention
 from affinity.session.transfer import line_of
 
 _EVERYTHING: Final = SessionFilter()
@@ -28,14 +30,6 @@ class SessionPage:
 
     items: Sequence[SessionSummary]
     next: tuple[datetime, str] | None  # `SessionFilter.after` of the page after this one; None at the end
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pruned:
-    """What `SessionManager.prune` did, or would do."""
-
-    removed: Sequence[str]  # session ids
-    left: Sequence[str]  # old enough, but held, with queued work, or written since they were listed
 
 
 class SessionManager:
@@ -93,6 +87,29 @@ class SessionManager:
                 return
             where = replace(where, after=page.next)
 
+    async def count(self, where: SessionFilter = _EVERYTHING) -> int:
+        """How many records fit.
+
+        Raises:
+            InvalidInput: a number of seconds out of range.
+        """
+        _check_seconds("idle_for", where.idle_for)
+        return await self._store.count(where)
+
+    async def family(self, text: str) -> SessionFamily:
+        """The family of the session that ``text`` names: the record at its head, whose parent has none, with all its
+        descendants; their messages and participants together.
+
+        Raises:
+            SessionNotFound, SessionAmbiguous, InvalidId: as for `resolve`.
+        """
+        (members,) = await self._store.families([check_id(text, "session id")])
+        if not members and (alone := await self._only(text)) is not None:
+            (members,) = await self._store.families([alone])
+        if not members:
+            raise _not_found(text)
+        return SessionFamily(members=members)
+
     async def resolve(self, text: str) -> str:
         """The session id that ``text`` is, or that alone begins so.
 
@@ -116,7 +133,7 @@ class SessionManager:
         if record is None and (alone := await self._only(text)) is not None:
             record = await self._store.load(alone)
         if record is None:
-            raise SessionNotFound(f"no session has the id {text!r}, or one that begins so")
+            raise _not_found(text)
         return record
 
     async def _only(self, prefix: str) -> str | None:
@@ -159,19 +176,27 @@ class SessionManager:
         *,
         older_than: float | None = None,
         keep: int | None = None,
+        either: bool = False,
+        family: bool = False,
         kind: str | None = None,
         labels: Mapping[str, str] | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> Pruned:
-        """Remove the records that were not written for a while, or all but the newest; with both, only what is both.
+        """Remove the records that were not written for a while, or all but the newest; with both, only what is both,
+        or, with ``either``, what is one of them.
 
         A session that a live worker holds, that has work in the queue, or that is written while this goes on, is left
-        alone. Each record is judged by itself: children go when their own time has come.
+        alone. Each record is judged by itself: children go when their own time has come. With ``family``, a record is
+        judged together with all its descendants, by the newest of them: they go as a whole, or stay as a whole, also
+        when one of them is left alone. (Records that are each other's parents belong to no family, and stay.)
 
         Args:
             older_than: seconds since the last write, by the store's clock.
-            keep: of the records that fit, leave so many of the newest.
+            keep: of the records, or families, that fit, leave so many of the newest.
+            either: with both, remove what is old and what is not kept.
+            family: judge and remove whole families; ``kind`` and ``labels`` are then asked of their heads, and ``keep``
+                counts families.
             kind: only records of this kind.
             labels: only records that have all of these.
             dry_run: change nothing.
@@ -180,39 +205,11 @@ class SessionManager:
         Raises:
             InvalidInput: neither an age nor a number is given, or one is out of range.
         """
-        if older_than is None and keep is None:
-            raise InvalidInput("prune needs older_than, keep, or both: it does not remove everything by itself")
+        retention = Retention(older_than=older_than, keep=keep, either=either)
         _check_seconds("older_than", older_than)
+        pruner = Pruner(self._store, self._pages, retention, dry_run=dry_run, progress=progress or silent)
         where = SessionFilter(kind=kind, labels=labels or {})
-        behind = where if keep is None else await self._past_newest(where, keep)
-        if behind is None:
-            return Pruned(removed=[], left=[])
-        return await self._prune(replace(behind, idle_for=older_than), dry_run, progress or silent)
-
-    async def _past_newest(self, where: SessionFilter, keep: int) -> SessionFilter | None:
-        """The filter with a cursor behind the newest ``keep`` records; None when there are no more than these."""
-        if keep < 0:
-            raise InvalidInput(f"keep = {keep!r}: must be 0 or more")
-        while keep > 0:
-            rows = await self._store.list(where, size := min(keep, MAX_PAGE))
-            if len(rows) < size:
-                return None
-            where = replace(where, after=_cursor(rows[-1]))
-            keep -= size
-        return where
-
-    async def _prune(self, where: SessionFilter, dry_run: bool, progress: Progress) -> Pruned:
-        removed, left = list[str](), list[str]()
-        async for rows in self._pages(where):
-            versions = {row.session_id: row.version for row in rows}
-            births = {row.session_id: row.birth for row in rows}
-            gone = await self._store.delete(
-                list(versions), idle_only=True, versions=versions, births=births, dry_run=dry_run
-            )
-            removed += gone
-            left += sorted(versions.keys() - set(gone))
-            progress(len(removed))
-        return Pruned(removed=removed, left=left)
+        return await (pruner.families(where) if family else pruner.records(where))
 
     # -- carrying elsewhere
 
@@ -285,6 +282,10 @@ class SessionManager:
 
 def _cursor(last: SessionSummary) -> tuple[datetime, str]:
     return last.updated_at, last.session_id
+
+
+def _not_found(text: str) -> SessionNotFound:
+    return SessionNotFound(f"no session has the id {text!r}, or one that begins so")
 
 
 def _check_seconds(what: str, value: float | None) -> None:

@@ -6,13 +6,21 @@ by ``holder`` finds nothing, ``idle_only`` spares nothing, and the epoch fence i
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 from affinity.errors import SessionWriteConflict
-from affinity.records import SessionFilter, SessionMetadata, SessionRecord, SessionState, SessionSummary
+from affinity.records import (
+    SessionFilter,
+    SessionMetadata,
+    SessionRecord,
+    SessionState,
+    SessionSummary,
+    in_family_order,
+)
 
 
 def _utc_now() -> datetime:
@@ -99,11 +107,14 @@ class MemorySessionStore:
         idle_only: bool = False,
         versions: Mapping[str, int] | None = None,
         births: Mapping[str, str] | None = None,
+        whole: bool = False,
         dry_run: bool = False,
     ) -> Sequence[str]:
         """See `affinity.records.SessionStore`. A record that is left keeps its children."""
         told = _Seen(versions or {}, births or {})
         doomed = [session_id for session_id in dict.fromkeys(session_ids) if self._goes(session_id, told)]
+        if whole and cascade:
+            doomed = [session_id for session_id in doomed if self._goes_whole(session_id, told)]
         if cascade:
             doomed = list(self._with_children(doomed, told))
         if not dry_run:
@@ -114,9 +125,43 @@ class MemorySessionStore:
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
         """See `affinity.records.SessionStore`."""
         now = self._clock()
-        found = [record for record in self._records.values() if _matches(record, where, now)]
+        found = self._matching(where, now)
         found.sort(key=_place, reverse=True)
-        return [_summary(record) for record in found[:limit]]
+        return [_summary(record, now) for record in found[:limit]]
+
+    async def count(self, where: SessionFilter) -> int:
+        """See `affinity.records.SessionStore`."""
+        return len(self._matching(where, self._clock()))
+
+    async def families(self, session_ids: Collection[str]) -> Sequence[Sequence[SessionSummary]]:
+        """See `affinity.records.SessionStore`."""
+        now = self._clock()
+        families = [self._with_children(self._upwards(session_id), _Seen({}, {})) for session_id in session_ids]
+        return [in_family_order(_summary(self._records[name], now) for name in names) for names in families]
+
+    def _matching(self, where: SessionFilter, now: datetime) -> builtins.list[SessionRecord]:
+        return [
+            record
+            for record in self._records.values()
+            if _matches(record, where, now) and self._has_place(record.metadata.parent, where)
+        ]
+
+    def _has_place(self, parent: str | None, where: SessionFilter) -> bool:
+        is_orphaned = parent is not None and parent not in self._records
+        return (is_orphaned or not where.orphaned) and (is_orphaned or parent is None or not where.heads)
+
+    def _upwards(self, session_id: str) -> builtins.list[str]:
+        """The session, if it has a record, its parent, and so on."""
+        found: dict[str, None] = {}
+        at: str | None = session_id
+        while at in self._records and at not in found:
+            found[at] = None
+            at = self._records[at].metadata.parent
+        return list(found)
+
+    def _goes_whole(self, session_id: str, told: _Seen) -> bool:
+        tree = self._with_children([session_id], _Seen({}, {}))
+        return all(self._goes(name, told) and (not told.versions or name in told.versions) for name in tree)
 
     def _written(
         self, new: SessionState, found: SessionRecord | None, birth: str | None, epoch: int | None, turn: str | None
@@ -174,6 +219,7 @@ def _matches(record: SessionRecord, where: SessionFilter, now: datetime) -> bool
         and where.kind in {None, about.kind}
         and where.name in {None, about.name}
         and where.parent in {None, about.parent}
+        and (where.participant is None or where.participant in about.participants)
         and where.labels.items() <= dict(about.labels).items()
         and record.session_id.startswith(where.prefix or "")
         and _in_time(record, where, now)
@@ -189,7 +235,7 @@ def _in_time(record: SessionRecord, where: SessionFilter, now: datetime) -> bool
     )
 
 
-def _summary(record: SessionRecord) -> SessionSummary:
+def _summary(record: SessionRecord, now: datetime) -> SessionSummary:
     return SessionSummary(
         session_id=record.session_id,
         schema_version=record.schema_version,
@@ -201,4 +247,5 @@ def _summary(record: SessionRecord) -> SessionSummary:
         holder=None,
         created_at=record.created_at,
         updated_at=record.updated_at,
+        idle=(now - record.updated_at).total_seconds(),
     )

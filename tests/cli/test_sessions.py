@@ -113,6 +113,21 @@ def test_list_filters(database: Path) -> None:
     assert listed("--idle-for", "1.5h") == []
 
 
+def test_list_by_participant_and_by_missing_parent(database: Path) -> None:
+    put(database, "a", participants=["ann", "bob"], message_count=2)
+    put(database, "b", participants=["ann"], parent="gone")
+    put(database, "c", parent="b", message_count=3, participants=["cy"])
+    assert listed("--participant", "ann") == ["b", "a"]
+    assert listed("--orphaned") == ["b"]
+    assert document("sessions", "count", "--participant", "ann") == {"count": 2}
+    assert succeed("sessions", "count") == "3\n"
+    found = document("sessions", "family", "c")
+    assert (found["head"], found["message_count"], found["participants"]) == ("b", 3, ["ann", "cy"])
+    assert [member["session_id"] for member in found["members"]] == ["b", "c"]
+    shown = succeed("sessions", "family", "c")
+    assert "ann, cy" in shown
+
+
 def test_list_by_holder(database: Path, play: Play) -> None:
     put(database, "kettle")
     put(database, "pot")
@@ -251,6 +266,15 @@ def test_prune() -> None:
     done = run("sessions", "prune", "--keep", "1", "--older-than", "0s", "--label", "team=a", "--kind", "chat", "--yes")
     assert sorted(done.stdout.split()) == ["grandkid", "kid", "top"]
     assert listed() == ["other"]
+
+
+@pytest.mark.usefixtures("family")
+def test_prune_families(database: Path) -> None:
+    refused(MISUSED, "sessions", "prune", "--keep", "1", "--either", "--yes")
+    put(database, "grandkid", parent="kid")
+    done = run("sessions", "prune", "--keep", "1", "--older-than", "1h", "--either", "--family", "--yes")
+    assert done.stdout == "other\n"
+    assert len(listed()) == 3
 
 
 def test_prune_says_what_it_left(database: Path, play: Play) -> None:

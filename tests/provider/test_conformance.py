@@ -49,7 +49,11 @@ def test_no_rule_hides_another() -> None:
 def test_every_verb_meets_every_fault() -> None:
     """Those of the contract, and those of the session store."""
     verbs = {name for name in vars(Provider) if not name.startswith("_")} - {"dialect", "states", "aclose"}
-    states = {f"{name}_state" for name in ("load", "save", "delete")} | {"list_states"}
+    states = {f"{name}_state" for name in ("load", "save", "delete")} | {
+        "list_states",
+        "count_states",
+        "find_families_of_states",
+    }
     assert {prepare.__name__ for prepare in VERBS} == verbs | states
 
 

@@ -15,7 +15,7 @@ import pytest
 from psycopg import AsyncConnection
 
 from affinity.provider.postgres import PostgresProvider, connections
-from affinity.records import SessionFilter
+from affinity.records import SessionFilter, SessionState
 from tests.provider.postgres_stage import (
     administrator,
     hot_verbs,
@@ -99,6 +99,8 @@ PAGES: Final = [
     SessionFilter(name="rare"),
     SessionFilter(parent="rare"),
     SessionFilter(labels={"tenant": "rare"}),
+    SessionFilter(participant="rare"),
+    SessionFilter(orphaned=True),
     SessionFilter(holder="rare"),
     SessionFilter(prefix="rare"),
     SessionFilter(after=(RARE, "rare5"), kind="rare"),
@@ -113,6 +115,9 @@ async def test_a_page_of_records_costs_the_same_among_many(
     async with opened(postgres_migrated) as provider:
         await registered(provider, "rare")
         _crowd(admin, "mixed")
+        await provider.states.save(
+            SessionState(session_id="other0", state=b"")
+        )  # the only parent that would be missing
         async with _watched(postgres_migrated, monkeypatch) as (watched, check):
             for where in PAGES:
                 found = await check(partial(watched.states.list, where, 10))
@@ -202,7 +207,7 @@ def _crowd(admin: psycopg.Connection[Any], crowd: Crowd) -> None:
     admin.execute(
         "INSERT INTO session_states (session_id, state, encoding, schema_version, kind, name, parent, labels,"
         " participants, version, created_at, updated_at) SELECT 'rare' || i, '', 'plain', 2, 'rare', 'rare', 'rare',"
-        " '{\"tenant\": \"rare\"}', '[]', 1, clock(), '2001-01-01' FROM generate_series(1, 20) i"
+        " '{\"tenant\": \"rare\"}', '[\"rare\"]', 1, clock(), '2001-01-01' FROM generate_series(1, 20) i"
     )
     admin.execute(
         "INSERT INTO sessions SELECT 'rare' || i, 'rare', 'rare-1', nextval('epochs'), clock() + '1 h', clock(),"

@@ -217,7 +217,7 @@ IN_PARTS = {"list_states"}
 
 HARMLESS = re.compile(
     r"SCAN (json_each|j|CONSTANT ROW|workers|w|\(subquery-\d+\)|stale|marks|names|bounds|rewritten|doomed|timeline"
-    r"|tree|t|sqlite_sequence|sized|summed|quotas)( |$)"
+    r"|tree|t|sqlite_sequence|sized|summed|quotas|parents|p|up|u|member|m|partly)( |$)"
 )
 """Scans of arguments, of what a statement has made itself, of the few workers, and of tables with one row."""
 

@@ -86,8 +86,10 @@ async def test_a_batch_with_states_reads_once_and_writes_each_once(world: World)
     ran = await traced(a)
     await a.go_on(at, acks=[item.lock for item in items], states=[state_write(item) for item in items])
     assert len(mentioned(ran, "LEFT JOIN session_states")) == 1
-    assert len(mentioned(ran, "INSERT INTO session_states")) == len(sessions)
-    assert mentioned(ran, "session_labels") == []
+    written = mentioned(ran, "INSERT INTO session_states")
+    assert len(set(written)) == len(sessions)  # each is traced a second time, when a trigger has looked at it
+    assert len(written) <= 2 * len(sessions)
+    assert mentioned(ran, "session_labels") + mentioned(ran, "session_participants") == []
 
 
 async def test_labels_are_written_when_they_change(world: World, path: Path) -> None:

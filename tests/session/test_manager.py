@@ -280,7 +280,8 @@ async def test_prune_by_age(stage: Stage) -> None:
 
 
 async def test_prune_by_count_over_pages(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("affinity.session.manager.MAX_PAGE", 2)
+    for module in ("manager", "pruning"):
+        monkeypatch.setattr(f"affinity.session.{module}.MAX_PAGE", 2)
     await six_over_six_days(stage)
     assert (await stage.manager.prune(keep=6)).removed == []
     assert (await stage.manager.prune(keep=7)).removed == []
@@ -293,6 +294,103 @@ async def test_prune_by_both_removes_only_what_is_both(stage: Stage) -> None:
     assert (await stage.manager.prune(older_than=4 * DAY, keep=5)).removed == ["s0"]
     assert (await stage.manager.prune(older_than=5 * DAY, keep=1)).removed == ["s1"]
     assert (await stage.manager.prune(older_than=5 * DAY, keep=1)).removed == []
+
+
+async def test_prune_by_either_removes_what_is_one_of_them(stage: Stage) -> None:
+    """In one call, and each record once; whichever of the two asks for more."""
+    await six_over_six_days(stage)
+    would = await stage.manager.prune(older_than=4 * DAY, keep=5, either=True, dry_run=True)
+    pruned = await stage.manager.prune(older_than=4 * DAY, keep=5, either=True)
+    assert sorted(would.removed) == sorted(pruned.removed) == ["s0", "s1", "s2"]
+    assert (await stage.manager.prune(older_than=4 * DAY, keep=2, either=True)).removed == ["s3"]
+    assert (await stage.manager.prune(older_than=4 * DAY, keep=2, either=True)).removed == []
+    assert (await stage.manager.prune(keep=1, either=True)).removed == ["s4"]
+    assert await stage.ids() == ["s5"]
+
+
+async def three_families(stage: Stage) -> None:
+    """Heads of three days ago; a child of the second is of two days ago, a grandchild of the third of yesterday."""
+    for name in ("old", "mid", "new"):
+        await stage.put(name, kind="head", message_count=1, participants=[name, "ann"])
+    await stage.put("old kid", parent="old", kind="part", message_count=4, participants=["bob"])
+    await stage.put("new kid", parent="new", kind="part")
+    await stage.advance(DAY)
+    await stage.put("mid kid", parent="mid", kind="part", message_count=2, participants=["ann", "cy"])
+    await stage.advance(DAY)
+    await stage.put("new grandkid", parent="new kid", kind="part")
+    await stage.advance(DAY)
+
+
+async def test_prune_of_families_judges_them_by_their_newest_member(stage: Stage) -> None:
+    """And takes all of them: no child stays without its parent, no parent goes before its child."""
+    await three_families(stage)
+    assert (await stage.manager.prune(older_than=3.5 * DAY, family=True)).removed == []
+    would = await stage.manager.prune(older_than=1.5 * DAY, family=True, dry_run=True)
+    pruned = await stage.manager.prune(older_than=1.5 * DAY, family=True)
+    assert sorted(would.removed) == sorted(pruned.removed) == ["mid", "mid kid", "old", "old kid"]
+    assert sorted(await stage.ids()) == ["new", "new grandkid", "new kid"]
+    assert (await stage.manager.prune(older_than=0.0, kind="part", family=True)).removed == []
+    assert sorted((await stage.manager.prune(older_than=0.0, kind="head", family=True)).removed) == [
+        "new",
+        "new grandkid",
+        "new kid",
+    ]
+
+
+async def test_prune_of_families_by_number(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over pages; by both, and by either."""
+    monkeypatch.setattr("affinity.session.manager.MAX_PAGE", 2)
+    await three_families(stage)
+    assert (await stage.manager.prune(keep=3, family=True)).removed == []
+    assert (await stage.manager.prune(older_than=2.5 * DAY, keep=1, family=True, dry_run=True)).removed == [
+        "old",
+        "old kid",
+    ]
+    either = await stage.manager.prune(older_than=2.5 * DAY, keep=1, either=True, family=True, dry_run=True)
+    assert sorted(either.removed) == ["mid", "mid kid", "old", "old kid"]
+    assert sorted((await stage.manager.prune(keep=1, family=True)).removed) == ["mid", "mid kid", "old", "old kid"]
+    assert sorted((await stage.manager.prune(keep=0, family=True)).removed) == ["new", "new grandkid", "new kid"]
+
+
+async def test_prune_leaves_a_family_of_which_one_member_is_in_use(database: Stage) -> None:
+    assert database.provider is not None
+    await three_families(database)
+    puppet = Puppet(database.provider, WorkerIdentity(worker_id="puppet", incarnation=Incarnation("one")))
+    await database.provider.register_worker(puppet.identity, 60.0, {})
+    async with Client.from_provider(database.provider) as client:
+        await client.start("brew", instance_id="i")
+        await puppet.hold("i", "new grandkid")
+    pruned = await database.manager.prune(keep=0, family=True)
+    assert sorted(pruned.removed) == ["mid", "mid kid", "old", "old kid"]
+    assert pruned.left == ["new", "new grandkid", "new kid"]
+
+
+async def test_a_family_has_the_messages_and_participants_of_all_its_members(stage: Stage) -> None:
+    """From the head or from a child; by a beginning of an id too."""
+    await three_families(stage)
+    for text in ("mid", "mid kid", "mid k"):
+        family = await stage.manager.family(text)
+        assert (family.head.session_id, [row.session_id for row in family.members]) == ("mid", ["mid", "mid kid"])
+        assert (family.message_count, list(family.participants)) == (3, ["mid", "ann", "cy"])
+        assert family.updated_at == (await stage.manager.show("mid kid")).updated_at
+        assert family.idle == pytest.approx(2 * DAY, rel=0.01)
+        assert family.size == sum(row.size for row in family.members)
+    await stage.put("alone")
+    assert (await stage.manager.family("alone")).message_count is None
+    with pytest.raises(SessionAmbiguous):
+        await stage.manager.family("new ")
+    with pytest.raises(SessionNotFound):
+        await stage.manager.family("nobody")
+
+
+async def test_records_are_counted(stage: Stage) -> None:
+    await three_families(stage)
+    manager = stage.manager
+    found = [await manager.count(), await manager.count(SessionFilter(kind="part", idle_for=1.5 * DAY))]
+    assert found == [7, 3]
+    assert await manager.count(SessionFilter(participant="ann")) == 4
+    with pytest.raises(InvalidInput, match="idle_for"):
+        await manager.count(SessionFilter(idle_for=-1.0))
 
 
 async def test_prune_of_a_kind_or_label_counts_only_these(stage: Stage) -> None:
@@ -341,6 +439,7 @@ async def test_prune_leaves_what_was_written_since_it_was_listed(stage: Stage) -
             idle_only: bool = False,
             versions: Mapping[str, int] | None = None,
             births: Mapping[str, str] | None = None,
+            whole: bool = False,
             dry_run: bool = False,
         ) -> Sequence[str]:
             await stage.put("s1")

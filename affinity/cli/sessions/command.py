@@ -39,6 +39,7 @@ def sessions(shell: Shell, *, worker: str | None, held: bool) -> None:
       affinity sessions                                  # which worker holds what
       affinity sessions list --kind chat --idle-for 7d   # records that nobody has written for a week
       affinity sessions show chat-17                     # one record with its state
+      affinity sessions family chat-17                   # it and its children: messages, participants
       affinity sessions delete chat-17 --dry-run         # what would go, children included
       affinity sessions prune --older-than 30d --yes     # retention, for a cron job
       affinity sessions export -o sessions.jsonl         # one JSON line a record
@@ -95,7 +96,9 @@ def _lease_row(session: SessionInfo) -> tuple[object, ...]:
 
 for subcommand in (
     looking.list_records,
+    looking.count,
     looking.show,
+    looking.family,
     removing.delete,
     removing.prune,
     moving.export,

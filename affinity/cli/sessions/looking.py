@@ -1,4 +1,4 @@
-"""``affinity sessions list`` and ``show``."""
+"""``affinity sessions list``, ``count``, ``show`` and ``family``."""
 
 from __future__ import annotations
 
@@ -92,6 +92,49 @@ def _row(record: SessionSummary) -> tuple[object, ...]:
 
 def _labels(labels: Any) -> str:
     return " ".join(f"{key}={value}" for key, value in labels.items())
+
+
+@click.command(cls=Command, short_help="Count records.")
+@filters
+@command
+def count(shell: Shell, **chosen: Any) -> None:
+    """Print how many records fit: those that `affinity sessions list` would list.
+
+    Examples:
+      affinity sessions count --kind chat --idle-for 30d
+      affinity sessions count --orphaned
+    """
+    where = filter_of(chosen)
+    number = with_client(shell, lambda client: client.session_manager.count(where))
+    shell.show({"count": number}, lambda: click.echo(number))
+
+
+@click.command(cls=Command, short_help="Show a record with its children, and theirs.")
+@click.argument("session_id", metavar="ID")
+@command
+def family(shell: Shell, session_id: str) -> None:
+    """Show the family of the session ID: the record at its head, whose parent has none, and all its descendants; how
+    many messages they have together, and who takes part.
+
+    Examples:
+      affinity sessions family ticket-7
+      affinity sessions family ticket-7 --json | jq .participants
+    """
+    found = with_client(shell, lambda client: client.session_manager.family(session_id))
+    document = {
+        "head": found.head.session_id,
+        "message_count": found.message_count,
+        "participants": found.participants,
+        "size": found.size,
+        "updated_at": found.updated_at,
+        "members": [*map(_document, found.members)],
+    }
+
+    def show_family() -> None:
+        sh.table(_COLUMNS, map(_row, found.members), empty="no records")
+        sh.pairs([("messages", found.message_count), ("participants", ", ".join(found.participants) or None)])
+
+    shell.show(document, show_family)
 
 
 @click.command(cls=Command, short_help="Show a record with its state.")

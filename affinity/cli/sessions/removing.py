@@ -58,6 +58,8 @@ def _family(session_ids: Sequence[str]) -> str:
 @click.command(cls=Command, short_help="Remove records that nobody has written for long, or too many.")
 @click.option("--older-than", type=Duration(), help="Those not written for so long: 90s, 15m, 12h, 30d, 4w.")
 @click.option("--keep", type=click.IntRange(min=0), help="All but so many of the newest.")
+@click.option("--either", is_flag=True, help="With both: what is old, and what is not kept.")
+@click.option("--family", is_flag=True, help="Judge and remove a record with all its descendants, by the newest.")
 @click.option("--kind", help="Only states of this kind; --keep counts only these.")
 @click.option("--label", "labels", multiple=True, type=Label(), help="Only with this label; may be repeated.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
@@ -68,23 +70,32 @@ def prune(
     *,
     older_than: float | None,
     keep: int | None,
+    either: bool,
+    family: bool,
     kind: str | None,
     labels: tuple[tuple[str, str], ...],
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Remove old records, or all but the newest. With both --older-than and --keep, those that are old and not kept.
+    """Remove old records, or all but the newest. With both --older-than and --keep, those that are old and not kept;
+    with --either too, those that are old and those that are not kept.
 
     A session that a worker holds, that has work in the queue, or that is written meanwhile, is left alone. Each record
-    is judged by itself: children go when their own time has come. The ids of what was removed go to stdout, one a line.
-    Nothing is ever pruned unless this command, or `SessionManager.prune`, is called.
+    is judged by itself: children go when their own time has come. With --family a record goes or stays together with
+    all its descendants, and the newest of them says how old they are; --keep then counts families.
+
+    The ids of what was removed go to stdout, one a line. Nothing is ever pruned unless this command, or
+    `SessionManager.prune`, is called.
 
     Examples:
       affinity sessions prune --older-than 30d --dry-run
       affinity sessions prune --older-than 12h --keep 1000 --kind chat --label team=test --yes
+      affinity sessions prune --older-than 90d --keep 10000 --either --family --yes
     """
     if older_than is None and keep is None:
         raise click.UsageError("give --older-than, --keep, or both: it does not remove everything by itself")
+    if either and (older_than is None or keep is None):
+        raise click.UsageError("--either needs both --older-than and --keep")
 
     def run(*, dry: bool) -> Pruned:
         async def work(client: Client) -> Pruned:
@@ -92,6 +103,8 @@ def prune(
                 return await client.session_manager.prune(
                     older_than=older_than,
                     keep=keep,
+                    either=either,
+                    family=family,
                     kind=kind,
                     labels=labels_of(labels),
                     dry_run=dry,

@@ -268,6 +268,20 @@ class EpochRules(Rules):
         removed = await states.delete(["a", "d"], cascade=True, idle_only=True)
         assert (list(removed)[:2], sorted(removed)) == (["a", "d"], ["a", "d", "e"])
 
+    async def test_a_family_in_use_is_spared_as_a_whole(self, world: World) -> None:
+        """Whether a member is held or has queued work; others go with all their members (SessionStore.delete)."""
+        a, states = await world.worker("a"), await world.states()
+        for head in ("held", "queued", "idle"):
+            await states.save(state(head))
+            await states.save(state(f"{head} child", parent=head))
+        await world.use(a, "held child")
+        await world.enqueue("queued child")
+        heads = ["held", "queued", "idle"]
+        told = list(await states.delete(heads, cascade=True, idle_only=True, whole=True, dry_run=True))
+        assert (
+            list(await states.delete(heads, cascade=True, idle_only=True, whole=True)) == told == ["idle", "idle child"]
+        )
+
     async def test_records_are_found_by_their_holder(self, world: World) -> None:
         """Who is alive and holds the session now; the rest have none (SessionFilter.holder)."""
         a, b = await world.worker("a"), await world.worker("b", SHORT_LEASE)

@@ -340,7 +340,27 @@ async def save_state(stage: FaultStage) -> Attempt:
 
 @_verb
 async def list_states(stage: FaultStage) -> Attempt:
-    return _same(stage, lambda provider: provider.states.list(SessionFilter(), 10))
+    async def listed(provider: Provider) -> list[str]:
+        return [row.session_id for row in await provider.states.list(SessionFilter(), 10)]
+
+    return _same(stage, listed)
+
+
+@_verb
+async def count_states(stage: FaultStage) -> Attempt:
+    return _same(stage, lambda provider: provider.states.count(SessionFilter()))
+
+
+@_verb
+async def find_families_of_states(stage: FaultStage) -> Attempt:
+    session = stage.name("s")
+    await stage.clean.provider.states.save(state(session))
+
+    async def found(provider: Provider) -> list[list[str]]:
+        families = await provider.states.families([session, "missing"])
+        return [[row.session_id for row in rows] for rows in families]
+
+    return _same(stage, found)
 
 
 @_verb

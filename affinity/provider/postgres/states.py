@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import json
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, LiteralString
 
@@ -24,6 +26,7 @@ from affinity.records import (
     SessionStore,
     SessionSummary,
     StateWrite,
+    in_family_order,
     labels_of,
     participants_of,
 )
@@ -107,6 +110,7 @@ class PostgresStates:
         idle_only: bool = False,
         versions: Mapping[str, int] | None = None,
         births: Mapping[str, str] | None = None,
+        whole: bool = False,
         dry_run: bool = False,
     ) -> Sequence[str]:
         """See `affinity.records.SessionStore`. A record that is left keeps its children."""
@@ -117,6 +121,7 @@ class PostgresStates:
             "session": Texts(session_ids),
             "cascade": cascade,
             "idle_only": idle_only,
+            "whole": whole and cascade,
             "version_session": Texts(told),
             "version": Ints(told.values()),
             "birth_session": Texts(born),
@@ -130,23 +135,41 @@ class PostgresStates:
 
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
         """See `affinity.records.SessionStore`."""
-        after_time, after_id = where.after or (None, None)
-        params = {
-            "kind": where.kind,
-            "name": where.name,
-            "parent": where.parent,
-            "schema": _bigint(where.schema_version),
-            "labels": json.dumps(dict(where.labels)) if where.labels else None,
-            "prefix": where.prefix,
-            "holder": where.holder,
-            "updated_after": where.updated_after,
-            "created_after": where.created_after,
-            "idle_for": None if where.idle_for is None else float(where.idle_for),
-            "after_time": after_time,
-            "after_id": after_id,
-            "limit": Int8(limit),
-        }
-        return [_summary(row) for row in await self._links.misc.run(_SQL["list"], params)]
+        rows = await self._links.misc.run(_SQL["list"], {**_conditions(where), "limit": Int8(limit)})
+        return [_summary(row) for row in rows]
+
+    async def count(self, where: SessionFilter) -> int:
+        """See `affinity.records.SessionStore`."""
+        ((number,),) = await self._links.misc.run(_SQL["count"], _conditions(where))
+        return int(number)
+
+    async def families(self, session_ids: Collection[str]) -> Sequence[Sequence[SessionSummary]]:
+        """See `affinity.records.SessionStore`."""
+        families: defaultdict[str, builtins.list[SessionSummary]] = defaultdict(builtins.list)
+        for start, *row in await self._links.misc.run(_SQL["families"], {"session": Texts(session_ids)}):
+            families[start].append(_summary(row))
+        return [in_family_order(families[session_id]) for session_id in session_ids]
+
+
+def _conditions(where: SessionFilter) -> Params:
+    after_time, after_id = where.after or (None, None)
+    return {
+        "kind": where.kind,
+        "name": where.name,
+        "parent": where.parent,
+        "schema": _bigint(where.schema_version),
+        "labels": json.dumps(dict(where.labels)) if where.labels else None,
+        "participant": None if where.participant is None else json.dumps([where.participant]),
+        "orphaned": where.orphaned,
+        "heads": where.heads,
+        "prefix": where.prefix,
+        "holder": where.holder,
+        "updated_after": where.updated_after,
+        "created_after": where.created_after,
+        "idle_for": None if where.idle_for is None else float(where.idle_for),
+        "after_time": after_time,
+        "after_id": after_id,
+    }
 
 
 def state_columns(writes: Sequence[StateWrite]) -> dict[LiteralString, Column]:
@@ -214,8 +237,8 @@ def _record(row: Row) -> SessionRecord:
     )
 
 
-def _summary(row: Row) -> SessionSummary:
-    session_id, schema_version, *metadata, version, birth, epoch, size, created_at, updated_at, holder = row
+def _summary(row: Sequence[Any]) -> SessionSummary:
+    session_id, schema_version, *metadata, version, birth, epoch, size, created_at, updated_at, idle, holder = row
     return SessionSummary(
         session_id=session_id,
         schema_version=schema_version,
@@ -227,6 +250,7 @@ def _summary(row: Row) -> SessionSummary:
         holder=holder,
         created_at=created_at,
         updated_at=updated_at,
+        idle=idle,
     )
 
 

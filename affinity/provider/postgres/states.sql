@@ -103,8 +103,17 @@ WITH RECURSIVE found (session_id) AS (
           SELECT x.session_id, x.birth FROM record x
           JOIN unnest(%(birth_session)s, %(birth)s) AS b (session_id, birth) USING (session_id)
           WHERE x.birth <> b.birth)
+), tree (root, session_id) AS (
+    SELECT session_id, session_id FROM record WHERE session_id = ANY (%(session)s) AND %(whole)s
+    UNION
+    SELECT t.root, r.session_id FROM tree t JOIN record r ON r.parent = t.session_id
+), partly AS MATERIALIZED (
+    -- Those that have a descendant which stays.
+    SELECT root FROM tree
+    WHERE session_id NOT IN (SELECT session_id FROM free)
+       OR cardinality(%(version_session)s) > 0 AND NOT session_id = ANY (%(version_session)s)
 ), doomed (session_id) AS (
-    SELECT session_id FROM free WHERE session_id = ANY (%(session)s)
+    SELECT session_id FROM free WHERE session_id = ANY (%(session)s) AND session_id NOT IN (SELECT root FROM partly)
     UNION
     SELECT f.session_id FROM doomed d JOIN free f ON f.parent = d.session_id WHERE %(cascade)s
 ), bumped AS (
@@ -125,13 +134,27 @@ ORDER BY array_position(%(session)s, session_id), session_id
 SELECT p.*, (SELECT h.worker_id FROM held_sessions h WHERE h.session_id = p.session_id)
 FROM (
     SELECT r.session_id, r.schema_version, r.kind, r.name, r.parent, r.labels::text, r.message_count, r.participants::text,
-        r.version, r.birth, r.epoch, octet_length(r.state), r.created_at, r.updated_at
+        r.version, r.birth, r.epoch, octet_length(r.state), r.created_at, r.updated_at,
+        extract(epoch FROM clock() - r.updated_at)::float8 AS idle
     FROM session_states r
     WHERE (%(kind)s::text IS NULL OR r.kind = %(kind)s)
       AND (%(name)s::text IS NULL OR r.name = %(name)s)
       AND (%(parent)s::text IS NULL OR r.parent = %(parent)s)
       AND (%(schema)s::bigint IS NULL OR r.schema_version = %(schema)s)
       AND (%(labels)s::jsonb IS NULL OR r.labels @> %(labels)s::jsonb AND r.labels <> '{}')
+      AND (%(participant)s::jsonb IS NULL OR r.participants @> %(participant)s::jsonb AND r.participants <> '[]')
+      -- Of parents that are missing; each parent is looked at once.
+      AND (NOT %(orphaned)s OR r.session_id = ANY (ARRAY (
+          WITH RECURSIVE p (parent) AS (
+              (SELECT c.parent FROM session_states c WHERE c.parent IS NOT NULL ORDER BY c.parent LIMIT 1)
+              UNION ALL
+              SELECT (SELECT c.parent FROM session_states c WHERE c.parent > p.parent ORDER BY c.parent LIMIT 1)
+              FROM p WHERE p.parent IS NOT NULL
+          )
+          SELECT c.session_id
+          FROM p CROSS JOIN LATERAL (SELECT session_id FROM session_states WHERE parent = p.parent OFFSET 0) c
+          WHERE NOT EXISTS (SELECT FROM session_states h WHERE h.session_id = p.parent))))
+      AND (NOT %(heads)s OR r.parent IS NULL OR NOT EXISTS (SELECT FROM session_states h WHERE h.session_id = r.parent))
       AND (%(prefix)s::text IS NULL OR starts_with(r.session_id, %(prefix)s))
       AND (%(holder)s::text IS NULL OR r.session_id = ANY (ARRAY (
           SELECT h.session_id FROM held_sessions h WHERE h.worker_id = %(holder)s)))
@@ -148,6 +171,56 @@ FROM (
     ORDER BY r.updated_second DESC, r.updated_at DESC, r.session_id DESC LIMIT %(limit)s
 ) p
 ORDER BY p.updated_at DESC, p.session_id DESC
+
+-- count: how many records meet the conditions of list
+SELECT count(*) FROM session_states r
+WHERE (%(kind)s::text IS NULL OR r.kind = %(kind)s)
+  AND (%(name)s::text IS NULL OR r.name = %(name)s)
+  AND (%(parent)s::text IS NULL OR r.parent = %(parent)s)
+  AND (%(schema)s::bigint IS NULL OR r.schema_version = %(schema)s)
+  AND (%(labels)s::jsonb IS NULL OR r.labels @> %(labels)s::jsonb AND r.labels <> '{}')
+  AND (%(participant)s::jsonb IS NULL OR r.participants @> %(participant)s::jsonb AND r.participants <> '[]')
+  -- Of parents that are missing; each parent is looked at once.
+  AND (NOT %(orphaned)s OR r.session_id = ANY (ARRAY (
+      WITH RECURSIVE p (parent) AS (
+          (SELECT c.parent FROM session_states c WHERE c.parent IS NOT NULL ORDER BY c.parent LIMIT 1)
+          UNION ALL
+          SELECT (SELECT c.parent FROM session_states c WHERE c.parent > p.parent ORDER BY c.parent LIMIT 1)
+          FROM p WHERE p.parent IS NOT NULL
+      )
+      SELECT c.session_id
+      FROM p CROSS JOIN LATERAL (SELECT session_id FROM session_states WHERE parent = p.parent OFFSET 0) c
+      WHERE NOT EXISTS (SELECT FROM session_states h WHERE h.session_id = p.parent))))
+  AND (NOT %(heads)s OR r.parent IS NULL OR NOT EXISTS (SELECT FROM session_states h WHERE h.session_id = r.parent))
+  AND (%(prefix)s::text IS NULL OR starts_with(r.session_id, %(prefix)s))
+  AND (%(holder)s::text IS NULL OR r.session_id = ANY (ARRAY (
+      SELECT h.session_id FROM held_sessions h WHERE h.worker_id = %(holder)s)))
+  AND (%(updated_after)s::timestamptz IS NULL
+       OR r.updated_at > %(updated_after)s
+          AND r.updated_second >= date_trunc('second', %(updated_after)s::timestamptz AT TIME ZONE 'UTC'))
+  AND (%(created_after)s::timestamptz IS NULL OR r.created_at > %(created_after)s)
+  AND (%(idle_for)s::float8 IS NULL
+       OR r.updated_at <= (SELECT clock()) - %(idle_for)s * interval '1 s'
+          AND r.updated_second <= (SELECT clock()) AT TIME ZONE 'UTC' - %(idle_for)s * interval '1 s')
+  AND (%(after_time)s::timestamptz IS NULL
+       OR (r.updated_second, r.updated_at, r.session_id)
+          < (date_trunc('second', %(after_time)s::timestamptz AT TIME ZONE 'UTC'), %(after_time)s, %(after_id)s))
+
+-- families: the records of some sessions' families, each with the session whose family it is
+WITH RECURSIVE up (start, session_id, parent) AS (
+    SELECT r.session_id, r.session_id, r.parent FROM session_states r WHERE r.session_id = ANY (%(session)s)
+    UNION
+    SELECT u.start, p.session_id, p.parent FROM up u JOIN session_states p ON p.session_id = u.parent
+), member (start, session_id) AS (
+    SELECT start, session_id FROM up
+    UNION
+    SELECT m.start, c.session_id FROM member m JOIN session_states c ON c.parent = m.session_id
+)
+SELECT m.start, r.session_id, r.schema_version, r.kind, r.name, r.parent, r.labels::text, r.message_count,
+    r.participants::text, r.version, r.birth, r.epoch, octet_length(r.state), r.created_at, r.updated_at,
+    extract(epoch FROM clock() - r.updated_at)::float8,
+    (SELECT h.worker_id FROM held_sessions h WHERE h.session_id = r.session_id)
+FROM member m JOIN session_states r USING (session_id)
 
 -- check: for how long the caller holds sessions
 SELECT k.n, extract(epoch FROM h.locked_until - clock())::float8

@@ -9,7 +9,8 @@ that a page fills soon along one of the first kind.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, LiteralString
 
 from affinity.limits import MAX_ID_BYTES
@@ -17,7 +18,7 @@ from affinity.provider.sqlite.database import Row, Tx, to_json
 from affinity.provider.sqlite.states import SQL, read_metadata
 from affinity.provider.sqlite.workers import instant
 from affinity.provider.statements import load_statements
-from affinity.records import SessionFilter, SessionSummary
+from affinity.records import SessionFilter, SessionSummary, in_family_order
 
 LIST: Final = load_statements(__package__, "state_list.sql")["list_states"]
 
@@ -35,12 +36,34 @@ _PART: Final = re.compile(r"^ *-- \[(\w+)\n(.*?)^ *-- \1\]\n", re.DOTALL | re.MU
 
 def list_states(tx: Tx, where: SessionFilter, limit: int) -> list[SessionSummary]:
     """See `SessionStore.list`."""
+    return [_summary(row, tx.now) for row in _find(tx, where, {"rows", "limit"}, limit)]
+
+
+def count_states(tx: Tx, where: SessionFilter) -> int:
+    """See `SessionStore.count`."""
+    ((number,),) = _find(tx, where, {"number"})
+    return int(number)
+
+
+def find_families(tx: Tx, session_ids: Sequence[str]) -> list[list[SessionSummary]]:
+    """See `SessionStore.families`."""
+    relatives: list[tuple[str, str]] = tx.gather(SQL["relatives"], {"session_ids": to_json(list(session_ids))})
+    names = to_json(list({name for _, name in relatives}))
+    rows = tx.rows(with_parts({"rows", "by_id"}), {"now": tx.now, "session_ids": names})
+    summaries = {row[0]: _summary(row, tx.now) for row in rows}
+    families: defaultdict[str, list[SessionSummary]] = defaultdict(list)
+    for start, name in relatives:
+        families[start].append(summaries[name])
+    return [in_family_order(families[session_id]) for session_id in session_ids]
+
+
+def _find(tx: Tx, where: SessionFilter, parts: set[str], limit: int = 0) -> list[Row]:
     conditions = _conditions(tx, where)
     arguments = _arguments(tx, where, limit) | conditions
     few = _few(tx, where, arguments)
     path = _path(conditions) if few is None else "by_id"
-    statement = with_parts({path, *conditions})
-    return [_summary(row) for row in tx.rows(statement, {**arguments, "session_ids": to_json(few or [])})]
+    statement = with_parts({path, *parts, *conditions})
+    return tx.rows(statement, {**arguments, "session_ids": to_json(few or [])})
 
 
 def with_parts(kept: set[str]) -> LiteralString:
@@ -73,6 +96,9 @@ def _conditions(tx: Tx, where: SessionFilter) -> dict[str, Any]:
         "until": until,
         "after": after,
         "labels": to_json(list(where.labels.items())) if where.labels else None,
+        "participant": where.participant,
+        "orphaned": where.orphaned or None,
+        "heads": where.heads or None,
         "holder": where.holder,
     }
     return {name: wanted for name, wanted in conditions.items() if wanted is not None}
@@ -103,13 +129,17 @@ def _narrowing(where: SessionFilter) -> Iterator[tuple[str, dict[str, str]]]:
         yield "held_by", {}
     for key, value in where.labels.items():
         yield "labelled", {"key": key, "value": value}
+    if where.participant is not None:
+        yield "participating", {}
     if where.prefix:
         yield "beginning", {}
     if where.created_after is not None:
         yield "created", {}
+    if where.orphaned:
+        yield "orphans", {}
 
 
-def _summary(row: Row) -> SessionSummary:
+def _summary(row: Row, now: float) -> SessionSummary:
     session_id, schema_version, *metadata, version, epoch, created_at, updated_at, size, holder, birth = row
     return SessionSummary(
         session_id=session_id,
@@ -122,4 +152,5 @@ def _summary(row: Row) -> SessionSummary:
         holder=holder,
         created_at=instant(created_at),
         updated_at=instant(updated_at),
+        idle=now - updated_at,
     )

@@ -1,6 +1,7 @@
--- list_states: one page of records, newest first
+-- list_states: one page of records, newest first; or all of some sessions'; or how many there are
 -- Only those parts between marks are run that a filter has a use for. One named `by_…` says where the records come from,
 -- either some sessions, which are sorted then, or an index that has the order of a listing.
+-- [rows
 SELECT p.*, (
     SELECT s.worker_id FROM sessions AS s
     CROSS JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation
@@ -9,6 +10,11 @@ SELECT p.*, (
 FROM (
     SELECT r.session_id, r.schema_version, r.kind, r.name, r.parent, r.labels, r.message_count, r.participants,
            r.version, r.epoch, r.created_at, r.updated_at, length(r.state) AS size
+-- rows]
+-- [number
+SELECT count(*) FROM (
+    SELECT 1
+-- number]
     FROM
     -- [by_id
     json_each(:session_ids) AS j CROSS JOIN
@@ -77,6 +83,19 @@ FROM (
             AND s.locked_until > :now AND w.locked_until > :now
       )
       -- holder]
+      -- [participant
+      AND EXISTS (
+          SELECT 1 FROM session_participants AS t WHERE t.participant = :participant AND t.session_id = r.session_id
+      )
+      -- participant]
+      -- [orphaned
+      AND r.parent IS NOT NULL AND NOT EXISTS (SELECT 1 FROM session_states AS h WHERE h.session_id = r.parent)
+      -- orphaned]
+      -- [heads
+      AND (r.parent IS NULL OR NOT EXISTS (SELECT 1 FROM session_states AS h WHERE h.session_id = r.parent))
+      -- heads]
+    -- [limit
     ORDER BY r.updated_at DESC, r.session_id DESC
     LIMIT :limit
+    -- limit]
 ) AS p;

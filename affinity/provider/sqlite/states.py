@@ -28,6 +28,7 @@ class Deletion:
     session_ids: Sequence[str]
     cascade: bool
     idle_only: bool
+    whole: bool
     versions: Mapping[str, int]
     births: Mapping[str, str]
 
@@ -145,6 +146,8 @@ def find_doomed(tx: Tx, asked: Deletion) -> list[str]:
         "births": to_json(list(asked.births.items())),
         "cascade": asked.cascade,
         "idle_only": asked.idle_only,
+        "whole": asked.whole and asked.cascade,
+        "told": bool(asked.versions),
         "now": tx.now,
     }
     doomed: list[str] = tx.gather(SQL["doomed"], arguments)

@@ -62,10 +62,21 @@ idle (session_id, parent) AS NOT MATERIALIZED (
                                 WHERE s.session_id = r.session_id AND s.locked_until > :now AND w.locked_until > :now
                             )
 ),
+tree (root, session_id) AS (
+    SELECT j.value, j.value FROM json_each(:session_ids) AS j WHERE :whole
+    UNION
+    SELECT t.root, r.session_id FROM tree AS t CROSS JOIN session_states AS r ON r.parent = t.session_id
+),
+partly (root) AS MATERIALIZED (
+    SELECT t.root FROM tree AS t
+    WHERE t.session_id IN (SELECT session_id FROM rewritten)
+       OR NOT EXISTS (SELECT 1 FROM idle AS r WHERE r.session_id = t.session_id)
+       OR :told AND t.session_id NOT IN (SELECT value ->> 0 FROM json_each(:versions))
+),
 doomed (session_id) AS (
     SELECT r.session_id FROM json_each(:session_ids) AS j
     CROSS JOIN idle AS r ON r.session_id = j.value
-    WHERE r.session_id NOT IN (SELECT session_id FROM rewritten)
+    WHERE r.session_id NOT IN (SELECT session_id FROM rewritten) AND r.session_id NOT IN (SELECT root FROM partly)
     UNION
     SELECT r.session_id FROM doomed
     CROSS JOIN idle AS r ON r.parent = doomed.session_id
@@ -105,3 +116,37 @@ SELECT json_group_array(session_id) FROM (
 SELECT json_group_array(session_id) FROM (
     SELECT session_id FROM session_states WHERE created_at > :created_after LIMIT :few + 1
 );
+
+-- participating: sessions that somebody takes part in, unless they are too many
+SELECT json_group_array(session_id) FROM (
+    SELECT session_id FROM session_participants WHERE participant = :participant LIMIT :few + 1
+);
+
+-- orphans: sessions whose parent has no record, unless they are too many; each parent is looked at once
+WITH RECURSIVE parents (parent) AS (
+    SELECT min(c.parent) FROM session_states AS c INDEXED BY session_states_by_parent WHERE c.parent IS NOT NULL
+    UNION ALL
+    SELECT (SELECT min(c.parent) FROM session_states AS c INDEXED BY session_states_by_parent WHERE c.parent > p.parent)
+    FROM parents AS p WHERE p.parent IS NOT NULL
+)
+SELECT json_group_array(session_id) FROM (
+    SELECT c.session_id FROM parents AS p
+    CROSS JOIN session_states AS c INDEXED BY session_states_by_parent ON c.parent = p.parent
+    WHERE NOT EXISTS (SELECT 1 FROM session_states AS h WHERE h.session_id = p.parent)
+    LIMIT :few + 1
+);
+
+-- relatives: the sessions of some sessions' families, each with the session whose it is
+WITH RECURSIVE up (start, session_id, parent) AS (
+    SELECT r.session_id, r.session_id, r.parent
+    FROM json_each(:session_ids) AS j CROSS JOIN session_states AS r ON r.session_id = j.value
+    UNION
+    SELECT u.start, p.session_id, p.parent FROM up AS u CROSS JOIN session_states AS p ON p.session_id = u.parent
+),
+member (start, session_id) AS (
+    SELECT start, session_id FROM up
+    UNION
+    SELECT m.start, c.session_id FROM member AS m
+    CROSS JOIN session_states AS c INDEXED BY session_states_by_parent ON c.parent = m.session_id
+)
+SELECT json_group_array(json_array(start, session_id)) FROM member;

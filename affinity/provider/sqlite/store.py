@@ -47,6 +47,7 @@ class SqliteStates:
         idle_only: bool = False,
         versions: Mapping[str, int] | None = None,
         births: Mapping[str, str] | None = None,
+        whole: bool = False,
         dry_run: bool = False,
     ) -> Sequence[str]:
         """See `SessionStore.delete`. A record that is left keeps its children."""
@@ -54,6 +55,7 @@ class SqliteStates:
             session_ids=list(session_ids),
             cascade=cascade,
             idle_only=idle_only,
+            whole=whole,
             versions=dict(versions or {}),
             births=dict(births or {}),
         )
@@ -64,3 +66,11 @@ class SqliteStates:
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
         """See `SessionStore.list`."""
         return await self._reader.call(Database.read, state_list.list_states, where, limit)
+
+    async def count(self, where: SessionFilter) -> int:
+        """See `SessionStore.count`."""
+        return await self._reader.call(Database.read, state_list.count_states, where)
+
+    async def families(self, session_ids: Collection[str]) -> Sequence[Sequence[SessionSummary]]:
+        """See `SessionStore.families`."""
+        return await self._reader.call(Database.read, state_list.find_families, list(session_ids))

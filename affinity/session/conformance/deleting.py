@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from affinity.records import SessionStore
-from affinity.session.conformance.base import Rules, StoreHarness, ids, loaded, plain, state
+from affinity.session.conformance.base import EVERYTHING, PAGE, Rules, StoreHarness, ids, loaded, plain, state
 
 
 class DeleteRules(Rules):
@@ -153,6 +154,32 @@ class DeleteRules(Rules):
         after = await loaded(store, "b")
         assert after == before
         assert plain(after.metadata) == plain(before.metadata)
+
+    async def test_a_whole_family_goes_or_nothing_of_it(self, store: SessionStore) -> None:
+        """Each that is named is judged with all its descendants."""
+        await _family(store, a=None, b="a", c="b", x=None, y="x")
+        seen = {row.session_id: row for row in await store.list(EVERYTHING, PAGE)}
+        await store.save(state("c", parent="b"))
+        versions = {name: row.version for name, row in seen.items()}
+        births = {name: row.birth for name, row in seen.items()}
+        asked: dict[str, Any] = {"cascade": True, "whole": True, "versions": versions, "births": births}
+        assert sorted(await store.delete(["a", "x"], **asked, dry_run=True)) == ["x", "y"]
+        assert sorted(await store.delete(["a", "x"], **asked)) == ["x", "y"]
+        assert await _left(store) == "abc"
+        assert sorted(await store.delete(["a"], cascade=True, whole=True)) == ["a", "b", "c"]
+
+    async def test_a_descendant_that_was_added_since_keeps_the_family(self, store: SessionStore) -> None:
+        """Where it is told what was seen; also when one is there that was made anew."""
+        await _family(store, a=None, b="a", x=None, y="x")
+        seen = {row.session_id: row for row in await store.list(EVERYTHING, PAGE)}
+        versions = {name: row.version for name, row in seen.items()}
+        births = {name: row.birth for name, row in seen.items()}
+        await store.save(state("new", parent="b"))
+        await store.delete(["y"])
+        await store.save(state("y", parent="x"))
+        asked: dict[str, Any] = {"cascade": True, "whole": True, "versions": versions, "births": births}
+        assert list(await store.delete(["a", "x"], **asked)) == []
+        assert list(await store.delete(["b"], **{**asked, "cascade": False})) == ["b"]
 
 
 async def _family(store: SessionStore, **parents: str | None) -> None:

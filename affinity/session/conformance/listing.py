@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import timedelta, timezone
 from itertools import product
 from typing import Any, Final
@@ -134,6 +134,91 @@ class ListRules(Rules):
         assert await ids(store, SessionFilter(labels={label: "v"})) == ["named"]
         assert await ids(store, SessionFilter(labels={"k": label})) == ["valued"]
         assert await ids(store, SessionFilter(labels={label: "v", "k": label})) == []
+
+    @pytest.mark.parametrize("participant", HARD_LABELS)
+    async def test_a_participant_is_one_of_several(self, store: SessionStore, participant: str) -> None:
+        """The whole text of one of them; as of the last write."""
+        where = SessionFilter(participant=participant)
+        await store.save(state("alone", participants=[participant]))
+        await store.save(state("among", participants=["a", participant, "z", participant]))
+        await store.save(state("others", participants=["a", f"{participant}x", f"x{participant}"]))
+        await store.save(state("nobody"))
+        assert sorted(await ids(store, where)) == ["alone", "among"]
+        await store.save(state("alone", participants=["a"]))
+        await store.save(state("nobody", participants=[participant]))
+        await store.delete(["among"])
+        assert await ids(store, where) == ["nobody"]
+        assert await ids(store, SessionFilter(participant=participant, kind="chat")) == []
+        assert sorted(await ids(store, SessionFilter(participant="a"))) == ["alone", "others"]
+
+    async def test_orphans_have_a_parent_without_a_record(self, store: SessionStore) -> None:
+        """And heads have no parent, or none with a record."""
+        for name, parent in {"a": None, "b": "a", "c": "b", "lost": "gone", "below": "lost", "other": "gone"}.items():
+            await store.save(state(name, parent=parent, kind="chat" if name == "other" else ""))
+        assert sorted(await ids(store, SessionFilter(orphaned=True))) == ["lost", "other"]
+        assert sorted(await ids(store, SessionFilter(heads=True))) == ["a", "lost", "other"]
+        assert await ids(store, SessionFilter(orphaned=True, kind="chat")) == ["other"]
+        await store.delete(["b"])
+        assert sorted(await ids(store, SessionFilter(orphaned=True))) == ["c", "lost", "other"]
+        await store.save(state("gone"))
+        assert await ids(store, SessionFilter(orphaned=True)) == ["c"]
+        assert sorted(await ids(store, SessionFilter(heads=True))) == ["a", "c", "gone"]
+
+    async def test_what_a_listing_would_find_is_counted(self, store: SessionStore) -> None:
+        """Whatever its conditions are."""
+        written = await _population(store)
+        for where in _conditions():
+            assert await store.count(where) == sum(_meets(new, where) for new in written), where
+        await store.save(state("child", parent="s1", participants=["ada"], labels={"only": "1"}))
+        found = {
+            "participant": await store.count(SessionFilter(participant="ada")),
+            "orphaned": await store.count(SessionFilter(orphaned=True)),
+            "heads": await store.count(SessionFilter(heads=True)),
+            "prefix": await store.count(SessionFilter(prefix="chi")),
+            "labels": await store.count(SessionFilter(labels={"only": "1"})),
+            "idle_for": await store.count(SessionFilter(idle_for=1e6)),
+        }
+        orphans = sum(new.metadata.parent is not None for new in written)
+        alone = {"participant": 1, "prefix": 1, "labels": 1}
+        assert found == {**alone, "orphaned": orphans, "heads": len(written), "idle_for": 0}
+
+    async def test_a_summary_says_how_long_its_session_was_idle(
+        self, harness: StoreHarness, store: SessionStore
+    ) -> None:
+        """In seconds, by the store's clock."""
+        await store.save(state("a"))
+        await harness.advance(100)
+        await store.save(state("b", parent="a"))
+        await harness.advance(10)
+        idle = {row.session_id: row.idle for row in await store.list(EVERYTHING, PAGE)}
+        assert idle == {"a": pytest.approx(110, abs=9), "b": pytest.approx(10, abs=9)}
+        (family,) = await store.families(["a"])
+        assert family[0].idle == pytest.approx(110, abs=9)
+
+    async def test_a_family_is_found_from_each_of_its_members(self, harness: StoreHarness, store: SessionStore) -> None:
+        """The head first, then in the order in which they were created; and summaries as in a list."""
+        family = {"head": None, "z": "head", "a": "z", "m": "head"}
+        for name, parent in {**family, "alone": None, "lost": "gone"}.items():
+            await store.save(state(name, parent=parent, message_count=3, participants=["ada"]))
+            await harness.advance(1)
+        wanted = [*family, "alone", "missing", "lost", "head"]
+        found = [[row.session_id for row in rows] for rows in await store.families(wanted)]
+        assert found == [[*family]] * 4 + [["alone"], [], ["lost"], [*family]]
+        (rows,) = await store.families(["a"])
+        listed = {row.session_id: row for row in await store.list(EVERYTHING, PAGE)}
+        for row in rows:
+            assert replace(row, idle=0.0) == replace(listed[row.session_id], idle=0.0)
+        assert list(await store.families([])) == []
+
+    async def test_a_circle_of_parents_is_a_family(self, store: SessionStore) -> None:
+        """From within it, and from below."""
+        for name, parent in {"a": "c", "b": "a", "c": "b", "below": "c", "self": "self"}.items():
+            await store.save(state(name, parent=parent))
+        for name in ("a", "b", "c", "below"):
+            (family,) = await store.families([name])
+            assert {row.session_id for row in family} == {"a", "b", "c", "below"}
+        (alone,) = await store.families(["self"])
+        assert [row.session_id for row in alone] == ["self"]
 
     async def test_nobody_holds_a_session_without_a_lease(self, store: SessionStore) -> None:
         """Whoever wrote it; nor is an empty name somebody."""
