@@ -111,6 +111,25 @@ async def relay(context: OrchestrationContext, left: int) -> list[Any]:
 
 
 @app.orchestration
+async def visits(context: OrchestrationContext, count: int) -> list[Seen]:
+    """Turns on a session of its own, one for each event."""
+    seen = []
+    for n in range(count):
+        seen.append(await context.schedule_activity(step, n).on_session(context.instance_id))
+        await context.schedule_wait("next")
+    return seen
+
+
+@app.orchestration
+async def leave(context: OrchestrationContext) -> Seen:
+    """A turn on a session, which it then releases, and goes on."""
+    seen = await context.schedule_activity(step, 0).on_session(context.instance_id)
+    context.release_session(context.instance_id)
+    await context.schedule_wait("go")
+    return seen
+
+
+@app.orchestration
 async def inbox(context: OrchestrationContext, got: list[int]) -> list[int]:
     """Twenty events, one an execution."""
     got = [*got, await context.schedule_wait("item", int)]

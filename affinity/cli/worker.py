@@ -42,6 +42,7 @@ FLAGS: Final = (
     _Flag("worker_concurrency", "--concurrency", int, "Activities that run at once."),
     _Flag("max_sessions_per_runtime", "--max-sessions", int, "Sessions held at once; 0: take no session work."),
     _Flag("session_lock_timeout", "--session-lock-timeout", float, "A session without work is free after this."),
+    _Flag("session_min_idle", "--session-min-idle", float, "Without work for this, it makes room for new ones."),
     _Flag("worker_lease_timeout", "--worker-lease-timeout", float, "A dead worker's work is free after this."),
     _Flag("work_item_lock_timeout", "--work-item-lock-timeout", float, "An item not renewed is free after this."),
     _Flag("startup_timeout", "--startup-timeout", float, "How long to wait for a database that does not answer."),

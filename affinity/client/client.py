@@ -87,6 +87,7 @@ from affinity.provider.contract import (
     Quotas,
     Resumption,
     SessionInfo,
+    SessionRelease,
     WorkerInfo,
     WorkStatistics,
 )
@@ -625,6 +626,25 @@ class Client:
                 self._waker.wake()
                 return info.execution_id + 1
         raise Contention(f"instance {instance_id!r} is never where its history was read: try again")
+
+    # -- sessions
+
+    async def release_session(self, session_id: str) -> SessionRelease:
+        """Release a session before its time, whichever worker holds it: any worker may claim it then, and its holder
+        has room for another one. What was saved of its state stays; its holder lets go of what it has in memory within
+        about ten seconds. A wait that holds the session (``hold_session``) does not keep it.
+
+        Returns:
+            "released"; "busy", when its holder runs work of it, or is about to: nothing was changed; or "not_held".
+
+        Raises:
+            InvalidId: the id is refused.
+            ConnectionLost: it may or may not have been released.
+        """
+        wanted = [check_id(session_id, "session id")]
+        (release,) = await insist(partial(self._provider.release_session, wanted), twice=False)
+        self._waker.wake()
+        return release
 
     # -- what sessions know
 

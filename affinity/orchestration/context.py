@@ -218,6 +218,28 @@ class OrchestrationContext:
         self._scheduler.require_running()
         return MovedFuture(self._scheduler, check_id(session_id, "session id"))
 
+    def release_session(self, session_id: str | None = None) -> None:
+        """Release a session before its time: any worker may claim it then, and its holder has room for another one.
+
+        It is recorded, and takes effect with the commit of this step, behind all else that the step does. A session of
+        which work runs is not released; nor is it when this step schedules more work of it. What was saved of its state
+        stays. Later work of it claims it again.
+
+        Args:
+            session_id: by default `session_id`, that of the instance.
+
+        Raises:
+            InvalidId: the session id is not allowed.
+            OrchestrationMisuse: none is given, and the instance has none.
+        """
+        self._scheduler.require_running()
+        released = self.session_id if session_id is None else session_id
+        if released is None:
+            raise OrchestrationMisuse(
+                "release_session: the instance was started without a session id: name the session"
+            )
+        self._scheduler.pending.append(ev.SessionReleased(check_id(released, "session id")))
+
     @overload
     def schedule_sub_orchestration(
         self,

@@ -218,6 +218,13 @@ class SessionWatched:
 
 
 @frozen()
+class SessionReleased:
+    """Nothing keeps the session where it is any more, as far as the instance is concerned."""
+
+    session_id: str
+
+
+@frozen()
 class SubOrchestrationScheduled:
     """Another instance is to start; version None is the latest that is registered."""
 
@@ -311,6 +318,7 @@ Command: TypeAlias = (
     | EventAwaitCancelled
     | EventRefused
     | SessionWatched
+    | SessionReleased
     | SubOrchestrationScheduled
     | SubOrchestrationCancelled
     | GuidCreated

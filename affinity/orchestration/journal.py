@@ -36,6 +36,7 @@ _IDENTITY: Final[dict[type[ev.Event], Callable[[Any], object]]] = {
     ev.EventAwaitCancelled: attrgetter("schedule_id"),
     ev.EventRefused: attrgetter("schedule_id"),
     ev.SessionWatched: attrgetter("session_id"),
+    ev.SessionReleased: attrgetter("session_id"),
     ev.SubOrchestrationScheduled: lambda event: (event.name, _DEFAULT_ID.sub(r"/:\1", event.instance_id)),
     ev.SubOrchestrationCancelled: attrgetter("schedule_id"),
 }
@@ -158,7 +159,9 @@ def describe(event: ev.Event) -> str:
             identity = f"{delay:g} s"
         case ev.EventAwaited(name=name):
             identity = _arguments(name, hold_session=_held(event))
-        case ev.EventRaised(name=name) | ev.OrchestrationStarted(name=name) | ev.SessionWatched(session_id=name):
+        case ev.EventRaised(name=name) | ev.OrchestrationStarted(name=name):
+            identity = _arguments(name)
+        case ev.SessionWatched(session_id=name) | ev.SessionReleased(session_id=name):
             identity = _arguments(name)
         case ev.SubOrchestrationScheduled(name=name, instance_id=instance_id):
             identity = _arguments(name, instance_id=instance_id)

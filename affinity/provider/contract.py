@@ -353,6 +353,7 @@ class Turn:
     watches: Sequence[SessionWatch] = ()
     # By event id: runs of activities whose results are in ``history``, but for first attempts on the committing worker.
     runs: Mapping[int, ActivityRun] = field(default_factory=dict)
+    release_sessions: Sequence[str] = ()  # released behind all else that the turn does: see `Provider.release_session`
 
 
 class Placed(NamedTuple):
@@ -578,6 +579,7 @@ NO_QUOTAS: Final = Quotas()
 Delivery: TypeAlias = Literal["delivered", "unknown", "finished", "full", "over_quota"]
 Deletion: TypeAlias = Literal["deleted", "unknown", "running"]
 Resumption: TypeAlias = Literal["resumed", "unknown", "not_suspended"]
+SessionRelease: TypeAlias = Literal["released", "busy", "not_held"]
 
 
 @frozen(kw_only=True)
@@ -776,6 +778,31 @@ class Provider(Protocol):
     async def check_session(self, identity: WorkerIdentity, session_ids: Sequence[str]) -> Sequence[float | None]:
         """Seconds for which the caller's incarnation, if it is alive, holds each session by its session lock; None for
         those that it does not hold. Reads only.
+        """
+        ...
+
+    async def release_session(self, session_ids: Sequence[str]) -> Sequence[SessionRelease]:
+        """Free sessions, whichever worker holds them. A holder that has a work item of the session in hand keeps it:
+        "busy", and nothing is changed. Otherwise its lock ends, as if its time were over, a hold of it
+        (`SessionHold`) or not, and items that wait for it are for any worker; the next claim by another incarnation
+        gives it a new epoch.
+        """
+        ...
+
+    async def release_idle_session(
+        self, identity: WorkerIdentity, options: FetchOptions, *, min_idle: float, only_users: Mapping[str, str]
+    ) -> Sequence[str]:
+        """Free idle sessions of the caller's, for work that it could claim if it held fewer (`WorkFetch.crowded`) and
+        that no worker has taken: in `OFFER_SECONDS` since it became visible, or, where the caller is alone, at all.
+
+        Idle is a session without any item in the queue and without a hold (`SessionHold`) that lasts, that nothing has
+        touched for ``min_idle`` seconds, or whose only user has ended: ``only_users`` names, by session, the instance
+        that alone has used it, as far as the caller knows. Those whose user has ended go first, then the least recently
+        touched; as many as there is work for, up to ``options.limit`` items. That work is offered to the caller, so
+        that no other worker makes room for it too. Nothing when the caller is draining, not alive or not current.
+
+        Returns:
+            The ids of the sessions that were freed.
         """
         ...
 

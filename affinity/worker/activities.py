@@ -196,7 +196,7 @@ class ActivityRunner:
         """Begin to run a work item that is locked to this worker; ``task`` spares the decoding of its payload."""
         self._locks.add(item.lock)
         if item.session_id is not None and item.session_epoch is not None:
-            self._sessions.begin(item.session_id, item.session_epoch)
+            self._sessions.begin(item.session_id, item.session_epoch, item.lock.key.instance_id)
         definition = self._activities.get(item.name)
         if definition is None:
             self._give_back_unknown(item)

@@ -183,6 +183,10 @@ class Surroundings(Protocol):
         """Wake everybody for work that any worker may take, this one a moment later."""
         ...
 
+    def session_released(self, session_id: str) -> None:
+        """A turn has released a session, if nothing kept it."""
+        ...
+
     def hint_owner(self, instance_id: str) -> None:
         """Wake the worker that owns an instance, which is not live here."""
         ...
@@ -543,6 +547,8 @@ class InstanceTable:
             self._around.hint(None, cancel=True)
         if turn.instances:
             self._around.hint(None)
+        for session_id in turn.release_sessions:
+            self._around.session_released(session_id)
         for instance_id in {message.instance_id for message in turn.messages if not message.delay}:
             if instance_id in self._live:
                 self._around.poke()

@@ -43,6 +43,8 @@ class RuntimeOptions(BaseModel):
     """Distinct sessions held at once; 0: never take session work."""
     session_lock_timeout: Seconds = 300.0
     """A session without work for this long is free for any worker."""
+    session_min_idle: Seconds = 30.0
+    """A session without work for this long is released when new sessions wait and no worker has room."""
     worker_lease_timeout: Seconds = 15.0
     """A dead worker's sessions and work are free after this long."""
     work_item_lock_timeout: Seconds = 30.0

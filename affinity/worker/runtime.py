@@ -83,6 +83,9 @@ CORES = min(LEAST_SHARE, len(os.sched_getaffinity(0)) if hasattr(os, "sched_geta
 few at most, since one Python process hardly uses more.
 """
 
+ROOM_SECONDS = 0.5
+"""Between two attempts of a full worker to make room for work that no other worker takes."""
+
 PLENTY = 0.9
 """Share of the sessions that a worker may hold, below which it is full no more."""
 
@@ -156,6 +159,7 @@ class Runtime:
         self._offers: dict[str, float] = {}  # sessions that may be on offer to us, and until when at most
         self._left = False  # the last look took a share: others get a chance before the next
         self._told = False  # there may be work that no look has seen
+        self._room_at = 0.0  # monotonic time of the next attempt to make room
         self._alone = False  # no other worker was there at the last look
         self._backlog = False  # work in the queue waits for a slot: new work of ours waits its turn there
         self._full = False  # it was said that there is room for no further session
@@ -369,6 +373,11 @@ class Runtime:
         else:
             self.look_in(SHARE_SECONDS)
 
+    def session_released(self, session_id: str) -> None:
+        """A turn has released a session, if nothing kept it: there may be room for another one."""
+        self.sessions.recheck(session_id)
+        self.poke()
+
     def hint_owner(self, instance_id: str) -> None:
         """Wake the worker that owns an instance, which is not live here."""
         self._waker.hint_owner(instance_id)
@@ -493,9 +502,27 @@ class Runtime:
         self._alone = fetched.alone
         for item in fetched.items:
             self.run(item)
-        if fetched.raced or fetched.items:
-            return 0.0
-        return self._options.poll_interval if fetched.next_due is None else fetched.next_due
+        pause = self._options.poll_interval if fetched.next_due is None else fetched.next_due
+        if fetched.crowded:
+            pause = min(pause, await self._make_room(limit))
+        return 0.0 if fetched.raced or fetched.items else pause
+
+    async def _make_room(self, limit: int) -> float:
+        """Release idle sessions for work that no worker has room for; seconds until the next look."""
+        if (pause := self._room_at - time.monotonic()) > 0:
+            return pause
+        self._room_at = time.monotonic() + ROOM_SECONDS
+        release = self._provider.release_idle_session(
+            self._identity,
+            self._fetch_options(limit),
+            min_idle=self._options.session_min_idle,
+            only_users=self.sessions.only_users(),
+        )
+        released = await self.silence.watch("fetch", release, repeated=True)
+        for session_id in released:
+            logger.info("session %s is released: it is idle, and new ones wait", session_id)
+            self.sessions.recheck(session_id)
+        return 0.0 if released else ROOM_SECONDS
 
     def _fetch_options(self, limit: int) -> FetchOptions:
         return FetchOptions(
@@ -595,10 +622,10 @@ class Runtime:
             self._full = True
             logger.warning(
                 "worker %s: holds %d sessions and takes no more (max_sessions_per_runtime); new ones wait for other"
-                " workers, or until one here has had no work for %g s (session_lock_timeout)",
+                " workers, or until one here has had no work for %g s (session_min_idle)",
                 self.worker_id,
                 held,
-                self._options.session_lock_timeout,
+                self._options.session_min_idle,
             )
         elif held < PLENTY * most:
             self._full = False

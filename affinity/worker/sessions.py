@@ -25,9 +25,14 @@ CheckSession: TypeAlias = Callable[[Sequence[str]], Awaitable[Sequence[float | N
 """`Provider.check_session` of this worker: for each session the seconds for which it is still held, or None."""
 
 
+RECHECK_SECONDS = 10.0
+"""Between two questions about all sessions without work: another process may have released one of them."""
+
+
 @dataclass(slots=True)
 class _Held:
     epoch: int
+    user: str | None = None  # the instance whose work it had; None: several
     running: int = 0
     ends: float = 0.0  # monotonic, once nothing runs
 
@@ -40,6 +45,7 @@ class HeldSessions:
         self._check = check
         self._lock_timeout = lock_timeout
         self._held: dict[str, _Held] = {}
+        self._recheck_at = time.monotonic() + RECHECK_SECONDS
 
     def __len__(self) -> int:
         return len(self._held)
@@ -47,11 +53,13 @@ class HeldSessions:
     def __contains__(self, session_id: str) -> bool:
         return session_id in self._held
 
-    def begin(self, session_id: str, epoch: int) -> None:
-        """A work item of the session starts here."""
+    def begin(self, session_id: str, epoch: int, instance_id: str = "") -> None:
+        """A work item of the session starts here; it belongs to that instance."""
         held = self._held.get(session_id)
         if held is None:
-            held = self._held[session_id] = _Held(epoch)
+            held = self._held[session_id] = _Held(epoch, instance_id)
+        elif held.user != instance_id:
+            held.user = None
         held.epoch = epoch
         held.running += 1
 
@@ -65,6 +73,16 @@ class HeldSessions:
         """Work items of the session that run here."""
         held = self._held.get(session_id)
         return held.running if held else 0
+
+    def only_users(self) -> dict[str, str]:
+        """By session without work, the instance whose work it had, where it was one only."""
+        return {name: held.user for name, held in self._held.items() if held.user and not held.running}
+
+    def recheck(self, session_id: str) -> None:
+        """The session may have been released: the next sweep asks."""
+        held = self._held.get(session_id)
+        if held is not None and held.running == 0:
+            held.ends = 0.0
 
     async def lost(self, session_id: str) -> None:
         """The session was given up."""
@@ -81,6 +99,10 @@ class HeldSessions:
     async def sweep(self) -> None:
         """Notice the sessions whose locks have run out, and let the listeners evict."""
         now = time.monotonic()
+        if now >= self._recheck_at:
+            self._recheck_at = now + RECHECK_SECONDS
+            for session_id in self._held:
+                self.recheck(session_id)
         for session_id in await self._not_held([s for s in self._held if self._over(s, now)], now):
             if self._over(session_id, now):  # no work has come while others were told
                 logger.debug("session %s has expired here", session_id)

@@ -23,6 +23,7 @@ from affinity.orchestration.events import (
     OrchestrationFailed,
     OrchestrationStarted,
     ParentRef,
+    SessionReleased,
     SessionWatched,
     SubOrchestrationCancelled,
     SubOrchestrationCompleted,
@@ -71,6 +72,7 @@ class _Rows:
     cancel_activities: list[int] = field(default_factory=list)
     cancel_timers: list[int] = field(default_factory=list)
     watches: list[SessionWatch] = field(default_factory=list)
+    release_sessions: list[str] = field(default_factory=list)
     claim_here: bool = False
     plain_here: int = 0  # session-free items that may still ask to be run here
 
@@ -141,6 +143,7 @@ def build_turn(
         holds=[SessionHold(hold.session_id, event_id, hold.seconds) for event_id, hold in step.holds.items()],
         unholds=step.unholds,
         watches=rows.watches,
+        release_sessions=rows.release_sessions,
         runs=runs,
         update=_update(step, first_version),
         custom_status=step.custom_status,
@@ -189,6 +192,8 @@ def _add_rows(rows: _Rows, execution: Execution, event_id: int, event: object, l
             # To whichever execution is current: a watch outlives the execution that asked for it.
             moved = encode_message(ANY_EXECUTION, moved_event(event.session_id))
             rows.watches.append(SessionWatch(event.session_id, moved))
+        case SessionReleased():
+            rows.release_sessions.append(event.session_id)
         case SubOrchestrationCancelled():
             stop = encode_message(ANY_EXECUTION, CancelRequested(reason=f"cancelled by its parent {me!r}"))
             rows.messages.append(NewMessage(instance_id=execution.child_id(event.schedule_id), payload=stop))

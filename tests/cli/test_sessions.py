@@ -78,6 +78,17 @@ def test_without_a_subcommand_the_leases_are_shown(play: Play) -> None:
         assert "kettle" in succeed(*command, "--held")
 
 
+def test_release(play: Play) -> None:
+    succeed("start", "brew", "--id", "t")
+    play(lambda puppet: puppet.hold("t", "kettle"))
+    assert document("sessions", "release", "kettle", "pot", code=FAILED) == {
+        "sessions": {"kettle": "busy", "pot": "not_held"}
+    }
+    succeed("delete", "t", "--force")
+    assert "released" in succeed("sessions", "release", "kettle")
+    assert document("sessions", "release", "kettle") == {"sessions": {"kettle": "not_held"}}
+
+
 def test_options_before_a_subcommand() -> None:
     assert "leases --held" in refused(MISUSED, "sessions", "--held", "list")
     assert "after the subcommand" in refused(MISUSED, "sessions", "--json", "list")

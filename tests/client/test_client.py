@@ -357,6 +357,19 @@ async def test_sessions_and_workers(client: Client, puppet: Puppet) -> None:
     assert (worker.worker_id, worker.alive, worker.sessions) == ("puppet", True, 1)
 
 
+async def test_release_session(client: Client, puppet: Puppet) -> None:
+    await client.start("brew", instance_id="t")
+    await puppet.hold("t", "kettle")
+    assert await client.release_session("kettle") == "busy"
+    (session,) = [session async for session in client.sessions()]
+    assert session.held
+    await client.delete("t", force=True)  # with all its work
+    assert await client.release_session("kettle") == "released"
+    assert await client.release_session("kettle") == "not_held"
+    with pytest.raises(InvalidId):
+        await client.release_session("")
+
+
 async def test_delete(client: Client, puppet: Puppet) -> None:
     with pytest.raises(UnknownInstance):
         await client.delete("t")

@@ -46,6 +46,7 @@ SAMPLES: list[ev.Event] = [
     ev.EventAwaited("message"),
     ev.EventAwaited("message", ev.Hold("session-ü", 2.5)),
     ev.SessionWatched("session-1"),
+    ev.SessionReleased("session-1"),
     ev.EventRaised("message", '"x"'),
     ev.EventAwaitCancelled(5),
     ev.EventRefused(5, "e", "must be int"),

@@ -8,7 +8,7 @@ import click
 
 from affinity.cli import shell as sh
 from affinity.cli.instances import with_client
-from affinity.cli.sessions import looking, moving, removing
+from affinity.cli.sessions import looking, moving, releasing, removing
 from affinity.cli.shell import Command, Shell, command, keep_examples
 from affinity.client import Client
 from affinity.provider.contract import SessionInfo
@@ -40,6 +40,7 @@ def sessions(shell: Shell, *, worker: str | None, held: bool) -> None:
       affinity sessions list --kind chat --idle-for 7d   # records that nobody has written for a week
       affinity sessions show chat-17                     # one record with its state
       affinity sessions family chat-17                   # it and its children: messages, participants
+      affinity sessions release chat-17                  # any worker may claim it now
       affinity sessions delete chat-17 --dry-run         # what would go, children included
       affinity sessions prune --older-than 30d --yes     # retention, for a cron job
       affinity sessions export -o sessions.jsonl         # one JSON line a record
@@ -99,6 +100,7 @@ for subcommand in (
     looking.count,
     looking.show,
     looking.family,
+    releasing.release,
     removing.delete,
     removing.prune,
     moving.export,

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 
 from affinity.provider.conformance.builders import (
     LONG_LEASE,
+    SESSION_LOCK,
     TIMEOUTS,
     fetch_options,
     message_ids,
@@ -23,6 +24,7 @@ from affinity.provider.conformance.peer import Peer
 from affinity.provider.conformance.world import World
 from affinity.provider.contract import (
     FINISHED,
+    OFFER_SECONDS,
     Hint,
     HistoryCursor,
     HistoryPage,
@@ -322,6 +324,44 @@ async def check_session(stage: FaultStage) -> Attempt:
         assert result[0] is not None
 
     return Attempt(lambda: stage.provider.check_session(stage.me, [session]), check)
+
+
+@_verb
+async def release_session(stage: FaultStage) -> Attempt:
+    session = stage.name("s")
+    await stage.world.use(stage.clean, session)
+    attempt = Attempt(lambda: stage.provider.release_session([session]))
+
+    async def check(result: Sequence[str]) -> None:
+        assert result == ["released"] or (attempt.unknown and result == ["not_held"])
+        assert await stage.clean.holds_for(session) == [None]
+
+    attempt.check = check
+    return attempt
+
+
+@_verb
+async def release_idle_session(stage: FaultStage) -> Attempt:
+    """For one new session, which is then claimed. Whatever was held before stays."""
+    idle, new = stage.name("s"), stage.name("t")
+    await stage.world.use(stage.clean, idle)
+    await stage.world.enqueue(new)
+    await stage.world.advance(OFFER_SECONDS)
+    full = sum(holder == stage.clean.worker_id for holder in (await stage.world.holders()).values())
+    options = fetch_options(1, max_sessions=full)
+    users = {idle: "no such instance"}
+    attempt = Attempt(
+        lambda: stage.provider.release_idle_session(stage.me, options, min_idle=SESSION_LOCK, only_users=users)
+    )
+
+    async def check(result: Sequence[str]) -> None:
+        assert result == [idle] or (attempt.unknown and result == [])
+        item = await stage.clean.take_one(max_sessions=full)
+        assert item.session_id == new
+        assert await stage.clean.ack(item) == [True]
+
+    attempt.check = check
+    return attempt
 
 
 @_verb

@@ -21,6 +21,7 @@ from affinity.provider.conformance.origins import OriginRules
 from affinity.provider.conformance.ownership import OwnershipRules
 from affinity.provider.conformance.placing import PlacingRules
 from affinity.provider.conformance.quotas import QuotaRules
+from affinity.provider.conformance.releasing import ReleaseRules
 from affinity.provider.conformance.resets import ResetRules
 from affinity.provider.conformance.retention import RetentionRules
 from affinity.provider.conformance.routing import RoutingRules
@@ -46,6 +47,7 @@ class ProviderConformance(
     TouchRules,
     LockRules,
     CapacityRules,
+    ReleaseRules,
     GiveBackRules,
     UnknownRules,
     SweepRules,

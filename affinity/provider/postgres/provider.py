@@ -11,6 +11,7 @@ from affinity.provider.postgres.hints import HintVerbs
 from affinity.provider.postgres.management import ManagementVerbs
 from affinity.provider.postgres.migration import check_version, inspect_target, migrate_target
 from affinity.provider.postgres.orchestrations import OrchestrationVerbs
+from affinity.provider.postgres.releasing import ReleaseVerbs
 from affinity.provider.postgres.rights import change_rights
 from affinity.provider.postgres.states import StateVerbs
 from affinity.provider.postgres.suspension import SuspensionVerbs
@@ -43,6 +44,7 @@ class PostgresProvider(
     OrchestrationVerbs,
     TurnVerbs,
     StateVerbs,
+    ReleaseVerbs,
     SuspensionVerbs,
     SweepVerbs,
     HintVerbs,

@@ -33,6 +33,7 @@ from affinity.provider.contract import (
 )
 from affinity.provider.postgres.base import Verbs
 from affinity.provider.postgres.errors import BATCH_REFUSED
+from affinity.provider.postgres.releasing import release_params
 from affinity.provider.postgres.turn_columns import (
     commit_columns,
     judge_columns,
@@ -91,7 +92,11 @@ class TurnVerbs(Verbs):
             "token": token,
             **commit_columns(turns, sent),
         }
-        ((held, epochs, locked, holders),) = await self._links.commit.run(_call(tuple(params)), params)
+        call = _call(tuple(params))
+        if released := [session_id for turn in turns for session_id in turn.release_sessions]:
+            call = call.replace("SELECT ", "SELECT release_sessions_1(%(release)s, %(reroute)s), ", 1)
+            params.update(release_params(released))
+        ((*_, held, epochs, locked, holders),) = await self._links.commit.run(call, params)
         answer = _Answer(token, dict(zip(held or (), epochs or (), strict=True)), locked, holders)
         numbers = count(1)
         places = [[answer.place(next(numbers), item) for item in of_turn] for of_turn in sent]

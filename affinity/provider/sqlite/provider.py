@@ -37,6 +37,7 @@ from affinity.provider.contract import (
     Resumption,
     Retention,
     SessionInfo,
+    SessionRelease,
     Suspend,
     Sweep,
     Timeouts,
@@ -59,6 +60,7 @@ from affinity.provider.sqlite import (
     listing,
     management,
     quotas,
+    releasing,
     subscriptions,
     suspension,
     work_items,
@@ -228,6 +230,16 @@ class SqliteProvider:
     async def check_session(self, identity: WorkerIdentity, session_ids: Sequence[str]) -> Sequence[float | None]:
         """See `Provider.check_session`."""
         return await self._read(check, identity, session_ids)
+
+    async def release_session(self, session_ids: Sequence[str]) -> Sequence[SessionRelease]:
+        """See `Provider.release_session`."""
+        return await self._write(releasing.release, session_ids)
+
+    async def release_idle_session(
+        self, identity: WorkerIdentity, options: FetchOptions, *, min_idle: float, only_users: Mapping[str, str]
+    ) -> Sequence[str]:
+        """See `Provider.release_idle_session`."""
+        return await self._write(releasing.release_idle, identity, options, min_idle=min_idle, only_users=only_users)
 
     # -- orchestrations
 

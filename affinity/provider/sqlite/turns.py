@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from affinity.provider.contract import FINISHED, InstanceUpdate, Placed, Timeouts, Turn, TurnResult, WorkerIdentity
-from affinity.provider.sqlite import holds, sessions
+from affinity.provider.sqlite import holds, releasing, sessions
 from affinity.provider.sqlite.database import Tx, to_json
 from affinity.provider.sqlite.messages import insert_new, send
 from affinity.provider.sqlite.placing import NOWHERE, Placing
@@ -57,6 +57,8 @@ def commit(
     sessions.touch(tx, identity, acked | placing.sessions_here, timeouts.session_lock)
     holds.apply(tx, [one.turn for one in passed], timeouts.session_lock)
     _cancel(tx, [one.turn for one in passed])
+    if released := [session_id for one in passed for session_id in one.turn.release_sessions]:
+        releasing.release(tx, released)
     return [
         TurnResult(committed=True, placed=next(placed)) if isinstance(verdict, _Passed) else verdict
         for verdict in verdicts

@@ -1,0 +1,56 @@
+"""Releasing sessions before their time: by hand, with a turn, or to make room for new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from psycopg.types.numeric import Int8
+
+from affinity.limits import MAX_REROUTE
+from affinity.provider.contract import OFFER_SECONDS, FetchOptions, SessionRelease, WorkerIdentity
+from affinity.provider.postgres.arrays import Texts
+from affinity.provider.postgres.base import Verbs, who, without
+from affinity.provider.postgres.conversation import Params
+from affinity.provider.statements import load_statements
+
+_SQL: Final = load_statements(__package__, "releasing.sql")
+_FIND_IDLE: Final = without(_SQL["release_idle"], "free")
+_FREE_IDLE: Final = (_SQL["lock"], without(_SQL["release_idle"], "find"))
+
+
+def release_params(session_ids: Sequence[str]) -> Params:
+    """The parameters of ``release_sessions_1``, to release these sessions."""
+    return {"release": Texts(session_ids), "reroute": Int8(MAX_REROUTE)}
+
+
+class ReleaseVerbs(Verbs):
+    """`release_session` and `release_idle_session`."""
+
+    async def release_session(self, session_ids: Sequence[str]) -> Sequence[SessionRelease]:
+        """See `affinity.provider.contract.Provider`."""
+        ((outcomes,),) = await self._links.misc.run(_SQL["release"], release_params(session_ids))
+        return list(outcomes)
+
+    async def release_idle_session(
+        self, identity: WorkerIdentity, options: FetchOptions, *, min_idle: float, only_users: Mapping[str, str]
+    ) -> Sequence[str]:
+        """See `affinity.provider.contract.Provider`. The rows are locked before it is seen what has work: a second
+        call, which is made only when there is something to release.
+        """
+        params = {
+            **who(identity),
+            "max_sessions": Int8(options.max_sessions),
+            "names": list(options.names),
+            "limit": Int8(options.limit),
+            "min_idle": float(min_idle),
+            "offer_seconds": OFFER_SECONDS,
+            "used": list(only_users),
+            "user": list(only_users.values()),
+        }
+        found = await self._links.misc.run(_FIND_IDLE, params)
+        if not found:
+            return []
+        named = {**params, "release": [name for (name,) in found]}
+        *_, freed = await self._links.misc.together(_FREE_IDLE, named)
+        return [name for (name,) in freed]

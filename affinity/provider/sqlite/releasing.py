@@ -1,0 +1,60 @@
+"""Releasing sessions before their time: by hand, with a turn, or to make room for new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from affinity.provider.contract import (
+    OFFER_SECONDS,
+    FetchOptions,
+    Incarnation,
+    SessionRelease,
+    WorkerIdentity,
+)
+from affinity.provider.sqlite import sessions
+from affinity.provider.sqlite.database import Tx, to_json
+from affinity.provider.sqlite.sessions import Lease, offer_route
+from affinity.provider.statements import load_statements
+
+SQL: Final = load_statements(__package__, "releasing.sql")
+
+
+def release(tx: Tx, session_ids: Collection[str]) -> list[SessionRelease]:
+    """See `Provider.release_session`."""
+    leases = {name: lease for name, lease in sessions.read_leases(tx, session_ids).items() if lease.held}
+    busy = set(tx.gather(SQL["busy"], {"session_ids": to_json(list(leases)), "now": tx.now}))
+    for name in leases.keys() - busy:
+        sessions.free(tx, _holder(leases[name]), [name])
+    return ["not_held" if name not in leases else "busy" if name in busy else "released" for name in session_ids]
+
+
+def _holder(lease: Lease) -> WorkerIdentity:
+    return WorkerIdentity(worker_id=lease.worker_id, incarnation=Incarnation(lease.incarnation))
+
+
+def release_idle(
+    tx: Tx, identity: WorkerIdentity, options: FetchOptions, *, min_idle: float, only_users: Mapping[str, str]
+) -> Sequence[str]:
+    """See `Provider.release_idle_session`."""
+    who = {"worker_id": identity.worker_id, "incarnation": identity.incarnation, "now": tx.now}
+    caller = tx.row(SQL["room"], who)
+    if caller is None:
+        return []
+    others, held = caller
+    looked_for = {
+        "names": to_json(list(options.names)),
+        "since": tx.now - (OFFER_SECONDS if others else 0.0),
+        "limit": options.limit,
+    }
+    waiting = tx.gather(SQL["waiting"], {**who, **looked_for})
+    room = options.max_sessions - held
+    if room > 0 or not waiting or not options.max_sessions:
+        return []
+    users = to_json(list(only_users.items()))
+    rest = {"rested": tx.now - min_idle, "users": users, "limit": len(waiting) - room}
+    freed: list[str] = tx.gather(SQL["idle"], {**who, **rest})
+    sessions.free(tx, identity, freed)
+    for_us = to_json(waiting[: max(0, room + len(freed))])
+    tx.run(SQL["offer"], {"session_ids": for_us, "route": offer_route(identity.worker_id)})
+    return freed
