@@ -165,11 +165,11 @@ class SessionListener(Protocol):
 
 
 @runtime_checkable
-class Checkable(Protocol):
-    """A listener that a worker checks at its start, such as `affinity.Sessions`."""
+class HasMigrations(Protocol):
+    """A listener whose migrations a worker checks at its start, such as `affinity.Sessions`."""
 
-    def check(self) -> None:
-        """Raise what would go wrong later."""
+    def check_migrations(self) -> None:
+        """Raise what a load would find wrong with them."""
         ...
 
 
@@ -282,7 +282,7 @@ class App:
             self.add_session_listener(listener)
 
     def check(self) -> None:
-        """Resolve every annotation now, and have the listeners check themselves, as a worker does at its start.
+        """Resolve every annotation, and have the listeners check their migrations, as a worker does at its start.
 
         Raises:
             InvalidApp: an annotation cannot be resolved, or has no JSON form.
@@ -310,10 +310,10 @@ class App:
 
 
 def check_listeners(listeners: Iterable[SessionListener]) -> None:
-    """Have those that can be checked check themselves."""
+    """Have those that have migrations check them."""
     for listener in listeners:
-        if isinstance(listener, Checkable):
-            listener.check()
+        if isinstance(listener, HasMigrations):
+            listener.check_migrations()
 
 
 def definition_of(function: object) -> Definition | None:

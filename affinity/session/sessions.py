@@ -251,7 +251,7 @@ class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
         """
         self._schema.migrations.register(from_version, to_version, migrate)
 
-    def check(self) -> None:
+    def check_migrations(self) -> None:
         """Find now what a load would find of the registered migrations, as a worker does at its start.
 
         Raises:

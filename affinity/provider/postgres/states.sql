@@ -210,11 +210,14 @@ WHERE (%(kind)s::text IS NULL OR r.kind = %(kind)s)
 WITH RECURSIVE up (start, session_id, parent) AS (
     SELECT r.session_id, r.session_id, r.parent FROM session_states r WHERE r.session_id = ANY (%(session)s)
     UNION
-    SELECT u.start, p.session_id, p.parent FROM up u JOIN session_states p ON p.session_id = u.parent
+    -- OFFSET 0: by the index, however many the planner takes them for.
+    SELECT u.start, p.session_id, p.parent
+    FROM up u CROSS JOIN LATERAL (SELECT session_id, parent FROM session_states WHERE session_id = u.parent OFFSET 0) p
 ), member (start, session_id) AS (
     SELECT start, session_id FROM up
     UNION
-    SELECT m.start, c.session_id FROM member m JOIN session_states c ON c.parent = m.session_id
+    SELECT m.start, c.session_id
+    FROM member m CROSS JOIN LATERAL (SELECT session_id FROM session_states WHERE parent = m.session_id OFFSET 0) c
 )
 SELECT m.start, r.session_id, r.schema_version, r.kind, r.name, r.parent, r.labels::text, r.message_count,
     r.participants::text, r.version, r.birth, r.epoch, octet_length(r.state), r.created_at, r.updated_at,
