@@ -164,7 +164,7 @@ async def test_a_batch_that_takes_too_long_is_split(
         "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.05); RETURN NEW; END $$"
     )
     admin.execute("CREATE TRIGGER slow BEFORE INSERT ON history FOR EACH ROW EXECUTE FUNCTION slow()")
-    url = f"{postgres_migrated}?options=-c%20statement_timeout%3D400ms"
+    url = f"{postgres_migrated}?options=-c%20statement_timeout%3D800ms"
     sizes: list[int] = []
     worker = Worker(app, url, RuntimeOptions.make(poll_interval=0.2))
     async with worker:
