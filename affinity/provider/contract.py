@@ -899,7 +899,8 @@ class Provider(Protocol):
 
         Removes sessions that expired more than ``session_retention`` seconds ago, have no work and are not watched,
         holds whose time is over, and workers whose lease ended more than ``worker_retention`` seconds ago. Records of
-        session state stay: they go only when they are deleted.
+        session state stay: they go only when they are deleted. A session with a watch that is committed while the sweep
+        runs, before it removes the session's row, stays too.
 
         With ``retention``, it also does one step of `prune_instances`, for `SWEPT_STATUSES` and trees of at most
         `limits.PRUNE_TREE_EVENTS` events, from where the last sweep stopped, and one of `prune_histories`.

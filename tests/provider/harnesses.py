@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, closing
 from itertools import count
 from pathlib import Path
@@ -62,6 +63,13 @@ class SqliteHarness:
 
     async def advance(self, seconds: float) -> None:
         self._clock.offset += seconds
+
+    async def commit_amid_sweep(
+        self, sweep: Callable[[], Awaitable[object]], commit: Callable[[], Awaitable[object]]
+    ) -> None:
+        """One transaction writes at a time, and a sweep is one."""
+        await commit()
+        await sweep()
 
     async def fetch_cost(self, identity: WorkerIdentity, options: FetchOptions) -> int:
         """Instructions of SQLite's virtual machine."""
@@ -197,6 +205,25 @@ BEGIN
 END $do$"""
 
 
+SWEEP_WAITS: Final[LiteralString] = """
+DO $do$
+BEGIN
+    EXECUTE (
+        SELECT format(
+            $f$CREATE OR REPLACE FUNCTION clock() RETURNS timestamptz LANGUAGE plpgsql VOLATILE AS $clock$
+            BEGIN
+                IF current_query() LIKE '%%removed_sessions%%' THEN
+                    PERFORM pg_advisory_xact_lock_shared(1);
+                END IF;
+                RETURN (%s);
+            END $clock$ $f$, prosrc)
+        FROM pg_proc WHERE oid = 'clock()'::regprocedure);
+END $do$"""
+
+WAITING: Final[LiteralString] = """
+    SELECT count(*) > 0 FROM pg_stat_activity
+    WHERE datname = current_database() AND wait_event = 'advisory'"""
+
 SET_BACK: Final = """
     SELECT setval(oid, seqstart, false) FROM pg_sequence JOIN pg_class ON oid = seqrelid
     WHERE relnamespace = current_schema::regnamespace"""
@@ -251,6 +278,19 @@ class PostgresHarness:
         async with aclosing(await PostgresProvider.open(self._url, application_name=warm.APPLICATION)) as provider:
             await provider.advance_clock(seconds)
 
+    async def commit_amid_sweep(
+        self, sweep: Callable[[], Awaitable[object]], commit: Callable[[], Awaitable[object]]
+    ) -> None:
+        """The statement of the sweep waits in its first call of the clock."""
+        async with self._monitor() as monitor:
+            await monitor.execute(SWEEP_WAITS)
+            async with monitor.transaction():
+                await monitor.execute("SELECT pg_advisory_xact_lock(1)")
+                swept = asyncio.ensure_future(sweep())
+                await self._until(monitor, WAITING, True)
+                await commit()
+            await swept
+
     async def fetch_cost(self, identity: WorkerIdentity, options: FetchOptions) -> int:
         """Rows and index entries read, and blocks looked at: a connection has told of all of them when it has ended."""
         warm.close_idle()
@@ -280,7 +320,7 @@ class PostgresHarness:
         finally:
             warm.keep(connection)
 
-    async def _until(self, monitor: AsyncConnection[Any], query: LiteralString, wanted: int) -> None:
+    async def _until(self, monitor: AsyncConnection[Any], query: LiteralString, wanted: object) -> None:
         with anyio.fail_after(PATIENCE):
             while await self._scalar(monitor, query) != wanted:
                 await anyio.sleep(0.005)  # the server has no way to call us

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Literal, Protocol, TypeAlias
 
 from affinity.provider.contract import FetchOptions, Provider, WorkerIdentity
@@ -73,6 +74,14 @@ class Harness(Protocol):
 
     async def advance(self, seconds: float) -> None:
         """Move the database's clock forward, for every provider object on it."""
+        ...
+
+    async def commit_amid_sweep(
+        self, sweep: Callable[[], Awaitable[object]], commit: Callable[[], Awaitable[object]]
+    ) -> None:
+        """Run ``commit`` after ``sweep`` has read what there is and before it locks or removes anything; or before the
+        sweep, where no commit can come between.
+        """
         ...
 
     async def fetch_cost(self, identity: WorkerIdentity, options: FetchOptions) -> int:

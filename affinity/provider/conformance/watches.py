@@ -238,6 +238,20 @@ class WatchRules(Rules):
         await world.advance(SESSION_LOCK + 1_000)
         assert (await world.sweep(session_retention=10)).sessions_removed == 1
 
+    async def test_a_watch_that_meets_a_sweep_keeps_its_session(self, world: World) -> None:
+        """It is committed while the sweep that would remove the row is at work (contract: sweep)."""
+        a, b, watcher = await _stage(world)
+        await world.use(a, "s")
+        at = await watcher.own("i")
+        await world.advance(SESSION_LOCK + 1_000)
+        await world.harness.commit_amid_sweep(
+            lambda: world.sweep(session_retention=10),
+            lambda: watcher.go_on(at, consumed=message_ids(at), watches=[SessionWatch("s", "moved")]),
+        )
+        assert set(await world.sessions()) == {"s"}
+        await world.use(b, "s")
+        assert await _told(watcher) == {"i": ["moved"]}
+
     async def test_the_news_wait_for_an_owner(self, world: World) -> None:
         """The instance is released: whoever takes it, has them (contract: SessionWatch)."""
         a, b, watcher = await _stage(world)
