@@ -88,6 +88,7 @@ class Execution:
         "_cancellation",
         "_context",
         "_held",
+        "_isolated",
         "_lineage",
         "_main",
         "_scheduler",
@@ -116,6 +117,7 @@ class Execution:
         """Who awaits the instance, once it has started."""
         self._scheduler = Scheduler(instance_id, execution_id, session_id)
         self._context = OrchestrationContext(definition, self._scheduler)
+        self._isolated = _Isolated(session_id)
         self._lineage: ev.Lineage = ()
         self._main: Task[Any] | None = None
         self._cancellation: OrchestrationCancelledSignal | None = None
@@ -179,7 +181,7 @@ class Execution:
         journal = self._scheduler.journal
         journal.open(recorded)
         try:
-            with _Isolated(self.session_id):
+            with self._isolated:
                 self._replay_all()
         except Nondeterminism:
             self._scheduler.close()
@@ -213,7 +215,7 @@ class Execution:
         journal.now, journal.new_guid = now, new_guid
         consumed = 0
         try:
-            with _Isolated(self.session_id):
+            with self._isolated:
                 for event in inputs:
                     if isinstance(self.outcome, ev.ContinuedAsNew):
                         break
@@ -226,7 +228,7 @@ class Execution:
 
     def close(self) -> None:
         """Drop the coroutines from memory. Their ``finally`` blocks run, but whatever they ask for is refused."""
-        with _Isolated(self.session_id):
+        with self._isolated:
             self._scheduler.close()
 
     def _step(self, consumed: int) -> Step:
@@ -398,7 +400,7 @@ def _refuse_forgotten(untouched: Iterable[DurableFuture[Any]]) -> None:
 
 class _Isolated:
     """Keeps an event loop that runs in this thread from adopting the orchestration's async generators; and names the
-    session of its logs and spans.
+    session of its logs and spans. One object serves one execution, which is never entered twice at a time.
     """
 
     __slots__ = ("_hooks", "_session_id", "_token")
