@@ -23,7 +23,7 @@ T = TypeVar("T")
 _DEFAULT_LIMIT: Final = 50
 _ENDINGS: Final = {"failed": "failed", "cancelled": "was cancelled"}
 _EVENT_COLUMNS: Final = ("#", "TIME", "EVENT", "WORKER", "ATTEMPT", "DETAILS")
-_COLUMNS: Final = ("INSTANCE", "ORCHESTRATION", "STATUS", "OWNER", "EVENTS", "CREATED", "CUSTOM STATUS")
+_COLUMNS: Final = ("INSTANCE", "ORCHESTRATION", "STATUS", "SESSION", "OWNER", "EVENTS", "CREATED", "CUSTOM STATUS")
 
 
 def with_client(shell: Shell, work: Callable[[Client], Awaitable[T]]) -> T:
@@ -360,6 +360,7 @@ def _row(instance: Instance) -> tuple[object, ...]:
         instance.instance_id,
         instance.name if instance.version is None else f"{instance.name}@{instance.version}",
         instance.status,
+        instance.session_id,
         instance.owner,
         instance.event_count,
         instance.created_at,

@@ -140,6 +140,18 @@ def test_wait_says_how_it_failed(play: Play) -> None:
     assert document("wait", "f", code=FAILED) == {"instance_id": "f", "status": "failed", "error": error}
 
 
+def test_wait_and_show_tell_category_bases_and_fields(play: Play) -> None:
+    more = {"category": "lost", "bases": ["Base"], "fields": {"n": 1}}
+    error = {"type": "ValueError", "message": "no tea", **more}
+    succeed("start", "brew", "--id", "t")
+    succeed("start", "brew", "--id", "u")
+    play(lambda puppet: puppet.end_badly("t", "failed", json.dumps(error)))
+    play(lambda puppet: puppet.end_badly("u", "failed", json.dumps(error | {"bases": 5})))
+    assert json.loads(run("wait", "t", "--json").stdout)["error"] == error
+    assert document("show", "t")["error_details"] == more
+    assert document("show", "u")["error_details"] == {}
+
+
 def test_wait_says_that_it_was_cancelled(play: Play) -> None:
     succeed("start", "brew", "--id", "c")
     assert document("cancel", "c", "--reason", "closing time")["cancel_requested"]
@@ -211,6 +223,7 @@ def test_instances_of_a_session_are_listed() -> None:
     succeed("start", "brew", "--id", "t2")
     assert [each["instance_id"] for each in document("list", "--session", "chat-1")["instances"]] == ["t1"]
     assert document("show", "t1")["session_id"] == "chat-1"
+    assert "chat-1" in succeed("list")
     assert "session id" in refused(MISUSED, "start", "brew", "--session", "")
 
 
