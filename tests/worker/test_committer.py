@@ -62,7 +62,7 @@ async def running(*, insist: bool = False) -> AsyncIterator[Desk]:
     desk = Desk(insist)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(desk.commits.run)
-        with anyio.fail_after(10):
+        with anyio.fail_after(30):
             yield desk
         tasks.cancel_scope.cancel()
 
