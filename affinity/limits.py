@@ -78,6 +78,14 @@ MAX_OUTSTANDING_BYTES: Final = 128 * 1024 * 1024
 INSTANCE_CACHE_BYTES: Final = 256 * 1024 * 1024
 """Default of ``instance_cache_bytes``: 10,000 instances, the default number, of 26 KB each."""
 
+MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
+"""Largest ``max_batch_bytes``: escaped, and with what surrounds it, a batch must stay below the gigabyte that a message
+to PostgreSQL, or a text in SQLite, may have.
+"""
+
+MAX_BYTES: Final = 2**40
+"""Largest number of bytes that an option takes: a terabyte is a mistake of unit."""
+
 MAX_PAGE_EVENTS: Final = 4_000
 """Events in one page of a history: to read them takes the database, and to replay them a worker, less than 100 ms."""
 

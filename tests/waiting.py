@@ -17,9 +17,9 @@ async def started(client: Client, instance_id: str) -> None:
             await anyio.sleep(0)
 
 
-async def until(look: Callable[[], Awaitable[bool]]) -> None:
-    """Until ``look`` says so."""
-    with anyio.fail_after(30):
+async def until(look: Callable[[], Awaitable[bool]], patience: float = 30) -> None:
+    """Until ``look`` says so; for ``patience`` seconds."""
+    with anyio.fail_after(patience):
         while not await look():
             await anyio.sleep(0.01)
 

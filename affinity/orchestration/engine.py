@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 from affinity.ambient import enter_session, leave_session
 from affinity.errors import AffinityError, ExecutionLimitReached, Nondeterminism, OrchestrationMisuse
 from affinity.frozen import frozen
-from affinity.limits import MAX_BUFFERED_EVENTS, UNREAD_STEP
+from affinity.limits import MAX_BATCH_BYTES, MAX_BUFFERED_EVENTS, UNREAD_STEP
 from affinity.orchestration import events as ev
 from affinity.orchestration.commands import ActivityFuture, ChildFuture, TimerFuture
 from affinity.orchestration.context import OrchestrationContext, refuse_awaitable
@@ -58,7 +58,7 @@ class Step:
     consumed: int
     """How many of the inputs, from the first on, are dealt with.
 
-    The rest came after a ``ContinuedAsNew`` and is for the next execution, as far as it is for any.
+    If the execution has ended, the rest is for the next one, as far as it is for any; else it is for the next turn.
     """
 
     holds: Mapping[int, ev.Hold]
@@ -140,6 +140,11 @@ class Execution:
         return self._scheduler.journal.position
 
     @property
+    def unread_size(self) -> int:
+        """Characters of the external events that the code has not read."""
+        return self._scheduler.inbox.buffered_size
+
+    @property
     def finished(self) -> bool:
         """Whether the last event is an outcome."""
         return self.outcome is not None
@@ -175,29 +180,49 @@ class Execution:
         Raises:
             Nondeterminism: code and history disagree. The coroutine is lost.
         """
-        if self.event_count:
-            raise RuntimeError("replay needs a fresh Execution")
-        recorded = list(history)
-        journal = self._scheduler.journal
-        journal.open(recorded)
+        self.begin_replay()
         try:
-            with self._isolated:
-                self._replay_all()
+            self.replay_page(history)
+            self.end_replay()
         except Nondeterminism:
-            self._scheduler.close()
-            last = recorded[-1]
+            last = self._scheduler.journal.last_recorded
             if not isinstance(last, ev.OrchestrationFailed):
                 raise
             self.outcome = last
-        finally:
-            journal.close()
-            self.error = None
-            self._held = dict(self._scheduler.held)  # they were told to the store when they were new
-            was_reset = bool(recorded) and type(recorded[-1]) is ev.ExecutionReset  # by an operator, who counts nothing
-            self._unread = None if was_reset else self._rounded_unread()
 
-    def advance(self, inputs: Sequence[ev.Event], *, now: Callable[[], float], new_guid: Callable[[], str]) -> Step:
-        """Take a step for each input.
+    def begin_replay(self) -> None:
+        """Begin to rebuild the state from a history that comes page by page; only a fresh object can do so."""
+        if self.event_count:
+            raise RuntimeError("replay needs a fresh Execution")
+        self._scheduler.journal.open()
+
+    def replay_page(self, events: Iterable[ev.Event]) -> None:
+        """Take the next events of the history, and the steps that are complete with them.
+
+        Raises:
+            Nondeterminism: code and history disagree. The coroutine is lost.
+        """
+        self._scheduler.journal.read(events)
+        self._replay(to_end=False)
+
+    def end_replay(self) -> None:
+        """Take the last step: the history has no more events.
+
+        Raises:
+            Nondeterminism: code and history disagree. The coroutine is lost.
+        """
+        self._replay(to_end=True)
+        self._leave_replay()
+
+    def advance(
+        self,
+        inputs: Sequence[ev.Event],
+        *,
+        now: Callable[[], float],
+        new_guid: Callable[[], str],
+        max_size: int = MAX_BATCH_BYTES,
+    ) -> Step:
+        """Take a step for each input, as far as ``max_size`` goes.
 
         An input that means nothing any more is left out: the result of something cancelled or settled, a second
         request to cancel, or anything for an execution that has ended.
@@ -207,6 +232,7 @@ class Execution:
                 requests to cancel may come before the ``OrchestrationStarted``: they wait for it.
             now: gives the database's time in unix seconds.
             new_guid: gives a fresh random id.
+            max_size: characters of payloads in the new events, from which no further input is taken.
 
         Raises:
             ExecutionLimitReached: the execution is lost, as after ``close``; nothing of this step has happened.
@@ -218,6 +244,8 @@ class Execution:
             with self._isolated:
                 for event in inputs:
                     if isinstance(self.outcome, ev.ContinuedAsNew):
+                        break
+                    if consumed and journal.appended_size() >= max_size:
                         break
                     self._accept(event)
                     consumed += 1
@@ -369,11 +397,30 @@ class Execution:
 
     # --- replay -----------------------------------------------------------------------------------------------------
 
-    def _replay_all(self) -> None:
+    def _replay(self, *, to_end: bool) -> None:
+        """Take the steps that are recorded; the last one only when nothing comes behind it."""
+        try:
+            with self._isolated:
+                self._replay_steps(to_end=to_end)
+        except BaseException as error:
+            if isinstance(error, Nondeterminism):
+                self._scheduler.close()
+            self._leave_replay()
+            raise
+
+    def _replay_steps(self, *, to_end: bool) -> None:
         journal = self._scheduler.journal
-        while (event := journal.next_recorded) is not None:
+        while (event := journal.next_recorded) is not None and (to_end or journal.has_whole_step):
             if type(event) not in ev.INPUTS or not self._accept(event):
                 raise journal.mismatch(event, self._whereabouts())
+
+    def _leave_replay(self) -> None:
+        journal = self._scheduler.journal
+        journal.close()
+        self.error = None
+        self._held = dict(self._scheduler.held)  # they were told to the store when they were new
+        was_reset = type(journal.last_recorded) is ev.ExecutionReset  # by an operator, who counts nothing
+        self._unread = None if was_reset else self._rounded_unread()
 
     def _whereabouts(self) -> str:
         """What the code does, where it does not do what the history says."""

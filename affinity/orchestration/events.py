@@ -10,6 +10,7 @@ the last event of an execution. Inputs also travel to the instance as messages, 
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from itertools import islice
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -335,6 +336,19 @@ OUTCOMES: Final = frozenset(Outcome.__args__)
 
 EVENTS: Final[tuple[type[Event], ...]] = Event.__args__
 """Every class of event."""
+
+
+_PAYLOADS: Final[dict[type[Event], tuple[str, ...]]] = {
+    cls: tuple(field.name for field in fields(cls) if field.type == "RawJson" or field.name == "message")
+    for cls in EVENTS
+}
+"""The fields of an event that may be large."""
+
+
+def payload_size(event: Event) -> int:
+    """About how many characters the event takes as text."""
+    carried: Carried = getattr(event, "carried", ())
+    return sum([len(getattr(event, name)) for name in _PAYLOADS[type(event)]]) + sum([len(e.data) for e in carried])
 
 
 def describe_error(error: BaseException) -> tuple[str, str]:

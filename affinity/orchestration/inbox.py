@@ -26,11 +26,13 @@ class _Arrival(NamedTuple):
 class Inbox:
     """The external events of one execution."""
 
-    __slots__ = ("_arrivals", "_buffers", "_refused", "_unread", "_waiting", "buffered")
+    __slots__ = ("_arrivals", "_buffers", "_refused", "_unread", "_waiting", "buffered", "buffered_size")
 
     def __init__(self) -> None:
         self.buffered = 0
         """Events that nobody waits for yet, and those that were refused."""
+        self.buffered_size = 0
+        """Characters of their data."""
         self._arrivals = 0
         self._buffers: dict[str, deque[_Arrival]] = {}
         self._waiting: dict[str, deque[EventFuture[Any]]] = {}
@@ -56,6 +58,7 @@ class Inbox:
                 del self._buffers[future.name]
             if future.accepts(arrival.data):
                 self.buffered -= 1
+                self.buffered_size -= len(arrival.data)
                 self._hand_over(future, arrival)
                 return
             self._refused.append((future.name, arrival))
@@ -98,6 +101,7 @@ class Inbox:
         taker = next((future for future in queue if future.accepts(arrival.data)), None)
         if taker is None:
             self.buffered += 1
+            self.buffered_size += len(arrival.data)
             self._refused.append((name, arrival))
         else:
             self.leave(taker)
@@ -105,6 +109,7 @@ class Inbox:
 
     def _buffer(self, buffer: deque[_Arrival], arrival: _Arrival) -> None:
         self.buffered += 1
+        self.buffered_size += len(arrival.data)
         if buffer and arrival < buffer[-1]:  # given back: it came before the ones that are waiting here
             insort(buffer, arrival)
         else:

@@ -10,7 +10,8 @@ take: that changes no result.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any, Final
 
@@ -46,7 +47,18 @@ _IDENTITY: Final[dict[type[ev.Event], Callable[[Any], object]]] = {
 class Journal:
     """Position in the history, and the events that were appended since the last ``take``."""
 
-    __slots__ = ("_appended", "_recorded", "children", "latest", "new_guid", "now", "position")
+    __slots__ = (
+        "_appended",
+        "_last_input",
+        "_recorded",
+        "_size",
+        "children",
+        "last_recorded",
+        "latest",
+        "new_guid",
+        "now",
+        "position",
+    )
 
     def __init__(self) -> None:
         self.position = 0
@@ -57,8 +69,12 @@ class Journal:
         self.new_guid: Callable[[], str] = str
         self.children: dict[int, str] = {}
         """Instance ids of the sub-orchestrations that were ever scheduled, by event id."""
+        self.last_recorded: ev.Event | None = None
+        """The last event that was read."""
+        self._size = (0, 0)  # of so many of the appended events, so many characters of payload
         self._appended: list[tuple[int, ev.Event]] = []
-        self._recorded: list[ev.Event] | None = None
+        self._recorded: deque[ev.Event] | None = None  # behind the present position, as far as they have been read
+        self._last_input = 0  # its id, of those that have been read
 
     @property
     def replaying(self) -> bool:
@@ -68,28 +84,46 @@ class Journal:
     @property
     def next_recorded(self) -> ev.Event | None:
         """In replay, the event after the present position; None at the end."""
-        recorded = self._recorded or ()
-        return recorded[self.position] if self.position < len(recorded) else None
+        return self._recorded[0] if self._recorded else None
 
-    def open(self, recorded: list[ev.Event]) -> None:
+    @property
+    def has_whole_step(self) -> bool:
+        """Whether the next step has been read to its end: another one follows."""
+        return self.position + 1 < self._last_input
+
+    def open(self) -> None:
         """Start to read. The suppliers of values are not asked: recorded values are used."""
-        self._recorded = recorded
+        self._recorded = deque()
         self.now, self.new_guid = float, str
-        self.children = {
-            event_id: event.instance_id
-            for event_id, event in enumerate(recorded, 1)
-            if type(event) is ev.SubOrchestrationScheduled
-        }
+
+    def read(self, recorded: Iterable[ev.Event]) -> None:
+        """The next events of the history."""
+        assert self._recorded is not None
+        for event_id, event in enumerate(recorded, self.position + len(self._recorded) + 1):
+            self._recorded.append(event)
+            self.last_recorded = event
+            if type(event) is ev.SubOrchestrationScheduled:
+                self.children[event_id] = event.instance_id
+            elif type(event) in ev.INPUTS:
+                self._last_input = event_id
 
     def close(self) -> None:
         """Go to the end of what was recorded, and write from there."""
-        self.position = len(self._recorded or ())
+        self.position += len(self._recorded or ())
         self._recorded = None
 
     def take(self) -> list[tuple[int, ev.Event]]:
         """Return the events appended since the last call, each with its id."""
         appended, self._appended = self._appended, []
+        self._size = (0, 0)
         return appended
+
+    def appended_size(self) -> int:
+        """Characters of the payloads that were appended since the last `take`."""
+        counted, size = self._size
+        size += sum([ev.payload_size(event) for _, event in self._appended[counted:]])
+        self._size = (len(self._appended), size)
+        return size
 
     def input(self, event: ev.Event) -> None:
         """Record an input.
@@ -135,7 +169,9 @@ class Journal:
 
     def _append(self, event: ev.Event) -> None:
         self.position += 1
-        if self._recorded is None:
+        if self._recorded is not None:
+            self._recorded.popleft()
+        else:
             self._appended.append((self.position, event))
             if type(event) is ev.SubOrchestrationScheduled:
                 self.children[self.position] = event.instance_id

@@ -162,6 +162,7 @@ class ActivityRunner:
         self._observe = observe
         # By lock: after a lapse an item may be fetched again while its former run, of the same key, still ends.
         self._running: dict[WorkLock, _Running] = {}
+        self.size = 0  # characters of the payloads of what runs
         # Items that go back with their session once its other work has ended.
         self._leaving: dict[str, list[WorkAbandon]] = {}
         self._limiter = anyio.CapacityLimiter(options.worker_concurrency)
@@ -252,6 +253,7 @@ class ActivityRunner:
             session_store=self._states,
         )
         running = self._running[item.lock] = _Running(item, context, limit, time.monotonic())
+        self.size += len(item.payload)
         # A bare task: a task group's bookkeeping costs more than the rest of a turn. `_ended` takes whatever comes out
         # of it, and `aclose` waits for what is left.
         coroutine = self._result(key.activity_id, running, definition, task)
@@ -291,6 +293,7 @@ class ActivityRunner:
     def _ended(self, running: _Running, task: ActivityTask, done: asyncio.Task[Event]) -> None:
         """The task is over, even if it was cancelled before its first step."""
         del self._running[running.item.lock]
+        self.size -= len(running.item.payload)
         error = asyncio.CancelledError("cancelled") if done.cancelled() else done.exception()
         try:
             self._finish(running, task, None if error else done.result(), error)

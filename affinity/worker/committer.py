@@ -37,7 +37,7 @@ import anyio
 import anyio.lowlevel
 
 from affinity.errors import Contention, DatabaseChanged, DataRefused, ProviderError
-from affinity.limits import MAX_BATCH
+from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES
 from affinity.worker.retry import Availability, Backoff
 
 logger = logging.getLogger("affinity.worker")
@@ -48,9 +48,6 @@ Result = TypeVar("Result")
 MAX_CONTENTIONS = 20
 """Deadlocks or busy databases in a row for one batch, before it counts as failed."""
 
-
-MAX_BATCH_BYTES = 16 * 1024 * 1024
-"""Weight of one batch, if it has more than one request: one statement must stay far below what a message may hold."""
 
 HAND_OUT = 24
 """Outcomes that are handed out in one step of the event loop."""
@@ -82,7 +79,9 @@ class GroupCommit(Generic[Request, Result]):
     write: Callable[[Sequence[Request]], Awaitable[Sequence[Result]]]
     availability: Availability
     insist: bool = False  # the verb is right when done twice: again, also when nobody can say whether it was done
+    max_weight: int = MAX_BATCH_BYTES  # of one batch, if it has more than one request
     observe: Callable[[int], None] = lambda size: None
+    weight: int = 0  # of all requests whose outcome is not handed out yet
     _queue: deque[_Pending[Request, Result]] = field(default_factory=deque)
     _in_flight: list[_Pending[Request, Result]] = field(default_factory=list)
     _outcomes: deque[tuple[_Pending[Request, Result], Result | ProviderError]] = field(default_factory=deque)
@@ -103,6 +102,7 @@ class GroupCommit(Generic[Request, Result]):
     def submit(self, request: Request, done: Callable[[Result | ProviderError], None], weight: int = 0) -> None:
         """Queue a request for the next batch; ``weight`` is its size in bytes, where that may be large."""
         self._queue.append(_Pending(request, done, weight))
+        self.weight += weight
         self._idle.clear()
         self._arrived.set()
 
@@ -149,7 +149,7 @@ class GroupCommit(Generic[Request, Result]):
         limit = 1 if batch[0].alone else self._limit
         while self._queue and len(batch) < limit and not self._queue[0].alone:
             weight += self._queue[0].weight
-            if weight > MAX_BATCH_BYTES:
+            if weight > self.max_weight:
                 break
             batch.append(self._queue.popleft())
         return batch
@@ -207,6 +207,7 @@ class GroupCommit(Generic[Request, Result]):
         """A piece: the first of a batch is handed out at once, for the sake of latency."""
         for _ in range(min(HAND_OUT, len(self._outcomes))):
             pending, outcome = self._outcomes.popleft()
+            self.weight -= pending.weight
             try:
                 pending.done(outcome)
             except Exception:

@@ -20,7 +20,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
 from typing import NamedTuple, Protocol, Self
 
 from cachetools import LRUCache
@@ -36,16 +35,17 @@ from affinity.errors import (
 )
 from affinity.orchestration import App
 from affinity.orchestration.engine import Execution, Step
-from affinity.orchestration.events import Event, OrchestrationStarted, TimerFired, describe_error
-from affinity.orchestration.wire import ANY_EXECUTION, ActivityTask, decode_event, encode_message, read_message
+from affinity.orchestration.events import Event, OrchestrationStarted, TimerFired, describe_error, payload_size
+from affinity.orchestration.wire import ANY_EXECUTION, ActivityTask, encode_message, read_message
 from affinity.provider.contract import (
     FINISHED,
     Birth,
+    HistoryCursor,
+    HistoryPage,
     InstanceUpdate,
     Message,
     OrchestrationItem,
     Placed,
-    Provider,
     Release,
     Suspend,
     Turn,
@@ -56,10 +56,10 @@ from affinity.provider.contract import (
     WorkKey,
     WorkLock,
 )
-from affinity.provider.history import read_whole_history
 from affinity.records import ActivityRun, StateWrite
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.pledges import Pledge, again
+from affinity.worker.replays import Replay, Replays
 from affinity.worker.retry import is_retryable
 from affinity.worker.turns import BuiltTurn, build_turn
 
@@ -85,6 +85,7 @@ class Input:
     """Something that an instance is told: a queued message, or the result of a work item that ran here."""
 
     event: Event
+    size: int  # characters of its payload
     message_id: int | None = None
     lock: WorkLock | None = None
     run: ActivityRun | None = None  # that gave the result, unless it is the first attempt, on this worker
@@ -110,13 +111,16 @@ class LiveInstance:
     birth: Birth
     mailbox: list[Input] = field(default_factory=list)
     committing: bool = False
+    replay: Replay | None = None  # until the coroutine is where the history ends
+    unread: list[Message] = field(default_factory=list)  # that wait for it
+    size: int = 0  # characters of its history: what the coroutine may hold
     away: str | None = None  # the other worker on whose sessions the last turns placed their work
     away_turns: int = 0
 
     @property
     def idle(self) -> bool:
         """Whether it may be dropped without throwing anything away."""
-        return not self.committing and not self.mailbox
+        return not self.committing and not self.mailbox and self.replay is None
 
 
 class Surroundings(Protocol):
@@ -165,6 +169,14 @@ class Surroundings(Protocol):
 
     async def written(self) -> None:
         """Wait until what was submitted is written, though not for ever."""
+        ...
+
+    async def read_history(self, cursors: Sequence[HistoryCursor]) -> Sequence[HistoryPage]:
+        """The next pages of some histories."""
+        ...
+
+    def room_made(self) -> None:
+        """Messages, results or replays that were in memory are not any more: a fetch may wait for that."""
         ...
 
     def run(self, item: WorkItem, task: ActivityTask) -> None:
@@ -220,7 +232,6 @@ class InstanceTable:
     def __init__(
         self,
         app: App,
-        provider: Provider,
         around: Surroundings,
         options: RuntimeOptions,
         *,
@@ -231,16 +242,17 @@ class InstanceTable:
         self._app = app
         self._observe = observe
         self._code = code
-        self._provider = provider
         self._around = around
         self._options = options
         self._live: OrderedDict[str, LiveInstance] = OrderedDict()
         self._moves: LRUCache[str, int] = LRUCache(maxsize=10_000)
         self._warned: set[str] = set()
         self._released: set[str] = set()  # given up, but the database may not know it yet
-        self._lapses = 0  # what was fetched before one is not for the time after it
         self._in_flight: set[int] = set()  # ids of messages that are in a mailbox or in a turn
         self._gave_back: set[str] = set()  # instances that gave messages back since a fetch left them out
+        self.replaying = Replays(around.read_history, around.written)
+        self.input_size = 0  # characters of the messages and results that are in no committed turn yet
+        self.size = 0  # characters of the histories of all live instances
         self.turns = 0
         self.replays = 0
 
@@ -271,11 +283,13 @@ class InstanceTable:
         if live is None or live.execution.execution_id != item.lock.key.execution_id:
             self._ack(item.lock, event, run, pledge)
             return
-        live.mailbox.append(Input(event, lock=item.lock, run=run, pledge=pledge))
+        size = payload_size(event)
+        self.input_size += size
+        live.mailbox.append(Input(event, size, lock=item.lock, run=run, pledge=pledge))
         self._pump(live)
 
-    async def deliver(self, items: Sequence[OrchestrationItem]) -> None:
-        """Instances with messages, as fetched; those that are not live are replayed from their history.
+    def deliver(self, items: Sequence[OrchestrationItem]) -> None:
+        """Instances with messages, as fetched; those that are not live are replayed from their history first.
 
         Those that were given up meanwhile are left alone: their messages are for the next owner. So are those that gave
         messages back meanwhile: the next fetch has them all, in their order.
@@ -283,54 +297,26 @@ class InstanceTable:
         items = [item for item in items if item.instance_id not in self._released]
         current = {item.instance_id for item in items if self._is_current(item)}  # drops what is stale: it gives back
         items = [item for item in items if item.instance_id not in self._gave_back]
-        lapses = self._lapses
-        strangers = await self._without_suspects([item for item in items if item.instance_id not in current])
-        histories: dict[str, Sequence[str] | Exception] = {item.instance_id: () for item in strangers}
-        histories |= await self._histories([item for item in strangers if item.event_count])
-        for item in items if lapses == self._lapses else ():
-            if item.instance_id in current or item.instance_id in histories:
-                self._deliver(item, histories.get(item.instance_id))
+        uncached = self._without_suspects([item for item in items if item.instance_id not in current])
+        for item in items:
+            if (live := self._live.get(item.instance_id)) is not None:
+                self._feed(live, item.messages)
+        for item in uncached:
+            self._adopt(item)
         self._shrink()
 
-    async def _without_suspects(self, items: list[OrchestrationItem]) -> list[OrchestrationItem]:
+    def _without_suspects(self, items: list[OrchestrationItem]) -> list[OrchestrationItem]:
         """Without all but one of the instances that worker after worker took and committed no turn of. The others are
-        given up before that one runs, which takes back that they were taken: should it end this process, only it is to
-        blame.
+        given up before that one runs (`Replays`), which takes back that they were taken: should it end this process,
+        only it is to blame.
         """
-        suspects = [item for item in items if item.claims > self._options.isolate_after]
-        if not suspects:
-            return items
-        for item in suspects[1:]:
+        others = [item for item in items if self._is_suspect(item)][1:]
+        for item in others:
             self._release(Release(instance_id=item.instance_id))
-        await self._around.written()
-        return [item for item in items if item not in suspects[1:]]
+        return [item for item in items if item not in others]
 
-    def _deliver(self, item: OrchestrationItem, history: Sequence[str] | Exception | None) -> None:
-        """Bring the instance to life, unless ``history`` is None, and give it its messages. Whatever its rows hold, it
-        concerns this instance only.
-        """
-        try:
-            if history is not None:
-                self._adopt(item, history)
-            if (live := self._live.get(item.instance_id)) is not None:
-                self._feed(live, item)
-        except Exception as error:
-            self._suspend(_Point.of(item), item.name, error)
-
-    async def _histories(self, items: Sequence[OrchestrationItem]) -> dict[str, Sequence[str] | Exception]:
-        """By instance id. What makes one of them unreadable to the database, or to its driver, is not raised."""
-        if not items:
-            return {}
-        try:
-            read = [await read_whole_history(self._provider, item.instance_id, item.execution_id) for item in items]
-        except Exception as error:
-            if is_retryable(error) or isinstance(error, DatabaseChanged):
-                raise
-            if len(items) == 1:
-                return {items[0].instance_id: error}
-        else:
-            return dict(zip([item.instance_id for item in items], read, strict=True))
-        return {name: found for item in items for name, found in (await self._histories([item])).items()}
+    def _is_suspect(self, item: OrchestrationItem) -> bool:
+        return item.claims > self._options.isolate_after
 
     def _is_current(self, item: OrchestrationItem) -> bool:
         """Whether the coroutine in memory is the one that these messages are for; a stale one is dropped."""
@@ -338,38 +324,71 @@ class InstanceTable:
         if live is None:
             return False
         same = (live.birth, live.execution.execution_id) == (item.birth, item.execution_id)
-        if same and (live.committing or live.execution.event_count == item.event_count):
+        if same and (live.committing or live.replay is not None or live.execution.event_count == item.event_count):
             return True
         self._drop(live)
         return False
 
-    def _feed(self, live: LiveInstance, item: OrchestrationItem) -> None:
-        for message in item.messages:
+    def _feed(self, live: LiveInstance, messages: Sequence[Message]) -> None:
+        for message in messages:
             self._in_flight.add(message.id)
-            live.mailbox.append(_input(message, live.execution))
+            self.input_size += len(message.payload)
+        if live.replay is not None:
+            live.unread += messages
+            return
+        live.mailbox += [_input(message, live.execution) for message in messages]
         self._pump(live)
 
     # -- coming to life
 
-    def _adopt(self, item: OrchestrationItem, history: Sequence[str] | Exception) -> None:
-        """Make the instance live.
+    def _adopt(self, item: OrchestrationItem) -> None:
+        """Bring the instance to life, and give it its messages. Whatever its rows hold, it concerns this instance
+        only.
+        """
+        try:
+            live = self._new(item)
+        except Exception as error:
+            self._suspend(_Point.of(item), item.name, error)
+            return
+        if live is None:
+            self._unknown(item)
+            return
+        self._live[item.instance_id] = live
+        if item.event_count or self._is_suspect(item):
+            done = partial(self._replayed, live, _Point.of(item))
+            live.replay = Replay(live.execution, done, is_suspect=self._is_suspect(item))
+            self.replaying.add(live.replay)
+        self._feed(live, item.messages)
+
+    def _new(self, item: OrchestrationItem) -> LiveInstance | None:
+        """The instance at the start of its execution; None when there is no code for it here.
 
         Raises:
-            Exception: why it cannot be; nothing of it was decoded, let alone run, if it has been claimed too often.
+            OrchestrationPoisoned: it has been claimed too often for anything of it to be decoded, let alone run.
         """
         definition = self._app.find_orchestration(item.name, item.version)
         if definition is None:
-            self._unknown(item)
-            return
+            return None
         if item.claims > self._options.max_attempts:
             raise OrchestrationPoisoned(
                 f"{item.claims} workers took it and none committed a turn: it seems to kill them"
             )
-        events = _read_events(history)
-        execution = Execution(definition, item.instance_id, item.execution_id, item.session_id)
-        self._live[item.instance_id] = LiveInstance(execution, item.birth)
-        self.replays += bool(events)
-        execution.replay(events)
+        return LiveInstance(Execution(definition, item.instance_id, item.execution_id, item.session_id), item.birth)
+
+    def _replayed(self, live: LiveInstance, at: _Point, error: Exception | None) -> None:
+        """The instance is where its history ends, or cannot get there."""
+        self._around.room_made()
+        if error is not None:
+            self._suspend(at, live.execution.name, error)
+            return
+        assert live.replay is not None
+        self.replays += bool(live.replay.events)
+        self._grow(live, live.replay.size)
+        live.replay = None
+        messages, live.unread = live.unread, []
+        live.mailbox[:0] = [_input(message, live.execution) for message in messages]
+        self._pump(live)
+        self._shrink()
 
     def _suspend(self, at: _Point, name: str, error: Exception) -> None:
         """What becomes of an instance that cannot go on, through no decision of its code: it waits for an operator or
@@ -410,7 +429,7 @@ class InstanceTable:
 
     def _pump(self, live: LiveInstance) -> None:
         """Step the instance over everything in its mailbox, unless a turn of it is in flight."""
-        if live.committing or not live.mailbox:
+        if live.committing or live.replay is not None or not live.mailbox:
             return
         self._live.move_to_end(live.execution.instance_id)
         inputs, live.mailbox = live.mailbox, []
@@ -433,7 +452,14 @@ class InstanceTable:
             if each.error is not None:
                 raise each.error
         events = [self._completed(live, i.event) for i in inputs]
-        step = live.execution.advance(events, now=self._around.now, new_guid=_new_guid)
+        # Half of it: what an event asks for is in the turn a second time, as a row of its own.
+        half = self._options.max_batch_bytes // 2
+        step = live.execution.advance(events, now=self._around.now, new_guid=_new_guid, max_size=half)
+        if live.execution.unread_size > self._options.instance_cache_bytes:
+            raise ExecutionLimitReached(
+                f"external events of more than {self._options.instance_cache_bytes} bytes (instance_cache_bytes) wait "
+                "until the code reads them"
+            )
         self._submit(live, step, inputs)
 
     def _completed(self, live: LiveInstance, event: Event) -> Event:
@@ -461,7 +487,10 @@ class InstanceTable:
             plain_here=self._around.slots_for_plain_work(),
             may_claim=self._around.may_claim,
         )
-        self._return(live.execution.instance_id, inputs[step.consumed :])
+        if step.outcome is None:
+            live.mailbox = inputs[step.consumed :]  # for the next turn: this one is large enough
+        else:
+            self._return(live.execution.instance_id, inputs[step.consumed :])
         live.committing = True
         self._around.submit_turn(built.turn, partial(self._settled, live, built, step, consumed, unwanted=unwanted))
 
@@ -485,6 +514,8 @@ class InstanceTable:
         for each in inputs:
             each.settle(id(each) not in unwanted)
         self._forget(inputs)
+        self._grow(live, sum(map(len, built.turn.history)))
+        self._around.room_made()
         self._place(built, result.placed)
         self._spread(built.turn)
         if step.outcome is not None:
@@ -492,6 +523,8 @@ class InstanceTable:
             self._around.poke()
         elif not self._moved(live, result.placed):
             self._pump(live)
+        if self.size > self._options.instance_cache_bytes:
+            self._shrink()
 
     def _withdraw(
         self, live: LiveInstance, turn: Turn, inputs: list[Input], result: TurnResult | ProviderError
@@ -522,6 +555,7 @@ class InstanceTable:
             self._around.submit_abandon(again(each.lock))
         for each in void + conflicting:
             each.settle(False)
+        self._forget(void + conflicting)
         return [i for i in inputs if i not in void and i not in conflicting]
 
     def _place(self, built: BuiltTurn, placed: Sequence[Placed]) -> None:
@@ -600,11 +634,12 @@ class InstanceTable:
 
     def drop_all(self) -> None:
         """Forget every instance (the lease has lapsed); their histories bring them back."""
-        self._lapses += 1
         for live in list(self._live.values()):
-            for each in live.mailbox:
+            results = [i for i in live.mailbox if i.lock is not None]  # their tokens are dead too
+            for each in results:
                 each.settle(False)
-            live.mailbox = [i for i in live.mailbox if i.lock is None]  # their tokens are dead too
+            live.mailbox = [i for i in live.mailbox if i.lock is None]
+            self._forget(results)
             self._drop(live)
 
     def drop_idle(self) -> None:
@@ -615,9 +650,20 @@ class InstanceTable:
     def _drop(self, live: LiveInstance) -> None:
         if self._live.get(live.execution.instance_id) is live:
             del self._live[live.execution.instance_id]
+            self.size -= live.size
+        if live.replay is not None:
+            self.replaying.remove(live.replay)
+            live.mailbox += [Input(MEANINGLESS, len(each.payload), message_id=each.id) for each in live.unread]
+            live.unread = []
         waiting, live.mailbox = live.mailbox, []
         self._return(live.execution.instance_id, waiting)
         live.execution.close()
+
+    def _grow(self, live: LiveInstance, size: int) -> None:
+        """The coroutine has seen that much more of its history."""
+        if self._live.get(live.execution.instance_id) is live:
+            live.size += size
+            self.size += size
 
     def _return(self, instance_id: str, inputs: Iterable[Input]) -> None:
         """Inputs that no turn consumed: messages are still queued, results are sent the plain way."""
@@ -632,16 +678,27 @@ class InstanceTable:
         for each in inputs:
             if each.message_id is not None:
                 self._in_flight.discard(each.message_id)
+            self.input_size -= each.size
 
     def _ack(self, lock: WorkLock, event: Event, run: ActivityRun | None, pledge: Pledge | None) -> None:
         message = encode_message(lock.key.execution_id, event, run or ActivityRun(self._around.worker_id, 1))
         self._around.submit_ack(WorkAck(lock=lock, message=message, state=pledge.state if pledge else None), pledge)
 
     def _shrink(self) -> None:
-        excess = len(self._live) - self._options.instance_cache_size
-        for live in (
-            [live for live in islice(self._live.values(), 2 * excess) if live.idle][:excess] if excess > 0 else ()
-        ):
+        """Drop idle instances, least recently used first, while there are too many, or their histories too large. The
+        last used one stays: a history that is too large by itself would be replayed for each turn.
+        """
+        count = len(self._live) - self._options.instance_cache_size
+        size = self.size - self._options.instance_cache_bytes
+        last = next(reversed(self._live.values()), None)
+        excess: list[LiveInstance] = []
+        for live in self._live.values():
+            if count <= 0 and (size <= 0 or live is last):
+                break
+            if live.idle:
+                excess.append(live)
+                count, size = count - 1, size - live.size
+        for live in excess:
             self._drop(live)
 
 
@@ -651,27 +708,10 @@ def _input(message: Message, execution: Execution) -> Input:
         addressed, event, run = read_message(message.payload)
     except NotSerializable as error:
         unreadable = OrchestrationUnreadable(f"message {message.id} cannot be read: {error}")
-        return Input(MEANINGLESS, message_id=message.id, error=unreadable)
+        return Input(MEANINGLESS, len(message.payload), message_id=message.id, error=unreadable)
     if addressed not in {ANY_EXECUTION, execution.execution_id} and not execution.expects(addressed, event):
         event = MEANINGLESS
-    return Input(event, message_id=message.id, run=None if event is MEANINGLESS else run)
-
-
-def _read_events(history: Sequence[str] | Exception) -> list[Event]:
-    """The events of a history.
-
-    Raises:
-        OrchestrationUnreadable: one of them is not as this version knows it, or the database does not give them.
-    """
-    if isinstance(history, Exception):
-        raise OrchestrationUnreadable(f"its history cannot be read: {history}") from history
-    events = []
-    for event_id, text in enumerate(history, 1):
-        try:
-            events.append(decode_event(text))
-        except NotSerializable as error:
-            raise OrchestrationUnreadable(f"event {event_id} cannot be read: {error}") from error
-    return events
+    return Input(event, len(message.payload), message_id=message.id, run=None if event is MEANINGLESS else run)
 
 
 def _unwanted(step: Step, inputs: Sequence[Input]) -> Collection[int]:

@@ -11,7 +11,16 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from affinity.errors import InvalidOptions
-from affinity.limits import MAX_RETENTION_SECONDS, check_id
+from affinity.limits import (
+    INSTANCE_CACHE_BYTES,
+    MAX_BATCH_BYTES,
+    MAX_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_OUTSTANDING_BYTES,
+    MAX_PAYLOAD_BYTES,
+    MAX_RETENTION_SECONDS,
+    check_id,
+)
 
 ENVIRONMENT_PREFIX = "AFFINITY_"
 
@@ -57,6 +66,16 @@ class RuntimeOptions(BaseModel):
     """Live coroutines of orchestrations kept in memory; the least recently used are dropped and replayed when
     needed.
     """
+    instance_cache_bytes: int = Field(default=INSTANCE_CACHE_BYTES, ge=MAX_PAYLOAD_BYTES, le=MAX_BYTES)
+    """Histories of these instances, in bytes: about what their coroutines hold. Also the most that events which the
+    code of one instance has not read may take; past it the instance is suspended.
+    """
+    max_batch_bytes: int = Field(default=MAX_BATCH_BYTES, ge=MAX_PAYLOAD_BYTES, le=MAX_MESSAGE_BYTES)
+    """Payloads in one fetch, one page of a history or one commit, in bytes. What is larger by itself goes alone."""
+    max_outstanding_bytes: int = Field(default=MAX_OUTSTANDING_BYTES, ge=MAX_PAYLOAD_BYTES, le=MAX_BYTES)
+    """Payloads of what was fetched and is not written yet, in bytes: messages, running activities, results, turns. When
+    there is no room for another batch, fetches wait.
+    """
     max_attempts: int = Field(default=10, ge=1, le=1_000)
     """Interrupted deliveries (crash, lost lease) of one work item before it fails as poison. From half of it on, a
     delivery runs alone, so that no activity is condemned for what its neighbour did.
@@ -101,6 +120,11 @@ class RuntimeOptions(BaseModel):
         self._not_below("session_lock_timeout", "work_item_lock_timeout", "a session must outlive the lock of its work")
         self._not_below("worker_lease_timeout", "poll_interval", "a worker must look at its lease while it is alive")
         self._not_below("stall_timeout", "worker_lease_timeout", "a stall is judged only once a lease could have ended")
+        if self.max_outstanding_bytes < self.max_batch_bytes:
+            raise ValueError(
+                f"max_outstanding_bytes ({self.max_outstanding_bytes}) is less than max_batch_bytes"
+                f" ({self.max_batch_bytes}): there must be room for one batch"
+            )
         self._not_below("unregistered_timeout", "poll_interval", "workers must have a chance to see the work")
         return self
 

@@ -29,6 +29,8 @@ from affinity.orchestration.wire import ActivityTask
 from affinity.provider.contract import (
     OFFER_SECONDS,
     FetchOptions,
+    HistoryCursor,
+    HistoryPage,
     Placed,
     Provider,
     Release,
@@ -138,10 +140,13 @@ class Runtime:
             observe=metrics.activity_ended,
         )
         self._code = options.code_version or code_version(app)
-        self.instances = InstanceTable(app, provider, self, options, code=self._code, observe=metrics.orchestration)
+        self.instances = InstanceTable(app, self, options, code=self._code, observe=metrics.orchestration)
         self._waker = Waker(provider)
-        self._turns = GroupCommit(self._write_turns, self._availability, observe=metrics.batch("turn"))
-        self._acks = GroupCommit(self._write_acks, self._availability, insist=True, observe=metrics.batch("ack"))
+        most = options.max_batch_bytes
+        self._turns = GroupCommit(self._write_turns, availability, max_weight=most, observe=metrics.batch("turn"))
+        self._acks = GroupCommit(
+            self._write_acks, availability, insist=True, max_weight=most, observe=metrics.batch("ack")
+        )
         self._abandons = GroupCommit(
             self._write_abandons, self._availability, insist=True, observe=metrics.batch("abandon")
         )
@@ -166,6 +171,7 @@ class Runtime:
         self._uncertain = False  # a reply was lost: items may be locked to us that we do not know of
         # Locks of items that were handed to code and whose end may not be written, such as those of a lease that ended.
         self._delivered: LRUCache[WorkLock, None] = LRUCache(maxsize=10 * MAX_BATCH)
+        self._waits_for_room = False  # a fetch was put off until there is room in memory
         self._promised = 0  # slots that turns in flight have asked for
         self._database_time = (0.0, time.monotonic())
         self._pledges: WeakSet[Pledge] = WeakSet()  # of results on their way; settled ones stay until they are garbage
@@ -177,7 +183,7 @@ class Runtime:
         """Start all loops in ``tasks``."""
         self._tasks = tasks
         watches = (self._listen, self._cancellations, self._waker.run)
-        loops = (self._fetch, self._expiries, self._sweeps, self._retries, *watches)
+        loops = (self._fetch, self._replay, self._expiries, self._sweeps, self._retries, *watches)
         commits = (self._turns.run, self._acks.run, self._abandons.run, self._releases.run, self._suspends.run)
         for loop in loops + commits:
             tasks.start_soon(self._guarded, loop)
@@ -238,7 +244,7 @@ class Runtime:
         """How many new work items this worker would run at once; none while others wait in the queue for a slot, and
         one less while some may.
         """
-        if not self._serving or self._backlog:
+        if not self._serving or self._backlog or not self._has_room(self.activities.size):
             return 0
         return max(0, self._slots() - self._told)
 
@@ -300,6 +306,7 @@ class Runtime:
         """Send a result the plain way; its instance lives elsewhere."""
 
         def done(result: bool | ProviderError) -> None:
+            self.room_made()
             if result is True:
                 self.hint_owner(ack.lock.key.instance_id)
             else:
@@ -411,9 +418,31 @@ class Runtime:
         logger.error("worker %s: a defect of the worker itself", self.worker_id, exc_info=error)
         self.lease_ended(error)
 
+    @property
+    def outstanding_bytes(self) -> int:
+        """About how much is in memory of what was fetched, or has come of it, and is not written."""
+        return self.activities.size + self._unwritten_bytes
+
+    @property
+    def _unwritten_bytes(self) -> int:
+        return self.instances.input_size + self._turns.weight + self._acks.weight
+
+    def _has_room(self, running: int = 0) -> bool:
+        """Whether one more batch may be fetched. Activities that are ``running`` count for other activities only: they
+        may wait for messages, while all else is written sooner or later.
+        """
+        most = self._options.max_outstanding_bytes - self._options.max_batch_bytes
+        return running + self._unwritten_bytes <= most
+
+    def room_made(self) -> None:
+        """Messages, results or replays that were in memory are not any more: a fetch may wait for that."""
+        if self._waits_for_room:
+            self._waits_for_room = False
+            self._look.set()
+
     def slot_freed(self) -> None:
         """A slot is free: somebody may wait for it."""
-        if self._told or self._backlog:
+        if self._told or self._backlog or self._waits_for_room:
             self._look.set()
 
     def count_isolated(self, item: WorkItem, then: Callable[[bool | None], None]) -> None:
@@ -489,7 +518,8 @@ class Runtime:
 
     async def _fetch_work(self, tenure: int) -> float:
         limit = min(self._slots(), FETCH_LIMIT) if self._serving else 0
-        if limit <= 0:
+        if limit <= 0 or not self._has_room(self.activities.size):
+            self._waits_for_room |= limit > 0
             return self._options.poll_interval
         self._told = False
         fetch = self._provider.fetch_work_item(self._identity, self._fetch_options(limit))
@@ -531,17 +561,23 @@ class Runtime:
             names=self._activity_names,
             unknown_after=self._options.unregistered_timeout,
             uncounted_after=self._options.isolate_after,
+            max_bytes=self._options.max_batch_bytes,
             timeouts=self._timeouts,
         )
 
     async def _fetch_messages(self, tenure: int) -> float:
         """Also while draining: the provider gives a draining worker messages of instances that it owns, no others."""
+        limit = FETCH_LIMIT - len(self.instances.replaying)
+        if limit <= 0 or self.instances.replaying.has_suspect or not self._has_room():
+            self._waits_for_room = True
+            return self._options.poll_interval
         fetch = self._provider.fetch_orchestration_item(
             self._identity,
-            limit=FETCH_LIMIT,
+            limit=limit,
             names=self._orchestration_names,
             unknown_after=self._options.unregistered_timeout,
             exclude=self.instances.excluded_messages(),
+            max_bytes=self._options.max_batch_bytes,
         )
         fetched = await self.silence.watch("fetch", fetch, repeated=True)
         if fetched.fenced:
@@ -549,10 +585,23 @@ class Runtime:
         if tenure != self._tenure:
             return 0.0
         self._left |= fetched.left
-        await self.silence.watch("histories", self.instances.deliver(fetched.items))
+        self.instances.deliver(fetched.items)
         if fetched.raced or fetched.items:
             return 0.0
         return self._options.poll_interval if fetched.next_due is None else fetched.next_due
+
+    async def _replay(self) -> None:
+        """Replay what was fetched and is not in memory, beside the fetches: a long history holds up nothing else."""
+        while True:
+            await self.instances.replaying.arrived()
+            await self._availability.call(self.instances.replaying.take_round, self._replay)
+            if not self.instances.replaying:
+                self._availability.given_up(self._replay)
+
+    async def read_history(self, cursors: Sequence[HistoryCursor]) -> Sequence[HistoryPage]:
+        """The next pages of some histories."""
+        read = self._provider.read_history(cursors, max_bytes=self._options.max_batch_bytes)
+        return await self.silence.watch("histories", read)
 
     async def _disown(self) -> None:
         """After a lost reply: free what is locked to us without our knowledge. No turn may be in flight meanwhile,

@@ -24,6 +24,8 @@ from affinity.orchestration.wire import ANY_EXECUTION, ActivityTask, decode_task
 from affinity.provider.contract import (
     Birth,
     FetchOptions,
+    HistoryCursor,
+    HistoryPage,
     Incarnation,
     InstanceInfo,
     NewInstance,
@@ -124,6 +126,13 @@ class Hear:
 
 
 @dataclass(frozen=True)
+class Replay:
+    """The worker reads and replays one more event of an instance that it does not have in memory."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
 class Write:
     """The database commits the turns that the worker has sent."""
 
@@ -173,7 +182,7 @@ class Restart:
 
 
 TableStep: TypeAlias = (
-    Begin | Raise | Delete | Ask | Answer | Hear | Write | Settle | Work | Finish | Flush | Lapse | Restart
+    Begin | Raise | Delete | Ask | Answer | Hear | Replay | Write | Settle | Work | Finish | Flush | Lapse | Restart
 )
 
 _worker: Final = st.sampled_from([0, 0, 0, 1])
@@ -186,6 +195,7 @@ _KINDS: Final[tuple[tuple[int, SearchStrategy[TableStep]], ...]] = (
     (12, st.builds(Ask, _worker)),
     (12, st.builds(Answer, _worker)),
     (12, st.builds(Hear, _worker)),
+    (12, st.builds(Replay, _worker)),
     (12, st.builds(Write, _worker)),
     (12, st.builds(Settle, _worker, st.sampled_from([False, False, False, True]))),
     (4, st.builds(Work, _worker)),
@@ -198,7 +208,7 @@ _STEPS: Final = st.sampled_from([kind for share, kind in _KINDS for _ in range(s
 
 
 def _fetch(worker: int) -> list[TableStep]:
-    return [Ask(worker), Answer(worker), Hear(worker)]
+    return [Ask(worker), Answer(worker), Hear(worker), *[Replay(worker)] * 3]
 
 
 def _commit(worker: int) -> list[TableStep]:
@@ -254,7 +264,7 @@ class TableWorker:
 
     def __post_init__(self) -> None:
         options = RuntimeOptions.model_construct(max_attempts=1_000_000, instance_cache_size=2)
-        self.table = InstanceTable(app, self.provider, self, options, code="model", observe=lambda name, outcome: None)
+        self.table = InstanceTable(app, self, options, code="model", observe=lambda name, outcome: None)
 
     # what the table asks for (`Surroundings`)
 
@@ -304,6 +314,11 @@ class TableWorker:
 
     async def written(self) -> None: ...
 
+    async def read_history(self, cursors: Sequence[HistoryCursor]) -> Sequence[HistoryPage]:
+        return await self.provider.read_history(cursors, max_bytes=1)
+
+    def room_made(self) -> None: ...
+
     def hint_owner(self, instance_id: str) -> None: ...
 
     def poke(self) -> None: ...
@@ -326,7 +341,10 @@ class TableWorker:
     async def hear(self) -> None:
         if self.answer is not None:
             answer, self.answer = self.answer, None
-            await self.table.deliver(answer)
+            self.table.deliver(answer)
+
+    async def replay(self) -> None:
+        await self.table.replaying.take_round()
 
     async def write(self) -> None:
         if self.turns and not self.results:
@@ -416,6 +434,8 @@ class TableCluster:
                 await worker.fetch()
             case Hear():
                 await worker.hear()
+            case Replay():
+                await worker.replay()
             case Write():
                 await worker.write()
             case Settle():
@@ -480,6 +500,8 @@ class TableCluster:
         worker.ask()
         await worker.fetch()
         await worker.hear()
+        while worker.table.replaying:
+            await worker.replay()
         await worker.write()
         worker.settle(lost=False)
         await worker.work()

@@ -173,9 +173,9 @@ def test_messages_that_go_back_are_overtaken(look: Look, monkeypatch: pytest.Mon
     """A fetch that left them out brings what came after them."""
     real = InstanceTable.deliver
 
-    async def deliver(self: InstanceTable, items: Sequence[OrchestrationItem]) -> None:
+    def deliver(self: InstanceTable, items: Sequence[OrchestrationItem]) -> None:
         self._gave_back.clear()
-        await real(self, items)
+        real(self, items)
 
     monkeypatch.setattr(InstanceTable, "deliver", deliver)
     with pytest.raises(Violation):

@@ -57,10 +57,17 @@ class Live:
         """Advance any execution with this one's suppliers."""
         return execution.advance(inputs, now=lambda: float(next(self._times)), new_guid=lambda: f"g{next(self._guids)}")
 
-    def replayed(self, history: Sequence[ev.Event] | None = None) -> Execution:
-        """A fresh execution, rebuilt from the history as a store gives it back."""
+    def replayed(self, history: Sequence[ev.Event] | None = None, page: int | None = None) -> Execution:
+        """A fresh execution, rebuilt from the history as a store gives it back: all of it, or so many events a page."""
         execution = Execution(self.definition, self.execution.instance_id, self.execution.execution_id)
-        execution.replay(through_json(self.history if history is None else history))
+        events = through_json(self.history if history is None else history)
+        if page is None:
+            execution.replay(events)
+            return execution
+        execution.begin_replay()
+        for start in range(0, len(events), page):
+            execution.replay_page(events[start : start + page])
+        execution.end_replay()
         return execution
 
     def check_replay(self) -> None:

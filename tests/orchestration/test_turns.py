@@ -488,3 +488,22 @@ def test_the_session_is_named_while_the_code_runs(caplog: pytest.LogCaptureFixtu
     assert seen == ["s"] * 4
     (record,) = caplog.records
     assert (vars(record)["session_id"], vars(record)[SESSION_ATTRIBUTE]) == ("s", "s")
+
+
+async def _echoes(ctx: OrchestrationContext, count: int) -> None:
+    for _ in range(count):
+        await ctx.schedule_activity("echo", await ctx.schedule_wait("go", str))
+
+
+def test_a_turn_ends_when_its_events_are_large() -> None:
+    """At the first input that reaches the bound, with what the code asks for: the rest is for the next turn."""
+    live = Live(_echoes)
+    live.start("3")
+    data = f'"{"x" * 1_000}"'
+    step = live.execution.advance(
+        [ev.EventRaised("go", data)] * 3, now=lambda: 0.0, new_guid=lambda: "g", max_size=2_000
+    )
+    assert (step.consumed, step.outcome) == (1, None)
+    assert [type(event) for event in new_events(step)] == [ev.EventRaised, ev.ActivityScheduled]
+    step = live.execution.advance([ev.EventRaised("go", data)] * 5, now=lambda: 0.0, new_guid=lambda: "g", max_size=1)
+    assert (step.consumed, live.execution.unread_size) == (1, len(data))

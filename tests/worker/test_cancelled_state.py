@@ -152,8 +152,8 @@ async def test_a_result_that_loses_to_what_came_before_it_in_one_turn_leaves_no_
 
         return commit_turn
 
-    async def deliver(table: InstanceTable, items: Any) -> None:
-        await received(table, items)
+    def deliver(table: InstanceTable, items: Any) -> None:
+        received(table, items)
         if any('"stop"' in message.payload for item in items for message in item.messages):
             stopped.set()
 

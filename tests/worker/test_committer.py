@@ -14,9 +14,9 @@ import anyio.lowlevel
 import pytest
 
 from affinity.errors import ConnectionLost, Contention, DatabaseFailure, DataRefused, ProviderError, StatementTimeout
-from affinity.limits import MAX_BATCH
+from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES
 from affinity.worker import committer
-from affinity.worker.committer import HAND_OUT, MAX_BATCH_BYTES, SMALL, GroupCommit
+from affinity.worker.committer import HAND_OUT, SMALL, GroupCommit
 from affinity.worker.retry import Availability
 
 pytestmark = pytest.mark.anyio
@@ -62,7 +62,7 @@ async def running(*, insist: bool = False) -> AsyncIterator[Desk]:
     desk = Desk(insist)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(desk.commits.run)
-        with anyio.fail_after(30):
+        with anyio.fail_after(10):
             yield desk
         tasks.cancel_scope.cancel()
 

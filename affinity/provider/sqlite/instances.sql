@@ -62,7 +62,7 @@ FROM (
 WHERE place <= :most;
 
 -- payloads: of some messages, in order, as many as fit; each with the bytes of all up to it
-WITH sized AS (
+WITH sized AS MATERIALIZED (
     SELECT j.key AS place, q.id, length(CAST(q.payload AS BLOB)) AS size
     FROM json_each(:ids) AS j CROSS JOIN orchestrator_queue AS q ON q.id = j.value
 ), summed AS (
@@ -90,7 +90,7 @@ WHERE instances.instance_id = :instance_id
   AND w.worker_id = :heir AND w.locked_until > :now AND NOT w.draining;
 
 -- history: the next events of one execution, oldest first, as many as fit; each with the bytes of all up to it
-WITH sized AS (
+WITH sized AS MATERIALIZED (
     SELECT event_id, length(CAST(event AS BLOB)) AS size FROM history
     WHERE instance_id = :instance_id AND execution_id = :execution_id AND event_id > :after
     ORDER BY event_id

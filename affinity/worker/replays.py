@@ -1,0 +1,173 @@
+"""Replaying instances from their histories: in pages, and beside everything else that the worker does.
+
+States of one `Replay`::
+
+    waiting ──its turn──► reading ──a page, and there may be more──► waiting, behind the others
+       │                     └──the last page, or an error──► over: `done` is called
+       └──`remove`: the instance is given up──► over: nothing is called
+
+A round reads the next page of each instance that waits, until the pages have ``max_bytes`` together. Those that got
+nothing come first in the next round, and those that have got a page come behind them. So a short history waits for one
+page of a long one, and what is in memory depends neither on how many histories are replayed nor on how long they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, TypeAlias
+
+import anyio.lowlevel
+
+from affinity.errors import DatabaseChanged, NotSerializable, OrchestrationUnreadable
+from affinity.orchestration.engine import Execution
+from affinity.orchestration.wire import decode_event
+from affinity.provider.contract import HistoryCursor, HistoryPage
+from affinity.worker.retry import is_retryable
+
+ROUND: Final = 200
+"""Histories that one round reads of: as many as one fetch brings instances."""
+
+SLICE: Final = 200
+"""Events that are replayed in one step of the event loop: a few milliseconds."""
+
+Read: TypeAlias = Callable[[Sequence[HistoryCursor]], Awaitable[Sequence[HistoryPage]]]
+
+
+@dataclass(slots=True, eq=False)
+class Replay:
+    """An execution on its way to where its history ends."""
+
+    execution: Execution
+    done: Callable[[Exception | None], None]
+    """Called when it is there, or with the reason why it cannot get there."""
+    is_suspect: bool
+    """Whether worker after worker took the instance and committed no turn of it."""
+    events: int = 0
+    """That were read."""
+    size: int = 0
+    """Their characters."""
+
+    @property
+    def cursor(self) -> HistoryCursor:
+        """Where it goes on."""
+        return HistoryCursor(self.execution.instance_id, self.execution.execution_id, self.events)
+
+
+class Replays:
+    """The executions that are being replayed.
+
+    Args:
+        read: the next pages of some histories, as `Provider.read_history` gives them.
+        written: waits until what was submitted is written: before an instance runs that may end this process.
+    """
+
+    def __init__(self, read: Read, written: Callable[[], Awaitable[None]]) -> None:
+        self._read = read
+        self._written = written
+        self._waiting: dict[Replay, None] = {}
+        self._arrived = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def has_suspect(self) -> bool:
+        """Whether one of them is suspected of ending processes."""
+        return any(replay.is_suspect for replay in self._waiting)
+
+    def add(self, replay: Replay) -> None:
+        """Begin a replay."""
+        replay.execution.begin_replay()
+        self._waiting[replay] = None
+        self._arrived.set()
+
+    def remove(self, replay: Replay) -> None:
+        """The instance is given up."""
+        self._waiting.pop(replay, None)
+
+    async def arrived(self) -> None:
+        """Wait until there is something to replay."""
+        await self._arrived.wait()
+
+    async def take_round(self) -> None:
+        """Read the next page of each, and replay it.
+
+        Raises:
+            ProviderError: the database does not answer; what waits goes on waiting.
+        """
+        if any(replay.is_suspect and not replay.events for replay in self._waiting):
+            await self._written()
+        wanted = list(islice(self._waiting, ROUND))
+        for replay, page in zip(wanted, await self._pages(wanted), strict=True):
+            if isinstance(page, Exception):
+                self._end(replay, OrchestrationUnreadable(f"its history cannot be read: {page}"), page)
+            elif page.events or not page.more:
+                await self._replay(replay, page)
+        if not self._waiting:
+            self._arrived.clear()
+
+    async def _pages(self, replays: Sequence[Replay]) -> Sequence[HistoryPage | Exception]:
+        """What makes one of them unreadable to the database, or to its driver, is not raised."""
+        if not replays:
+            return []
+        try:
+            return await self._read([replay.cursor for replay in replays])
+        except Exception as error:
+            if is_retryable(error) or isinstance(error, DatabaseChanged):
+                raise
+            if len(replays) == 1:
+                return [error]
+        return [page for replay in replays for page in await self._pages([replay])]
+
+    async def _replay(self, replay: Replay, page: HistoryPage) -> None:
+        for start in range(0, len(page.events), SLICE):
+            if start:
+                await anyio.lowlevel.checkpoint()
+            if replay not in self._waiting:
+                return
+            try:
+                _take_events(replay, page.events[start : start + SLICE])
+            except Exception as error:
+                self._end(replay, error)
+                return
+        if replay not in self._waiting:
+            return
+        if page.more:
+            self._waiting[replay] = self._waiting.pop(replay)
+            return
+        self._finish(replay)
+
+    def _finish(self, replay: Replay) -> None:
+        try:
+            replay.execution.end_replay()
+        except Exception as error:
+            self._end(replay, error)
+        else:
+            self._end(replay, None)
+
+    def _end(self, replay: Replay, error: Exception | None, cause: Exception | None = None) -> None:
+        if replay in self._waiting:
+            del self._waiting[replay]
+            if error is not None and cause is not None:
+                error.__cause__ = cause
+            replay.done(error)
+
+
+def _take_events(replay: Replay, texts: Sequence[str]) -> None:
+    """Replay the next events.
+
+    Raises:
+        OrchestrationUnreadable: one of them is not as this version knows it.
+    """
+    events = []
+    for text in texts:
+        replay.events += 1
+        replay.size += len(text)
+        try:
+            events.append(decode_event(text))
+        except NotSerializable as error:
+            raise OrchestrationUnreadable(f"event {replay.events} cannot be read: {error}") from error
+    replay.execution.replay_page(events)
