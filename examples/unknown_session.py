@@ -19,7 +19,7 @@ from affinity.session import SessionCache
 
 app = affinity.App("basket")
 baskets = SessionCache[list[str]](max_sessions=50)
-app.add_session_listener(baskets)
+app.include(baskets)
 saved: dict[str, list[str]] = {}  # stands for a store that every worker reaches
 
 MAX_MOVES = 5

@@ -11,7 +11,7 @@ hydrations: list[str] = []
 cache = SessionCache[None](hydrate=hydrations.append)
 
 app = App("handover")
-app.add_session_listener(cache)
+app.include(cache)
 
 
 @app.activity

@@ -10,7 +10,7 @@ from affinity import ActivityContext, App, OrchestrationContext, Sessions
 def make_app(notes: Sessions[list[str]]) -> App:
     """An app with a cache of its own."""
     app = App("notes")
-    app.add_session_listener(notes)
+    app.include(notes)
 
     @app.activity
     async def add(context: ActivityContext, word: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ class Progress(BaseModel):
 def make_app(name: str, kept: Sessions[Progress]) -> App:
     """An app whose activities keep their state in ``kept``."""
     app = App(name)
-    app.add_session_listener(kept)
+    app.include(kept)
 
     @app.activity
     async def travel(context: ActivityContext, steps: list[str]) -> list[str]:

@@ -19,7 +19,7 @@ CODE = str(Path(affinity.__file__).parent.parent)
 
 app = affinity.App("talk")
 heard = affinity.Sessions(list[str], kind="heard", initial=lambda _: [])
-app.add_session_listener(heard)
+getattr(app, "add_session_listener", app.include)(heard)  # the name in the release before
 
 
 @app.activity

@@ -40,7 +40,7 @@ class Entered(BaseModel):
 def make_app(name: str, tallies: Sessions[Tally]) -> App:
     """An app whose activities keep their state in ``tallies``."""
     app = App(name)
-    app.add_session_listener(tallies)
+    app.include(tallies)
 
     @app.activity
     async def enter(context: ActivityContext, entry: str) -> Entered:

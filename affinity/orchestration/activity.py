@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from affinity.orchestration.signals import ActivityCancelledSignal
@@ -73,6 +74,9 @@ class ActivityContext:
 
     session_store: SessionStore | None = None
     """Of the database of the worker that runs it: state written there commits with the activity's result."""
+
+    session_listeners: Collection[object] | None = None
+    """What the worker tells about the sessions that it loses; None: not known, as in a context that a test makes."""
 
     _run: _Run = field(default_factory=_Run, init=False, repr=False, compare=False)
 

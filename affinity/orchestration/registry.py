@@ -152,6 +152,7 @@ class OrchestrationDefinition(Definition):
         return f"{self.kind} {self.key!r}"
 
 
+@runtime_checkable
 class SessionListener(Protocol):
     """Something that keeps state per session, such as `affinity.SessionCache`; called on the worker's event loop."""
 
@@ -202,11 +203,6 @@ class App:
     def session_listeners(self) -> tuple[SessionListener, ...]:
         """Whom a worker of this app tells about its session leases."""
         return tuple(self._session_listeners)
-
-    def add_session_listener(self, listener: SessionListener) -> None:
-        """Have workers tell ``listener`` about the sessions that they lose; a session cache is one."""
-        if listener not in self._session_listeners:
-            self._session_listeners.append(listener)
 
     @overload
     def activity(self, function: F, /) -> F: ...
@@ -264,12 +260,22 @@ class App:
         """
         return self._latest.get(name) if version is None else self._orchestrations.get(f"{name}@{version}")
 
-    def include(self, other: App) -> None:
-        """Take over all that another app registers.
+    def include(self, other: App | SessionListener) -> None:
+        """Take over all that another app registers; or have workers tell ``other``, a `affinity.Sessions` or
+        `affinity.SessionCache`, about the sessions that they lose.
 
         Raises:
-            InvalidApp: a name (and version) is taken by another function; then nothing is taken over.
+            InvalidApp: a name (and version) is taken by another function; then nothing is taken over. Or ``other`` is
+                neither an app nor a listener.
         """
+        if isinstance(other, App):
+            self._include_app(other)
+        elif not isinstance(other, SessionListener):
+            raise InvalidApp(f"app {self.name!r} can include an App, Sessions or SessionCache, not {other!r}")
+        elif other not in self._session_listeners:
+            self._session_listeners.append(other)
+
+    def _include_app(self, other: App) -> None:
         for activity in other._activities.values():
             self._refuse_taken(self._activities.get(activity.name), activity)
         for orchestration in other._orchestrations.values():
@@ -279,7 +285,7 @@ class App:
         for orchestration in other._orchestrations.values():
             self._add_orchestration(orchestration)
         for listener in other._session_listeners:
-            self.add_session_listener(listener)
+            self.include(listener)
 
     def check(self) -> None:
         """Resolve every annotation, and have the listeners check their migrations, as a worker does at its start.

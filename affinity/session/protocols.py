@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextvars import ContextVar
 from typing import Final, Protocol, runtime_checkable
 
@@ -60,6 +61,11 @@ class ActivityScope(SessionContext, Protocol):
     @property
     def session_store(self) -> SessionStore | None:
         """Of the worker's database: what is written there commits with the activity's result."""
+        ...
+
+    @property
+    def session_listeners(self) -> Collection[object] | None:
+        """What the worker tells about the sessions that it loses; None: not known."""
         ...
 
     def enlist(self, participant: Participant, /) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-from affinity.errors import InvalidOptions
+from affinity.errors import InvalidOptions, SessionError
 from affinity.limits import check_id, check_integer
 from affinity.records import SessionMetadata, SessionStore
 from affinity.session.codec import JsonCodec, StateCodec
@@ -34,7 +34,7 @@ class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
     ::
 
         chats = Sessions(Chat, kind="chat", schema_version=2)
-        app.add_session_listener(chats)
+        app.include(chats)
 
         @app.activity
         async def run_turn(ctx: ActivityContext, message: Message) -> Reply:
@@ -60,6 +60,7 @@ class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
         metadata: Callable[[S], SessionMetadata] | None = None,
         store: SessionStore | None = None,
         auto_save: bool = True,
+        follow_leases: bool = True,
         fresh_scratch: bool = False,
         dispose: Callable[[str, S], Awaitable[None] | None] | None = None,
         max_sessions: int = 100,
@@ -85,6 +86,10 @@ class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
             metadata: says what is kept in columns beside a state: name, message_count, participants, labels.
             store: a store elsewhere. Default: the database of the worker, where state commits with the result.
             auto_save: whether a clean end of a block saves; each `open` may say otherwise.
+            follow_leases: an activity may open it only on a worker that tells it which leases end: by
+                ``app.include(...)``, or the worker's ``listeners``. False: anywhere; then copies of sessions that the
+                worker has lost stay in memory up to ``idle_timeout``, and no activity is given to this worker because
+                it can read a record.
             fresh_scratch: what is not kept of a state (scratch fields, or all that a narrower ``record`` does not have)
                 starts from its default at each opening, not only after a hydrate: code then sees the same wherever it
                 runs. The state is a new object each time, and ``dispose`` is called for the former one. An opening
@@ -115,6 +120,7 @@ class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
             folding=Folding(state),
         )
         self._store, self._auto_save, self._dispose = store, auto_save, dispose
+        self._follow_leases = follow_leases
         self._pool = CopyPool[Loaded[S]](
             dispose=self._dispose_copy,
             max_sessions=max_sessions,
@@ -144,6 +150,7 @@ class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
         given: S | Mapping[str, Any] | None = None,
         store: SessionStore | None = None,
         auto_save: bool | None = None,
+        allow_transient: bool = False,
     ) -> OpenSession[S]:
         """The state of a session, for one ``async with``.
 
@@ -160,7 +167,9 @@ class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
         *In a script or web handler* (``ctx_or_id`` is a session id): the state is loaded, and saved at a clean end,
         unless somebody has written it since; nothing is saved after an error. No copy stays.
 
-        Without a session (an activity that has none, or None) the state is a new one, and no store is called.
+        Without a session (an activity that has none, or None), and by id without a store, there is nothing to load, and
+        what the block does would be lost: it is an error, unless ``allow_transient`` asks for a new state that is kept
+        nowhere.
 
         Args:
             ctx_or_id: whose state.
@@ -171,10 +180,13 @@ class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
             store: where to load and save, other than this object's.
             auto_save: whether a clean end saves, other than this object does. What is not saved, `OpenSession.save`
                 apart, is gone with the activity or script.
+            allow_transient: without a session, or by id without a store, give a new state that is kept nowhere.
 
         Raises:
             InvalidInput: an argument that cannot be.
-            SessionError: the context has a session and no epoch.
+            InvalidOptions: an id without a store; or the activity's worker does not tell this object which leases end
+                (``follow_leases``).
+            SessionError: there is no session; or the context has one and no epoch.
 
         The ``async with`` raises, at its beginning:
             SessionLoadFailed: the state could not be read; the record is untouched.
@@ -186,7 +198,7 @@ class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
             SessionSelfConflict: an activity has opened its own session by id, and changed the state.
             SessionSaveFailed: in a script, the store failed; the error carries the state.
         """
-        way = self._way(ctx_or_id, store)
+        way = self._way(ctx_or_id, store, allow_transient)
         return OpenSession(self._schema, way, self._given(way, parent, labels, given, auto_save))
 
     def open_sync(
@@ -198,19 +210,31 @@ class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
         given: S | Mapping[str, Any] | None = None,
         store: SessionStore | None = None,
         auto_save: bool | None = None,
+        allow_transient: bool = False,
     ) -> SyncOpenSession[S]:
         """`open` for a sync activity, in its thread, which anyio started: for one ``with``."""
-        way = self._way(ctx_or_id, store)
+        way = self._way(ctx_or_id, store, allow_transient)
         return SyncOpenSession(self._schema, way, self._given(way, parent, labels, given, auto_save))
 
-    def _way(self, ctx_or_id: ActivityScope | str | None, store: SessionStore | None) -> Way[S]:
+    def _way(self, ctx_or_id: ActivityScope | str | None, store: SessionStore | None, allow_transient: bool) -> Way[S]:
         store = self._store if store is None else store
         if ctx_or_id is None or isinstance(ctx_or_id, str):
             session_id = None if ctx_or_id is None else check_id(ctx_or_id, "session id")
-            return InScript(self._schema, self._turns, session_id, store, self._dispose)
-        if ctx_or_id.session_id is None:
-            return InScript(self._schema, self._turns, None, None, self._dispose)
-        return InActivity(self._turns, ctx_or_id, ctx_or_id.session_store if store is None else store)
+        elif ctx_or_id.session_id is None:
+            session_id = None
+        else:
+            self._check_followed(ctx_or_id)
+            return InActivity(self._turns, ctx_or_id, ctx_or_id.session_store if store is None else store)
+        if not allow_transient:
+            _check_kept(session_id, store)
+        return InScript(self._schema, self._turns, session_id, store, self._dispose)
+
+    def _check_followed(self, ctx: ActivityScope) -> None:
+        if self._follow_leases and ctx.session_listeners is not None and self not in ctx.session_listeners:
+            raise InvalidOptions(
+                f"no app of the worker includes the Sessions of kind {self.kind!r}, so it does not learn which leases"
+                f" end: app.include(...) it, or make it with follow_leases=False"
+            )
 
     def _given(
         self,
@@ -264,3 +288,16 @@ class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
 
     async def _dispose_copy(self, copy: Copy[Loaded[S]]) -> None:
         await copy.state.aclose(self._dispose)
+
+
+def _check_kept(session_id: str | None, store: SessionStore | None) -> None:
+    if session_id is None:
+        raise SessionError(
+            "there is no session, so the state would be lost: schedule the activity with .on_session(session_id), or"
+            " open it with allow_transient=True"
+        )
+    if store is None:
+        raise InvalidOptions(
+            f"session {session_id!r} is opened by id and without a store, so the state would be lost: give store=, for"
+            " example from open_store(url), or open it with allow_transient=True"
+        )

@@ -251,6 +251,7 @@ class ActivityRunner:
             attempt=item.attempts,
             worker_id=self._options.worker_node_id,
             session_store=self._states,
+            session_listeners=self._sessions.listeners,
         )
         running = self._running[item.lock] = _Running(item, context, limit, time.monotonic())
         self.size += len(item.payload)

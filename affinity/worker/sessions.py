@@ -41,7 +41,7 @@ class HeldSessions:
     """Sessions by id, with the number of their work items that run here."""
 
     def __init__(self, listeners: Iterable[SessionListener], lock_timeout: float, check: CheckSession) -> None:
-        self._listeners = list(listeners)
+        self.listeners = tuple(listeners)
         self._check = check
         self._lock_timeout = lock_timeout
         self._held: dict[str, _Held] = {}
@@ -88,7 +88,7 @@ class HeldSessions:
         """The session was given up."""
         held = self._held.pop(session_id, None)
         if held is not None:
-            for listener in self._listeners:
+            for listener in self.listeners:
                 await _told(listener.lost(session_id, held.epoch))
 
     async def lost_all(self) -> None:
@@ -107,7 +107,7 @@ class HeldSessions:
             if self._over(session_id, now):  # no work has come while others were told
                 logger.debug("session %s has expired here", session_id)
                 await self.lost(session_id)
-        for listener in self._listeners:
+        for listener in self.listeners:
             await _told(listener.sweep())
 
     def _over(self, session_id: str, now: float) -> bool:

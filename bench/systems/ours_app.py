@@ -69,7 +69,7 @@ stateful = App("bench-stateful")
 """Its turns commit the state of their session."""
 
 chats = Sessions[Chat](Chat, kind="chat")
-stateful.add_session_listener(chats)
+stateful.include(chats)
 
 
 class Said(Step):

@@ -87,7 +87,7 @@ def build_app(mode: Mode, model: Model, slots: int) -> affinity.App:
         open=lambda session_id: Cache(free.take()), close=lambda session_id, cache: free.give_back(cache.slot)
     )
     chats = Sessions[Chat](Chat, kind="chat", codec=ChatCodec(), max_sessions=slots - 1)
-    app.add_session_listener(chats)
+    app.include(chats)
 
     @app.activity
     async def answer(ctx: affinity.ActivityContext, said: Said) -> Turn:

@@ -15,6 +15,7 @@ from affinity.limits import MAX_PAYLOAD_BYTES
 from affinity.orchestration import ActivityContext, App, OrchestrationContext
 from affinity.orchestration.codec import Codec
 from affinity.orchestration.registry import ActivityDefinition, OrchestrationDefinition, definition_of
+from affinity.session import SessionCache
 
 if TYPE_CHECKING:
     from affinity.somewhere import OnlyForTypeCheckers  # type: ignore[import-not-found]
@@ -139,8 +140,8 @@ def test_include() -> None:
     @three.activity(name="work")
     def other(ctx: ActivityContext) -> None: ...
 
-    listener: Any = object()
-    one.add_session_listener(listener)
+    listener = SessionCache[int]()
+    one.include(listener)
     two.include(one)
     two.include(one)
     assert two.activities == one.activities
@@ -148,6 +149,9 @@ def test_include() -> None:
     assert two.session_listeners == (listener,)
     with pytest.raises(InvalidApp):
         two.include(three)
+    neither: Any = object()
+    with pytest.raises(InvalidApp, match="an App, Sessions or SessionCache"):
+        two.include(neither)
 
 
 def test_bound_methods_and_partials_are_activities() -> None:

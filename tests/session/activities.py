@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeVar
@@ -38,6 +38,7 @@ class Activity:
     session_id: str | None = "s"
     session_epoch: int | None = 1
     session_store: SessionStore | None = None
+    session_listeners: Collection[object] | None = None
     instance_id: str = "i"
     execution_id: int = 1
     activity_id: int = field(default_factory=lambda: next(_ids))

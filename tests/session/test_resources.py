@@ -124,7 +124,7 @@ async def test_it_is_opened_only_within_the_block(host: Host, one: Resource[str]
 
 
 async def test_without_a_session_there_is_none(one: Resource[str]) -> None:
-    opening = Sessions(Chat).open(None)
+    opening = Sessions(Chat).open(None, allow_transient=True)
     async with opening:
         with pytest.raises(SessionError, match="belongs to a session"):
             await opening.resource(one)

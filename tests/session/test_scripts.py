@@ -9,7 +9,14 @@ import anyio.to_thread
 import pytest
 
 from affinity.ambient import current_session_id, session_scope
-from affinity.errors import NotSerializable, SessionLoadFailed, SessionSaveFailed, SessionWriteConflict
+from affinity.errors import (
+    InvalidOptions,
+    NotSerializable,
+    SessionError,
+    SessionLoadFailed,
+    SessionSaveFailed,
+    SessionWriteConflict,
+)
 from affinity.records import SessionMetadata, SessionRecord, SessionState
 from affinity.session import CacheStats, Sessions
 from tests.session.activities import Chat, CountingStore, Host, fail
@@ -155,7 +162,7 @@ async def test_what_cannot_be_encoded_is_not_saved(store: CountingStore, chats: 
 
 
 async def test_without_a_store_the_id_is_still_visible() -> None:
-    opening = Sessions(Chat).open("s")
+    opening = Sessions(Chat).open("s", allow_transient=True)
     async with opening as chat:
         assert (opening.session_id, opening.version, opening.is_new) == ("s", 0, True)
         assert current_session_id() == "s"
@@ -165,12 +172,21 @@ async def test_without_a_store_the_id_is_still_visible() -> None:
 
 
 async def test_without_an_id_the_store_is_never_called(store: CountingStore, chats: Sessions[Chat]) -> None:
-    opening = chats.open(None, labels={"a": "b"})
+    opening = chats.open(None, labels={"a": "b"}, allow_transient=True)
     async with opening as chat:
         chat.turns = 1
         await opening.save()
     assert opening.session_id is None
     assert (store.loads, store.saves) == (0, 0)
+
+
+@pytest.mark.parametrize("open_it", ["open", "open_sync"])
+def test_what_would_be_lost_is_refused(store: CountingStore, open_it: str) -> None:
+    """A script that forgot the store, or whose variable holds no id; before anything runs."""
+    with pytest.raises(InvalidOptions, match=r"'s' .* without a store, .* store=.* allow_transient=True"):
+        getattr(Sessions(Chat), open_it)("s")
+    with pytest.raises(SessionError, match=r"no session.* allow_transient=True"):
+        getattr(Sessions(Chat, store=store), open_it)(None)
 
 
 async def test_the_state_is_disposed_at_the_end(store: CountingStore) -> None:

@@ -300,7 +300,9 @@ async def test_without_a_session_the_state_is_new_and_no_store_is_called() -> No
     chats = Sessions(Chat, store=database, dispose=lambda session_id, _: disposed.append(session_id))
     for _ in range(2):
         ctx = Activity(None, None, database)
-        opening = chats.open(ctx)
+        with pytest.raises(SessionError, match=r"on_session\(session_id\), or open it with allow_transient=True"):
+            chats.open(ctx)
+        opening = chats.open(ctx, allow_transient=True)
         async with opening as chat:
             assert (chat.turns, opening.session_id, opening.is_new) == (0, None, True)
             chat.turns += 1

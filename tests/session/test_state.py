@@ -500,7 +500,7 @@ async def test_metadata_that_the_function_leaves_out_stays(store: CountingStore)
 )
 def test_parent_and_labels_are_checked_at_the_opening(options: dict[str, Any], message: str) -> None:
     with pytest.raises((InvalidId, InvalidOptions), match=message):
-        Sessions(Chat).open("s", **options)
+        Sessions(Chat, store=CountingStore()).open("s", **options)
 
 
 @pytest.mark.parametrize(
@@ -643,4 +643,4 @@ async def test_what_the_whole_state_refuses_is_not_kept(host: Host) -> None:
 )
 def test_what_cannot_be_given_is_refused(state: Any, given: Any) -> None:
     with pytest.raises(InvalidOptions, match="given"):
-        Sessions(state).open("s", given=given)
+        Sessions(state, store=CountingStore()).open("s", given=given)

@@ -47,7 +47,7 @@ memories = Sessions(
     initial=lambda _: {"n": 0},
     metadata=lambda state: SessionMetadata(message_count=state["n"], labels={"a": "b"}, participants=["c"]),
 )
-app.add_session_listener(memories)
+app.include(memories)
 
 
 @app.activity

@@ -224,7 +224,7 @@ described = Sessions(
     initial=lambda _: {},
     metadata=lambda state: SessionMetadata(message_count=MESSAGE_COUNTS[state["count"]]),  # type: ignore[arg-type]
 )
-values.add_session_listener(described)
+values.include(described)
 
 
 @values.activity

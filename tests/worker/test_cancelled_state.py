@@ -48,7 +48,7 @@ class Shop:
                 basket.items.append(item)
                 return list(basket.items)
 
-        app.add_session_listener(self.baskets)
+        app.include(self.baskets)
         return app
 
     def add_orchestrations(self, app: App) -> App:

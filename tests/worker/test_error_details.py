@@ -49,7 +49,7 @@ class Refusal(LookupError):
 
 app = App("details")
 notes = Sessions(Note, kind="note", schema_version=3)
-app.add_session_listener(notes)
+app.include(notes)
 attempts: list[str] = []
 
 

@@ -9,8 +9,8 @@ import pytest
 from pydantic import BaseModel
 
 import affinity
-from affinity import App, Client, Sessions, Worker
-from affinity.errors import SchemaMismatch, SessionMigrationAmbiguous
+from affinity import ActivityContext, App, Client, OrchestrationContext, Sessions, Worker
+from affinity.errors import InvalidOptions, OrchestrationFailed, SchemaMismatch, SessionMigrationAmbiguous
 
 pytestmark = pytest.mark.anyio
 
@@ -33,12 +33,39 @@ async def test_two_shortest_chains_of_migrations_are_found_at_the_start(sqlite_u
     if given:
         listeners.append(ambiguous())
     else:
-        app.add_session_listener(ambiguous())
+        app.include(ambiguous())
     with pytest.raises(SessionMigrationAmbiguous, match="from 1 to 4"):
         async with Worker(app, sqlite_url, listeners=listeners):
             pass
     async with Client(sqlite_url) as client:
         assert await client.workers() == []
+
+
+async def test_sessions_that_no_app_includes_are_refused(sqlite_url: str) -> None:
+    """Nobody would tell them which leases end. Unless the worker knows them otherwise, or they are made so."""
+    notes = {
+        "forgotten": Sessions(Note, kind="forgotten"),
+        "of the worker": Sessions(Note, kind="of the worker"),
+        "by itself": Sessions(Note, kind="by itself", follow_leases=False),
+    }
+    app = App("notes")
+
+    @app.activity
+    async def write(context: ActivityContext, kind: str) -> str:
+        async with notes[kind].open(context) as note:
+            note.text = kind
+        return kind
+
+    @app.orchestration
+    async def writing(context: OrchestrationContext, kind: str) -> str:
+        return await context.schedule_activity(write, kind).on_session(kind)
+
+    async with Worker(app, sqlite_url, listeners=[notes["of the worker"]]), Client(sqlite_url) as client:
+        for kind in ("of the worker", "by itself"):
+            assert await (await client.start(writing, kind)).wait(30) == kind
+        with pytest.raises(OrchestrationFailed, match=r"InvalidOptions.*'forgotten'.*app\.include") as failed:
+            await (await client.start(writing, "forgotten")).wait(30)
+        assert failed.value.is_a(InvalidOptions)
 
 
 async def test_a_script_is_told_how_to_migrate_and_can(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ class Shop:
 
     def __post_init__(self) -> None:
         self.app = app = App("shop")
-        app.add_session_listener(self.baskets)
+        app.include(self.baskets)
 
         @app.activity
         async def add(context: ActivityContext, item: str) -> list[str]:

@@ -72,7 +72,7 @@ def build_app(run: str, transcripts: Sessions[Transcript], counts: CountsFile, *
         think: seconds that a turn takes; it stands for the time of a model.
     """
     app = App(run)
-    app.add_session_listener(transcripts)
+    app.include(transcripts)
 
     @app.activity(name=f"{run}.turn")
     async def turn(ctx: ActivityContext, said: Turn) -> Reply:
