@@ -13,7 +13,7 @@ from typing import Any, Final, LiteralString
 import psycopg
 import pytest
 
-from affinity.provider.contract import FINISHED, Retention
+from affinity.provider.contract import FINISHED, InstanceFilter, Retention
 from affinity.provider.history import read_whole_history
 from affinity.provider.postgres import PostgresProvider, connections, migration, retention
 from affinity.provider.schema import Migration
@@ -82,6 +82,25 @@ async def test_a_step_reads_what_it_looks_at(
         for table, rows in _rows_read(plan):
             read[table] += rows
         assert max(read.values(), default=0) <= MOST, read
+
+
+async def test_a_tree_that_takes_too_long_holds_no_sweep_up(
+    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sweeps go on behind it, and come back to it."""
+    monkeypatch.setattr(retention, "PRUNE_WINDOW", 1)
+    for name, second in (("large", 1), ("small", 2)):
+        admin.execute("INSERT INTO instances (instance_id, name, status, created_at, updated_at)"
+                      " VALUES (%s, 'flow', 'completed', clock(), '2001-01-01')", [name])  # fmt: skip
+        admin.execute("INSERT INTO ended_executions VALUES (%s, 1, true, make_timestamptz(2001, 1, 1, 0, 0, %s))",
+                      [name, second])  # fmt: skip
+    admin.execute("INSERT INTO history SELECT 'large', 1, 1, ''")
+    admin.execute("CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(60); END'")
+    admin.execute("CREATE TRIGGER wait BEFORE DELETE ON history FOR EACH ROW EXECUTE FUNCTION wait()")
+    async with opened(postgres_migrated, statement_timeout="200") as provider:
+        sweep = partial(provider.sweep, interval=0.0, session_retention=DAY, worker_retention=DAY, retention=EVERYTHING)
+        assert [(await sweep()).instances_removed for _ in range(2)] == [0, 1]
+        assert [row.instance_id for row in await provider.list_instances(InstanceFilter(), 10)] == ["large"]
 
 
 async def test_on_sqlite_a_step_costs_the_same_among_many(

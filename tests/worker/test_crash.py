@@ -68,7 +68,7 @@ async def test_a_restarted_worker_goes_on_at_once(workers: Workers, client: Clie
     first.send(signal.SIGKILL)
     first.wait()
     workers.start("stable", worker_lease_timeout=60, work_item_lock_timeout=60, stall_timeout=60)
-    again = await board.next(timeout=20)
+    again = await board.next(timeout=45)
     assert again["worker"] == "stable"
     assert again["pid"] != before["pid"]
     assert again["epoch"] > before["epoch"]
@@ -112,7 +112,7 @@ async def test_a_second_process_of_a_name_fences_the_first(workers: Workers, cli
     before = await board.next()
     workers.start("twin")
     assert first.wait() != 0
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         await before.gone.wait()
     again = await board.next()
     assert again["epoch"] > before["epoch"]
@@ -131,7 +131,7 @@ async def test_sigterm_finishes_and_hands_on_at_once(workers: Workers, client: C
     first.send(signal.SIGTERM)
     first.wait_log("draining")
     await running.answer()
-    following = await board.next(timeout=20)
+    following = await board.next(timeout=45)
     assert (following["worker"], following["n"], following["attempt"]) == ("second", 1, 1)
     assert following["epoch"] > running["epoch"]
     assert first.wait() == 0
@@ -238,7 +238,7 @@ async def test_cancellation_reaches_a_running_activity(
         await client.cancel("cancel", "enough")
     elif how == "select":
         await client.raise_event("cancel", "stop", "now")
-    ended = await board.next(timeout=20)
+    ended = await board.next(timeout=45)
     assert ended["state"]
     await ended.answer()
     ended_as = await client.wait_finished("cancel", timeout=30)

@@ -88,7 +88,7 @@ async def test_a_run_that_ends_after_its_successor_has_begun_takes_nothing_from_
             cleaned.set()
             await ended.wait()
         over.set()
-        assert await client.wait(run.instance_id, timeout=10) == 1
+        assert await client.wait(run.instance_id, timeout=30) == 1
         assert len(worker.runtime.activities) == 0
 
 

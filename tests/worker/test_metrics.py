@@ -108,7 +108,7 @@ async def test_what_there_is_in_the_database_is_published(any_url: str, monkeypa
 
 def _scraped(port: int) -> dict[str, list[tuple[dict[str, str], float]]]:
     """Samples by name."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     samples: dict[str, list[tuple[dict[str, str], float]]] = {}
     for family in text_string_to_metric_families(text):

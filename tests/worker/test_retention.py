@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import anyio
 import pytest
 
 from affinity import App, OrchestrationContext, RuntimeOptions, Worker
-from affinity.client import Client
+from affinity.client import Client, Start
 from affinity.errors import InvalidInput, UnknownInstance
 from affinity.worker import runtime
+from tests.processes import open_workers
 from tests.waiting import started, until
 
 pytestmark = pytest.mark.anyio
@@ -57,6 +61,30 @@ async def test_a_worker_removes_what_ended_long_ago(any_url: str, monkeypatch: p
 
             await until(gone)
         assert (await client.status("on")).status == "running"
+
+
+@app.orchestration
+async def family(ctx: OrchestrationContext, left: int) -> int:
+    return await ctx.schedule_sub_orchestration(count_down, left)
+
+
+@pytest.mark.parametrize("any_url", ["sqlite", "new"], indirect=True)
+async def test_workers_and_a_client_prune_side_by_side(any_url: str) -> None:
+    """In processes of their own: each tree goes once and as a whole, what runs stays, and nobody complains."""
+    with open_workers(any_url) as workers:
+        options: dict[str, Any] = {"instance_retention": 0.1, "history_retention": 0.1}
+        both = [workers.launch(name, "tests.worker.test_retention:app", **options) for name in ("a", "b")]
+        async with Client(any_url) as client:
+            await client.start(wait_for, "on", instance_id="on")
+            await client.start_many(Start(family, 1, f"i{n}") for n in range(10))
+
+            with anyio.fail_after(30):
+                while [row.instance_id async for row in client.list_instances()] != ["on"]:
+                    await client.prune(older_than=0.1)
+                    await anyio.sleep(0.1)  # the workers want the file, too
+            assert await client.prune_histories(older_than=0.0) == 0
+        for worker in both:
+            assert [line for line in worker.log if " WARNING " in line or " ERROR " in line] == []
 
 
 async def test_a_client_prunes(any_url: str) -> None:

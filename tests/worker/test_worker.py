@@ -239,7 +239,7 @@ async def test_a_worker_whose_name_is_taken_stops_at_once(any_url: str) -> None:
 
 async def _until_fenced(first: Worker, second: Worker) -> None:
     async with first, second:
-        with anyio.fail_after(10):
+        with anyio.fail_after(30):
             await first.runtime.ended.wait()
         assert second.runtime.error is None
 

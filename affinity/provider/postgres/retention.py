@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 from psycopg.types.numeric import Int8
 
+from affinity.errors import StatementTimeout
 from affinity.limits import PRUNE_EVENTS, PRUNE_TREE_EVENTS, PRUNE_WINDOW
 from affinity.provider.contract import SWEPT_STATUSES, HistoryPruning, InstancePruning, Retention
 from affinity.provider.postgres.arrays import Texts
@@ -40,13 +43,20 @@ class RetentionVerbs(Verbs):
         """One step of each that is wanted; instances and executions that were removed."""
         instances = executions = 0
         if retention.instances is not None:
-            step = await self._prune(SWEPT_STATUSES, retention.instances, after, largest=PRUNE_TREE_EVENTS)
+            step = await self._sweep_instances(retention.instances, after)
             if step.after != after:
                 await self._links.misc.run(_SQL["set_pruned"], {"after": step.after})
             instances = step.instances
         if retention.histories is not None:
             executions = (await self.prune_histories(retention.histories)).executions
         return instances, executions
+
+    async def _sweep_instances(self, older_than: float, after: datetime | None) -> InstancePruning:
+        step = partial(self._prune, SWEPT_STATUSES, older_than, after, largest=PRUNE_TREE_EVENTS)
+        try:
+            return await step()
+        except StatementTimeout:  # a tree has more former executions than one statement removes: pass it over
+            return replace(await step(dry_run=True), roots=0, instances=0)
 
     async def _prune(
         self,
