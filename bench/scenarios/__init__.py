@@ -8,6 +8,7 @@ from bench.measures import Report
 from bench.run import Run
 from bench.scenarios.backlog import backlog
 from bench.scenarios.failover import failover
+from bench.scenarios.fanout import fanout
 from bench.scenarios.idle import idle
 from bench.scenarios.limit import limit
 from bench.scenarios.memory import memory
@@ -24,6 +25,7 @@ SCENARIOS: dict[str, Callable[[Run], Report]] = {
     "history": history,
     "backlog": backlog,
     "replicas": replicas,
+    "fanout": fanout,
     "limit": limit,
     "failover": failover,
     "idle": idle,
@@ -37,5 +39,5 @@ SCENARIOS: dict[str, Callable[[Run], Report]] = {
 LONG = ("soak",)
 """Not part of ``all``."""
 
-ON_SQLITE = ("turns", "latency", "history", "failover", "sqlite", "state")
+ON_SQLITE = ("turns", "latency", "history", "fanout", "failover", "sqlite", "state")
 """Those that ``--provider sqlite`` knows; the others count what only a PostgreSQL server tells."""

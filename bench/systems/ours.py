@@ -17,7 +17,7 @@ from affinity.provider import migrate
 from affinity.records import SessionStore
 from bench.chats import Chat
 from bench.systems.base import PATIENCE, SESSIONS, Dialect, Launch
-from bench.systems.ours_app import Flood, Route, Told, chats
+from bench.systems.ours_app import Fan, Flood, Route, Told, chats
 from bench.work import Walk
 
 T = TypeVar("T")
@@ -80,6 +80,10 @@ class OurClient:
                 await anyio.sleep(0.02)
 
         self.call(queue)
+
+    def start_fan_out(self, one: str, width: int, cpu: float) -> None:
+        """Start so many activities at once, without a session, each of which uses ``cpu`` seconds of a processor."""
+        self.call(lambda client: client.start("fan_out", Fan(width=width, cpu=cpu), instance_id=one))
 
     def owners(self, ids: Sequence[str]) -> list[str | None]:
         """The worker that owns, or last owned, each instance."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import anyio
@@ -34,6 +35,20 @@ class Flood(BaseModel):
     items: int
 
 
+class Fan(BaseModel):
+    """Activities without a session, all at once."""
+
+    width: int
+    cpu: float  # seconds of a processor that each uses
+
+
+class Burn(BaseModel):
+    """One of them."""
+
+    number: int
+    cpu: float
+
+
 app = App("bench")
 
 
@@ -56,6 +71,23 @@ async def walk(context: OrchestrationContext, route: Route) -> list[Stamp]:
         )
         for turn in range(route.turns + 1)
     ]
+
+
+@app.activity
+def burn(context: ActivityContext, this: Burn) -> Stamp:
+    """Keeps a core busy, on a thread of the worker."""
+    until = time.thread_time() + this.cpu
+    while time.thread_time() < until:
+        pass
+    return stamp(this.number)
+
+
+@app.orchestration
+async def fan_out(context: OrchestrationContext, fan: Fan) -> list[Stamp]:
+    """Many activities at once."""
+    return await context.gather(
+        *(context.schedule_activity(burn, Burn(number=number, cpu=fan.cpu)) for number in range(fan.width))
+    )
 
 
 @app.orchestration
