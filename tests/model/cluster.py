@@ -176,6 +176,8 @@ class Cluster:
                 await self._resume_instance(f"i{step.instance}")
             case do.Reset():
                 await self._reset(f"i{step.instance}", step)
+            case do.ReleaseSession():
+                await self._release_session(f"s{step.session}")
             case do.Load() | do.Save() | do.Remove():
                 await self._script(self.scripts[step.script], f"s{step.session}", step)
             case do.Finish():
@@ -217,6 +219,8 @@ class Cluster:
                 if worker.work:
                     item = list(worker.work.values())[step.which % len(worker.work)]
                     await self._settle_item(worker, item, step)
+            case do.MakeRoom():
+                await self._make_room(worker, step)
             case do.RenewLocks():
                 await self._renew_locks(worker)
             case do.Disown():
@@ -620,6 +624,7 @@ class Cluster:
             cancel_timers=_cancelled(step, live.timers, new_timers),
             watches=[] if step.watch is None else [SessionWatch(f"s{step.watch}", self._tag(f"moved s{step.watch}"))],
             holds=[] if step.hold is None else [SessionHold(f"s{step.hold}", hold, HOLD)],
+            release_sessions=[] if step.release is None else [f"s{step.release}"],
             update=_ENDS[step.end],
         )
         live.activities += new_activities
@@ -659,7 +664,7 @@ class Cluster:
         self.model.commit(passed)
         for one, result in zip(sent, results, strict=True):
             self._judge_places(worker, one.turn, result)
-        await self._look()
+        await self._look(released=[name for one in passed for name in one.turn.release_sessions])
         for write in [write for one in passed for write in one.turn.states]:
             content = write.new.state.decode()
             worker.cache[write.new.session_id] = CachedState(write.epoch, content, write.base_version + 1)
@@ -793,6 +798,47 @@ class Cluster:
         await self._look()
         expect(f"{name} reset again", await self.provider.reset_instance(one), False)
         await self._look()
+
+    # -- releasing sessions
+
+    async def _release_session(self, name: str) -> None:
+        row = self.sessions.get(name)
+        found = await self.provider.release_session([name])
+        if row is None or not row.held:
+            wanted = "not_held"
+        else:
+            wanted = "busy" if self._in_hand(name, row.incarnation) else "released"
+        expect(f"release of {name}", found, [wanted])
+        await self._look(released=[name] if wanted == "released" else [])
+        expect(f"{name} is held", name in self.sessions and self.sessions[name].held, wanted == "busy")
+
+    def _in_hand(self, session_id: str, incarnation: str) -> bool:
+        """Whether that process has work of the session."""
+        return any(
+            item.session_id == session_id
+            and item.token is not None
+            and item.until > self.model.now
+            and item.holder is not None
+            and item.holder.incarnation == incarnation
+            for item in self.model.items()
+        )
+
+    async def _make_room(self, worker: SimulatedWorker, step: do.MakeRoom) -> None:
+        before = self.sessions
+        options = FetchOptions(limit=10, max_sessions=step.room, names=("work",), unknown_after=60.0, timeouts=TIMEOUTS)
+        freed = await self.provider.release_idle_session(
+            worker.identity, options, min_idle=float(step.min_idle), only_users={}
+        )
+        for name in freed:
+            if not self._holds(worker, before.get(name)):
+                raise Violation(f"{worker.identity} has released {name}, which it does not hold")
+            if queued := [item.key for item in self.model.items() if item.session_id == name]:
+                raise Violation(f"{name} was released, though it has work: {queued}")
+        if freed and not [i for i in self.model.items() if i.session_id is not None and self.model.is_free(i)]:
+            raise Violation(f"{freed} were released, though no work waits")
+        await self._look(released=freed)
+        if still := [name for name in freed if self.sessions[name].held]:
+            raise Violation(f"{still} were released, and are held")
 
     # -- clients and scripts
 

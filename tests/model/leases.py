@@ -4,7 +4,7 @@ once it does not forget, whatever the database loses.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from affinity.provider.contract import SessionInfo
@@ -28,6 +28,7 @@ class Leases:
         *,
         started: str | None = None,
         freed_by: str | None = None,
+        released: Collection[str] = (),
         time_passed: bool = False,
         swept: bool = False,
     ) -> list[str]:
@@ -37,6 +38,7 @@ class Leases:
             found: the rows after it.
             started: name of the worker that was registered anew by it.
             freed_by: name of the worker that gave sessions up by it.
+            released: sessions that may have been given up by it.
             time_passed: leases may have ended.
             swept: rows may be gone.
 
@@ -49,7 +51,8 @@ class Leases:
             if old is None:
                 self._begin(new)
             else:
-                moved += [name] * self._go_on(old, new, started, freed_by, time_passed=time_passed)
+                may_end = time_passed or name in released or freed_by == old.worker_id
+                moved += [name] * self._go_on(old, new, started, may_end=may_end)
             if new.held and self.holders.setdefault((name, new.epoch), new.incarnation) != new.incarnation:
                 raise Violation(f"two processes have held {name} at epoch {new.epoch}")
             self.newest[name] = new.epoch
@@ -65,9 +68,7 @@ class Leases:
         if new.epoch <= self.newest.get(new.session_id, 0):
             raise Violation(f"{new.session_id} begins again with epoch {new.epoch}, which it has had")
 
-    def _go_on(
-        self, old: SessionInfo, new: SessionInfo, started: str | None, freed_by: str | None, *, time_passed: bool
-    ) -> bool:
+    def _go_on(self, old: SessionInfo, new: SessionInfo, started: str | None, *, may_end: bool) -> bool:
         name = new.session_id
         changed = (old.worker_id, old.incarnation) != (new.worker_id, new.incarnation)
         if new.epoch < old.epoch:
@@ -78,6 +79,6 @@ class Leases:
             raise Violation(f"{name} went from {old.incarnation} to {new.incarnation} at epoch {new.epoch}")
         if old.held and changed and not old.worker_id == new.worker_id == started:
             raise Violation(f"{name} was taken from {old.incarnation} while it was held")
-        if old.held and not new.held and not time_passed and freed_by != old.worker_id:
+        if old.held and not new.held and not may_end:
             raise Violation(f"{name} is not held any more, though nobody gave it up")
         return changed and old.worker_id != ""  # else a write without a lease had made the row

@@ -84,6 +84,7 @@ class Step:
     send: int | None = None  # instance; sent after the child is created
     watch: int | None = None  # session
     hold: int | None = None  # session
+    release: int | None = None  # session
     foreign: bool = False  # it names messages of other instances, too
     cancel: Literal["", "new", "all"] = ""  # activities and timers: those of this turn, or all of the execution
     end: End = ""
@@ -181,6 +182,22 @@ class Reset:
 
 
 @dataclass(frozen=True)
+class ReleaseSession:
+    """An operator releases a session."""
+
+    session: int
+
+
+@dataclass(frozen=True)
+class MakeRoom:
+    """A worker releases idle sessions for others that wait."""
+
+    worker: int
+    room: int = 1  # sessions that it may hold
+    min_idle: int = 1
+
+
+@dataclass(frozen=True)
 class Create:
     instance: int
     reply: Reply = "heard"
@@ -257,8 +274,8 @@ class LoseTail:
 
 PlanStep: TypeAlias = (
     Start | Renew | Resume | Drain | Leave | FetchWork | FetchInstances | Commit | Deliver | Ack | Checkpoint
-    | GiveBack | RenewLocks | Disown | HandOver | Suspend | Retry | ResumeInstance | Reset | Create | Send | Delete
-    | Load | Save | Remove | Finish | Pass | Sweep | Remember | LoseTail
+    | GiveBack | RenewLocks | Disown | HandOver | Suspend | Retry | ResumeInstance | Reset | ReleaseSession | MakeRoom
+    | Create | Send | Delete | Load | Save | Remove | Finish | Pass | Sweep | Remember | LoseTail
 )  # fmt: skip
 
 
@@ -296,6 +313,7 @@ _any_turns: Final = st.builds(
     send=st.sampled_from([None, None, 1, 2, 3]),
     watch=st.sampled_from([None, None, 0, 1]),
     hold=st.sampled_from([None, None, None, 0, 1]),
+    release=st.sampled_from([None, None, None, 0, 1]),
     foreign=st.booleans(),
     cancel=st.sampled_from(["", "", "", "new", "all"]),
     end=st.sampled_from(["", "", "", "", "", "", "continue", "complete", "fail", "cancel"]),
@@ -339,6 +357,8 @@ _KINDS: Final[tuple[tuple[int, SearchStrategy[PlanStep]], ...]] = (
     (1, st.builds(Retry, _worker)),
     (1, st.builds(ResumeInstance, _instance)),
     (3, st.builds(Reset, _instance, st.integers(0, 3), st.sampled_from([None, 0, 1]))),
+    (2, st.builds(ReleaseSession, _session)),
+    (3, st.builds(MakeRoom, _worker, st.sampled_from([1, 1, 2]), st.sampled_from([1, 20]))),
     (1, st.builds(Renew, _worker)),
     (1, st.builds(Resume, _worker)),
     (2, st.builds(Start, _worker)),

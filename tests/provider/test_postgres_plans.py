@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection
 
+from affinity.provider.conformance.builders import fetch_options, work_item
 from affinity.provider.postgres import PostgresProvider, connections
 from affinity.records import SessionFilter, SessionState
 from tests.provider.postgres_stage import (
@@ -83,6 +84,33 @@ async def test_statements_of_session_state_read_what_they_need(
         async with _watched(postgres_migrated, monkeypatch) as (watched, check):
             for verb in session_verbs(replace(peer, provider=watched), at):
                 await check(verb)
+
+
+@pytest.mark.parametrize("crowd", CROWDS)
+async def test_releases_of_sessions_read_what_they_need(
+    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
+) -> None:
+    """The same for a worker with twenty sessions that makes room, for a turn, and by hand."""
+    async with opened(postgres_migrated) as provider:
+        peer = await registered(provider, "rare")
+        await registered(provider, "other")
+        _crowd(admin, crowd)
+        at = await peer.own("i")
+        await peer.commit_one(at, work_items=[work_item(at, 1, "newcomer")])
+        admin.execute("UPDATE worker_queue SET visible_at = visible_at - '1 min'::interval WHERE instance_id = 'i'")
+        options = fetch_options(5, max_sessions=20)
+        async with _watched(postgres_migrated, monkeypatch) as (watched, check):
+            room = partial(
+                watched.release_idle_session, peer.identity, options, min_idle=0.001, only_users={"rare1": "x1"}
+            )
+            assert len(await check(room)) == 1
+            own = replace(peer, provider=watched)
+            assert (await check(partial(own.take_one, max_sessions=20))).session_id == "newcomer"
+            released = partial(
+                own.commit_one, replace(at, event_count=1), release_sessions=["rare2", "rare4", "newcomer"]
+            )
+            assert (await check(released)).committed
+            assert await check(partial(watched.release_session, ["rare3", "rare2"])) == ["released", "not_held"]
 
 
 RARE: Final = datetime(2001, 1, 1, tzinfo=UTC)

@@ -29,8 +29,9 @@ WITH company AS MATERIALIZED (
 -- free]
       AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
       AND (s.touched_at <= clock() - %(min_idle)s * interval '1 s' OR s.session_id IN (SELECT session_id FROM over))
-      AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.session_id = s.session_id)
-      AND NOT EXISTS (SELECT FROM session_holds h WHERE h.session_id = s.session_id AND h.until > clock())
+      -- One value each, which the planner cannot make a join of: the queue may be long, the sessions few.
+      AND (SELECT true FROM worker_queue q WHERE q.session_id = s.session_id LIMIT 1) IS NULL
+      AND (SELECT true FROM session_holds h WHERE h.session_id = s.session_id AND h.until > clock() LIMIT 1) IS NULL
 ), room AS MATERIALIZED (
     SELECT %(max_sessions)s - count(*) AS n FROM sessions s
     WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
@@ -41,7 +42,7 @@ WITH company AS MATERIALIZED (
       AND q.visible_at <= (
           SELECT clock() - CASE WHEN n > 1 THEN %(offer_seconds)s ELSE 0 END * interval '1 s' FROM company)
       AND q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
-      AND NOT EXISTS (SELECT FROM held_sessions h WHERE h.session_id = q.session_id)
+      AND (SELECT true FROM held_sessions h WHERE h.session_id = q.session_id) IS NULL
     ORDER BY q.visible_at LIMIT %(limit)s
 -- [free
     FOR NO KEY UPDATE OF q SKIP LOCKED
