@@ -7,6 +7,7 @@ from affinity.client.pruning import EndedStatus, PrunedInstances
 from affinity.client.records import Failure, HistoryRecord, Instance, Page
 from affinity.client.requests import ExternalEvent, Start
 from affinity.client.stores import open_store
+from affinity.provider.contract import Quotas
 
 __all__ = [
     "Client",
@@ -21,6 +22,7 @@ __all__ = [
     "Page",
     "PendingActivity",
     "PrunedInstances",
+    "Quotas",
     "Start",
     "TreeNode",
     "open_store",
