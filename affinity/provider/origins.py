@@ -4,6 +4,7 @@ number of events. What differs from that, the run of an activity, stands on the 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from datetime import datetime
 from typing import NamedTuple
@@ -25,13 +26,13 @@ class OriginRow(NamedTuple):
 
 def origins_of(rows: Iterable[OriginRow]) -> list[EventOrigin]:
     """The origin of each event that has one; ``rows`` come in the order of the events."""
-    found: dict[int, EventOrigin] = {}
-    for row in rows:
-        if row.recorded_at is not None:
-            # The tail of a turn that was cut by a reset belongs to the reset, whose row comes later and replaces it.
-            for event_id in range(row.event_id, row.event_id + (row.recorded_events or 1)):
-                found[event_id] = EventOrigin(event_id, row.recorded_at, row.recorded_by, None)
-        if row.run_by is not None and row.attempt is not None and row.event_id in found:
-            run = ActivityRun(row.run_by, row.attempt)
-            found[row.event_id] = found[row.event_id]._replace(run=run)
-    return [found[event_id] for event_id in sorted(found)]
+    kept = list(rows)
+    runs = {row.event_id: ActivityRun(row.run_by, row.attempt) for row in kept if row.run_by and row.attempt}
+    turns = [row for row in kept if row.recorded_at is not None]
+    ends = [row.event_id for row in turns[1:]] + [sys.maxsize]  # a reset may have cut a turn off, and taken its place
+    return [
+        EventOrigin(event_id, row.recorded_at, row.recorded_by, runs.get(event_id))
+        for row, end in zip(turns, ends, strict=True)
+        if row.recorded_at is not None
+        for event_id in range(row.event_id, min(row.event_id + (row.recorded_events or 1), end))
+    ]
