@@ -29,10 +29,10 @@ def origins_of(rows: Iterable[OriginRow]) -> list[EventOrigin]:
     kept = list(rows)
     runs = {row.event_id: ActivityRun(row.run_by, row.attempt) for row in kept if row.run_by and row.attempt}
     turns = [row for row in kept if row.recorded_at is not None]
-    ends = [row.event_id for row in turns[1:]] + [sys.maxsize]  # a reset may have cut a turn off, and taken its place
+    ends = [*(row.event_id for row in turns[1:]), sys.maxsize]  # a reset may have cut a turn off, and taken its place
     return [
         EventOrigin(event_id, row.recorded_at, row.recorded_by, runs.get(event_id))
-        for row, end in zip(turns, ends, strict=True)
+        for row, end in zip(turns, ends, strict=False)
         if row.recorded_at is not None
         for event_id in range(row.event_id, min(row.event_id + (row.recorded_events or 1), end))
     ]
