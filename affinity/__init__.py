@@ -11,6 +11,7 @@ from affinity.client import (
     InstanceTree,
     PendingActivity,
     TreeNode,
+    WorkStatistics,
     open_store,
 )
 from affinity.orchestration import (
@@ -25,7 +26,6 @@ from affinity.orchestration import (
     SessionMoved,
 )
 from affinity.provider import migrate
-from affinity.provider.contract import WorkStatistics
 from affinity.session import MemorySessionStore, OpenSession, Resource, SessionCache, SessionManager, Sessions
 from affinity.worker import RuntimeOptions, Worker
 

@@ -134,7 +134,7 @@ MAX_COUNT: Final = 100_000
 """Where counts for people stop: more than that need not be counted to know that it is a lot."""
 
 SCRAPE_COUNT: Final = 10_000
-"""The same for metrics, which are read again and again."""
+"""The same for metrics, which are read again and again; and instances in one page that are counted by status."""
 
 MAX_NOTED_ERROR_BYTES: Final = 1024
 """UTF-8 bytes of the last error of an activity that is tried again: it is shown, and the final one is kept whole."""

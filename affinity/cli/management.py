@@ -9,9 +9,8 @@ import click
 from affinity.cli import shell as sh
 from affinity.cli.instances import with_client
 from affinity.cli.shell import Command, Shell, command
-from affinity.client import ExecutionSummary, TreeNode
+from affinity.client import ExecutionSummary, TreeNode, WorkStatistics
 from affinity.limits import MAX_COUNT, MAX_PAGE
-from affinity.provider.contract import WorkStatistics
 
 
 @click.command(cls=Command, short_help="Show the executions of an instance.")
@@ -66,7 +65,7 @@ def _node_row(node: TreeNode) -> tuple[object, ...]:
 def stats(shell: Shell, limit: int) -> None:
     """Show how many instances there are of each status, what is in the queues, and how long the oldest work has waited.
 
-    A number that is as large as --limit means: that many, or more.
+    A number of activities or messages that is as large as --limit means: that many, or more.
     """
     found = with_client(shell, lambda client: client.statistics(limit=limit))
     shell.show(found, lambda: sh.pairs(_counts(found)))

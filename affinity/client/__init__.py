@@ -2,7 +2,7 @@
 
 from affinity.client.client import Client
 from affinity.client.handle import Handle
-from affinity.client.management import ExecutionSummary, InstanceTree, PendingActivity, TreeNode
+from affinity.client.management import ExecutionSummary, InstanceTree, PendingActivity, TreeNode, WorkStatistics
 from affinity.client.pruning import EndedStatus, PrunedInstances
 from affinity.client.records import Failure, HistoryRecord, Instance, Page
 from affinity.client.requests import ExternalEvent, Start
@@ -25,5 +25,6 @@ __all__ = [
     "Quotas",
     "Start",
     "TreeNode",
+    "WorkStatistics",
     "open_store",
 ]

@@ -26,8 +26,10 @@ from affinity.client.management import (
     ExecutionSummary,
     InstanceTree,
     PendingActivity,
+    WorkStatistics,
     activity_of,
     execution_of,
+    read_statistics,
     tree_of,
 )
 from affinity.client.pruning import (
@@ -89,7 +91,6 @@ from affinity.provider.contract import (
     SessionInfo,
     SessionRelease,
     WorkerInfo,
-    WorkStatistics,
 )
 from affinity.provider.history import history_pages
 from affinity.records import SessionStore
@@ -459,13 +460,14 @@ class Client:
         """How many instances there are of each status, what is in the queues, and how long the oldest work has waited.
 
         Args:
-            limit: where each count stops, from 1 to `limits.MAX_COUNT`: what it costs does not grow beyond.
+            limit: where each count of the queues stops, from 1 to `limits.MAX_COUNT`. Instances are all counted, by
+                pages.
 
         Raises:
             InvalidInput: a limit out of range.
         """
         _check_limit(limit, MAX_COUNT)
-        return await insist(partial(self._provider.measure_work, limit))
+        return await read_statistics(self._provider, limit)
 
     async def list_page(
         self,

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Literal, TypeAlias
+from functools import partial
+from typing import Final, Literal, TypeAlias, get_args
 
-from affinity.provider.contract import ExecutionInfo, InstanceInfo, InstanceStatus, TreeMember, WorkItemInfo
+from affinity.client.calls import insist
+from affinity.limits import SCRAPE_COUNT
+from affinity.provider.contract import (
+    ExecutionInfo,
+    InstanceInfo,
+    InstanceStatus,
+    MessageState,
+    Provider,
+    TreeMember,
+    WorkItemInfo,
+    WorkItemState,
+)
 
 ExecutionStatus: TypeAlias = InstanceStatus | Literal["continued", "ended"]
 """That of its instance for the current execution. A former one has ``"continued"`` as new; ``"ended"`` are those that a
@@ -76,6 +88,35 @@ class InstanceTree:
 
     nodes: Sequence[TreeNode]
     truncated: bool  # there are more; those that are here are the nearest to the instance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkStatistics:
+    """How much there is. Numbers of the queues stop at the limit that was asked for."""
+
+    instances: Mapping[InstanceStatus, int]
+    work_items: Mapping[WorkItemState, int]  # activities
+    messages: Mapping[MessageState, int]
+    oldest_work_item: float | None  # seconds for which the one that waits longest could have been fetched
+    oldest_message: float | None
+
+
+async def read_statistics(provider: Provider, limit: int) -> WorkStatistics:
+    """See `Client.statistics`."""
+    queues = await insist(partial(provider.measure_queues, limit))
+    counts: Counter[InstanceStatus] = Counter()
+    page = await insist(partial(provider.count_instances, SCRAPE_COUNT))
+    counts.update(page.counts)
+    while page.after is not None:
+        page = await insist(partial(provider.count_instances, SCRAPE_COUNT, after=page.after))
+        counts.update(page.counts)
+    return WorkStatistics(
+        instances={status: counts[status] for status in get_args(InstanceStatus)},
+        work_items=queues.work_items,
+        messages=queues.messages,
+        oldest_work_item=queues.oldest_work_item,
+        oldest_message=queues.oldest_message,
+    )
 
 
 def execution_of(row: ExecutionInfo, instance: InstanceInfo) -> ExecutionSummary:

@@ -525,16 +525,24 @@ class TreeMember:
 
 
 @frozen(kw_only=True)
-class WorkStatistics:
+class QueueStatistics:
     """How much there is to do. Each number stops at the limit that was asked for; those of running and of waiting work
     items may share it.
     """
 
-    instances: Mapping[InstanceStatus, int]
     work_items: Mapping[WorkItemState, int]
     messages: Mapping[MessageState, int]
     oldest_work_item: float | None  # seconds for which the one that waits longest could have been fetched
     oldest_message: float | None
+    suspended: int  # instances
+
+
+@frozen(kw_only=True)
+class InstanceCounts:
+    """Instances by status, of one page."""
+
+    counts: Mapping[InstanceStatus, int]
+    after: str | None  # the next page begins behind this id; None: this is the last one
 
 
 @frozen(kw_only=True)
@@ -1008,10 +1016,12 @@ class Provider(Protocol):
         """An instance, its children and theirs, in any order; at most ``limit``, those nearest to the instance."""
         ...
 
-    async def measure_work(self, limit: int) -> WorkStatistics:
-        """Count instances by status and what is in the queues, up to ``limit`` of each. For each number, about as many
-        rows of an index are read, and no more.
-        """
+    async def measure_queues(self, limit: int) -> QueueStatistics:
+        """Count what is in the queues, up to ``limit`` of each kind; no more rows of an index are read for a number."""
+        ...
+
+    async def count_instances(self, limit: int, *, after: str | None = None) -> InstanceCounts:
+        """Count one page of ``limit`` instances by status, in the order of their ids, behind the id ``after``."""
         ...
 
     async def list_sessions(self, *, after: str | None = None, limit: int = 100) -> Sequence[SessionInfo]:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import inspect
 import math
 import time
+from collections import Counter as Tallied
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
-from typing import Any, cast
+from typing import Any, TypeAlias, cast, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from affinity.provider.contract import Provider, WorkStatistics
+from affinity.provider.contract import InstanceCounts, InstanceStatus, Provider, QueueStatistics
 
 CALL_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+Measured: TypeAlias = tuple[QueueStatistics, InstanceCounts]
+ReadWork: TypeAlias = Callable[[str | None], Measured | None]
+"""Measures the queues and counts the instances of a page, behind an id; None while the database does not answer."""
+
 WORK_SECONDS = 5.0
 """For so long what was read of the database serves further scrapes."""
 
@@ -60,9 +65,9 @@ class Metrics:
         """An instance has begun, ended, continued as new, or was suspended."""
         self._orchestrations.counts[orchestration, outcome] += 1
 
-    def work(self, read: Callable[[], WorkStatistics | None]) -> None:
+    def work(self, read: ReadWork) -> None:
         """Publish what ``read`` says of the database; it is called in the thread of a scrape, not more often than every
-        `WORK_SECONDS`.
+        `WORK_SECONDS`. Instances are counted page by page, one at a scrape, over and over.
         """
         self.registry.register(_WorkGauges(read, self._labels))
 
@@ -129,25 +134,38 @@ class _Tally(Collector):
 class _WorkGauges(Collector):
     """What there is in the database. Nothing is published while it does not answer."""
 
-    def __init__(self, read: Callable[[], WorkStatistics | None], fixed: Mapping[str, str]) -> None:
+    def __init__(self, read: ReadWork, fixed: Mapping[str, str]) -> None:
         self._read = read
         self._fixed = fixed
-        self._last: WorkStatistics | None = None
+        self._queues: QueueStatistics | None = None
         self._read_at = -math.inf
+        self._after: str | None = None  # where the count of instances goes on
+        self._counts: Tallied[str] = Tallied()  # so far
+        self._instances: Mapping[str, int] = {}  # as of the last time that it came to its end
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry, in the thread of whoever scrapes."""
         if time.monotonic() - self._read_at > WORK_SECONDS:
-            self._last = self._read()
+            found = self._read(self._after)
+            self._queues = None if found is None else self._learn(*found)
             self._read_at = time.monotonic()
-        if (found := self._last) is None:
+        if (queues := self._queues) is None:
             return
-        yield self._gauge("instances", "Instances, by status", "status", found.instances)
-        yield self._gauge("queued_activities", "Work items, by state", "state", found.work_items)
-        yield self._gauge("queued_messages", "Messages to instances, by state", "state", found.messages)
-        oldest = {"activities": found.oldest_work_item or 0.0, "messages": found.oldest_message or 0.0}
+        instances = {**self._instances, "suspended": queues.suspended}
+        yield self._gauge("instances", "Instances, by status", "status", instances)
+        yield self._gauge("queued_activities", "Work items, by state", "state", queues.work_items)
+        yield self._gauge("queued_messages", "Messages to instances, by state", "state", queues.messages)
+        oldest = {"activities": queues.oldest_work_item or 0.0, "messages": queues.oldest_message or 0.0}
         text = "Seconds for which the oldest one that waits could have been fetched"
         yield self._gauge("oldest_waiting_seconds", text, "queue", oldest)
+
+    def _learn(self, queues: QueueStatistics, page: InstanceCounts) -> QueueStatistics:
+        self._counts.update(page.counts)
+        self._after = page.after
+        if page.after is None:
+            self._instances = {status: self._counts[status] for status in get_args(InstanceStatus)}
+            self._counts.clear()
+        return queues
 
     def _gauge(self, name: str, text: str, label: str, values: Mapping[Any, float]) -> GaugeMetricFamily:
         family = GaugeMetricFamily(f"affinity_{name}", text, labels=(*self._fixed, label))

@@ -31,8 +31,10 @@ from affinity.provider.contract import (
     FetchOptions,
     HistoryCursor,
     HistoryPage,
+    InstanceCounts,
     Placed,
     Provider,
+    QueueStatistics,
     Release,
     Retention,
     Suspend,
@@ -46,7 +48,6 @@ from affinity.provider.contract import (
     WorkItem,
     WorkKey,
     WorkLock,
-    WorkStatistics,
 )
 from affinity.session.insisting import InsistentStore
 from affinity.worker.activities import ActivityRunner
@@ -232,9 +233,10 @@ class Runtime:
         at, learned = self._database_time
         return at + time.monotonic() - learned
 
-    async def measure_work(self) -> WorkStatistics:
-        """How much there is in the database, for the metrics."""
-        return await self._provider.measure_work(SCRAPE_COUNT)
+    async def measure_work(self, after: str | None) -> tuple[QueueStatistics, InstanceCounts]:
+        """How much there is in the database, for the metrics; of instances, the page behind the id ``after``."""
+        queues = await self._provider.measure_queues(SCRAPE_COUNT)
+        return queues, await self._provider.count_instances(SCRAPE_COUNT, after=after)
 
     def lease_renewed(self, lease: WorkerLease) -> None:
         """Learn the database's time."""

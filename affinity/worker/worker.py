@@ -43,10 +43,10 @@ from affinity.errors import DatabaseChanged, ProviderError
 from affinity.orchestration import App
 from affinity.orchestration.registry import SessionListener, check_listeners
 from affinity.provider import migrate, open_provider, redact
-from affinity.provider.contract import Hint, Incarnation, Provider, WorkerIdentity, WorkStatistics
+from affinity.provider.contract import Hint, Incarnation, Provider, WorkerIdentity
 from affinity.provider.timeline import Timeline
 from affinity.worker.keeper import HeldLocks, Keeper, LeaseEnd
-from affinity.worker.metrics import Metrics
+from affinity.worker.metrics import Measured, Metrics
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.retry import Availability
 from affinity.worker.runtime import Runtime
@@ -386,11 +386,11 @@ class Worker:
             stack.callback(stop)
             logger.info("worker %s: metrics on port %d", self.identity.worker_id, self.metrics_port)
 
-    def _measured(self, loop: asyncio.AbstractEventLoop) -> WorkStatistics | None:
+    def _measured(self, loop: asyncio.AbstractEventLoop, after: str | None) -> Measured | None:
         """What there is in the database; asked in another thread. None: it does not say so in time."""
         if self._runtime is None or not self._is_running:
             return None
-        asked = asyncio.run_coroutine_threadsafe(self._runtime.measure_work(), loop)
+        asked = asyncio.run_coroutine_threadsafe(self._runtime.measure_work(after), loop)
         try:
             return asked.result(MEASURE_TIMEOUT)
         except (TimeoutError, CancelledError, ProviderError) as error:

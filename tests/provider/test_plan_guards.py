@@ -101,7 +101,8 @@ def management_verbs(peer: Peer) -> list[Verb]:
         lambda: peer.provider.list_executions("m", 10),
         lambda: peer.provider.read_origins("m", 1),
         lambda: peer.provider.list_tree("m", 10),
-        lambda: peer.provider.measure_work(10),
+        lambda: peer.provider.measure_queues(10),
+        lambda: peer.provider.count_instances(10),
     ]
 
 

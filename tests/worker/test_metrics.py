@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from affinity import ActivityContext, App, Client, OrchestrationContext, RetryPolicy, RuntimeOptions, Worker
 from affinity.errors import ConnectionLost, OrchestrationFailed
+from affinity.provider.contract import InstanceCounts, QueueStatistics
 from affinity.worker import metrics
 from tests.apps import app
 
@@ -104,6 +105,28 @@ async def test_what_there_is_in_the_database_is_published(any_url: str, monkeypa
         ("countdown", "completed"): 1,
         ("unheard of", "suspended"): 1,
     }
+
+
+def test_instances_are_counted_a_page_at_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers are those of the last time that all were counted; only what is suspended is always of now."""
+    monkeypatch.setattr(metrics, "WORK_SECONDS", -1.0)
+    queues = QueueStatistics(work_items={}, messages={}, oldest_work_item=None, oldest_message=None, suspended=7)
+    pages = {
+        None: InstanceCounts(counts={"completed": 2}, after="b"),
+        "b": InstanceCounts(counts={"completed": 1, "running": 1, "suspended": 1}, after=None),
+    }
+    collected = metrics.Metrics("w")
+    collected.work(lambda after: (queues, pages[after]))
+
+    def scraped() -> dict[str, float]:
+        samples = [one for family in collected.registry.collect() for one in family.samples]
+        return {one.labels["status"]: one.value for one in samples if one.name == "affinity_instances" and one.value}
+
+    assert scraped() == {"suspended": 7}
+    for _ in range(3):  # a pass is two scrapes
+        assert scraped() == {"completed": 3, "running": 1, "suspended": 7}
+    pages[None] = InstanceCounts(counts={"failed": 1}, after=None)
+    assert scraped() == {"failed": 1, "suspended": 7}
 
 
 def _scraped(port: int) -> dict[str, list[tuple[dict[str, str], float]]]:

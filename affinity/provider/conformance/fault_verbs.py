@@ -692,8 +692,13 @@ async def list_tree(stage: FaultStage) -> Attempt:
 
 
 @_verb
-async def measure_work(stage: FaultStage) -> Attempt:
-    return Attempt(lambda: stage.provider.measure_work(10))
+async def measure_queues(stage: FaultStage) -> Attempt:
+    return Attempt(lambda: stage.provider.measure_queues(10))
+
+
+@_verb
+async def count_instances(stage: FaultStage) -> Attempt:
+    return _same(stage, lambda provider: provider.count_instances(10))
 
 
 @_verb

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from affinity.provider.conformance.base import Rules
@@ -17,7 +18,7 @@ OVER = InstanceUpdate(status="running", continued=True)
 
 
 class ManagementRules(Rules):
-    """`list_work_items`, `list_executions`, `list_tree`, `measure_work`."""
+    """`list_work_items`, `list_executions`, `list_tree`, `measure_queues`, `count_instances`."""
 
     async def test_work_items_of_an_instance_are_listed(self, world: World) -> None:
         """Running, waiting and delayed, and not those of others (contract: WorkItemInfo)."""
@@ -106,9 +107,9 @@ class ManagementRules(Rules):
         assert list(await a.provider.list_tree("nobody", 10)) == []
 
     async def test_what_there_is_to_do_is_counted(self, world: World) -> None:
-        """Instances by status, items and messages by state, up to a limit (contract: WorkStatistics)."""
+        """Items and messages by state, suspended instances, up to a limit (contract: QueueStatistics)."""
         a = await world.worker("a")
-        empty = await a.provider.measure_work(100)
+        empty = await a.provider.measure_queues(100)
         assert sum(empty.work_items.values()) == sum(empty.messages.values()) == 0
         assert (empty.oldest_work_item, empty.oldest_message) == (None, None)
         await world.enqueue(None, "s", "s", "t")
@@ -119,22 +120,37 @@ class ManagementRules(Rules):
         suspended = await a.own("suspended")
         await a.suspend(suspended)
         await a.own("new")
-        for name in ("x", "y", "z"):
-            await a.commit_one(await a.own(name), update=DONE)
         await a.provider.send_message([NewMessage(instance_id="i", payload="m")] * 2)
         await world.advance(10)
-        found = await a.provider.measure_work(100)
+        found = await a.provider.measure_queues(100)
         assert found.work_items == {"running": 2, "waiting": 2, "delayed": 1}
         assert found.messages == {"waiting": 3, "delayed": 1, "suspended": 1}
-        statuses = {name: count - empty.instances[name] for name, count in found.instances.items() if count}
-        assert statuses == {"pending": 1, "running": 1, "suspended": 1, "completed": 3}
+        assert found.suspended - empty.suspended == 1
         for age in (found.oldest_work_item, found.oldest_message):
             assert age is not None
             assert 10 <= age < 20
-        most = await a.provider.measure_work(1)
+        most = await a.provider.measure_queues(1)
         assert set(most.messages.values()) == {most.work_items["delayed"]} == {1}
         assert 1 <= most.work_items["running"] + most.work_items["waiting"] <= 2
-        assert most.instances["completed"] == 1
+        assert most.suspended == 1
         for item in await a.take_instances():
             await a.go_on(at if item.instance_id == "i" else item, consumed=message_ids(item))
-        assert (await a.provider.measure_work(100)).oldest_message is None
+        assert (await a.provider.measure_queues(100)).oldest_message is None
+
+    async def test_instances_are_counted_by_status(self, world: World) -> None:
+        """Page by page (contract: count_instances)."""
+        a = await world.worker("a")
+        empty = await a.provider.count_instances(100)
+        for name in ("x", "y", "z"):
+            await a.commit_one(await a.own(name), update=DONE)
+        await a.commit_one(await a.own("i"), update=BEGUN)
+        await a.suspend(await a.own("j"))
+        await a.own("k")
+        expected = Counter(empty.counts) + Counter({"completed": 3, "running": 1, "suspended": 1, "pending": 1})
+        whole = await a.provider.count_instances(100)
+        assert (Counter(whole.counts), whole.after) == (expected, None)
+        pages = [await a.provider.count_instances(2)]
+        while (after := pages[-1].after) is not None:
+            pages.append(await a.provider.count_instances(2, after=after))
+        assert all(sum(page.counts.values()) <= 2 for page in pages)
+        assert sum((Counter(page.counts) for page in pages), Counter[str]()) == expected

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, get_args
+from typing import Final
 
 from psycopg.types.numeric import Int8
 
@@ -11,23 +11,21 @@ from affinity.provider.contract import (
     EVENT_HEAD,
     EventOrigin,
     ExecutionInfo,
-    InstanceStatus,
+    InstanceCounts,
+    QueueStatistics,
     TreeMember,
     WorkItemInfo,
     WorkKey,
-    WorkStatistics,
 )
 from affinity.provider.origins import OriginRow, origins_of
-from affinity.provider.postgres.arrays import Texts
 from affinity.provider.postgres.base import Verbs
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "management.sql")
-_STATUSES: Final[tuple[InstanceStatus, ...]] = get_args(InstanceStatus)
 
 
 class ManagementVerbs(Verbs):
-    """`read_origins` to `measure_work`."""
+    """`read_origins` to `count_instances`."""
 
     async def read_origins(self, instance_id: str, execution_id: int) -> Sequence[EventOrigin]:
         """See `affinity.provider.contract.Provider`."""
@@ -99,17 +97,25 @@ class ManagementVerbs(Verbs):
             for member, parent, name, version, status, execution_id, created_at, updated_at in rows
         ]
 
-    async def measure_work(self, limit: int) -> WorkStatistics:
+    async def measure_queues(self, limit: int) -> QueueStatistics:
         """See `affinity.provider.contract.Provider`."""
-        params = {"limit": Int8(limit), "status": Texts(_STATUSES)}
-        ((instances, *counts, oldest_item, oldest_message),) = await self._links.quick.run(_SQL["measure"], params)
-        return WorkStatistics(
-            instances=dict(zip(_STATUSES, instances, strict=True)),
+        ((suspended, *counts, oldest_item, oldest_message),) = await self._links.quick.run(
+            _SQL["measure"], {"limit": Int8(limit)}
+        )
+        return QueueStatistics(
             work_items=dict(zip(("running", "waiting", "delayed"), counts[:3], strict=True)),
             messages=dict(zip(("waiting", "delayed", "suspended"), counts[3:], strict=True)),
             oldest_work_item=_positive(oldest_item),
             oldest_message=_positive(oldest_message),
+            suspended=suspended,
         )
+
+    async def count_instances(self, limit: int, *, after: str | None = None) -> InstanceCounts:
+        """See `affinity.provider.contract.Provider`."""
+        params = {"after": after or "", "limit": Int8(limit)}
+        rows = await self._links.quick.run(_SQL["count_instances"], params)
+        counts = {status: number for status, number, _ in rows}
+        return InstanceCounts(counts=counts, after=rows[0][2] if sum(counts.values()) >= limit else None)
 
 
 def _positive(seconds: float | None) -> float | None:

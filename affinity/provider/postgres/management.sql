@@ -52,7 +52,7 @@ WITH RECURSIVE tree (instance_id, birth) AS (
 SELECT i.instance_id, i.parent_id, i.name, i.version, i.status, i.execution_id, i.created_at, i.updated_at
 FROM member JOIN instances i USING (instance_id)
 
--- measure: instances by status, and both queues
+-- measure: both queues, and instances that wait for an operator
 -- Routes are found one by one in the index, and along each of them no more rows are read than are counted.
 WITH RECURSIVE item_route (name) AS (
     (SELECT route FROM worker_queue ORDER BY route LIMIT 1)
@@ -75,10 +75,8 @@ WITH RECURSIVE item_route (name) AS (
     ) q LIMIT %(limit)s
 )
 SELECT
-    ARRAY (
-        SELECT (SELECT count(*) FROM (
-            SELECT FROM instances i WHERE i.status = s.name ORDER BY i.created_at LIMIT %(limit)s) i)
-        FROM unnest(%(status)s) WITH ORDINALITY AS s (name, n) ORDER BY s.n),
+    (SELECT count(*) FROM (
+        SELECT FROM suspensions WHERE resumed_at IS NULL ORDER BY suspended_at LIMIT %(limit)s) s),
     (SELECT count(*) FROM item WHERE running), (SELECT count(*) FROM item WHERE NOT running),
     (SELECT count(*) FROM (
         SELECT FROM item_route r CROSS JOIN LATERAL (
@@ -107,3 +105,10 @@ SELECT
         WHERE q.route = r.name AND q.visible_at <= (SELECT clock()) AND q.visible_at > to_timestamp(0)
         ORDER BY q.visible_at LIMIT 1) q
      WHERE r.name <> 'suspended')
+
+-- count_instances: one page of instances, by status, with the last id
+WITH page AS MATERIALIZED (
+    SELECT i.instance_id, i.status FROM instances i WHERE i.instance_id > %(after)s
+    ORDER BY i.instance_id LIMIT %(limit)s
+)
+SELECT p.status, count(*), (SELECT max(instance_id) FROM page) FROM page p GROUP BY p.status

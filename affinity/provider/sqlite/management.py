@@ -10,13 +10,13 @@ from affinity.provider.contract import (
     EVENT_HEAD,
     EventOrigin,
     ExecutionInfo,
-    InstanceStatus,
+    InstanceCounts,
     MessageState,
+    QueueStatistics,
     TreeMember,
     WorkItemInfo,
     WorkItemState,
     WorkKey,
-    WorkStatistics,
 )
 from affinity.provider.origins import OriginRow, origins_of
 from affinity.provider.sqlite.database import Row, Tx
@@ -25,7 +25,6 @@ from affinity.provider.sqlite.workers import instant
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "management.sql")
-_STATUSES: Final[tuple[InstanceStatus, ...]] = get_args(InstanceStatus)
 
 
 def read_origins(tx: Tx, instance_id: str, execution_id: int) -> list[EventOrigin]:
@@ -74,18 +73,25 @@ def list_tree(tx: Tx, instance_id: str, limit: int) -> list[TreeMember]:
     ]
 
 
-def measure(tx: Tx, limit: int) -> WorkStatistics:
-    """See `Provider.measure_work`."""
+def measure(tx: Tx, limit: int) -> QueueStatistics:
+    """See `Provider.measure_queues`."""
     at: dict[str, Any] = {"now": tx.now, "limit": limit}
     items, oldest_item = _measure_items(tx, at)
     messages, oldest_message = _measure_messages(tx, at)
-    return WorkStatistics(
-        instances={one: tx.value(SQL["count_instances"], {"status": one, "limit": limit}) for one in _STATUSES},
+    return QueueStatistics(
         work_items={one: min(limit, items[one]) for one in get_args(WorkItemState)},
         messages={one: min(limit, messages[one]) for one in get_args(MessageState)},
         oldest_work_item=oldest_item,
         oldest_message=oldest_message,
+        suspended=tx.value(SQL["count_suspended"], {"limit": limit}),
     )
+
+
+def count_instances(tx: Tx, limit: int, after: str | None) -> InstanceCounts:
+    """See `Provider.count_instances`."""
+    rows = tx.rows(SQL["count_instances"], {"after": after or "", "limit": limit})
+    counts = {status: number for status, number, _ in rows}
+    return InstanceCounts(counts=counts, after=rows[0][2] if sum(counts.values()) >= limit else None)
 
 
 def _measure_items(tx: Tx, at: dict[str, Any]) -> tuple[Counter[WorkItemState], float | None]:

@@ -52,8 +52,14 @@ WITH RECURSIVE tree (instance_id, birth) AS (
 SELECT i.instance_id, i.parent_id, i.name, i.version, i.status, i.execution_id, i.created_at, i.updated_at
 FROM tree AS t CROSS JOIN instances AS i ON i.instance_id = t.instance_id;
 
--- count_instances: of one status
-SELECT count(*) FROM (SELECT 1 FROM instances WHERE status = :status LIMIT :limit);
+-- count_instances: one page of instances, by status, with the last id
+WITH page AS MATERIALIZED (
+    SELECT instance_id, status FROM instances WHERE instance_id > :after ORDER BY instance_id LIMIT :limit
+)
+SELECT status, count(*), (SELECT max(instance_id) FROM page) FROM page GROUP BY status;
+
+-- count_suspended: instances that wait for an operator
+SELECT count(*) FROM (SELECT 1 FROM suspensions WHERE resumed_at IS NULL LIMIT :limit);
 
 -- item_routes: marks in the work queue, found one by one in the index
 WITH RECURSIVE marks (route) AS (

@@ -25,12 +25,14 @@ from affinity.provider.contract import (
     HistoryCursor,
     HistoryPage,
     HistoryPruning,
+    InstanceCounts,
     InstanceFilter,
     InstanceInfo,
     InstancePruning,
     NewInstance,
     NewMessage,
     OrchestrationFetch,
+    QueueStatistics,
     Quotas,
     Release,
     Reset,
@@ -52,7 +54,6 @@ from affinity.provider.contract import (
     WorkFetch,
     WorkItemInfo,
     WorkLock,
-    WorkStatistics,
 )
 from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.sqlite import (
@@ -358,9 +359,13 @@ class SqliteProvider:
         """See `Provider.list_tree`."""
         return await self._read(management.list_tree, instance_id, limit)
 
-    async def measure_work(self, limit: int) -> WorkStatistics:
-        """See `Provider.measure_work`."""
+    async def measure_queues(self, limit: int) -> QueueStatistics:
+        """See `Provider.measure_queues`."""
         return await self._read(management.measure, limit)
+
+    async def count_instances(self, limit: int, *, after: str | None = None) -> InstanceCounts:
+        """See `Provider.count_instances`."""
+        return await self._read(management.count_instances, limit, after)
 
     async def resume_instance(self, instance_ids: Sequence[str]) -> Sequence[Resumption]:
         """See `Provider.resume_instance`. Wakes workers as `create_instance` does."""

@@ -1,4 +1,3 @@
--- last_error: of the failure before, for people. The index is for counts and lists by status: a status changes a few times
--- in the life of an instance, and other updates stay heap-only.
+-- last_error: of the failure before, for people. No index has the status of an instance: all updates stay heap-only.
 ALTER TABLE worker_queue ADD COLUMN last_error text;
-CREATE INDEX instances_status ON instances (status, created_at);
+CREATE INDEX suspensions_lasting ON suspensions (suspended_at) WHERE resumed_at IS NULL;

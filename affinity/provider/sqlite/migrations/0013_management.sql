@@ -1,3 +1,3 @@
--- last_error: of the failure before, for people. The index is for counts by status.
+-- last_error: of the failure before, for people.
 ALTER TABLE worker_queue ADD COLUMN last_error TEXT;
-CREATE INDEX instances_by_status ON instances (status, created_at);
+CREATE INDEX suspensions_lasting ON suspensions (suspended_at) WHERE resumed_at IS NULL;
