@@ -99,6 +99,10 @@ FETCH_LIMIT = 200
 """Work items, and instances, that one fetch takes at most: one statement stays short."""
 
 
+LEAST_BATCH = 4
+"""A fetch waits until there is room for this part of a batch: many small ones would cost more than they bring."""
+
+
 class Runtime:
     """The moving parts of one worker, between registration and release."""
 
@@ -246,7 +250,7 @@ class Runtime:
         """How many new work items this worker would run at once; none while others wait in the queue for a slot, and
         one less while some may.
         """
-        if not self._serving or self._backlog or not self._has_room(self.activities.size):
+        if not self._serving or self._backlog or not self._free_bytes(self.activities.size):
             return 0
         return max(0, self._slots() - self._told)
 
@@ -429,12 +433,13 @@ class Runtime:
     def _unwritten_bytes(self) -> int:
         return self.instances.input_size + self._turns.weight + self._acks.weight
 
-    def _has_room(self, running: int = 0) -> bool:
-        """Whether one more batch may be fetched. Activities that are ``running`` count for other activities only: they
-        may wait for messages, while all else is written sooner or later.
+    def _free_bytes(self, running: int = 0) -> int:
+        """How many bytes the next fetch may bring; none while that is little. Activities that are ``running`` count for
+        other activities only: they may wait for messages, while all else is written sooner or later.
         """
-        most = self._options.max_outstanding_bytes - self._options.max_batch_bytes
-        return running + self._unwritten_bytes <= most
+        room = self._options.max_outstanding_bytes - self._unwritten_bytes - running
+        batch = self._options.max_batch_bytes
+        return min(room, batch) if room >= batch // LEAST_BATCH else 0
 
     def room_made(self) -> None:
         """Messages, results or replays that were in memory are not any more: a fetch may wait for that."""
@@ -520,11 +525,13 @@ class Runtime:
 
     async def _fetch_work(self, tenure: int) -> float:
         limit = min(self._slots(), FETCH_LIMIT) if self._serving else 0
-        if limit <= 0 or not self._has_room(self.activities.size):
+        room = self._free_bytes(self.activities.size)
+        if limit <= 0 or not room:
             self._waits_for_room |= limit > 0
             return self._options.poll_interval
         self._told = False
-        fetch = self._provider.fetch_work_item(self._identity, self._fetch_options(limit))
+        options = self._fetch_options(limit, room)
+        fetch = self._provider.fetch_work_item(self._identity, options)
         fetched = await self.silence.watch("fetch", fetch, repeated=True)
         if tenure != self._tenure:
             self._uncertain = True
@@ -536,17 +543,17 @@ class Runtime:
             self.run(item)
         pause = self._options.poll_interval if fetched.next_due is None else fetched.next_due
         if fetched.crowded:
-            pause = min(pause, await self._make_room(limit))
+            pause = min(pause, await self._make_room(options))
         return 0.0 if fetched.raced or fetched.items else pause
 
-    async def _make_room(self, limit: int) -> float:
+    async def _make_room(self, options: FetchOptions) -> float:
         """Release idle sessions for work that no worker has room for; seconds until the next look."""
         if (pause := self._room_at - time.monotonic()) > 0:
             return pause
         self._room_at = time.monotonic() + ROOM_SECONDS
         release = self._provider.release_idle_session(
             self._identity,
-            self._fetch_options(limit),
+            options,
             min_idle=self._options.session_min_idle,
             only_users=self.sessions.only_users(),
         )
@@ -556,21 +563,22 @@ class Runtime:
             self.sessions.recheck(session_id)
         return 0.0 if released else ROOM_SECONDS
 
-    def _fetch_options(self, limit: int) -> FetchOptions:
+    def _fetch_options(self, limit: int, room: int) -> FetchOptions:
         return FetchOptions(
             limit=limit,
             max_sessions=self._options.max_sessions_per_runtime,
             names=self._activity_names,
             unknown_after=self._options.unregistered_timeout,
             uncounted_after=self._options.isolate_after,
-            max_bytes=self._options.max_batch_bytes,
+            max_bytes=room,
             timeouts=self._timeouts,
         )
 
     async def _fetch_messages(self, tenure: int) -> float:
         """Also while draining: the provider gives a draining worker messages of instances that it owns, no others."""
         limit = FETCH_LIMIT - len(self.instances.replaying)
-        if limit <= 0 or self.instances.replaying.has_suspect or not self._has_room():
+        room = self._free_bytes()
+        if limit <= 0 or self.instances.replaying.has_suspect or not room:
             self._waits_for_room = True
             return self._options.poll_interval
         fetch = self._provider.fetch_orchestration_item(
@@ -579,7 +587,7 @@ class Runtime:
             names=self._orchestration_names,
             unknown_after=self._options.unregistered_timeout,
             exclude=self.instances.excluded_messages(),
-            max_bytes=self._options.max_batch_bytes,
+            max_bytes=room,
         )
         fetched = await self.silence.watch("fetch", fetch, repeated=True)
         if fetched.fenced:

@@ -377,6 +377,11 @@ class Worker:
             self._count(lambda now: len(now.sessions)),
         )
         most = self.options.max_sessions_per_runtime
+        gauge(
+            "outstanding_bytes",
+            "Payloads that were fetched and are not written, about",
+            self._count(lambda now: now.outstanding_bytes),
+        )
         gauge("session_capacity", "Sessions that it may hold at once", lambda: most)
         gauge("turns", "Turns committed since the start", self._count(lambda now: now.instances.turns))
         gauge("replays", "Histories replayed since the start", self._count(lambda now: now.instances.replays))

@@ -35,6 +35,8 @@ def test_the_environment_gives_what_flags_leave_open() -> None:
         ({"worker_lease_timeout": 1, "poll_interval": 2}, ["1 s", "2 s"]),
         ({"stall_timeout": 5, "worker_lease_timeout": 15}, ["5 s", "15 s"]),
         ({"unregistered_timeout": 0.5, "poll_interval": 1}, ["0.5 s", "1 s"]),
+        ({"max_outstanding_bytes": 2**22, "max_batch_bytes": 2**23}, [str(2**22), str(2**23)]),
+        ({"max_batch_bytes": 1}, ["max_batch_bytes"]),
         ({"max_sessions_per_runtime": -1}, ["max_sessions_per_runtime", "-1"]),
         ({"worker_node_id": "a\nb"}, ["worker_node_id", "U+000A"]),
         ({"poll_interval": float("nan")}, ["poll_interval"]),
