@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Final, TypeVar
 
-from affinity.errors import ConnectionLost, ProviderError
+from affinity.errors import ConnectionLost, DatabaseFailure, ProviderError
 
 T = TypeVar("T")
 
@@ -37,12 +37,17 @@ class Silence:
             kind: name of what is asked.
             call: the call.
             repeated: it is made again until it is answered: a connection that breaks does not end the silence.
+
+        Raises:
+            DatabaseFailure: there is not enough memory for it; the call may be made again.
         """
         self._waiting.setdefault(kind, 0.0)
         answered = not repeated
         try:
             result = await call
             answered = True
+        except MemoryError as error:
+            raise DatabaseFailure(f"not enough memory ({kind})") from error
         except ProviderError as error:
             answered |= not isinstance(error, ConnectionLost)
             raise

@@ -166,5 +166,29 @@ async def test_events_that_an_instance_does_not_read_do_not_fill_the_memory(any_
         assert await run.wait(30) == 4 * len(MESSAGE)
 
 
+@pytest.mark.parametrize("verb", ["fetch_orchestration_item", "read_history", "commit_turn"])
+async def test_a_lack_of_memory_passes(
+    any_url: str, client: Client, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """It ends no worker and suspends no instance: the call is made again."""
+    run = await client.start(listen, 2)
+    await run.raise_event("data", "a")
+    async with Worker(app, any_url, options()):
+        await until(lambda: _has_events(client, run.instance_id, 3))
+    async with Worker(app, any_url, options()) as worker:
+        real, failed = getattr(worker.runtime._provider, verb), anyio.Event()
+
+        async def short_of_memory(*args: Any, **limits: Any) -> Any:
+            if not failed.is_set():
+                failed.set()
+                raise MemoryError
+            return await real(*args, **limits)
+
+        monkeypatch.setattr(worker.runtime._provider, verb, short_of_memory)
+        await run.raise_event("data", "b")
+        assert await run.wait(30) == ["a", "b"]
+        assert failed.is_set()
+
+
 async def _has_events(client: Client, instance_id: str, number: int) -> bool:
     return (await client.status(instance_id)).event_count >= number
