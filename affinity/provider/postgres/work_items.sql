@@ -12,119 +12,120 @@ WITH company AS MATERIALIZED (
     FROM (
         SELECT draining, worker_id = %(worker)s AND incarnation = %(incarnation)s AS me FROM alive_workers
     ) w
-), own_look AS MATERIALIZED (
-    SELECT q.visible_at, octet_length(q.payload) AS size FROM deliverable_items q
-    WHERE q.route = %(route)s AND (SELECT alive FROM company)
-      AND (SELECT s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
-           FROM sessions s WHERE s.session_id = q.session_id)
-    ORDER BY q.visible_at LIMIT %(limit)s + 1
-), free_look AS MATERIALIZED (
-    SELECT q.visible_at, octet_length(q.payload) AS size FROM deliverable_items q
-    WHERE q.route = 'free' AND (SELECT alive FROM company)
-      AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
-           OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
-    ORDER BY q.visible_at LIMIT %(limit)s + 1
-), unheld_look AS MATERIALIZED (
-    -- `sessions`: how many would have to be claimed for this item and all that are older.
-    SELECT u.route, u.visible_at, u.size, count(*) FILTER (WHERE u.is_first) OVER (ORDER BY u.visible_at, u.route) AS sessions
-    FROM (
-        SELECT q.route, q.visible_at, q.size,
-            row_number() OVER (PARTITION BY q.session_id ORDER BY q.visible_at, q.route) = 1 AS is_first
-        FROM (VALUES (%(offer)s), ('new')) AS part (route)
-        CROSS JOIN LATERAL (
-            SELECT q.route, q.visible_at, q.session_id, octet_length(q.payload) AS size FROM deliverable_items q
-            WHERE q.route = part.route AND (SELECT may_claim FROM company)
-              AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
-                   OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
-              AND (SELECT h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s
-                   FROM held_sessions h WHERE h.session_id = q.session_id) IS NOT TRUE
-            ORDER BY q.visible_at LIMIT %(limit)s + 1
-        ) q
-    ) u
+), found AS MATERIALIZED (
+    -- 1: of our sessions; 2: offered to us; 3: without a session; 4: of sessions that no worker holds.
+    SELECT part.kind, q.visible_at, q.session_id, q.size
+    FROM company c
+    CROSS JOIN LATERAL (VALUES
+        (1, %(route)s, c.alive), (2, %(offer)s, c.may_claim), (3, 'free', c.alive), (4, 'new', c.may_claim)
+    ) AS part (kind, route, is_wanted)
+    CROSS JOIN LATERAL (
+        SELECT q.visible_at, q.session_id, octet_length(q.payload) AS size FROM deliverable_items q
+        WHERE q.route = part.route
+          AND (part.kind = 1 OR q.unknown_since IS NULL
+               OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
+               OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
+          AND CASE part.kind
+              WHEN 1 THEN (
+                  SELECT s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+                  FROM sessions s WHERE s.session_id = q.session_id)
+              WHEN 3 THEN true
+              ELSE (SELECT h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s
+                    FROM held_sessions h WHERE h.session_id = q.session_id) IS NOT TRUE
+              END
+        ORDER BY q.visible_at LIMIT %(limit)s + 1
+    ) q
+    WHERE part.is_wanted
 ), room AS MATERIALIZED (
-    SELECT CASE WHEN EXISTS (SELECT FROM unheld_look) THEN %(max_sessions)s - (
+    SELECT CASE WHEN EXISTS (SELECT FROM found WHERE kind IN (2, 4)) THEN %(max_sessions)s - (
         SELECT count(*) FROM sessions s
         WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()) END AS n
-), waiting AS MATERIALIZED (
-    -- Of what is anyone's, counted only while there are others who could take it, and it may be more than a share.
-    SELECT CASE WHEN c.n > 1 AND %(limit)s > %(least)s AND (SELECT count(*) FROM free_look) > %(least)s THEN (
-            SELECT count(*)
-            FROM (SELECT FROM deliverable_items q
-                  WHERE q.route = 'free'
-                    AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
-                         OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
-                  LIMIT least(%(count)s, %(rounds)s * c.n * %(limit)s)) q) END AS free,
-        CASE WHEN c.n > 1 AND %(limit)s > %(least)s AND (SELECT n FROM room) > 0 THEN (
-            SELECT count(*)
-            FROM (SELECT FROM worker_queue q
-                  WHERE q.route = 'new' AND q.visible_at <= (SELECT clock())
-                  LIMIT least(%(count)s, %(rounds)s * c.n * %(limit)s)) q) END AS unheld
-    FROM company c
 ), share AS MATERIALIZED (
-    -- What one fetch takes while others could: see limits.fair_share.
-    SELECT w.*, greatest(%(least)s, ceil(w.free::float8 / (%(rounds)s * c.n))::bigint) AS most_free,
-        greatest(%(least)s, ceil(w.unheld::float8 / (%(rounds)s * c.n))::bigint) AS most_unheld
-    FROM waiting w, company c
+    -- What one fetch takes while others could: see limits.fair_share. Counted only where it may be more than a share.
+    SELECT w.free, w.unheld, greatest(%(least)s, ceil(w.free::float8 / (%(rounds)s * w.n))::bigint) AS most_free,
+        greatest(%(least)s, ceil(w.unheld::float8 / (%(rounds)s * w.n))::bigint) AS most_unheld
+    FROM (
+        SELECT c.n, CASE WHEN c.n > 1 AND %(limit)s > %(least)s
+                         AND (SELECT count(*) FROM found WHERE kind = 3) > %(least)s THEN (
+                SELECT count(*)
+                FROM (SELECT FROM deliverable_items q
+                      WHERE q.route = 'free'
+                        AND (q.unknown_since IS NULL
+                             OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
+                             OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
+                      LIMIT least(%(count)s, %(rounds)s * c.n * %(limit)s)) q) END AS free,
+            CASE WHEN c.n > 1 AND %(limit)s > %(least)s AND (SELECT n FROM room) > 0 THEN (
+                SELECT count(*)
+                FROM (SELECT FROM worker_queue q
+                      WHERE q.route = 'new' AND q.visible_at <= (SELECT clock())
+                      LIMIT least(%(count)s, %(rounds)s * c.n * %(limit)s)) q) END AS unheld
+        FROM company c OFFSET 0
+    ) w
+), ranked AS MATERIALIZED (
+    -- `place`: among those of the kind. `sessions`: how many must be claimed for it and all that are older.
+    SELECT kind, visible_at, size, row_number() OVER (PARTITION BY kind ORDER BY visible_at) AS place,
+        count(*) FILTER (WHERE is_first) OVER (PARTITION BY kind IN (2, 4) ORDER BY visible_at, kind) AS sessions
+    FROM (
+        SELECT kind, visible_at, size,
+            row_number() OVER (PARTITION BY kind IN (2, 4), session_id ORDER BY visible_at, kind) = 1 AS is_first
+        FROM found
+    ) f
 ), chosen AS MATERIALIZED (
     -- The oldest, of whichever kind; of the same age, those first that only the caller can have.
-    SELECT count(*) FILTER (WHERE kind = 1 AND fits) AS own, count(*) FILTER (WHERE kind = 3 AND fits) AS free,
-        count(*) FILTER (WHERE kind = 2 AND fits) AS offered, count(*) FILTER (WHERE kind = 4 AND fits) AS unheld,
+    SELECT count(*) FILTER (WHERE kind = 1 AND fits) AS own, count(*) FILTER (WHERE kind = 2 AND fits) AS offered,
+        count(*) FILTER (WHERE kind = 3 AND fits) AS free, count(*) FILTER (WHERE kind = 4 AND fits) AS unheld,
+        min(visible_at) FILTER (WHERE kind = 1) AS own_since, min(visible_at) FILTER (WHERE kind = 3) AS free_since,
         count(*) FILTER (WHERE NOT fits) > 0 AS cut
     FROM (
-        SELECT kind,
-            sum(size) OVER (ORDER BY visible_at, kind ROWS UNBOUNDED PRECEDING) - size < %(max_bytes)s AS fits
-        FROM (
-            SELECT 1 AS kind, visible_at, size FROM own_look
-            UNION ALL
-            (SELECT 3, visible_at, size FROM free_look ORDER BY visible_at
-             LIMIT (SELECT CASE WHEN free IS NULL THEN %(limit)s ELSE most_free END FROM share))
-            UNION ALL
-            SELECT 2, visible_at, size FROM unheld_look WHERE route <> 'new' AND sessions <= (SELECT n FROM room)
-            UNION ALL
-            (SELECT 4, visible_at, size FROM unheld_look WHERE route = 'new' AND sessions <= (SELECT n FROM room)
-             ORDER BY visible_at LIMIT (SELECT CASE WHEN unheld IS NULL THEN %(limit)s ELSE most_unheld END FROM share))
-        ) candidates
-        ORDER BY visible_at, kind LIMIT %(limit)s
+        SELECT r.kind, r.visible_at,
+            sum(r.size) OVER (ORDER BY r.visible_at, r.kind ROWS UNBOUNDED PRECEDING) - r.size < %(max_bytes)s AS fits
+        FROM ranked r CROSS JOIN share s
+        WHERE (r.kind IN (1, 3) OR r.sessions <= (SELECT n FROM room))
+          AND (r.kind <> 3 OR s.free IS NULL OR r.place <= s.most_free)
+          AND (r.kind <> 4 OR s.unheld IS NULL OR r.place <= s.most_unheld)
+        ORDER BY r.visible_at, r.kind LIMIT %(limit)s
     ) oldest
-), own AS MATERIALIZED (
-    SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.unknown_since, q.visible_at, q.attempts,
-        octet_length(q.payload) AS size
-    FROM deliverable_items q
-    WHERE q.route = %(route)s AND q.visible_at >= (SELECT min(visible_at) FROM own_look)
-      AND (SELECT s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
-           FROM sessions s WHERE s.session_id = q.session_id)
-    ORDER BY q.visible_at LIMIT (SELECT own FROM chosen) FOR NO KEY UPDATE OF q SKIP LOCKED
+), locked AS MATERIALIZED (
+    SELECT q.*
+    FROM chosen c
+    CROSS JOIN LATERAL (VALUES
+        (1, %(route)s, c.own_since, c.own), (3, 'free', c.free_since, c.free)
+    ) AS part (kind, route, since, most)
+    CROSS JOIN LATERAL (
+        SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.unknown_since, q.visible_at, q.attempts,
+            octet_length(q.payload) AS size
+        FROM deliverable_items q
+        WHERE q.route = part.route AND q.visible_at >= part.since
+          AND CASE part.kind
+              WHEN 1 THEN (
+                  SELECT s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+                  FROM sessions s WHERE s.session_id = q.session_id)
+              ELSE q.unknown_since IS NULL
+                  OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
+                  OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s'
+              END
+        ORDER BY q.visible_at LIMIT part.most FOR NO KEY UPDATE OF q SKIP LOCKED
+    ) q
 ), held AS MATERIALIZED (
     -- The truth about a session, which cannot change any more until we commit.
     SELECT s.session_id, s.epoch, s.locked_until FROM sessions s
-    WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM own))
+    WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM locked))
       AND (s.worker_id = %(worker)s) IS TRUE AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
     ORDER BY s.session_id FOR NO KEY UPDATE
 ), touched AS (
     UPDATE sessions s SET locked_until = clock() + %(session_lock)s * interval '1 s', touched_at = clock()
     FROM held WHERE s.session_id = held.session_id
       AND held.locked_until < clock() + %(touch_below)s * interval '1 s'
-), free AS MATERIALIZED (
-    SELECT q.instance_id, q.execution_id, q.activity_id, q.unknown_since, q.visible_at, q.attempts,
-        octet_length(q.payload) AS size
-    FROM deliverable_items q
-    WHERE q.route = 'free' AND q.visible_at >= (SELECT min(visible_at) FROM free_look)
-      AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
-           OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
-    ORDER BY q.visible_at LIMIT (SELECT free FROM chosen) FOR NO KEY UPDATE OF q SKIP LOCKED
-), found AS MATERIALIZED (
-    SELECT *, row_number() OVER place AS n, sum(size) OVER place AS total
-    FROM (
-        SELECT own.instance_id, own.execution_id, own.activity_id, own.unknown_since, own.visible_at, own.attempts,
-            own.size, held.epoch
-        FROM own JOIN held USING (session_id)
-        UNION ALL
-        SELECT *, NULL FROM free
-    ) both_kinds
-    WINDOW place AS (ORDER BY visible_at, epoch IS NULL ROWS UNBOUNDED PRECEDING)
 ), picked AS MATERIALIZED (
-    -- Once more, for what was locked may be other items than those that were chosen.
-    SELECT * FROM found WHERE total - size < %(max_bytes)s
+    -- By bytes once more, for what was locked may be other items than those that were chosen.
+    SELECT *
+    FROM (
+        SELECT l.*, held.epoch, row_number() OVER place AS n, sum(l.size) OVER place AS total
+        FROM locked l LEFT JOIN held USING (session_id)
+        WHERE l.session_id IS NULL OR held.epoch IS NOT NULL
+        WINDOW place AS (ORDER BY l.visible_at, held.epoch IS NULL ROWS UNBOUNDED PRECEDING)
+    ) l
+    WHERE total - size < %(max_bytes)s
 ), taken AS (
     UPDATE worker_queue q
     SET lock_worker = %(worker)s, lock_incarnation = %(incarnation)s, lock_token = %(token)s || '.' || p.n,
@@ -152,8 +153,7 @@ WITH company AS MATERIALIZED (
 SELECT c.offered, c.unheld, c.own + c.free > 0 AND NOT EXISTS (SELECT FROM picked) AS raced, i.next_due,
     s.free > s.most_free AND s.most_free < %(limit)s OR s.unheld > s.most_unheld AND s.most_unheld < %(limit)s AS left,
     c.cut, (SELECT max(total) FROM picked),
-    (SELECT count(*) FROM own_look) + (SELECT count(*) FROM free_look)
-        + (SELECT count(*) FROM unheld_look WHERE sessions <= (SELECT n FROM room)) > %(limit)s AS more,
+    (SELECT count(*) FROM ranked WHERE kind IN (1, 3) OR sessions <= (SELECT n FROM room)) > %(limit)s AS more,
     (SELECT n FROM room) <= 0 AS crowded, (SELECT n FROM company) <= 1 AS alone, t.*
 FROM chosen c CROSS JOIN share s
 LEFT JOIN idle i ON NOT EXISTS (SELECT FROM picked)
