@@ -339,8 +339,8 @@ async def test_a_call_that_is_not_answered_ends(
     """Its connection is closed, its statement is not cancelled; the time of a call begins when it has the
     connection.
     """
-    monkeypatch.setattr(connections, "DEADLINE", 0.2)
     await link.run(WAIT)  # prepared: that would wait too, and would be all that goes on
+    monkeypatch.setattr(connections, "DEADLINE", 0.2)
     with admin.transaction():
         shut(admin)
         stuck = [asyncio.create_task(link.run(WAIT)) for _ in range(2)]
