@@ -339,13 +339,13 @@ async def test_a_call_that_is_not_answered_ends(
     """Its connection is closed, its statement is not cancelled; the time of a call begins when it has the
     connection.
     """
+    monkeypatch.setattr(connections, "DEADLINE", 0.5)
     await link.run(WAIT)  # prepared: that would wait too, and would be all that goes on
-    monkeypatch.setattr(connections, "DEADLINE", 0.2)
     with admin.transaction():
         shut(admin)
         stuck = [asyncio.create_task(link.run(WAIT)) for _ in range(2)]
         waiting = asyncio.create_task(link.run("SELECT 1"))
-        with pytest.raises(ConnectionLost, match=r"no answer within 0\.2 s"):
+        with pytest.raises(ConnectionLost, match=r"no answer within 0\.5 s"):
             await stuck[0]
         monkeypatch.setattr(connections, "DEADLINE", PATIENCE)  # of calls that begin from now on: the second has begun
         with pytest.raises(ConnectionLost, match="no answer within"):
