@@ -69,7 +69,8 @@ FLAGS: Final = (
         "Histories before continue_as_new are removed after this  [default: never]",
     ),
     _Flag("code_version", "--code-version", str, "Tells this release's code from others'  [default: a digest of it]"),
-    _Flag("metrics_port", "--metrics-port", int, "Serve Prometheus metrics there; 0 picks a port  [default: none]"),
+    _Flag("metrics_port", "--metrics-port", int, "Serve metrics and /live there; 0 picks a port  [default: none]"),
+    _Flag("metrics_host", "--metrics-host", str, "Address of that port  [default: 127.0.0.1]"),
 )
 """One for each option of a worker; `RuntimeOptions` says more, checks them together, and reads the environment."""
 

@@ -127,4 +127,10 @@ def _sqlite_path(url: str) -> Path | None:
         raise InvalidUrl("use sqlite:///path or postgresql://user@host/database")
     if parts.netloc or len(parts.path) < len("/x") or parts.query or parts.fragment:
         raise InvalidUrl("an SQLite URL is sqlite:///relative/path or sqlite:////absolute/path, and nothing more")
-    return Path(unquote(parts.path[1:]))
+    path = unquote(parts.path[1:])
+    if path.startswith((":memory:", "file:")):
+        raise InvalidUrl(
+            "SQLite needs a file: a database in memory belongs to one connection, and workers and clients would each"
+            " have one of their own; use a file in a temporary directory"
+        )
+    return Path(path)

@@ -20,7 +20,7 @@ Invariants
       no clock of ours is ever compared with the database's.
     * The deadline is that of the worker lease or of the oldest work-item lock, whichever ends first.
     * A hung loop is not kept alive for ever: past `stall_timeout` without a beat of the main loop nothing is renewed
-      any more.
+      any more. One that is blocked for a second is logged, with its stack.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from affinity.errors import ConnectionLost, DatabaseChanged, ProviderError, Work
 from affinity.limits import MAX_BATCH
 from affinity.provider.contract import Hint, Provider, Timeouts, WorkerIdentity, WorkerLease, WorkLock
 from affinity.worker.options import RuntimeOptions
+from affinity.worker.progress import BEAT_SECONDS, BLOCKED_BEATS
 from affinity.worker.retry import FIRST_PAUSE, Availability
 
 logger = logging.getLogger("affinity.worker")
@@ -51,6 +52,9 @@ logger = logging.getLogger("affinity.worker")
 T = TypeVar("T")
 
 KEEPER = "affinity-keeper"
+
+STACK_FRAMES = 20
+"""Innermost frames that are logged of a loop that is blocked: down to the application's function, if libraries hang."""
 
 STOP_SECONDS = 5.0
 """How long the thread may take to end; its connection is closed by then, or left to the operating system."""
@@ -204,6 +208,7 @@ class Keeper:
         self._wake = partial(_set_from_thread, loop, wake)
         provider: Provider | None = None
         pause = 0.0
+        watch = asyncio.create_task(self._watch_loop())
         try:
             while not self._stopping.is_set():
                 try:
@@ -220,6 +225,7 @@ class Keeper:
                 with anyio.move_on_after(self._until(pause)):
                     await wake.wait()
         finally:
+            watch.cancel()
             if provider is not None:
                 with anyio.move_on_after(STOP_SECONDS, shield=True):
                     await provider.aclose()
@@ -309,17 +315,37 @@ class Keeper:
 
     async def _give_up(self, provider: Provider) -> None:
         """The main loop hangs: let others have the work. What the main thread is doing is the best hint we have."""
-        frame = sys._current_frames().get(self._main_thread)
-        where = "".join(traceback.format_stack(frame)[-6:]) if frame else "unknown"
         logger.error(
             "worker %s: the event loop has made no progress for %.0f s (stall_timeout); giving up the lease. "
             "An async activity or an orchestration blocks it; move blocking code into a sync activity. It is at:\n%s",
             self._identity.worker_id,
             self._stalled_for(),
-            where,
+            self._where(),
         )
         await self._in_time(partial(provider.release_worker, self._identity))
         raise WorkerStalled(f"the event loop stood still for more than {self._options.stall_timeout:g} s")
+
+    async def _watch_loop(self) -> None:
+        """Log where the worker's loop is once it has been blocked for a second; once for each time.
+
+        Beats are counted on this thread's clock: after a pause of the whole process nobody is blamed.
+        """
+        seen, missing = self._beat, 0
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            seen, missing = self._beat, missing + 1 if self._beat == seen else 0
+            if missing == BLOCKED_BEATS:
+                logger.warning(
+                    "worker %s: the event loop has been blocked for more than a second. An async activity or an "
+                    "orchestration blocks it; move blocking code into a sync activity. It is at:\n%s",
+                    self._identity.worker_id,
+                    self._where(),
+                )
+
+    def _where(self) -> str:
+        """The stack of the thread of the worker's loop."""
+        frame = sys._current_frames().get(self._main_thread)
+        return "".join(traceback.format_stack(frame)[-STACK_FRAMES:]) if frame else "unknown"
 
     def _tell(self, event: Callable[..., None], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the main loop has closed: nobody is left to be told

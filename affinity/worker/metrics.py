@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import inspect
 import math
+import socket
+import threading
 import time
 from collections import Counter as Tallied
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
-from typing import Any, TypeAlias, cast, get_args
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, Any, TypeAlias, cast, get_args
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from affinity.provider.contract import InstanceCounts, InstanceStatus, Provider, QueueStatistics
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 CALL_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 Measured: TypeAlias = tuple[QueueStatistics, InstanceCounts]
@@ -24,6 +31,9 @@ ReadWork: TypeAlias = Callable[[str | None], Measured | None]
 
 WORK_SECONDS = 5.0
 """For so long what was read of the database serves further scrapes."""
+
+LIVENESS = "/live"
+"""The path that answers 200 while the worker's event loop makes progress, else 503; every other one has the metrics."""
 
 BATCH_SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
@@ -100,13 +110,17 @@ class Metrics:
 
         return observed
 
-    def serve(self, port: int) -> tuple[int, Callable[[], None]]:
-        """Serve the metrics over HTTP; returns the port and how to stop.
+    def serve(self, host: str, port: int, is_alive: Callable[[], bool]) -> tuple[int, Callable[[], None]]:
+        """Serve the metrics over HTTP, and at `LIVENESS` whether the worker is alive, from a thread of its own; returns
+        the port and how to stop.
 
         Raises:
-            OSError: the port is taken.
+            OSError: the port is taken, or there is no such address here.
         """
-        server, thread = start_http_server(port, registry=self.registry)
+        application = _with_liveness(make_wsgi_app(self.registry), is_alive)
+        server = make_server(host, port, application, _Server6 if ":" in host else _Server, handler_class=_Quiet)
+        thread = threading.Thread(target=server.serve_forever, name="affinity-metrics", daemon=True)
+        thread.start()
 
         def stop() -> None:
             server.shutdown()
@@ -114,6 +128,30 @@ class Metrics:
             thread.join()
 
         return server.server_port, stop
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """A request is no event."""
+
+
+def _with_liveness(metrics: WSGIApplication, is_alive: Callable[[], bool]) -> WSGIApplication:
+    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ["PATH_INFO"] != LIVENESS:
+            return metrics(environ, start_response)
+        status, text = ("200 OK", b"ok\n") if is_alive() else ("503 Service Unavailable", b"the event loop hangs\n")
+        start_response(status, [("Content-Type", "text/plain"), ("Content-Length", str(len(text)))])
+        return [text]
+
+    return application
 
 
 class _Tally(Collector):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import secrets
 import socket
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -22,7 +24,24 @@ from affinity.limits import (
     check_id,
 )
 
-ENVIRONMENT_PREFIX = "AFFINITY_"
+ENVIRONMENT_PREFIX: Final = "AFFINITY_"
+
+LOOPBACK: Final = "127.0.0.1"
+ALL_ADDRESSES: Final = "0.0.0.0"  # noqa: S104 -- only where an operator sets the port for a whole pod
+
+ALIKE: Final = 0.66
+"""From this similarity on (of `difflib`) one name is taken for another one that is misspelt."""
+
+_SERVICE_LINK: Final = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
+
+_NOT_BELOW: Final = (
+    ("session_lock_timeout", "work_item_lock_timeout", "s", "a session must outlive the lock of its work"),
+    ("worker_lease_timeout", "poll_interval", "s", "a worker must look at its lease while it is alive"),
+    ("stall_timeout", "worker_lease_timeout", "s", "a stall is judged only once a lease could have ended"),
+    ("max_outstanding_bytes", "max_batch_bytes", "bytes", "there must be room for one batch"),
+    ("unregistered_timeout", "poll_interval", "s", "workers must have a chance to see the work"),
+)
+"""Options of which the first may not be less than the second, their unit, and why."""
 
 Seconds = Annotated[float, Field(gt=0, le=30 * 86_400, allow_inf_nan=False)]
 RetentionSeconds = Annotated[float, Field(gt=0, le=MAX_RETENTION_SECONDS, allow_inf_nan=False)]
@@ -37,10 +56,21 @@ class RuntimeOptions(BaseModel):
     """How a worker runs. Durations are seconds.
 
     Raises:
-        InvalidOptions: from `make` and `from_environment`, with every contradicting value in the message.
+        InvalidOptions: names every option that is unknown or out of its bounds; or all values in contradiction.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    if not TYPE_CHECKING:  # else type checkers would not know the options any more
+
+        def __init__(self, **values: Any) -> None:
+            wrong = ""
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                wrong = "; ".join(map(_explain, error.errors()))
+            if wrong:  # not as a consequence of pydantic's error, which quotes what it was given
+                raise InvalidOptions(wrong)
 
     worker_node_id: str = Field(default_factory=_default_node_id)
     """Stable name of this worker, unique among live ones: a restart under it keeps the sessions (v1 document, question
@@ -103,7 +133,11 @@ class RuntimeOptions(BaseModel):
     (see docs/operations.md). By default a digest of the files that hold the app's orchestrations.
     """
     metrics_port: int | None = Field(default=None, ge=0, le=65_535)
-    """Serve Prometheus metrics on this port; 0 picks a free one."""
+    """Serve Prometheus metrics, and `/live`, on this port; 0 picks a free one."""
+    metrics_host: str = Field(default=LOOPBACK, min_length=1)
+    """Address on which that port is served. From the environment, a port without a host is served on all addresses: in
+    a pod Prometheus and the kubelet come from outside.
+    """
 
     @property
     def isolate_after(self) -> int:
@@ -117,41 +151,75 @@ class RuntimeOptions(BaseModel):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        self._not_below("session_lock_timeout", "work_item_lock_timeout", "a session must outlive the lock of its work")
-        self._not_below("worker_lease_timeout", "poll_interval", "a worker must look at its lease while it is alive")
-        self._not_below("stall_timeout", "worker_lease_timeout", "a stall is judged only once a lease could have ended")
-        if self.max_outstanding_bytes < self.max_batch_bytes:
-            raise ValueError(
-                f"max_outstanding_bytes ({self.max_outstanding_bytes}) is less than max_batch_bytes"
-                f" ({self.max_batch_bytes}): there must be room for one batch"
-            )
-        self._not_below("unregistered_timeout", "poll_interval", "workers must have a chance to see the work")
+        wrong = [
+            f"{larger} ({high:.15g} {unit}) is less than {smaller} ({low:.15g} {unit}): {why}"
+            for larger, smaller, unit, why in _NOT_BELOW
+            if (high := getattr(self, larger)) < (low := getattr(self, smaller))
+        ]
+        if wrong:
+            raise ValueError("; ".join(wrong))
         return self
-
-    def _not_below(self, larger: str, smaller: str, why: str) -> None:
-        high, low = getattr(self, larger), getattr(self, smaller)
-        if high < low:
-            raise ValueError(f"{larger} ({high:g} s) is shorter than {smaller} ({low:g} s): {why}")
 
     @classmethod
     def make(cls, **values: Any) -> Self:
-        """Validated options; every failure as one `InvalidOptions`."""
-        try:
-            return cls(**values)
-        except ValidationError as error:
-            raise InvalidOptions("; ".join(map(_explain, error.errors()))) from None
+        """`RuntimeOptions`, of values whose names are not known before."""
+        return cls(**values)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Self:
-        """Options from ``AFFINITY_<NAME>`` variables; ``overrides`` that are not None win."""
+        """Options from ``AFFINITY_<NAME>`` variables; ``overrides`` that are not None win.
+
+        Raises:
+            InvalidOptions: as for the class; or a variable's name is almost that of an option.
+        """
         environ = os.environ if environ is None else environ
+        check_environment(environ)
         found = {
             name: environ[key] for name in cls.model_fields if (key := ENVIRONMENT_PREFIX + name.upper()) in environ
         }
-        return cls.make(**found | {name: value for name, value in overrides.items() if value is not None})
+        given = {name: value for name, value in overrides.items() if value is not None}
+        if "metrics_port" in found and "metrics_port" not in given:
+            found.setdefault("metrics_host", ALL_ADDRESSES)
+        return cls(**found | given)
+
+
+def check_environment(environ: Mapping[str, str] | None = None) -> None:
+    """Refuse variables whose names are almost those of ``AFFINITY_URL`` or of an option: they would have no effect.
+
+    Raises:
+        InvalidOptions: names all of them, and what was probably meant.
+    """
+    wrong = [
+        f"environment variable {name}: did you mean {ENVIRONMENT_PREFIX}{meant.upper()}?"
+        for name, value in (os.environ if environ is None else environ).items()
+        if name.upper().startswith(ENVIRONMENT_PREFIX) and not _is_service_link(name, value)
+        if (meant := _meant(name)) is not None
+    ]
+    if wrong:
+        raise InvalidOptions("; ".join(wrong))
+
+
+def _meant(variable: str) -> str | None:
+    """The option of which the name is almost that of the variable; None where it is one, or is like none."""
+    known = ["url", *RuntimeOptions.model_fields]
+    name = variable[len(ENVIRONMENT_PREFIX) :].lower()
+    if variable in {ENVIRONMENT_PREFIX + each.upper() for each in known}:
+        return None
+    words = set(name.split("_"))
+    partial = [each for each in known if words <= set(each.split("_"))]
+    close = difflib.get_close_matches(name, known, 1, ALIKE)
+    return next(iter([*close, *partial]), None)
+
+
+def _is_service_link(variable: str, value: str) -> bool:
+    """Whether it is one of those that Kubernetes sets for a Service whose name begins with "affinity"."""
+    return _SERVICE_LINK.search(variable) is not None or re.match(r"(tcp|udp|sctp)://", value) is not None
 
 
 def _explain(error: Any) -> str:
     where = ".".join(map(str, error["loc"]))
+    if error["type"] == "extra_forbidden":  # what was given stays out: it may be a URL with a password
+        close = difflib.get_close_matches(where, RuntimeOptions.model_fields, 1, ALIKE)
+        return f"{where}: there is no such option" + "".join(f"; did you mean {each}?" for each in close)
     text = error["msg"].removeprefix("Value error, ")
     return f"{where} = {error['input']!r}: {text}" if where else text

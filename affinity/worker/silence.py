@@ -7,14 +7,12 @@ worker would hold its sessions and do nothing.
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from affinity.errors import ConnectionLost, DatabaseFailure, ProviderError
+from affinity.worker.progress import BEAT_SECONDS
 
 T = TypeVar("T")
-
-BEAT_SECONDS: Final = 0.5
-"""How often the worker's loop says that it makes progress."""
 
 
 class Silence:

@@ -48,9 +48,9 @@ from affinity.provider.timeline import Timeline
 from affinity.worker.keeper import HeldLocks, Keeper, LeaseEnd
 from affinity.worker.metrics import Measured, Metrics
 from affinity.worker.options import RuntimeOptions
+from affinity.worker.progress import LoopProgress
 from affinity.worker.retry import Availability
 from affinity.worker.runtime import Runtime
-from affinity.worker.silence import BEAT_SECONDS
 
 logger = logging.getLogger("affinity.worker")
 
@@ -94,6 +94,7 @@ class Worker:
         self.identity = _new_identity(self.options.worker_node_id)
         self.metrics = Metrics(self.identity.worker_id)
         self.metrics_port: int | None = None
+        self._progress = LoopProgress()
         self._app = app
         self._url = url
         self._listeners = [*app.session_listeners, *listeners]
@@ -117,6 +118,7 @@ class Worker:
             self._app.check()
             check_listeners(self._listeners)
             stack.enter_context(instrumented())
+            stack.enter_context(self._progress.beating())
             self._serve_metrics(stack)
             await stack.enter_async_context(self._incarnations())
             self._stack = stack.pop_all()
@@ -345,7 +347,7 @@ class Worker:
         failure: Exception | None = None
         async with anyio.create_task_group() as tasks:
             runtime.start(tasks)
-            tasks.start_soon(_beat, runtime, keeper)
+            self._progress.on_beat = lambda: keeper.beat(runtime.silence.beat())
             keeper.start(registered_at)
             try:
                 yield
@@ -387,9 +389,16 @@ class Worker:
         gauge("replays", "Histories replayed since the start", self._count(lambda now: now.instances.replays))
         if self.options.metrics_port is not None:
             self.metrics.work(partial(self._measured, asyncio.get_running_loop()))
-            self.metrics_port, stop = self.metrics.serve(self.options.metrics_port)
+            host = self.options.metrics_host
+            self.metrics_port, stop = self.metrics.serve(host, self.options.metrics_port, self._is_alive)
             stack.callback(stop)
-            logger.info("worker %s: metrics on port %d", self.identity.worker_id, self.metrics_port)
+            logger.info("worker %s: metrics on %s, port %d", self.identity.worker_id, host, self.metrics_port)
+
+    def _is_alive(self) -> bool:
+        """Whether its loop makes progress; asked in another thread. A database that does not answer is no reason to
+        end a worker, so it is not asked.
+        """
+        return self._progress.stands_still_for() <= self.options.stall_timeout
 
     def _measured(self, loop: asyncio.AbstractEventLoop, after: str | None) -> Measured | None:
         """What there is in the database; asked in another thread. None: it does not say so in time."""
@@ -410,12 +419,6 @@ class Worker:
 
 def _new_identity(worker_id: str) -> WorkerIdentity:
     return WorkerIdentity(worker_id=worker_id, incarnation=Incarnation(secrets.token_hex(8)))
-
-
-async def _beat(runtime: Runtime, keeper: Keeper) -> None:
-    while True:
-        keeper.beat(runtime.silence.beat())
-        await anyio.sleep(BEAT_SECONDS)
 
 
 async def _cancel_after(event: anyio.Event, scope: anyio.CancelScope) -> None:

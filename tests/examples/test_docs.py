@@ -53,7 +53,9 @@ def test_every_option_of_a_worker_is_in_the_table_with_its_default() -> None:
     for name, field in RuntimeOptions.model_fields.items():
         assert name in rows, f"{name} is not in docs/operations.md"
         if field.default is not PydanticUndefined:
-            shown = "none" if field.default is None else f"{field.default:,g}"
+            shown = "none" if field.default is None else f"`{field.default}`"
+            if isinstance(field.default, int | float):
+                shown = f"{field.default:,g}"
             if name.endswith("_bytes"):
                 shown = f"{field.default / 2**20:g} MiB"
             assert rows[name].removesuffix(" s") == shown, name

@@ -276,3 +276,10 @@ async def test_no_error_of_a_server_names_its_user_or_host(postgres_server: Post
 )  # fmt: skip
 def test_a_log_line_has_no_password(url: str, shown: str) -> None:
     assert redact(url) == shown
+
+
+@pytest.mark.parametrize("url", ["sqlite:///:memory:", "sqlite:///%3Amemory%3A", "sqlite:///file::memory:"])
+async def test_a_database_in_memory_is_refused(url: str) -> None:
+    for call in (lambda: open_provider(url), lambda: migrate(url), Client(url).__aenter__):
+        with pytest.raises(InvalidUrl, match="belongs to one connection"):
+            await call()

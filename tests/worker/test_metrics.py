@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+import time
+import urllib.error
 import urllib.request
+from contextlib import closing, suppress
+from http import HTTPStatus
+from typing import Final
 from unittest.mock import AsyncMock
 
 import anyio
@@ -11,12 +17,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from affinity import ActivityContext, App, Client, OrchestrationContext, RetryPolicy, RuntimeOptions, Worker
-from affinity.errors import ConnectionLost, OrchestrationFailed
+from affinity.errors import ConnectionLost, OrchestrationFailed, WorkerStalled
 from affinity.provider.contract import InstanceCounts, QueueStatistics
 from affinity.worker import metrics
 from tests.apps import app
 
 pytestmark = pytest.mark.anyio
+
+PATIENCE: Final = 30.0
+"""Seconds; a wait ends as soon as there is what it waits for."""
 
 
 async def test_what_happened_is_counted(sqlite_url: str) -> None:
@@ -127,6 +136,64 @@ def test_instances_are_counted_a_page_at_a_scrape(monkeypatch: pytest.MonkeyPatc
         assert scraped() == {"completed": 3, "running": 1, "suspended": 7}
     pages[None] = InstanceCounts(counts={"failed": 1}, after=None)
     assert scraped() == {"failed": 1, "suspended": 7}
+
+
+async def test_a_loop_that_is_blocked_is_logged_and_then_not_alive(
+    sqlite_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The probe is answered while the loop stands still. It takes three seconds: the line comes after one to two."""
+    blocking = App("blocking")
+    answers: list[int] = []
+
+    @blocking.activity
+    async def hang(context: ActivityContext) -> None:
+        """Blocks the loop until the probe says so; a sleep in between would be progress."""
+        assert worker.metrics_port
+        end = time.monotonic() + PATIENCE
+        while (not answers or answers[-1] == HTTPStatus.OK or not _blockings(caplog)) and time.monotonic() < end:
+            answers.append(_alive(worker.metrics_port))
+
+    @blocking.orchestration
+    async def hanging(context: OrchestrationContext) -> None:
+        await context.schedule_activity(hang)
+
+    options = RuntimeOptions(metrics_port=0, poll_interval=0.2, worker_lease_timeout=1, stall_timeout=3)
+    with suppress(WorkerStalled):
+        async with Worker(blocking, sqlite_url, options) as worker, Client(sqlite_url) as client:
+            assert worker.metrics_port
+            assert await anyio.to_thread.run_sync(_alive, worker.metrics_port) == HTTPStatus.OK
+            await client.start(hanging)
+            while not answers:
+                await anyio.sleep(0.01)
+    assert set(answers) == {HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE}
+    (line,) = _blockings(caplog)
+    assert "in hang" in line
+    assert "sync activity" in line
+
+
+async def test_the_port_is_for_this_machine_unless_another_address_is_given(sqlite_url: str) -> None:
+    """127.0.0.2 is this machine too, and another address."""
+    for host, answers in (("127.0.0.1", False), ("0.0.0.0", True)):  # noqa: S104
+        options = RuntimeOptions(metrics_port=0, metrics_host=host)
+        async with Worker(app, sqlite_url, options) as worker:
+            with closing(socket.socket()) as other:
+                other.settimeout(PATIENCE)
+                assert (other.connect_ex(("127.0.0.2", worker.metrics_port)) == 0) is answers
+
+
+def _alive(port: int) -> int:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/live", timeout=PATIENCE) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as refused:
+        refused.close()
+        return refused.code
+
+
+def _blockings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was logged of this test's activity."""
+    said = [record.getMessage() for record in caplog.records]
+    return [text for text in said if "has been blocked for more than a second" in text and "hang" in text]
 
 
 def _scraped(port: int) -> dict[str, list[tuple[dict[str, str], float]]]:

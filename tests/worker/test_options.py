@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -47,3 +48,55 @@ def test_what_cannot_be_is_refused_with_the_values(values: dict[str, Any], said:
     with pytest.raises(InvalidOptions) as refused:
         RuntimeOptions.make(**values)
     assert [word for word in said if word not in str(refused.value)] == []
+
+
+def test_the_constructor_refuses_what_make_refuses() -> None:
+    """With one error, which names all that is wrong; what was given to an option that does not exist is not shown."""
+    wrong: dict[str, Any] = {"max_attempts": 0, "poll_interval": "x", "stal_timeout": 1, "url": "postgresql://u:pw@h"}
+    with pytest.raises(InvalidOptions) as refused:
+        RuntimeOptions(**wrong)
+    said = str(refused.value)
+    for part in (
+        "max_attempts = 0",
+        "poll_interval = 'x'",
+        "stal_timeout: .* did you mean stall_timeout",
+        "url: there",
+    ):
+        assert re.search(part, said), part
+    assert "pw" not in said
+    assert refused.value.__context__ is None
+    with pytest.raises(InvalidOptions, match=r"session_lock_timeout .*stall_timeout .*max_outstanding_bytes"):
+        RuntimeOptions(session_lock_timeout=10, stall_timeout=5, max_batch_bytes=8 << 20, max_outstanding_bytes=4 << 20)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("AFFINITY_METRIC_PORT", "AFFINITY_METRICS_PORT"),
+        ("AFFINITY_MAX_SESSIONS", "AFFINITY_MAX_SESSIONS_PER_RUNTIME"),
+        ("AFFINITY_NODE_ID", "AFFINITY_WORKER_NODE_ID"),
+        ("AFFINITY_ULR", "AFFINITY_URL"),
+        ("affinity_poll_interval", "AFFINITY_POLL_INTERVAL"),
+    ],
+)
+def test_a_misspelt_variable_is_refused(name: str, meant: str) -> None:
+    with pytest.raises(InvalidOptions, match=f"{name}: did you mean {meant}") as refused:
+        RuntimeOptions.from_environment({name: "s3cret"})
+    assert "s3cret" not in str(refused.value)
+
+
+def test_variables_of_others_are_left_alone() -> None:
+    """Those of Kubernetes for a Service "affinity-metrics", among others."""
+    link = {"SERVICE_HOST": "10.0.0.1", "SERVICE_PORT": "80", "SERVICE_PORT_HTTP": "80", "PORT_80_TCP_ADDR": "10.0.0.1"}
+    environ = {f"AFFINITY_METRICS_{name}": value for name, value in link.items()}
+    environ |= {"AFFINITY_WORKERS_PORT": "tcp://10.0.0.1:80", "AFFINITY_TEST_POSTGRES_URL": "x", "AFFINITY_URL": "y"}
+    assert RuntimeOptions.from_environment(environ).metrics_port is None
+
+
+def test_metrics_are_for_this_machine_unless_the_environment_sets_the_port() -> None:
+    """As the StatefulSet does: there they are scraped from outside."""
+    environ = {"AFFINITY_METRICS_PORT": "9464"}
+    assert RuntimeOptions(metrics_port=9464).metrics_host == "127.0.0.1"
+    assert RuntimeOptions.from_environment(environ).metrics_host == "0.0.0.0"  # noqa: S104
+    assert RuntimeOptions.from_environment(environ, metrics_port=1).metrics_host == "127.0.0.1"
+    assert RuntimeOptions.from_environment(environ | {"AFFINITY_METRICS_HOST": "::1"}).metrics_host == "::1"
