@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
@@ -133,6 +134,8 @@ def _run(arguments: Sequence[str], environment: Mapping[str, str], root: Path, l
     """The `affinity` command, in the process that was forked for it."""
     if hasattr(libc := ctypes.CDLL(None), "prctl"):
         libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it must not outlive the tests, however they end
+    # Each process that it forks is given the means to keep the server alive; this one is to end with it.
+    os.close(vars(forkserver)["_forkserver"]._forkserver_alive_fd)
     os.chdir(root)
     os.environ.clear()
     os.environ.update(environment)
