@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -19,6 +19,8 @@ from rich.table import Table
 
 from affinity.errors import AffinityError, InvalidInput, NotSerializable, ProviderError, WaitTimeout
 from affinity.orchestration.codec import read_json
+from affinity.provider import has_password
+from affinity.worker.options import check_environment
 
 R = TypeVar("R")
 
@@ -26,6 +28,11 @@ DEFAULT_URL: Final = "sqlite:///affinity.db"
 """In the working directory: the embedded default."""
 
 FAILED, MISUSED, NO_DATABASE, TIMED_OUT, INTERRUPTED = 1, 2, 3, 4, 130
+
+URL_IS_VISIBLE: Final = (
+    "Warning: the password in --url can be read by every user of this machine (`ps`): put the URL into AFFINITY_URL, or"
+    " the password into ~/.pgpass"
+)
 
 SIGNALLED: Final = 128
 """Plus the number of the signal: the exit code of a process that a signal ended, by the shell's custom."""
@@ -71,7 +78,7 @@ def _text_of(value: str) -> str:
 class Shell:
     """What a command was told beside its own arguments."""
 
-    url: str
+    url: str = field(repr=False)  # may hold a password
     as_json: bool
 
     def show(self, document: Any, text: Callable[[], None]) -> None:
@@ -80,6 +87,17 @@ class Shell:
             click.echo(to_json(document, indent=2))
         else:
             text()
+
+
+def check_call(url: str | None) -> None:
+    """Refuse environment variables that are misspelt, and warn of a password in the ``--url`` of the command line.
+
+    Raises:
+        InvalidOptions: as `check_environment`.
+    """
+    check_environment()
+    if url and has_password(url):
+        click.echo(URL_IS_VISIBLE, err=True)
 
 
 class Command(click.Command):
@@ -105,6 +123,7 @@ def command(function: Callable[..., R]) -> Callable[..., R]:
     @click.pass_context
     @functools.wraps(function)
     def called(ctx: click.Context, /, *, url: str | None, as_json: bool, **arguments: Any) -> R:
+        check_call(url or ctx.obj)
         chosen = url or ctx.obj or os.environ.get("AFFINITY_URL") or DEFAULT_URL
         return function(Shell(chosen, as_json), **arguments)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -14,7 +15,8 @@ from affinity.provider.contract import Provider
 from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.timeline import Timeline
 
-_SECRET = re.compile(r"(?P<before>://).*@|(?P<name>password=)(?:'[^']*'|[^&\s]*)", re.IGNORECASE)
+_PASSWORD = re.compile(r"(password=)('[^']*'|[^&\s]+)", re.IGNORECASE)
+_USER = re.compile(r"://.*@")
 
 
 def redact(url: str) -> str:
@@ -22,7 +24,13 @@ def redact(url: str) -> str:
 
     No error message has a URL in it, not even so.
     """
-    return _SECRET.sub(lambda found: f"{found['before']}***@" if found["before"] else f"{found['name']}***", url)
+    return _USER.sub("://***@", _PASSWORD.sub(r"\1***", url))
+
+
+def has_password(url: str) -> bool:
+    """Whether somebody who reads the URL of a PostgreSQL database reads a password too."""
+    user = _USER.search(url)
+    return _PASSWORD.search(url) is not None or (user is not None and ":" in user[0][len("://") :])
 
 
 async def open_provider(url: str, *, application_name: str = "affinity", timeline: Timeline | None = None) -> Provider:
@@ -117,10 +125,14 @@ async def change_rights(
 
 def _sqlite_path(url: str) -> Path | None:
     """The file of an ``sqlite`` URL, None for PostgreSQL; refuses everything else."""
-    try:
+    parts = None
+    with suppress(ValueError):  # its text quotes the URL, and so perhaps a password
         parts = urlsplit(url)
-    except ValueError:  # its text quotes the URL, and so perhaps a password
-        raise InvalidUrl("the database's URL is malformed: quote special characters in its password") from None
+    if parts is None or (parts.scheme in {"postgresql", "postgres"} and _is_ambiguous(url)):
+        raise InvalidUrl(
+            "the database's URL is malformed: quote special characters in its user and password, such as @ by %40 and"
+            " / by %2F"
+        )
     if parts.scheme in {"postgresql", "postgres"}:
         return None
     if parts.scheme != "sqlite":
@@ -134,3 +146,10 @@ def _sqlite_path(url: str) -> Path | None:
             " have one of their own; use a file in a temporary directory"
         )
     return Path(path)
+
+
+def _is_ambiguous(url: str) -> bool:
+    """Whether libpq would take a part of a password, one with an @, a / or a ?, for a host, a port or a database."""
+    authority, _, path = url.partition("://")[2].partition("/")
+    user = authority.rpartition("@")[0]
+    return "@" in user or "?" in user or "@" in path.partition("?")[0]

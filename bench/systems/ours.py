@@ -120,9 +120,9 @@ class OurSystem:
         """``affinity worker``; options are those of `affinity.RuntimeOptions`."""
         values = {"worker_node_id": worker} | SETTINGS | options
         return Launch(
-            arguments=[sys.executable, "-m", "affinity", "--url", url, "worker", f"bench.systems.ours_app:{app}"],
+            arguments=[sys.executable, "-m", "affinity", "worker", f"bench.systems.ours_app:{app}"],
             ready=re.compile(r"running app"),
-            environment={f"AFFINITY_{name.upper()}": str(value) for name, value in values.items()},
+            environment={f"AFFINITY_{name.upper()}": str(value) for name, value in {"url": url, **values}.items()},
         )
 
     def client(self, url: str) -> AbstractContextManager[OurClient]:

@@ -80,6 +80,30 @@ def test_the_url_of_the_command_wins_over_the_group_and_the_environment(monkeypa
     assert "malformed" in refused(MISUSED, "--url", group, "list", "--url", own)
 
 
+def test_a_password_on_the_command_line_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody on the machine sees it; what is in the environment is for the user only."""
+    warning = "can be read by every user of this machine (`ps`): put the URL into AFFINITY_URL"
+    for arguments in (
+        ["list", "--url", NOBODY],
+        ["--url", NOBODY, "list"],
+        ["demo", "--url", NOBODY, "--workers", "1"],
+    ):
+        said = run(*arguments)
+        assert warning in said.stderr
+        assert "secret" not in said.output
+    monkeypatch.setenv("AFFINITY_URL", NOBODY)
+    assert warning not in run("list").stderr
+
+
+@pytest.mark.parametrize("command", [["list"], ["worker", "kitchen_app:app"], ["demo", "--workers", "1"]])
+def test_a_misspelt_variable_is_refused(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a command would go on with the default database, or a worker with the default option."""
+    monkeypatch.setenv("AFFINITY_ULR", NOBODY)
+    said = refused(MISUSED, *command)
+    assert "AFFINITY_ULR: did you mean AFFINITY_URL?" in said
+    assert "secret" not in said
+
+
 @pytest.mark.parametrize("command", [["list"], ["start", "brew"], ["migrate"], ["sessions"], ["show", "t"]])
 def test_an_unreachable_database_is_told_from_bad_input(command: list[str]) -> None:
     said = refused(NO_DATABASE, *command, "--url", NOBODY)

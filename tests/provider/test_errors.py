@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from affinity.errors import (
     SchemaMismatch,
     StatementTimeout,
 )
-from affinity.provider import migrate, open_provider, redact
+from affinity.provider import has_password, migrate, open_provider, redact
 from affinity.provider.postgres.errors import FIRST_WRITE, classify
 from affinity.provider.sqlite import SqliteProvider, failures
 from affinity.records import SessionState
@@ -206,9 +207,10 @@ async def _error_of(call: Callable[[], Awaitable[object]]) -> Exception:
 
 
 def _shown(error: BaseException) -> str:
-    """The message, and whatever a traceback shows of it and of its causes."""
+    """The message, and whatever is shown of it, of its causes, and of what it hides."""
     lines = [line for line in traceback.format_exception(error) if not line.startswith("  File")]
-    return "\n".join([str(error), repr(error), *lines])
+    hidden = [_shown(other) for other in (error.__cause__, error.__context__) if other is not None]
+    return "\n".join([str(error), repr(error), *lines, *hidden])
 
 
 @pytest.mark.parametrize(
@@ -216,6 +218,10 @@ def _shown(error: BaseException) -> str:
     [
         "postgresql://ann:s3cret@127.0.0.1:1/chats",
         "postgresql://ann:s3@cret@127.0.0.1:1/chats",
+        "postgresql://ann:s3/cret@127.0.0.1:1/chats",
+        "postgresql://ann:s3?cret@127.0.0.1:1/chats",
+        "postgresql://ann:s3#cret@127.0.0.1:1/chats",
+        "postgresql://ann:top cret@127.0.0.1:1/chats",
         "postgresql://ann:s3cret@localhost:1,127.0.0.1:2/chats",
         "postgresql://ann:s3cret@no-such-host.invalid/chats",
         "postgresql://ann:s3cret@/chats?host=/no/such/directory",
@@ -228,14 +234,19 @@ def _shown(error: BaseException) -> str:
         "sqlite:////no/such/directory/chats",
     ],
 )
-async def test_no_error_of_an_unreachable_database_names_it(url: str) -> None:
-    """Neither its user, its host, its file nor its password; nor do the causes of the error."""
+async def test_no_error_of_an_unreachable_database_names_it(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither its user, its host, its file nor its password; nor do the causes of the error. What is logged for
+    debugging has no password.
+    """
+    caplog.set_level(logging.DEBUG, "affinity")
     for call in (lambda: open_provider(url), lambda: migrate(url), Client(url).__aenter__):
         error = await _error_of(call)
         assert isinstance(error, ProviderError | InvalidUrl)
         shown = _shown(error)
         for name in ("ann", "127.0.0.1", "localhost", "no-such-host", "/no/such", "s3", "cret", "top", "chats"):
             assert name not in shown, (name, shown)
+    for name in ("s3", "cret", "top"):
+        assert name not in caplog.text
 
 
 async def test_no_error_of_a_server_names_its_user_or_host(postgres_server: PostgresServer) -> None:
@@ -269,6 +280,7 @@ async def test_no_error_of_a_server_names_its_user_or_host(postgres_server: Post
         ("postgresql://u:p@ss@host/db", "postgresql://***@host/db"),
         ("postgresql://u:pa/ss@host/db", "postgresql://***@host/db"),
         ("postgresql://u:p?w@host/db", "postgresql://***@host/db"),
+        ("postgresql://u@host/db?password=p@ss", "postgresql://***@host/db?password=***"),
         ("postgresql://host/db?user=u&password=x%26y&sslpassword=z", "postgresql://host/db?user=u&password=***&sslpassword=***"),
         ("host=h password='a b c' user=u", "host=h password=*** user=u"),
         ("sqlite:///x", "sqlite:///x"),
@@ -283,3 +295,18 @@ async def test_a_database_in_memory_is_refused(url: str) -> None:
     for call in (lambda: open_provider(url), lambda: migrate(url), Client(url).__aenter__):
         with pytest.raises(InvalidUrl, match="belongs to one connection"):
             await call()
+
+
+@pytest.mark.parametrize(
+    ("url", "has"),
+    [
+        ("postgresql://u:p@host/db", True),
+        ("postgresql://host/db?password=p", True),
+        ("postgresql://host/db?sslpassword=p", True),
+        ("postgresql://u@host:5432/db?passfile=/x", False),
+        ("postgresql://host:5432/db", False),
+        ("sqlite:///x", False),
+    ],
+)
+def test_whether_a_url_has_a_password(url: str, has: bool) -> None:
+    assert has_password(url) is has

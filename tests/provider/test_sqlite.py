@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import sqlite3
@@ -96,6 +97,26 @@ async def test_any_file_name_will_do(tmp_path: Path, name: str) -> None:
     async with aclosing(await SqliteProvider.open(tmp_path / name)) as provider:
         assert await provider.create_instance([new_instance("i")]) == [True]
     assert (tmp_path / name).exists()
+
+
+async def test_the_file_is_for_its_owner_only(tmp_path: Path) -> None:
+    """With those beside it, whatever the umask is; the mode of a file that is there is left alone."""
+    path, shared = tmp_path / "affinity.db", tmp_path / "shared.db"
+    shared.touch()
+    shared.chmod(0o664)
+    before = os.umask(0)
+    try:
+        for file in (path, shared):
+            await SqliteProvider.migrate(file)
+            async with aclosing(await SqliteProvider.open(file)) as provider:
+                assert await provider.create_instance([new_instance("i")]) == [True]
+                modes = {
+                    each.name.removeprefix(file.name): each.stat().st_mode & 0o777
+                    for each in tmp_path.glob(f"{file.name}*")
+                }
+            assert modes == dict.fromkeys(("", "-wal", "-shm"), 0o600 if file == path else 0o664)
+    finally:
+        os.umask(before)
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------

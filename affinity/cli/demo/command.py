@@ -23,7 +23,7 @@ from affinity.cli.demo.display import open_display
 from affinity.cli.demo.plan import Plan
 from affinity.cli.demo.report import Outcome, print_differences, print_summary
 from affinity.cli.demo.run import DemoFailed, run_demo
-from affinity.cli.shell import Command
+from affinity.cli.shell import Command, check_call
 
 MOST_WORKERS: Final = 64
 """Worker processes on one machine."""
@@ -80,6 +80,7 @@ def demo(
       affinity demo --workers 6 --url postgresql://localhost/app
       affinity demo --conversations 20 --json
     """
+    check_call(url or ctx.obj)
     if workers < LEAST_TO_KILL and not no_kill:
         raise click.UsageError(
             f"--workers {workers}: when one is killed nobody is left; use {LEAST_TO_KILL} or more, or --no-kill"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from affinity.cli.demo.conversations import Conversation
 from affinity.worker import RuntimeOptions
@@ -40,7 +40,7 @@ class Plan:
     """One run of the demo."""
 
     run: str  # its id: begins the name of all that it puts into the database
-    url: str | None  # None: a fresh SQLite file
+    url: str | None = field(repr=False)  # None: a fresh SQLite file; it may hold a password
     workers: int
     kill: bool
     seed: int  # chooses the conversations, and spreads their messages over time
@@ -76,7 +76,7 @@ class WorkerSettings(BaseModel):
     """What the demo tells a worker process."""
 
     run: str
-    url: str
+    url: str = Field(repr=False)  # it may hold a password
     counts: Path  # where it keeps them
     think: float  # seconds
     options: RuntimeOptions

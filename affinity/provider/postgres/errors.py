@@ -122,7 +122,7 @@ def translate(error: psycopg.Error, target: Target) -> ProviderError:
     """The error of ours that says the same, with the remedy, and without the names of users and hosts: strangers may
     read a message. The database's own words, with those names, are logged for debugging.
     """
-    logger.debug("PostgreSQL: %s", redact(str(error)))
+    logger.debug("PostgreSQL: %s", target.without_passwords(redact(str(error))))
     said = error.diag
     if said.sqlstate is None:  # by psycopg or libpq, not by the server
         kind = _classify_client_side(error)
@@ -132,6 +132,7 @@ def translate(error: psycopg.Error, target: Target) -> ProviderError:
             said.sqlstate, severity=said.severity_nonlocalized, constraint=said.constraint_name, at=said.source_function
         )
         text = target.without_names(said.message_primary or "")
+    error.args = (text,)  # it may be shown as the context of ours
     remedy = f"; {_REMEDY[kind]}" if kind in _REMEDY else ""
     code = f" ({said.sqlstate})" if said.sqlstate else ""
     return kind(f"PostgreSQL: {text or type(error).__name__}{code}{remedy}", said.sqlstate)

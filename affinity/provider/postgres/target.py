@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote
 
 from psycopg import ProgrammingError
@@ -83,10 +83,9 @@ class Target:
         plain, schema = _take_schema(url)
         if not _SCHEMA.fullmatch(schema) or schema.startswith("pg_"):
             raise InvalidUrl(f"schema={schema!r}: use small letters, digits and _, at most 63, not starting with pg_")
-        try:
-            conninfo = conninfo_to_dict(plain)
-        except ProgrammingError as error:
-            raise InvalidUrl(f"not a PostgreSQL URL: {_QUOTED.sub('…', str(error)).strip()}") from None
+        conninfo, wrong = _parse(plain)
+        if wrong:  # not as a consequence of libpq's error, which quotes what it does not understand
+            raise InvalidUrl(f"not a PostgreSQL URL: {wrong}")
         return cls({key: str(value) for key, value in conninfo.items()}, schema)
 
     @property
@@ -101,6 +100,13 @@ class Target:
                 text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", "…", text)
         return text
 
+    def without_passwords(self, text: str) -> str:
+        """The text without the passwords of this URL."""
+        for key, value in self.conninfo.items():
+            if key.endswith("password") and value:
+                text = text.replace(value, "…")
+        return text
+
     def connect(self, application_name: str, settings: dict[str, str]) -> str:
         """What psycopg connects to. Settings travel with the connection request: they cost no round trip.
 
@@ -111,6 +117,14 @@ class Target:
         given = {key: value for key, value in self.conninfo.items() if key != "options"}
         defaults = {**_NETWORK, "application_name": application_name}
         return make_conninfo("", **{**defaults, **given, "client_encoding": "UTF8", "options": options})
+
+
+def _parse(url: str) -> tuple[dict[str, Any], str]:
+    """What libpq makes of the URL, and what is wrong with it, without the words of it."""
+    try:
+        return conninfo_to_dict(url), ""
+    except ProgrammingError as error:
+        return {}, _QUOTED.sub("…", str(error)).strip() or "malformed"
 
 
 def _options(settings: dict[str, str]) -> str:

@@ -11,6 +11,7 @@ a hundred small steps cost far more than one large step. So batches go in and co
 from __future__ import annotations
 
 import json
+import os
 import random
 import sqlite3
 import time
@@ -109,7 +110,9 @@ def connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         needed = ".".join(map(str, OLDEST_SQLITE))
         raise SchemaMismatch(f"SQLite {sqlite3.sqlite_version} is too old: {needed} is needed")
-    uri = f"{path.absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
+    if create:
+        _create(path)
+    uri = f"{path.absolute().as_uri()}?mode=rw"
     connection: sqlite3.Connection | None = None
     try:
         # Waiting for locks is ours: SQLite's own backoff sleeps up to 100 ms at a time.
@@ -123,6 +126,12 @@ def connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
             connection.close()
         raise translate(error) from error
     return connection
+
+
+def _create(path: Path) -> None:
+    """Make the file for its owner only, unless it is there; SQLite gives the files beside it the same mode."""
+    with suppress(OSError):  # it is there; or it cannot be made, as the connection will say
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def _configure(connection: sqlite3.Connection) -> None:
