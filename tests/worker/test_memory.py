@@ -18,9 +18,9 @@ from tests.waiting import until
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
 MIB: Final = 2**20
-EVENTS: Final = 40
+EVENTS: Final = 30
 SIZE: Final = 2_000_000
-"""Characters of each event: 80 MB together, of which a worker without bounds holds five copies."""
+"""Characters of each event: 60 MB together, of which a worker without bounds holds five copies."""
 
 ROOM: Final = 160 * MIB
 """What a worker may take beyond what it has taken when it starts to work."""
