@@ -190,6 +190,7 @@ BEGIN
     CREATE UNLOGGED TABLE IF NOT EXISTS kept_sequences (name text, last bigint, called boolean);
 END $do$"""
 
+# Sessions are truncated: a trigger keeps rows of those that are watched from being deleted one by one.
 EMPTY: Final[LiteralString] = """
 DO $do$
 DECLARE name text;
@@ -198,7 +199,7 @@ BEGIN
         WHERE relnamespace = current_schema::regnamespace AND relkind = 'r'
           AND relname NOT IN ('schema_versions', 'applied_migrations', 'timeline')
     LOOP
-        EXECUTE format('DELETE FROM %I', name);
+        EXECUTE format(CASE name WHEN 'sessions' THEN 'TRUNCATE %I' ELSE 'DELETE FROM %I' END, name);
     END LOOP;
     PERFORM setval(oid, seqstart, false) FROM pg_sequence JOIN pg_class ON oid = seqrelid
     WHERE relnamespace = current_schema::regnamespace;
@@ -220,7 +221,7 @@ BEGIN
           AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
         GROUP BY c.relname
     LOOP
-        EXECUTE format('DELETE FROM %I', {to});
+        EXECUTE format(CASE name WHEN 'sessions' THEN 'TRUNCATE %I' ELSE 'DELETE FROM %I' END, {to});
         EXECUTE format('INSERT INTO %I (%s) OVERRIDING SYSTEM VALUE SELECT %s FROM %I',
                        {to}, columns, columns, {source});
     END LOOP;
