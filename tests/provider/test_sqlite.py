@@ -104,6 +104,8 @@ async def test_the_file_is_for_its_owner_only(tmp_path: Path) -> None:
     path, shared = tmp_path / "affinity.db", tmp_path / "shared.db"
     shared.touch()
     shared.chmod(0o664)
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "target")
     before = os.umask(0)
     try:
         for file in (path, shared):
@@ -115,6 +117,8 @@ async def test_the_file_is_for_its_owner_only(tmp_path: Path) -> None:
                     for each in tmp_path.glob(f"{file.name}*")
                 }
             assert modes == dict.fromkeys(("", "-wal", "-shm"), 0o600 if file == path else 0o664)
+        await SqliteProvider.migrate(link)
+        assert (tmp_path / "target").stat().st_mode & 0o777 == 0o600
     finally:
         os.umask(before)
 

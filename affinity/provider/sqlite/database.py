@@ -131,7 +131,7 @@ def connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
 def _create(path: Path) -> None:
     """Make the file for its owner only, unless it is there; SQLite gives the files beside it the same mode."""
     with suppress(OSError):  # it is there; or it cannot be made, as the connection will say
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        os.close(os.open(path.resolve(), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def _configure(connection: sqlite3.Connection) -> None:
