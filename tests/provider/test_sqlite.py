@@ -232,9 +232,9 @@ async def test_a_client_wakes_the_worker_that_shares_its_provider(provider: Sqli
 
 # --- plans ----------------------------------------------------------------------------------------------------------
 
-RARE = {"disown", "counts", "count_instances", "renew_epochs", "untried"}
+RARE = {"disown", "counts", "count_instances", "renew_epochs", "untried", "is_behind", "count_suspended"}
 """Statements that may read a whole table: after a lost reply, for status pages, when a quota is set, when a timeline
-begins; or all that is suspended, every ten seconds.
+begins, at a migration; or all that is suspended, every ten seconds or up to a limit.
 """
 
 IN_PARTS = {"list_states"}
@@ -242,7 +242,7 @@ IN_PARTS = {"list_states"}
 
 HARMLESS = re.compile(
     r"SCAN (json_each|j|CONSTANT ROW|workers|w|\(subquery-\d+\)|stale|marks|names|bounds|rewritten|doomed|timeline"
-    r"|tree|t|sqlite_sequence|sized|summed|quotas|parents|p|up|u|member|m|partly)( |$)"
+    r"|tree|t|sqlite_sequence|sized|summed|quotas|parents|p|up|u|member|m|partly|run|r)( |$)"
 )
 """Scans of arguments, of what a statement has made itself, of the few workers, and of tables with one row."""
 
