@@ -48,7 +48,9 @@ class WorkerProcess:
         name: str,
         app: str = "tests.apps:app",
         board: Board | None = None,
+        *,
         root: Path = ROOT,  # where its code of affinity is
+        anew: bool = False,  # in an interpreter of its own, for what only a new program reads
         **options: Any,
     ) -> None:
         values = FAST | {"worker_node_id": name} | options
@@ -61,7 +63,7 @@ class WorkerProcess:
         self._changed = threading.Condition()
         reader, writer = _FORKS.Pipe(duplex=False)
         arguments = ["--url", url, "worker", app]
-        self._process = _FORKS.Process(target=_run, args=(arguments, environment, root, writer))
+        self._process = _FORKS.Process(target=_run, args=(arguments, environment, root, anew, writer))
         self._process.start()
         writer.close()
         self._reader = threading.Thread(target=self._read, args=(reader,), daemon=True)
@@ -130,7 +132,7 @@ _FORKS.set_forkserver_preload(
 )
 
 
-def _run(arguments: Sequence[str], environment: Mapping[str, str], root: Path, log: Connection) -> None:
+def _run(arguments: Sequence[str], environment: Mapping[str, str], root: Path, anew: bool, log: Connection) -> None:
     """The `affinity` command, in the process that was forked for it."""
     if hasattr(libc := ctypes.CDLL(None), "prctl"):
         libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it must not outlive the tests, however they end
@@ -143,7 +145,7 @@ def _run(arguments: Sequence[str], environment: Mapping[str, str], root: Path, l
         os.dup2(nowhere.fileno(), 1)
     os.dup2(log.fileno(), 2)
     log.close()
-    if root != ROOT:
+    if anew or root != ROOT:
         other = {**environment, "PYTHONPATH": str(ROOT)}
         os.execve(sys.executable, [sys.executable, "-m", "affinity", *arguments], other)  # noqa: S606
     main(arguments)

@@ -38,7 +38,8 @@ SMALL: Final = {
 
 @pytest.fixture
 def workers(any_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
-    # Of glibc: without, each thread reserves 64 MiB of address space, and large blocks leave holes behind.
+    # Of glibc, which reads them when a program starts: without, each thread reserves 64 MiB of address space, and large
+    # blocks leave holes behind.
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "262144")
     with open_workers(any_url) as workers:
@@ -76,7 +77,7 @@ async def test_what_waits_for_a_worker_may_be_larger_than_its_memory(workers: Wo
 
 def _start(workers: Workers, name: str) -> WorkerProcess:
     """A worker that runs, and may take `ROOM` more than it has."""
-    worker = workers.start(name, "tests.worker.large_app:app", **SMALL)
+    worker = workers.start(name, "tests.worker.large_app:app", anew=True, **SMALL)
     status = Path(f"/proc/{worker.pid}/status").read_text()
     found = re.search(r"VmSize:\s+(\d+) kB", status)
     assert found is not None
