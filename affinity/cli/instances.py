@@ -275,7 +275,7 @@ def _details(instance: Instance) -> list[tuple[str, object]]:
 @click.option("--execution", type=click.IntRange(min=1), help="Which, after continue_as_new  [default: the last]")
 @command
 def history(shell: Shell, instance_id: str, execution: int | None) -> None:
-    """Show the events of the instance ID, oldest first: what it asked for, what came of it, what it was told.
+    """Show the events of the instance ID, oldest first: what it asked for, what came of it, what it received.
 
     With the time and the worker of each, and the attempt that gave a result, if it was not the first.
     """

@@ -59,7 +59,7 @@ async def open_provider(url: str, *, application_name: str = "affinity", timelin
 
 
 async def migrate(url: str, progress: Progress = log_progress) -> tuple[int, int]:
-    """Bring the schema up to date, under a lock; safe while workers run, and when many start at once.
+    """Bring the schema up to date, under a lock; safe while workers run, and when many start together.
 
     It waits for as long as another transaction has a table locked, in short attempts that stop nobody. If what issues
     ids is behind the tables, as after some restores, it is moved past them, and a new timeline begins.

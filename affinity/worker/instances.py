@@ -140,7 +140,7 @@ class Surroundings(Protocol):
         ...
 
     def slots_for_plain_work(self) -> int:
-        """How many new session-free items of one turn this worker would run at once; the rest is for all workers."""
+        """How many new session-free items of one turn this worker would run immediately; all workers share the rest."""
         ...
 
     def may_claim(self, session_id: str) -> bool:
@@ -160,7 +160,7 @@ class Surroundings(Protocol):
         ...
 
     def submit_suspend(self, suspend: Suspend, done: Callable[[bool], None]) -> None:
-        """Suspend an instance; ``done`` is told whether it was, when the database knows, or refuses for good."""
+        """Suspend an instance; ``done`` receives whether it was, when the database knows, or refuses for good."""
         ...
 
     def submit_release(self, release: Release, done: Callable[[], None]) -> None:
@@ -238,7 +238,7 @@ class InstanceTable:
         code: str,
         observe: Callable[[str, str], None],
     ) -> None:
-        """``observe`` is told what becomes of instances: the name of the orchestration, and the outcome."""
+        """``observe`` receives what becomes of instances: the name of the orchestration, and the outcome."""
         self._app = app
         self._observe = observe
         self._code = code
@@ -529,7 +529,7 @@ class InstanceTable:
     def _withdraw(
         self, live: LiveInstance, turn: Turn, inputs: list[Input], result: TurnResult | ProviderError
     ) -> None:
-        """The turn did not happen, as far as we know: forget what the coroutine did, keep what it was told."""
+        """The turn did not happen, as far as we know: forget what the coroutine did, keep what it received."""
         if isinstance(result, TurnResult):
             inputs = self._still_good(inputs, result)
         live.mailbox = inputs + live.mailbox

@@ -162,7 +162,7 @@ class _Tally(Collector):
         self._name, self._text, self._fixed, self._labels = f"affinity_{name}", text, fixed, labels
 
     def collect(self) -> Iterator[Metric]:
-        """Called by the registry, in the thread of whoever scrapes."""
+        """Called by the registry, in the thread of a scrape."""
         family = CounterMetricFamily(self._name, self._text, labels=(*self._fixed, *self._labels))
         for values, count in self.counts.copy().items():
             family.add_metric((*self._fixed.values(), *values), count)
@@ -182,7 +182,7 @@ class _WorkGauges(Collector):
         self._instances: Mapping[str, int] = {}  # as of the last time that it came to its end
 
     def collect(self) -> Iterator[Metric]:
-        """Called by the registry, in the thread of whoever scrapes."""
+        """Called by the registry, in the thread of a scrape."""
         if time.monotonic() - self._read_at > WORK_SECONDS:
             found = self._read(self._after)
             self._queues = None if found is None else self._learn(*found)

@@ -1,4 +1,4 @@
-"""Whether the worker's event loop makes progress: for the keeper's thread, and for whoever asks whether it is alive."""
+"""Whether the worker's event loop makes progress: for the keeper's thread, and for liveness probes."""
 
 from __future__ import annotations
 

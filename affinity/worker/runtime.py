@@ -255,9 +255,10 @@ class Runtime:
         return max(0, self._slots() - self._told)
 
     def slots_for_plain_work(self) -> int:
-        """How many new session-free items of one turn this worker would run at once, if it has slots for them: all of
-        them while it is alone, else as many as its cores can start; and one in any case, as a chain of single steps
-        stays where it is.
+        """How many new session-free items of one turn this worker would run immediately, if it has slots for them.
+
+        All of them while it is alone, else as many as its cores can start; and one in any case, as a chain of single
+        steps stays where it is.
         """
         if self._alone:
             return self._options.worker_concurrency

@@ -1,4 +1,4 @@
-"""``fanout``: one orchestration that starts many activities at once, without a session, on several worker processes."""
+"""``fanout``: one orchestration that starts many activities together, without a session, on several workers."""
 
 from __future__ import annotations
 

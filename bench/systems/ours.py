@@ -82,7 +82,7 @@ class OurClient:
         self.call(queue)
 
     def start_fan_out(self, one: str, width: int, cpu: float) -> None:
-        """Start so many activities at once, without a session, each of which uses ``cpu`` seconds of a processor."""
+        """Start so many activities together, without a session, each of which uses ``cpu`` seconds of a processor."""
         self.call(lambda client: client.start("fan_out", Fan(width=width, cpu=cpu), instance_id=one))
 
     def owners(self, ids: Sequence[str]) -> list[str | None]:

@@ -36,7 +36,7 @@ class Flood(BaseModel):
 
 
 class Fan(BaseModel):
-    """Activities without a session, all at once."""
+    """Activities without a session, all started together."""
 
     width: int
     cpu: float  # seconds of a processor that each uses
@@ -84,7 +84,7 @@ def burn(context: ActivityContext, this: Burn) -> Stamp:
 
 @app.orchestration
 async def fan_out(context: OrchestrationContext, fan: Fan) -> list[Stamp]:
-    """Many activities at once."""
+    """Many activities, started together."""
     return await context.gather(
         *(context.schedule_activity(burn, Burn(number=number, cpu=fan.cpu)) for number in range(fan.width))
     )

@@ -22,7 +22,7 @@ class ByteLimitRules(Rules):
     """``max_bytes`` of `fetch_orchestration_item`, `fetch_work_item` and `read_history`."""
 
     async def test_a_fetch_brings_messages_of_so_many_bytes(self, world: World) -> None:
-        """In their order over several fetches, the rest at once and at the end nothing (contract: max_bytes)."""
+        """In their order over several fetches, the rest immediately and at the end nothing (contract: max_bytes)."""
         a = await world.worker("a")
         await _own_with_messages(a, "i", 7)
         seen: list[str] = []

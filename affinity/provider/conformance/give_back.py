@@ -65,7 +65,7 @@ class GiveBackRules(Rules):
         assert len(await a.take_all()) == 2
 
     async def test_an_item_knows_how_long_ago_it_was_queued(self, world: World) -> None:
-        """In all its deliveries, whoever gave it back, and why (contract: WorkItem.queued_for)."""
+        """In all its deliveries, whichever worker gave it back, and why (contract: WorkItem.queued_for)."""
         a = await world.worker("a")
         await world.enqueue(None, "s")
         await world.advance(40)

@@ -52,7 +52,7 @@ class ReleaseRules(Rules):
         assert await world.holders() == {"s": "b"}
 
     async def test_a_release_is_no_change_of_holder_until_another_claims(self, world: World) -> None:
-        """The same incarnation comes back to its epoch; another's claim is told (contract: SessionWatch)."""
+        """The same incarnation comes back to its epoch; another's claim is reported (contract: SessionWatch)."""
         a, b = await world.worker("a"), await world.worker("b")
         first = await world.use(a, "s")
         at = await a.own("i")

@@ -93,7 +93,7 @@ class PostgresProvider(
 
     @classmethod
     async def migrate(cls, url: str, progress: Progress = log_progress) -> tuple[int, int]:
-        """Bring the schema up to date; safe while workers run, and when many do it at once.
+        """Bring the schema up to date; safe while workers run, and when many do it at the same time.
 
         Returns:
             The schema version before and after.

@@ -143,7 +143,7 @@ FROM (
       AND (%(schema)s::bigint IS NULL OR r.schema_version = %(schema)s)
       AND (%(labels)s::jsonb IS NULL OR r.labels @> %(labels)s::jsonb AND r.labels <> '{}')
       AND (%(participant)s::jsonb IS NULL OR r.participants @> %(participant)s::jsonb AND r.participants <> '[]')
-      -- Of parents that are missing; each parent is looked at once.
+      -- Of parents that are missing; each parent is looked up one time.
       AND (NOT %(orphaned)s OR r.session_id = ANY (ARRAY (
           WITH RECURSIVE p (parent) AS (
               (SELECT c.parent FROM session_states c WHERE c.parent IS NOT NULL ORDER BY c.parent LIMIT 1)
@@ -180,7 +180,7 @@ WHERE (%(kind)s::text IS NULL OR r.kind = %(kind)s)
   AND (%(schema)s::bigint IS NULL OR r.schema_version = %(schema)s)
   AND (%(labels)s::jsonb IS NULL OR r.labels @> %(labels)s::jsonb AND r.labels <> '{}')
   AND (%(participant)s::jsonb IS NULL OR r.participants @> %(participant)s::jsonb AND r.participants <> '[]')
-  -- Of parents that are missing; each parent is looked at once.
+  -- Of parents that are missing; each parent is looked up one time.
   AND (NOT %(orphaned)s OR r.session_id = ANY (ARRAY (
       WITH RECURSIVE p (parent) AS (
           (SELECT c.parent FROM session_states c WHERE c.parent IS NOT NULL ORDER BY c.parent LIMIT 1)

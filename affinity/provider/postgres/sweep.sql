@@ -96,7 +96,7 @@ WITH RECURSIVE mark (session_id, route, n) AS (
     SELECT x.session_id FROM looked JOIN sessions x USING (session_id)
     WHERE x.locked_until < clock() - %(session_retention)s * interval '1 s'
       AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.session_id = x.session_id)
-      -- Without the row, the next claim would be the first one, of which nobody is told. A trigger keeps the row if a
+      -- Without the row, the next claim would be the first one, of which no watcher is notified. A trigger keeps the row if a
       -- watch was committed between this snapshot and the lock.
       AND NOT EXISTS (SELECT FROM session_watches w WHERE w.session_id = x.session_id)
     FOR UPDATE OF x SKIP LOCKED

@@ -106,7 +106,7 @@ def unmigrated() -> SchemaMismatch:
 
 
 def _upgrade(connection: sqlite3.Connection, migrations: Sequence[Migration], progress: Progress) -> tuple[int, int]:
-    found = _read(connection)  # under the lock: whoever was here first has done the work
+    found = _read(connection)  # under the lock: another process may have done the work
     refuse_too_new(found, migrations, PLACE)
     missing = migrations[found.version :]
     for migration in missing:

@@ -122,7 +122,7 @@ SELECT json_group_array(session_id) FROM (
     SELECT session_id FROM session_participants WHERE participant = :participant LIMIT :few + 1
 );
 
--- orphans: sessions whose parent has no record, unless they are too many; each parent is looked at once
+-- orphans: sessions whose parent has no record, unless they are too many; each parent is looked up one time
 WITH RECURSIVE parents (parent) AS (
     SELECT min(c.parent) FROM session_states AS c INDEXED BY session_states_by_parent WHERE c.parent IS NOT NULL
     UNION ALL

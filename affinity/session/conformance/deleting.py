@@ -169,7 +169,7 @@ class DeleteRules(Rules):
         assert sorted(await store.delete(["a"], cascade=True, whole=True)) == ["a", "b", "c"]
 
     async def test_a_descendant_that_was_added_since_keeps_the_family(self, store: SessionStore) -> None:
-        """Where it is told what was seen; also when one is there that was made anew."""
+        """Where the caller says what was seen; also when one is there that was made anew."""
         await _family(store, a=None, b="a", x=None, y="x")
         seen = {row.session_id: row for row in await store.list(EVERYTHING, PAGE)}
         versions = {name: row.version for name, row in seen.items()}

@@ -6,5 +6,5 @@ CREATE TABLE applied_migrations (
     applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
--- Read by whoever opens the database, also by roles that were given their rights before there was this table.
+-- Read by each role that opens the database, also by those that were given their rights before there was this table.
 GRANT SELECT ON applied_migrations TO PUBLIC;

@@ -1,4 +1,4 @@
--- Roles that `affinity migrate` was told to give rights to, so that it gives them those to later objects too: see
+-- Roles that `affinity migrate` was asked to give rights to, so that it gives them those to later objects too: see
 -- affinity/provider/postgres/rights.py. Roles that were given all rights by hand are among them.
 CREATE TABLE granted_roles (
     role text COLLATE "C" PRIMARY KEY,
@@ -44,7 +44,7 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Needs the rights of whoever migrated: triggers come and go. They lock the table, so nothing else touches them.
+-- Needs the rights of the role that migrated: triggers come and go. They lock the table, so nothing else touches them.
 CREATE FUNCTION set_quotas_1(_instances bigint, _unread_events bigint, _instance_bytes bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
