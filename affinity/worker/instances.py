@@ -247,7 +247,8 @@ class InstanceTable:
         self._live: OrderedDict[str, LiveInstance] = OrderedDict()
         self._moves: LRUCache[str, int] = LRUCache(maxsize=10_000)
         self._warned: set[str] = set()
-        self._released: set[str] = set()  # given up, but the database may not know it yet
+        # Given up, but the database may not know it yet; or forgotten with a turn on its way: its messages come first.
+        self._released: set[str] = set()
         self._in_flight: set[int] = set()  # ids of messages that are in a mailbox or in a turn
         self._gave_back: set[str] = set()  # instances that gave messages back since a fetch left them out
         self.replaying = Replays(around.read_history, around.written)
@@ -292,11 +293,12 @@ class InstanceTable:
         """Instances with messages, as fetched; those that are not live are replayed from their history first.
 
         Those that were given up meanwhile are left alone: their messages are for the next owner. So are those that gave
-        messages back meanwhile: the next fetch has them all, in their order.
+        messages back meanwhile, or were forgotten with a turn on its way, whose messages the fetch has left out: a
+        later fetch has them all, in their order.
         """
         items = [item for item in items if item.instance_id not in self._released]
         current = {item.instance_id for item in items if self._is_current(item)}  # drops what is stale: it gives back
-        items = [item for item in items if item.instance_id not in self._gave_back]
+        items = [item for item in items if item.instance_id not in self._gave_back | self._released]
         uncached = self._without_suspects([item for item in items if item.instance_id not in current])
         for item in items:
             if (live := self._live.get(item.instance_id)) is not None:
@@ -505,6 +507,9 @@ class InstanceTable:
         unwanted: Collection[int],
     ) -> None:
         live.committing = False
+        if self._live.get(live.execution.instance_id) is not live:
+            self._released.discard(live.execution.instance_id)
+            self._around.poke()
         if isinstance(result, ProviderError) or not result.committed:
             self._withdraw(live, built.turn, inputs, result)
             return
@@ -651,6 +656,8 @@ class InstanceTable:
         if self._live.get(live.execution.instance_id) is live:
             del self._live[live.execution.instance_id]
             self.size -= live.size
+            if live.committing:
+                self._released.add(live.execution.instance_id)
         if live.replay is not None:
             self.replaying.remove(live.replay)
             live.mailbox += [Input(MEANINGLESS, len(each.payload), message_id=each.id) for each in live.unread]

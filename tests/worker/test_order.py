@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+import asyncio
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any
 
 import anyio
@@ -10,6 +11,8 @@ import pytest
 
 from affinity import App, OrchestrationContext, RuntimeOptions, Worker
 from affinity.client import Client
+from affinity.errors import DatabaseFailure
+from affinity.provider.contract import Turn
 
 pytestmark = pytest.mark.anyio
 
@@ -72,4 +75,43 @@ async def test_messages_that_go_back_are_not_overtaken(
             await sent.wait()
             await run.raise_event("message", 2)
             more.set()
+            assert await run.wait(30) == [0, 1, 2]
+
+
+async def test_messages_of_a_turn_that_outlasts_the_lease_are_not_overtaken(
+    any_url: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database refuses the turn with the first message until the lease is back and the queue is read again."""
+    read, lapsed = anyio.Event(), anyio.Event()
+    first: set[int] = set()
+    async with Worker(app, any_url, RuntimeOptions.make(poll_interval=0.2)) as worker:
+        provider, runtime = worker.runtime._provider, worker.runtime
+        fetch, write = provider.fetch_orchestration_item, runtime._turns.write
+
+        async def late_fetch(*args: Any, **options: Any) -> Any:
+            fetched = await fetch(*args, **options)
+            if lapsed.is_set() and fetched.items:
+                asyncio.get_running_loop().call_later(0.05, read.set)  # once the answer is delivered
+            return fetched
+
+        async def refusing_write(turns: Sequence[Turn]) -> Any:
+            if not read.is_set() and any(first.issubset(turn.consumed) for turn in turns):
+                raise DatabaseFailure("the disk is full")
+            return await write(turns)
+
+        run = await client.start(inbox, [])
+        with anyio.fail_after(30):
+            while not runtime.instances.turns:
+                await anyio.sleep(0.01)
+            monkeypatch.setattr(provider, "fetch_orchestration_item", late_fetch)
+            monkeypatch.setattr(runtime._turns, "write", refusing_write)
+            await run.raise_event("message", 0)
+            while not runtime.instances._in_flight:
+                await anyio.sleep(0.01)
+            first |= runtime.instances._in_flight
+            runtime.lease_lapsed("a test")
+            await run.raise_event("message", 1)
+            lapsed.set()
+            runtime.lease_resumed()
+            await run.raise_event("message", 2)
             assert await run.wait(30) == [0, 1, 2]
