@@ -198,8 +198,8 @@ class SessionFilter:
 class SessionStore(Protocol):
     """Where records are kept; every provider has one (``Provider.states``).
 
-    Promises what `affinity.session.conformance` asserts. Each call is atomic. What is saved or loaded shares nothing
-    with the store's own copy. Errors are those of `affinity.errors`, as for a provider.
+    Promises what `affinity.testing.conformance.stores` asserts. Each call is atomic. What is saved or loaded shares
+    nothing with the store's own copy. Errors are those of `affinity.errors`, as for a provider.
     """
 
     async def load(self, session_id: str) -> SessionRecord | None:

@@ -11,7 +11,7 @@ import pytest
 from affinity.provider import migrate
 from affinity.provider.postgres import migration as postgres
 from affinity.provider.schema import Migration, Progress, log_progress
-from affinity.provider.sqlite import migrate as sqlite
+from affinity.provider.sqlite import migration as sqlite
 
 EXPANDS: Final = "ALTER TABLE instances ADD COLUMN later text"
 CONTRACTS: Final = "-- oldest code: {version}\nCREATE TABLE later (a integer)"

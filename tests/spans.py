@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from affinity.ambient import SESSION_ATTRIBUTE
+from affinity.telemetry import SESSION_ATTRIBUTE
 
 
 @cache

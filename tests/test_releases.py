@@ -24,7 +24,7 @@ from affinity.client import Client
 from affinity.provider import migrate
 from affinity.provider.postgres import migration as postgres
 from affinity.provider.schema import Migration
-from affinity.provider.sqlite import migrate as sqlite
+from affinity.provider.sqlite import migration as sqlite
 from tests.later_release import EXPANDS, upgrade
 from tests.processes import PATIENCE, ROOT, open_workers
 from tests.talk import CODE, say

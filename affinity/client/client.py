@@ -72,8 +72,8 @@ from affinity.errors import (
     WaitTimeout,
 )
 from affinity.limits import MAX_COUNT, MAX_PAGE, check_id
+from affinity.orchestration.app import MISSING
 from affinity.orchestration.codec import Codec
-from affinity.orchestration.registry import MISSING
 from affinity.provider import open_provider
 from affinity.provider.contract import (
     NO_QUOTAS,

@@ -9,9 +9,9 @@ from typing import Any, Final, TypeAlias
 
 from affinity.errors import InvalidApp
 from affinity.limits import MAX_ERROR_BYTES, MAX_UNREAD_EVENTS, check_id, cut
+from affinity.orchestration.app import MISSING, OrchestrationDefinition, definition_of
 from affinity.orchestration.codec import Codec
 from affinity.orchestration.events import CancelRequested, EventRaised, OrchestrationStarted
-from affinity.orchestration.registry import MISSING, OrchestrationDefinition, definition_of
 from affinity.orchestration.waits import check_event_name
 from affinity.orchestration.wire import ANY_EXECUTION, encode_message
 from affinity.provider.contract import NewInstance, NewMessage

@@ -5,10 +5,10 @@ modules ``engine``, ``events``, ``wire`` and ``registry``.
 """
 
 from affinity.orchestration.activity import ActivityContext
+from affinity.orchestration.app import App
 from affinity.orchestration.combine import Selected
 from affinity.orchestration.context import OrchestrationContext
 from affinity.orchestration.futures import DurableFuture
-from affinity.orchestration.registry import App
 from affinity.orchestration.retry import RetryPolicy
 from affinity.orchestration.signals import (
     ActivityCancelledSignal,

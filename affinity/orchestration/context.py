@@ -17,6 +17,13 @@ from affinity.errors import InvalidOptions, OrchestrationMisuse
 from affinity.limits import MAX_CUSTOM_STATUS_BYTES, MAX_HOLD_SECONDS, MAX_TIMER_SECONDS, check_id
 from affinity.orchestration import events as ev
 from affinity.orchestration.activity import ActivityContext
+from affinity.orchestration.app import (
+    MISSING,
+    ActivityDefinition,
+    Definition,
+    OrchestrationDefinition,
+    definition_of,
+)
 from affinity.orchestration.codec import Codec
 from affinity.orchestration.combine import Gather, Select, Selected
 from affinity.orchestration.commands import (
@@ -29,13 +36,6 @@ from affinity.orchestration.commands import (
     TimerFuture,
 )
 from affinity.orchestration.futures import DurableFuture
-from affinity.orchestration.registry import (
-    MISSING,
-    ActivityDefinition,
-    Definition,
-    OrchestrationDefinition,
-    definition_of,
-)
 from affinity.orchestration.retry import RetryPolicy
 from affinity.orchestration.scheduler import Scheduler
 from affinity.orchestration.signals import ContinueAsNewSignal

@@ -17,18 +17,18 @@ from contextvars import Token
 from types import TracebackType
 from typing import Any, Final, cast
 
-from affinity.ambient import enter_session, leave_session
 from affinity.errors import AffinityError, ExecutionLimitReached, Nondeterminism, OrchestrationMisuse
 from affinity.frozen import frozen
 from affinity.limits import MAX_BATCH_BYTES, MAX_BUFFERED_EVENTS, UNREAD_STEP
 from affinity.orchestration import events as ev
+from affinity.orchestration.app import OrchestrationDefinition
 from affinity.orchestration.commands import ActivityFuture, ChildFuture, TimerFuture
 from affinity.orchestration.context import OrchestrationContext, refuse_awaitable
 from affinity.orchestration.futures import CommandFuture, DurableFuture
-from affinity.orchestration.journal import describe
-from affinity.orchestration.registry import OrchestrationDefinition
+from affinity.orchestration.history import describe
 from affinity.orchestration.scheduler import Scheduler, Task
 from affinity.orchestration.signals import ContinueAsNewSignal, OrchestrationCancelledSignal
+from affinity.telemetry import enter_session, leave_session
 
 _ANSWERS: Final[dict[type[ev.Event], type[CommandFuture[Any]]]] = {
     ev.ActivityCompleted: ActivityFuture,

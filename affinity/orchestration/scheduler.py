@@ -20,8 +20,8 @@ from typing import Any, Final, TypeVar
 from affinity.errors import OrchestrationMisuse
 from affinity.orchestration import events as ev
 from affinity.orchestration.futures import CommandFuture, DurableFuture
+from affinity.orchestration.history import Journal
 from affinity.orchestration.inbox import Inbox
-from affinity.orchestration.journal import Journal
 from affinity.orchestration.signals import BranchCancelledSignal, ExecutionClosedSignal
 
 T = TypeVar("T")

@@ -3,7 +3,7 @@
 A provider stores opaque payloads and knows nothing of orchestrations or replay. It keeps eleven tables
 (``workers``, ``sessions``, ``instances``, ``suspensions``, ``history``, ``ended_executions``, ``orchestrator_queue``,
 ``worker_queue``, ``session_states``, ``session_holds``, ``session_watches``) and promises what the conformance suite
-(`affinity.provider.conformance`) asserts, no more and no less.
+(`affinity.testing.conformance.providers`) asserts, no more and no less.
 
 Terms
     *alive worker*: its ``workers`` row has ``locked_until`` in the future.

@@ -35,7 +35,7 @@ class SessionCache(FollowsLeases[S]):
                 return await chat.answer(message)
 
     Callbacks may be async (awaited) or sync; a sync one runs on the event loop and must not block it. One cache serves
-    one event loop. It is a `SessionListener` (of `affinity.orchestration.registry`): a worker that is given it tells it
+    one event loop. It is a `SessionListener` (of `affinity.orchestration.app`): a worker that is given it tells it
     which leases end.
     """
 

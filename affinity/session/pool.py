@@ -29,9 +29,9 @@ from typing import Generic, TypeVar
 
 import anyio
 
-from affinity.ambient import enter_session
 from affinity.errors import InvalidOptions
 from affinity.session.copies import CacheStats, Copy, Shelf, unknown_session
+from affinity.telemetry import enter_session
 
 S = TypeVar("S")
 
@@ -285,7 +285,7 @@ class CopyPool(Generic[S]):
 
 
 class FollowsLeases(Generic[S]):
-    """What a worker tells a pool's owner of its leases: a `SessionListener` (of `affinity.orchestration.registry`)."""
+    """What a worker tells a pool's owner of its leases: a `SessionListener` (of `affinity.orchestration.app`)."""
 
     _pool: CopyPool[S]
 

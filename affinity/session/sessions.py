@@ -43,7 +43,7 @@ class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
 
     A session has one state: an activity that opens its session through two of these objects is refused, unless at most
     one of them changes anything in the worker's database. One object serves one event loop. It is a `SessionListener`
-    (of `affinity.orchestration.registry`): a worker that is given it tells it which leases end.
+    (of `affinity.orchestration.app`): a worker that is given it tells it which leases end.
     """
 
     def __init__(

@@ -8,7 +8,6 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import anyio
 
-from affinity.ambient import session_scope
 from affinity.errors import SessionSaveFailed, SessionSelfConflict, SessionWriteConflict
 from affinity.records import SessionState, SessionStore
 from affinity.session.calls import problem_of
@@ -17,6 +16,7 @@ from affinity.session.loaded import Encoded, Loaded
 from affinity.session.protocols import ActivityScope
 from affinity.session.schema import StateSchema
 from affinity.session.turns import Staged, Turn, Turns
+from affinity.telemetry import session_scope
 
 S = TypeVar("S")
 

@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple, Protocol, TypeGuard
 import anyio
 import anyio.to_thread
 
-from affinity.ambient import enter_session
 from affinity.errors import (
     ActivityTimeout,
     ErrorDetails,
@@ -31,14 +30,15 @@ from affinity.errors import (
 )
 from affinity.limits import MAX_NOTED_ERROR_BYTES, cut
 from affinity.orchestration import ActivityContext, App, RetryPolicy
+from affinity.orchestration.app import ActivityDefinition
 from affinity.orchestration.events import ActivityCompleted, ActivityFailed, Event, describe_error, details_of
-from affinity.orchestration.registry import ActivityDefinition
 from affinity.orchestration.wire import ActivityTask, decode_task
 from affinity.provider.contract import WorkAbandon, WorkItem, WorkKey, WorkLock
 from affinity.records import SessionStore
 from affinity.session.protocols import enter_activity
+from affinity.telemetry import enter_session
 from affinity.worker.isolation import Isolation, is_isolated, not_begun
-from affinity.worker.keeper import HeldLocks
+from affinity.worker.lease import HeldLocks
 from affinity.worker.needs import record_need
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.pledges import Pledge, again, discard

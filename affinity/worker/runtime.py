@@ -23,8 +23,8 @@ from cachetools import LRUCache
 from affinity.errors import Contention, DatabaseChanged, ProviderError, WorkerFenced
 from affinity.limits import LEAST_SHARE, MAX_BATCH, SCRAPE_COUNT
 from affinity.orchestration import App
+from affinity.orchestration.app import SessionListener
 from affinity.orchestration.events import Event
-from affinity.orchestration.registry import SessionListener
 from affinity.orchestration.wire import ActivityTask
 from affinity.provider.contract import (
     OFFER_SECONDS,
@@ -55,7 +55,7 @@ from affinity.worker.code import code_version
 from affinity.worker.committer import GroupCommit
 from affinity.worker.instances import InstanceTable
 from affinity.worker.isolation import not_begun
-from affinity.worker.keeper import HeldLocks, LeaseEnd
+from affinity.worker.lease import HeldLocks, LeaseEnd
 from affinity.worker.metrics import Metrics
 from affinity.worker.needs import needs_met
 from affinity.worker.options import RuntimeOptions
@@ -63,7 +63,7 @@ from affinity.worker.pledges import Pledge, again
 from affinity.worker.retry import Availability, Backoff
 from affinity.worker.sessions import HeldSessions
 from affinity.worker.silence import Silence
-from affinity.worker.waker import Waker
+from affinity.worker.wakeups import Waker
 
 logger = logging.getLogger("affinity.worker")
 

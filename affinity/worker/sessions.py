@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from affinity.errors import ProviderError
 from affinity.limits import MAX_BATCH
-from affinity.orchestration.registry import SessionListener
+from affinity.orchestration.app import SessionListener
 
 logger = logging.getLogger("affinity.worker")
 

@@ -2,11 +2,11 @@
 
 What it opens, in the order in which things must close:
 
-    telemetry    log records and spans carry the session (`affinity.ambient`), and the metrics are served
+    telemetry    log records and spans carry the session (`affinity.telemetry`), and the metrics are served
     incarnation  a task that owns all of the following
     provider     the database connections of the main loop
     the name     registration: the worker lease
-    keeper       a thread that renews the lease (`affinity.worker.keeper`)
+    keeper       a thread that renews the lease (`affinity.worker.lease`)
     runtime      the loops (`affinity.worker.runtime`): fetch, group commits, activities, hints, chores
 
 On the way out the runtime drains, the keeper stops, the name is released (which frees all sessions), and the
@@ -38,14 +38,14 @@ from typing import Self, TypeVar
 import anyio
 from anyio.abc import TaskStatus
 
-from affinity.ambient import instrumented
 from affinity.errors import DatabaseChanged, ProviderError
 from affinity.orchestration import App
-from affinity.orchestration.registry import SessionListener, check_listeners
+from affinity.orchestration.app import SessionListener, check_listeners
 from affinity.provider import migrate, open_provider, redact
 from affinity.provider.contract import Hint, Incarnation, Provider, WorkerIdentity
 from affinity.provider.timeline import Timeline
-from affinity.worker.keeper import HeldLocks, Keeper, LeaseEnd
+from affinity.telemetry import instrumented
+from affinity.worker.lease import HeldLocks, Keeper, LeaseEnd
 from affinity.worker.metrics import Measured, Metrics
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.progress import LoopProgress

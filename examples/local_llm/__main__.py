@@ -24,7 +24,7 @@ import click
 from pydantic_core import to_json
 from rich.console import Console
 
-from affinity.cli.demo.conversations import DATASET_SIZE, load_conversations
+from affinity.demo.conversations import DATASET_SIZE, load_conversations
 from affinity.errors import AffinityError
 from examples.local_llm.chats import Mode
 from examples.local_llm.fleet import WorkerFailed

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from affinity.cli import demo as command
 from affinity.cli import main
-from affinity.cli.demo import command
-from affinity.cli.demo.report import Outcome, Report
-from affinity.cli.demo.run import DemoFailed
+from affinity.demo.report import Outcome, Report
+from affinity.demo.run import DemoFailed
 
 KEYS = [
     "provider",

@@ -11,7 +11,8 @@ from typing import cast
 import click
 import pytest
 
-from affinity.cli.demo.conversations import (
+from affinity.client import open_store
+from affinity.demo.conversations import (
     DATASET_SIZE,
     NO_DIGEST,
     Conversation,
@@ -20,16 +21,15 @@ from affinity.cli.demo.conversations import (
     extend_digest,
     load_conversations,
 )
-from affinity.cli.demo.counts import Counts, CountsFile
-from affinity.cli.demo.database import export_transcripts, open_database
-from affinity.cli.demo.display import View
-from affinity.cli.demo.feed import schedule
-from affinity.cli.demo.fleet import Fleet
-from affinity.cli.demo.plan import SHORTEST_SECONDS, THINK_SECONDS, Plan, replay_seconds
-from affinity.cli.demo.run import STALL_SECONDS, _Progress
-from affinity.cli.demo.transcript import Line, Transcript, transcript_kind, transcripts_of
-from affinity.cli.demo.watch import Watch
-from affinity.client import open_store
+from affinity.demo.counts import Counts, CountsFile
+from affinity.demo.database import export_transcripts, open_database
+from affinity.demo.display import View
+from affinity.demo.feed import schedule
+from affinity.demo.fleet import Fleet
+from affinity.demo.plan import SHORTEST_SECONDS, THINK_SECONDS, Plan, replay_seconds
+from affinity.demo.run import STALL_SECONDS, _Progress
+from affinity.demo.transcript import Line, Transcript, transcript_kind, transcripts_of
+from affinity.demo.watch import Watch
 from affinity.provider.contract import Incarnation, Provider, SessionInfo, WorkerInfo
 from affinity.records import SessionFilter, SessionMetadata, SessionState
 from affinity.session import CacheStats, MemorySessionStore
@@ -210,7 +210,7 @@ def test_the_survivors_can_hold_all_sessions() -> None:
 
 def test_a_run_in_which_nothing_goes_on_has_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("affinity.cli.demo.run.time.monotonic", lambda: now)
+    monkeypatch.setattr("affinity.demo.run.time.monotonic", lambda: now)
     progress = _Progress()
     assert not progress.stalled_at(0)
     now = STALL_SECONDS

@@ -8,11 +8,11 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from affinity.cli.demo.app import Reply, Summary
-from affinity.cli.demo.conversations import Conversation, Message, digests
-from affinity.cli.demo.records import read_record
-from affinity.cli.demo.transcript import NOTHING, Line, read_transcript, transcripts_of
-from affinity.cli.demo.verify import Record, Verdict, verify
+from affinity.demo.app import Reply, Summary
+from affinity.demo.conversations import Conversation, Message, digests
+from affinity.demo.records import read_record
+from affinity.demo.transcript import NOTHING, Line, read_transcript, transcripts_of
+from affinity.demo.verify import Record, Verdict, verify
 from affinity.errors import SessionLoadFailed
 from affinity.orchestration import events as ev
 from affinity.orchestration.wire import encode_event

@@ -15,8 +15,8 @@ import anyio
 import psutil
 import pytest
 
-from affinity.cli.demo.plan import LEASE_SECONDS, RECOVERY_SLACK
 from affinity.client import Client
+from affinity.demo.plan import LEASE_SECONDS, RECOVERY_SLACK
 from affinity.records import SessionFilter
 
 PATIENCE = 90.0

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from affinity.cli.demo.app import Reply, Summary
-from affinity.cli.demo.conversations import Conversation, Message, digests
-from affinity.cli.demo.transcript import NOTHING, Line, Stored
-from affinity.cli.demo.verify import Holders, Record, Verdict, recovery_seconds, verify
+from affinity.demo.app import Reply, Summary
+from affinity.demo.conversations import Conversation, Message, digests
+from affinity.demo.transcript import NOTHING, Line, Stored
+from affinity.demo.verify import Holders, Record, Verdict, recovery_seconds, verify
 
 PROCESSES = {"a": 1, "b": 2}
 CHAT = Conversation("chat", tuple(Message("me" if n % 2 else "you", (f"text {n}",)) for n in range(6)))

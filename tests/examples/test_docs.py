@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic_core import PydanticUndefined
 
-from affinity.provider.conformance import ProviderConformance
+from affinity.testing.conformance.providers import ProviderConformance
 from affinity.worker import RuntimeOptions
 
 ROOT = Path(__file__).resolve().parents[2]

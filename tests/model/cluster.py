@@ -10,7 +10,6 @@ from itertools import count
 from typing import Any, Final, NamedTuple
 
 from affinity.errors import DatabaseChanged, SessionWriteConflict, WorkerFenced
-from affinity.provider.conformance.builders import new_instance, turn
 from affinity.provider.contract import (
     FetchOptions,
     Incarnation,
@@ -39,6 +38,7 @@ from affinity.provider.contract import (
 from affinity.provider.history import read_whole_history
 from affinity.provider.timeline import Timeline
 from affinity.records import SessionRecord, SessionState, StateWrite
+from affinity.testing.conformance.providers.builders import new_instance, turn
 from tests.model import steps as do
 from tests.model.databases import ModelDatabase
 from tests.model.leases import Leases, Violation

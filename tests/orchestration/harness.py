@@ -8,8 +8,8 @@ from typing import Any
 
 from affinity.orchestration import App
 from affinity.orchestration import events as ev
+from affinity.orchestration.app import OrchestrationDefinition, definition_of
 from affinity.orchestration.engine import Execution, Step
-from affinity.orchestration.registry import OrchestrationDefinition, definition_of
 from affinity.orchestration.wire import decode_event, encode_event
 
 Orchestration = Callable[..., Coroutine[Any, Any, Any]]

@@ -13,8 +13,8 @@ from pydantic import BaseModel, Field
 from affinity.errors import InvalidApp, NotSerializable, OrchestrationMisuse, PayloadTooLarge
 from affinity.limits import MAX_PAYLOAD_BYTES
 from affinity.orchestration import ActivityContext, App, OrchestrationContext
+from affinity.orchestration.app import ActivityDefinition, OrchestrationDefinition, definition_of
 from affinity.orchestration.codec import Codec
-from affinity.orchestration.registry import ActivityDefinition, OrchestrationDefinition, definition_of
 from affinity.session import SessionCache
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ import pytest
 from pydantic import BaseModel
 
 from affinity import errors
-from affinity.ambient import SESSION_ATTRIBUTE, current_session_id, session_scope
 from affinity.errors import ErrorDetails, InvalidId, InvalidInput, InvalidOptions, NotSerializable
 from affinity.limits import MAX_TIMER_SECONDS
 from affinity.orchestration import ActivityContext, App, OrchestrationContext, RetryPolicy
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution
+from affinity.telemetry import SESSION_ATTRIBUTE, current_session_id, session_scope
 
 from .harness import Live, define, new_events, run
 

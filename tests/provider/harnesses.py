@@ -14,13 +14,13 @@ import anyio
 from psycopg import AsyncConnection
 from psycopg.conninfo import make_conninfo
 
-from affinity.provider.conformance import Fault
 from affinity.provider.contract import FetchOptions, Provider, WorkerIdentity
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.sqlite import Clock, SqliteProvider, fetching
 from affinity.provider.sqlite.database import Database, connect
 from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.timeline import Timeline
+from affinity.testing.conformance.providers import Fault
 from tests.provider import warm
 from tests.provider.fault_proxy import FaultyPostgres
 from tests.provider.roles import CLIENT, WORKER, RoleProvider, create_roles

@@ -13,8 +13,6 @@ from urllib.parse import quote
 import anyio
 import psycopg
 
-from affinity.provider.conformance.builders import TIMEOUTS, message_ids, timer, work_item
-from affinity.provider.conformance.peer import Peer
 from affinity.provider.contract import (
     Hint,
     HistoryCursor,
@@ -31,6 +29,8 @@ from affinity.provider.contract import (
 )
 from affinity.provider.postgres import PostgresProvider
 from affinity.records import SessionMetadata, SessionState, StateWrite
+from affinity.testing.conformance.providers.builders import TIMEOUTS, message_ids, timer, work_item
+from affinity.testing.conformance.providers.peer import Peer
 
 PATIENCE: Final = 30.0
 """Seconds of real time after which a wait has failed; it ends as soon as there is what it waits for."""

@@ -11,10 +11,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from affinity.provider.conformance import Harness, ProviderConformance
-from affinity.provider.conformance.fault_verbs import VERBS
-from affinity.provider.conformance.world import World
 from affinity.provider.contract import Provider
+from affinity.testing.conformance.providers import Harness, ProviderConformance
+from affinity.testing.conformance.providers.fault_verbs import VERBS
+from affinity.testing.conformance.providers.world import World
 from tests.provider.harnesses import SCHEMA, PostgresHarness, SqliteHarness
 from tests.provider.postgres_stage import hot_verbs, session_verbs, some_sessions, some_work
 

@@ -15,12 +15,13 @@ from typing import Any, Final, TypeAlias
 import psycopg
 import pytest
 
-from affinity.provider.conformance.builders import state, state_write, timer, turn, work_item
-from affinity.provider.conformance.peer import Peer
 from affinity.provider.contract import Incarnation, OrchestrationItem, Release, SessionHold, WorkerIdentity
-from affinity.provider.postgres import connections, sweep
+from affinity.provider.postgres import sweep
+from affinity.provider.postgres.driver import connections
 from affinity.provider.sqlite import SqliteProvider
 from affinity.provider.sqlite.database import connect
+from affinity.testing.conformance.providers.builders import state, state_write, timer, turn, work_item
+from affinity.testing.conformance.providers.peer import Peer
 from tests.provider.postgres_stage import (
     administrator,
     hot_verbs,

@@ -23,10 +23,10 @@ from affinity.errors import (
     InvalidUrl,
     SchemaMismatch,
 )
-from affinity.provider.conformance.builders import turn, work_item
 from affinity.provider.contract import Release
 from affinity.provider.postgres import PostgresProvider, migration
-from affinity.provider.postgres.target import Target
+from affinity.provider.postgres.driver.target import Target
+from affinity.testing.conformance.providers.builders import turn, work_item
 from tests.provider.postgres_stage import SOMEBODY_WAITS, administrator, opened, registered, terminate, until
 from tests.servers import PostgresServer, old_and_new
 

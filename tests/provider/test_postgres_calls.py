@@ -13,10 +13,10 @@ import psycopg
 import pytest
 
 from affinity.errors import ConnectionLost
-from affinity.provider.conformance.builders import turn, work_item
-from affinity.provider.conformance.peer import Peer
 from affinity.provider.contract import Hint, Incarnation, WorkerIdentity
-from affinity.provider.postgres import connections
+from affinity.provider.postgres.driver import connections
+from affinity.testing.conformance.providers.builders import turn, work_item
+from affinity.testing.conformance.providers.peer import Peer
 from tests.provider.postgres_stage import (
     ALL_IDLE,
     PATIENCE,

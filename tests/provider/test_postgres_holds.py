@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from affinity.limits import MAX_REROUTE
-from affinity.provider.conformance.builders import SESSION_LOCK, payloads, work_item
 from affinity.provider.contract import Incarnation, InstanceUpdate, SessionHold, SessionWatch, WorkerIdentity
+from affinity.testing.conformance.providers.builders import SESSION_LOCK, payloads, work_item
 from tests.provider.postgres_stage import Stage, administrator, staged
 
 pytestmark = pytest.mark.anyio

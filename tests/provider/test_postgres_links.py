@@ -18,11 +18,11 @@ from psycopg import AsyncConnection
 from psycopg.types.numeric import Int8
 
 from affinity.errors import ConnectionLost, DatabaseFailure, DataRefused, SchemaMismatch
-from affinity.provider.postgres import connections
-from affinity.provider.postgres.arrays import Texts
-from affinity.provider.postgres.connections import Link
-from affinity.provider.postgres.conversation import Conversation, Outcome
-from affinity.provider.postgres.target import HOT, Target
+from affinity.provider.postgres.driver import connections
+from affinity.provider.postgres.driver.arrays import Texts
+from affinity.provider.postgres.driver.connections import Link
+from affinity.provider.postgres.driver.target import HOT, Target
+from affinity.provider.postgres.driver.wire import Conversation, Outcome
 from tests.provider.postgres_stage import PATIENCE, SOMEBODY_WAITS, terminate, until
 from tests.servers.proxy import proxy
 from tests.servers.tls import tls_front

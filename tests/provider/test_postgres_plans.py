@@ -14,9 +14,9 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection
 
-from affinity.provider.conformance.builders import fetch_options, work_item
 from affinity.provider.postgres import PostgresProvider, connections
 from affinity.records import SessionFilter, SessionState
+from affinity.testing.conformance.providers.builders import fetch_options, work_item
 from tests.provider.postgres_stage import (
     administrator,
     hot_verbs,

@@ -13,8 +13,6 @@ import psycopg
 import pytest
 
 from affinity.errors import Contention, SessionWriteConflict
-from affinity.provider.conformance.builders import TIMEOUTS, turn, work_item
-from affinity.provider.conformance.peer import Peer
 from affinity.provider.contract import (
     SessionHold,
     WorkAck,
@@ -22,6 +20,8 @@ from affinity.provider.contract import (
 )
 from affinity.provider.postgres import PostgresProvider, migration
 from affinity.records import SessionMetadata, SessionRecord, SessionState, SessionStore, StateWrite
+from affinity.testing.conformance.providers.builders import TIMEOUTS, turn, work_item
+from affinity.testing.conformance.providers.peer import Peer
 from tests.provider.old_records import check_record_before_births
 from tests.provider.postgres_stage import SOMEBODY_WAITS, Stage, administrator, opened, registered, staged, until
 

@@ -10,10 +10,10 @@ import psycopg
 import pytest
 
 from affinity.errors import Contention
-from affinity.provider.conformance.builders import turn, work_item
-from affinity.provider.conformance.peer import Peer
 from affinity.provider.contract import OrchestrationItem, Token, Turn, TurnResult, WorkItem
 from affinity.provider.postgres import PostgresProvider, turns
+from affinity.testing.conformance.providers.builders import turn, work_item
+from affinity.testing.conformance.providers.peer import Peer
 from tests.provider.postgres_stage import administrator, opened, registered
 
 pytestmark = pytest.mark.anyio

@@ -12,8 +12,8 @@ import pytest
 from affinity.client import Client
 from affinity.errors import InvalidOptions, QuotaExceeded, TooManyUnreadEvents
 from affinity.limits import MAX_UNREAD_EVENTS
-from affinity.provider.conformance.builders import new_instance
 from affinity.provider.contract import NewMessage, Provider, Quotas
+from affinity.testing.conformance.providers.builders import new_instance
 from tests.provider.postgres_stage import administrator, opened
 from tests.provider.test_plan_guards import FEW, MUCH, _cost, _fill, _peer, steps
 from tests.provider.test_postgres_plans import MANY, _watched

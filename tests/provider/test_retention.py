@@ -19,7 +19,7 @@ from affinity.provider.postgres import PostgresProvider, connections, migration,
 from affinity.provider.schema import Migration
 from affinity.provider.sqlite import SqliteProvider
 from affinity.provider.sqlite import retention as sqlite_retention
-from affinity.provider.sqlite.migrate import MIGRATIONS, migrate
+from affinity.provider.sqlite.migration import MIGRATIONS, migrate
 from tests.provider.postgres_stage import administrator, opened, registered
 from tests.provider.test_plan_guards import FEW, MUCH, _cost, _fill, _peer, _rows_read, steps
 from tests.provider.test_postgres_plans import AUTO_EXPLAIN, MANY, MOST, _listening

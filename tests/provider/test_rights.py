@@ -19,10 +19,10 @@ from affinity.cli import main
 from affinity.client import Client
 from affinity.errors import AccessDenied, InvalidOptions, OrchestrationCancelled
 from affinity.provider import change_rights, migrate, open_provider
-from affinity.provider.conformance.builders import fetch_options, new_instance, state
 from affinity.provider.contract import FINISHED, Birth, Incarnation, Provider, Quotas, Release, Reset, WorkerIdentity
 from affinity.provider.postgres import migration
 from affinity.provider.schema import Migration
+from affinity.testing.conformance.providers.builders import fetch_options, new_instance, state
 from tests.provider.postgres_stage import administrator
 from tests.provider.roles import CLIENT, WORKER, as_role
 from tests.waiting import started

@@ -35,7 +35,7 @@ from affinity.provider.contract import (
 from affinity.provider.history import read_whole_history
 from affinity.provider.sqlite import Clock, SqliteProvider
 from affinity.provider.sqlite.database import PORTION, Database
-from affinity.provider.sqlite.migrate import MIGRATIONS, migrate
+from affinity.provider.sqlite.migration import MIGRATIONS, migrate
 from affinity.provider.sqlite.workers import instant
 from affinity.provider.statements import load_statements
 

@@ -15,7 +15,7 @@ import pytest
 
 from affinity.provider.sqlite import Clock, state_list
 from affinity.provider.sqlite.database import Database, connect
-from affinity.provider.sqlite.migrate import migrate
+from affinity.provider.sqlite.migration import migrate
 from affinity.provider.sqlite.state_list import list_states, with_parts
 from affinity.records import SessionFilter, SessionMetadata, SessionState
 

@@ -12,13 +12,13 @@ from typing import Any, Final
 import pytest
 
 from affinity.limits import MAX_REROUTE
-from affinity.provider.conformance.builders import state, state_write, work_item
-from affinity.provider.conformance.peer import Peer
-from affinity.provider.conformance.world import World
 from affinity.provider.contract import InstanceUpdate, OrchestrationItem, SessionHold, SessionWatch
 from affinity.provider.sqlite import SqliteProvider
-from affinity.provider.sqlite.migrate import MIGRATIONS, migrate
+from affinity.provider.sqlite.migration import MIGRATIONS, migrate
 from affinity.records import SessionFilter
+from affinity.testing.conformance.providers.builders import state, state_write, work_item
+from affinity.testing.conformance.providers.peer import Peer
+from affinity.testing.conformance.providers.world import World
 from tests.provider.harnesses import SqliteHarness
 from tests.provider.old_records import check_record_before_births
 

@@ -11,11 +11,11 @@ import pytest
 
 from affinity.errors import SchemaMismatch
 from affinity.provider import inspect_schema, migrate, open_provider
-from affinity.provider.conformance.builders import new_instance
 from affinity.provider.postgres import migration as postgres
 from affinity.provider.postgres import sequences
 from affinity.provider.schema import Migration, SchemaVersion, check_usable
-from affinity.provider.sqlite import migrate as sqlite
+from affinity.provider.sqlite import migration as sqlite
+from affinity.testing.conformance.providers.builders import new_instance
 from tests.later_release import CONTRACTS, EXPANDS, upgrade
 from tests.provider.postgres_stage import PATIENCE, administrator, opened
 from tests.provider.test_postgres_timeline import as_role, plain_role

@@ -16,8 +16,8 @@ from typing import Any, Final
 from psycopg import AsyncConnection
 from psycopg.pq import TransactionStatus
 
-from affinity.provider.postgres import connections
-from affinity.provider.postgres.conversation import Conversation, Outcome
+from affinity.provider.postgres.driver import connections
+from affinity.provider.postgres.driver.wire import Conversation, Outcome
 
 APPLICATION: Final = "affinity conformance"
 """Whose connections are kept: ``application_name`` of `PostgresProvider.open`."""

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, LiteralString, Protocol
 
-from affinity.provider.conformance import Harness
 from affinity.provider.sqlite import Clock
 from affinity.records import SessionStore
 from affinity.session.memory import MemorySessionStore
+from affinity.testing.conformance.providers import Harness
 from tests.provider.harnesses import PostgresHarness, SqliteHarness
 
 

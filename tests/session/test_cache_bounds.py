@@ -13,7 +13,7 @@ import anyio.to_thread
 import pytest
 
 from affinity.errors import SessionError, UnknownSession
-from affinity.orchestration.registry import SessionListener
+from affinity.orchestration.app import SessionListener
 from affinity.session import SessionCache
 from tests.session.application import Application, Lease, State, noisy_cache, used, visit
 

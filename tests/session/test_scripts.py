@@ -8,7 +8,6 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from affinity.ambient import current_session_id, session_scope
 from affinity.errors import (
     InvalidOptions,
     NotSerializable,
@@ -19,6 +18,7 @@ from affinity.errors import (
 )
 from affinity.records import SessionMetadata, SessionRecord, SessionState
 from affinity.session import CacheStats, Sessions
+from affinity.telemetry import current_session_id, session_scope
 from tests.session.activities import Chat, CountingStore, Host, fail
 
 pytestmark = pytest.mark.anyio

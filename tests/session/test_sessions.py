@@ -12,7 +12,7 @@ import pytest
 
 from affinity.errors import InvalidId, InvalidOptions, NotSerializable, SessionError, SessionLoadFailed
 from affinity.orchestration import ActivityContext
-from affinity.orchestration.registry import SessionListener
+from affinity.orchestration.app import SessionListener
 from affinity.records import SessionMetadata, SessionState
 from affinity.session import CacheStats, Sessions
 from tests.session.activities import Activity, Chat, CountingStore, EndedError, Host, fail

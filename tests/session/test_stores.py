@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from affinity.records import SessionFilter, SessionState, SessionStore
-from affinity.session.conformance import StoreConformance, StoreHarness
 from affinity.session.memory import MemorySessionStore
+from affinity.testing.conformance.stores import StoreConformance, StoreHarness
 from tests.session.stores import MemoryStores, ProviderStores, StoppablePostgres, StoppableSqlite
 
 

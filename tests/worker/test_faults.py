@@ -17,8 +17,8 @@ import pytest
 from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
 from affinity.client import Client, Start
 from affinity.errors import AccessDenied
-from affinity.provider.conformance import Fault
 from affinity.provider.sqlite import SqliteProvider, database
+from affinity.testing.conformance.providers import Fault
 from tests.apps import app
 from tests.board import Board, open_board
 from tests.processes import Workers, open_workers

@@ -10,9 +10,9 @@ import pytest
 from affinity import App, OrchestrationContext, RuntimeOptions, Worker
 from affinity.client import Client
 from affinity.provider import open_provider
-from affinity.provider.conformance.builders import TIMEOUTS, turn
 from affinity.provider.contract import Incarnation, NewInstance, Provider, Release, WorkerIdentity
 from affinity.provider.history import read_whole_history
+from affinity.testing.conformance.providers.builders import TIMEOUTS, turn
 from tests.waiting import started
 
 pytestmark = pytest.mark.anyio

@@ -17,7 +17,7 @@ from affinity import App, OrchestrationContext, RuntimeOptions, Worker
 from affinity.client import Client, Instance
 from affinity.errors import InstanceNotSuspended, UnknownInstance
 from affinity.orchestration import engine
-from affinity.provider.postgres.target import Target
+from affinity.provider.postgres.driver.target import Target
 from tests.waiting import started, until
 
 pytestmark = pytest.mark.anyio

@@ -12,9 +12,9 @@ import pytest
 from opentelemetry import trace
 
 from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
-from affinity.ambient import SESSION_ATTRIBUTE, current_session_id, session_scope
 from affinity.client import Client
 from affinity.errors import OrchestrationFailed
+from affinity.telemetry import SESSION_ATTRIBUTE, current_session_id, session_scope
 from tests.spans import exporter, session_of
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,7 @@ import click
 
 from affinity.cli import shell as sh
 from affinity.cli.instances import with_client
-from affinity.cli.sessions import looking, moving, releasing, removing
+from affinity.cli.sessions import delete, release, show, transfer
 from affinity.cli.shell import Command, Shell, command, keep_examples
 from affinity.client import Client
 from affinity.provider.contract import SessionInfo
@@ -96,14 +96,14 @@ def _lease_row(session: SessionInfo) -> tuple[object, ...]:
 
 
 for subcommand in (
-    looking.list_records,
-    looking.count,
-    looking.show,
-    looking.family,
-    releasing.release,
-    removing.delete,
-    removing.prune,
-    moving.export,
-    moving.import_records,
+    show.list_records,
+    show.count,
+    show.show,
+    show.family,
+    release.release,
+    delete.delete,
+    delete.prune,
+    transfer.export,
+    transfer.import_records,
 ):
     sessions.add_command(subcommand)

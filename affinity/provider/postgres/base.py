@@ -9,9 +9,9 @@ from itertools import count
 from typing import LiteralString
 
 from affinity.provider.contract import WorkerIdentity, WorkKey, WorkLock
-from affinity.provider.postgres.arrays import Ints, Texts
-from affinity.provider.postgres.connections import Links
-from affinity.provider.postgres.conversation import Params
+from affinity.provider.postgres.driver.arrays import Ints, Texts
+from affinity.provider.postgres.driver.connections import Links
+from affinity.provider.postgres.driver.wire import Params
 
 
 class Verbs:

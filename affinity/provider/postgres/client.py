@@ -20,9 +20,9 @@ from affinity.provider.contract import (
     SessionInfo,
     Suspension,
 )
-from affinity.provider.postgres.arrays import Floats, Ints, Texts
 from affinity.provider.postgres.base import Verbs, flags
-from affinity.provider.postgres.conversation import Row
+from affinity.provider.postgres.driver.arrays import Floats, Ints, Texts
+from affinity.provider.postgres.driver.wire import Row
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "client.sql")

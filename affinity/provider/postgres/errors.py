@@ -26,7 +26,7 @@ from affinity.errors import (
     SchemaMismatch,
     StatementTimeout,
 )
-from affinity.provider.postgres.target import Target
+from affinity.provider.postgres.driver.target import Target
 from affinity.provider.schema import HOW_TO_MIGRATE
 from affinity.provider.urls import redact
 

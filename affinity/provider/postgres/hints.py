@@ -18,12 +18,12 @@ from psycopg import AsyncConnection, Notify, sql
 
 from affinity.errors import ConnectionLost
 from affinity.provider.contract import Hint, HintSource, WorkerIdentity
-from affinity.provider.postgres.arrays import Texts
 from affinity.provider.postgres.base import Verbs
-from affinity.provider.postgres.connections import connect
-from affinity.provider.postgres.conversation import Row
+from affinity.provider.postgres.driver.arrays import Texts
+from affinity.provider.postgres.driver.connections import connect
+from affinity.provider.postgres.driver.target import Target
+from affinity.provider.postgres.driver.wire import Row
 from affinity.provider.postgres.errors import translate, translated
-from affinity.provider.postgres.target import Target
 
 _NOTIFY: Final = """
 WITH told AS (

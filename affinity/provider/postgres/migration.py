@@ -17,11 +17,11 @@ from psycopg.errors import DeadlockDetected, LockNotAvailable
 
 from affinity.limits import LOCK_TIMEOUT_SECONDS, MIGRATION_PAUSES
 from affinity.provider.postgres import sequences
-from affinity.provider.postgres.connections import connect
-from affinity.provider.postgres.conversation import Params, Row
+from affinity.provider.postgres.driver.connections import connect
+from affinity.provider.postgres.driver.target import Target
+from affinity.provider.postgres.driver.wire import Params, Row
 from affinity.provider.postgres.errors import translated
 from affinity.provider.postgres.rights import renew_rights
-from affinity.provider.postgres.target import Target
 from affinity.provider.schema import (
     Migration,
     Progress,

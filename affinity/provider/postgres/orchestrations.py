@@ -18,9 +18,9 @@ from affinity.provider.contract import (
     Release,
     WorkerIdentity,
 )
-from affinity.provider.postgres.arrays import Bools, Ints, Texts
 from affinity.provider.postgres.base import Verbs, who
-from affinity.provider.postgres.conversation import Row
+from affinity.provider.postgres.driver.arrays import Bools, Ints, Texts
+from affinity.provider.postgres.driver.wire import Row
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "orchestrations.sql")

@@ -6,7 +6,8 @@ from collections.abc import Collection
 from typing import Final, LiteralString
 
 from affinity.provider.postgres.client import ClientVerbs
-from affinity.provider.postgres.connections import Links
+from affinity.provider.postgres.driver.connections import Links
+from affinity.provider.postgres.driver.target import Target
 from affinity.provider.postgres.hints import HintVerbs
 from affinity.provider.postgres.management import ManagementVerbs
 from affinity.provider.postgres.migration import check_version, inspect_target, migrate_target
@@ -16,7 +17,6 @@ from affinity.provider.postgres.rights import change_rights
 from affinity.provider.postgres.states import StateVerbs
 from affinity.provider.postgres.suspension import SuspensionVerbs
 from affinity.provider.postgres.sweep import SweepVerbs
-from affinity.provider.postgres.target import Target
 from affinity.provider.postgres.turns import TurnVerbs
 from affinity.provider.postgres.work_items import WorkItemVerbs
 from affinity.provider.postgres.workers import WorkerVerbs

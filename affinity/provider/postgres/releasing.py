@@ -9,9 +9,9 @@ from psycopg.types.numeric import Int8
 
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import OFFER_SECONDS, FetchOptions, SessionRelease, WorkerIdentity
-from affinity.provider.postgres.arrays import Texts
 from affinity.provider.postgres.base import Verbs, who, without
-from affinity.provider.postgres.conversation import Params
+from affinity.provider.postgres.driver.arrays import Texts
+from affinity.provider.postgres.driver.wire import Params
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "releasing.sql")

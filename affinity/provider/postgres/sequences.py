@@ -11,7 +11,7 @@ from typing import Final, LiteralString
 
 from psycopg import AsyncConnection
 
-from affinity.provider.postgres.conversation import Row
+from affinity.provider.postgres.driver.wire import Row
 from affinity.provider.schema import RECENT_RECORDS
 
 # Of the records the last ones will do to find out: reading all of them takes too long for each start of a worker.

@@ -13,10 +13,10 @@ from psycopg.types.numeric import Int8
 
 from affinity.errors import Contention, SessionWriteConflict
 from affinity.provider.contract import WorkerIdentity
-from affinity.provider.postgres.arrays import Blobs, Column, Ints, Texts
 from affinity.provider.postgres.base import Verbs, who
-from affinity.provider.postgres.connections import Links
-from affinity.provider.postgres.conversation import Params, Row
+from affinity.provider.postgres.driver.arrays import Blobs, Column, Ints, Texts
+from affinity.provider.postgres.driver.connections import Links
+from affinity.provider.postgres.driver.wire import Params, Row
 from affinity.provider.statements import load_statements
 from affinity.records import (
     SessionFilter,

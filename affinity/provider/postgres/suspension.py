@@ -8,8 +8,8 @@ from typing import Final
 from psycopg.types.numeric import Int8
 
 from affinity.provider.contract import Reset, Resumption, Suspend, WorkerIdentity
-from affinity.provider.postgres.arrays import Bools, Floats, Ints, Texts
 from affinity.provider.postgres.base import Verbs, flags, who
+from affinity.provider.postgres.driver.arrays import Bools, Floats, Ints, Texts
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "suspension.sql")

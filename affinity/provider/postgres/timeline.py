@@ -8,7 +8,7 @@ from typing import Final, LiteralString
 from psycopg import AsyncConnection
 
 from affinity.errors import ReadOnly
-from affinity.provider.postgres.conversation import Params, Row
+from affinity.provider.postgres.driver.wire import Params, Row
 from affinity.provider.timeline import Timeline
 
 LEARN: Final[LiteralString] = (

@@ -13,7 +13,7 @@ from affinity.provider.contract import (
     SessionHold,
     Turn,
 )
-from affinity.provider.postgres.arrays import Bools, Column, Floats, Ints, Texts
+from affinity.provider.postgres.driver.arrays import Bools, Column, Floats, Ints, Texts
 from affinity.provider.postgres.states import state_columns
 
 Columns: TypeAlias = dict[LiteralString, Column]

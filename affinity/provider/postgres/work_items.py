@@ -23,9 +23,9 @@ from affinity.provider.contract import (
     WorkKey,
     WorkLock,
 )
-from affinity.provider.postgres.arrays import Bools, Floats, Ints, Texts
 from affinity.provider.postgres.base import Verbs, flags, lock_columns, who, without
-from affinity.provider.postgres.conversation import Params, Row
+from affinity.provider.postgres.driver.arrays import Bools, Floats, Ints, Texts
+from affinity.provider.postgres.driver.wire import Params, Row
 from affinity.provider.postgres.states import state_columns
 from affinity.provider.statements import load_statements
 

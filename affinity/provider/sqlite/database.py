@@ -24,7 +24,7 @@ from typing import Any, Concatenate, Final, LiteralString, ParamSpec, TypeAlias,
 
 from affinity.errors import DatabaseChanged, SchemaMismatch
 from affinity.provider.sqlite.clock import Clock
-from affinity.provider.sqlite.failures import FAILURES, is_busy, translate
+from affinity.provider.sqlite.errors import FAILURES, is_busy, translate
 from affinity.provider.sqlite.timeline import learn
 from affinity.provider.timeline import Timeline
 

@@ -74,7 +74,7 @@ from affinity.provider.sqlite import sweep as sweeping
 from affinity.provider.sqlite.clock import Clock
 from affinity.provider.sqlite.database import MAX_WAIT, Database, Tx, connect
 from affinity.provider.sqlite.messages import create_all, send_all
-from affinity.provider.sqlite.migrate import check_schema, inspect, migrate, unmigrated
+from affinity.provider.sqlite.migration import check_schema, inspect, migrate, unmigrated
 from affinity.provider.sqlite.states import check
 from affinity.provider.sqlite.store import SqliteStates
 from affinity.provider.sqlite.thread import DatabaseThread

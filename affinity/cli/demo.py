@@ -1,0 +1,148 @@
+"""The command: options, signals, exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+import signal
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import anyio
+import click
+from pydantic_core import to_json
+from rich.console import Console
+
+from affinity.cli.shell import Command, check_call
+from affinity.demo.conversations import DATASET_SIZE, Conversation, load_conversations
+from affinity.demo.display import open_display
+from affinity.demo.plan import Plan
+from affinity.demo.report import Outcome, print_differences, print_summary
+from affinity.demo.run import DemoFailed, run_demo
+
+MOST_WORKERS: Final = 64
+"""Worker processes on one machine."""
+
+LEAST_TO_KILL: Final = 2
+"""Workers of which one can be killed, so that somebody is left."""
+
+SIGNALLED: Final = 128
+"""Exit code of a process that a signal ended, before the signal's number is added."""
+
+PIPE_WIDTH: Final = 120
+"""Columns where nothing says how wide a line may be."""
+
+
+@click.command(cls=Command, short_help="Replay real conversations, kill a worker, verify the result.")
+@click.option("--url", help="A database to run on; it may hold other data  [default: a fresh SQLite file]")
+@click.option("--workers", type=click.IntRange(1, MOST_WORKERS), default=3, show_default=True, help="Worker processes.")
+@click.option(
+    "--conversations",
+    type=click.IntRange(1, DATASET_SIZE),
+    default=100,
+    show_default=True,
+    help="How many conversations of the data set to replay.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Chooses which ones, and when who writes.")
+@click.option("--no-kill", is_flag=True, help="Let all workers live.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for scripts.")
+@click.pass_context
+def demo(
+    ctx: click.Context,
+    *,
+    url: str | None,
+    workers: int,
+    conversations: int,
+    seed: int,
+    no_kill: bool,
+    as_json: bool,
+) -> None:
+    """Replay real conversations over worker processes, kill one of them half-way, and verify what became of them.
+
+    Each conversation of the data set (the package chitchat-dataset: pip install 'affinity[demo]') is an orchestration.
+    It waits for each message as an event, and answers it by an activity on the conversation's session, whose state is
+    the transcript: in the memory of the worker that holds the session, and in the database, where it commits together
+    with the result of each turn. Half-way, the worker with the most sessions gets a SIGKILL. When its lease ends, the
+    others take its sessions over, read their transcripts from the database, and go on.
+
+    At the end, the results in the history and the transcripts are compared with the data set and with each other. Exit
+    code 0: every transcript is complete, in order, nothing is in it twice, and the history says the same. 1: something
+    differs, or a worker ended by itself, or nothing went on any more; what is wrong is named, and so is a folder in
+    which logs and transcripts are kept.
+
+    Examples:
+      affinity demo
+      affinity demo --workers 6 --url postgresql://localhost/app
+      affinity demo --conversations 20 --json
+    """
+    check_call(url or ctx.obj)
+    if workers < LEAST_TO_KILL and not no_kill:
+        raise click.UsageError(
+            f"--workers {workers}: when one is killed nobody is left; use {LEAST_TO_KILL} or more, or --no-kill"
+        )
+    plan = Plan(run=f"demo-{secrets.token_hex(4)}", url=url or ctx.obj, workers=workers, kill=not no_kill, seed=seed)
+    chosen = load_conversations(conversations, seed)
+    with _run_folder() as folder:
+        ended = _replay(plan, chosen, folder)
+        if isinstance(ended, Outcome):
+            _print(ended, as_json)
+            if not ended.good:
+                raise DemoFailed("the result is not what the data set says")
+    if isinstance(ended, signal.Signals):
+        click.echo("interrupted; all workers have ended", err=True)
+        ctx.exit(SIGNALLED + ended)
+
+
+@contextmanager
+def _run_folder() -> Iterator[Path]:
+    """A folder that goes with the run, unless it helps to find out why the run has failed."""
+    folder = Path(tempfile.mkdtemp(prefix="affinity-demo-"))
+    try:
+        yield folder
+    except DemoFailed:
+        click.echo(f"The workers' logs and the transcripts are kept in {folder}", err=True)
+        raise
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    shutil.rmtree(folder)
+
+
+def _replay(plan: Plan, conversations: Sequence[Conversation], folder: Path) -> Outcome | signal.Signals:
+    with open_display(_console(stderr=True)) as display:
+        return anyio.run(_until_signalled, partial(run_demo, plan, conversations, folder=folder, display=display))
+
+
+async def _until_signalled(work: Callable[[], Awaitable[Outcome]]) -> Outcome | signal.Signals:
+    """What ``work`` returns; or, when it is cancelled by SIGINT or SIGTERM, the signal."""
+    received: list[signal.Signals] = []
+
+    def stop(number: signal.Signals) -> None:
+        received.append(number)
+        scope.cancel()
+
+    with anyio.CancelScope() as scope:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop, number)
+        return await work()
+    return received[0]
+
+
+def _print(outcome: Outcome, as_json: bool) -> None:
+    if as_json:
+        click.echo(to_json(outcome.report.as_json(), indent=2))
+        print_differences(_console(stderr=True), outcome)
+    else:
+        print_summary(_console(stderr=False), outcome)
+
+
+def _console(*, stderr: bool) -> Console:
+    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    return console

@@ -1,0 +1,297 @@
+"""Connections: a few, by role, so that a slow listing never delays a commit.
+
+States of one `Link`::
+
+    closed ──first call──► connecting ──► open ──call──► busy ──reply, or an error that the database reports──► open
+    connecting, busy ──failed, or the connection broke──► closed     ConnectionLost; the next call connects again
+    busy ──a prepared statement is gone, or fits no more──► busy     the call is repeated, with statements prepared anew
+    busy ──reply, and the connection broke──► closed                 the reply; the next call connects again
+    connecting, busy ──`DEADLINE`──► closed                          ConnectionLost
+    connecting, busy ──nobody waits any more──► abandoned ──connected, or reply, within `GRACE`──► open
+    abandoned ──neither──► closed                                    the server ends by itself what it has begun
+
+Invariants
+    * One call at a time on a connection; calls wait for each other in order.
+    * A call belongs to the link, not to whoever awaits it. Whoever awaits may be cancelled, and then goes at once. A
+      call that was not sent never will be; one that was comes to its end by itself, so that no connection is left in
+      the middle of a conversation, and a silent network cannot hold up somebody who has a deadline to keep.
+    * A call is one message to the server, in autocommit. A client that is paused at any moment holds no lock.
+
+No task, lock or timer is made for a call: it is sent by whoever calls, or by the reply to the call before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, LiteralString
+
+import psycopg
+from psycopg import AsyncConnection
+
+from affinity.errors import ConnectionLost, ReadOnly
+from affinity.provider.postgres.driver.target import COLD, HOT, Target
+from affinity.provider.postgres.driver.wire import Conversation, Outcome, Params, Row
+from affinity.provider.postgres.errors import is_prepared_anew, translate
+from affinity.provider.postgres.timeline import LEARN, TimelineCheck
+from affinity.provider.timeline import Timeline
+
+DEADLINE: Final = 40.0
+"""Seconds for one call, above the server's own statement_timeout: past it the network must be gone."""
+
+GRACE: Final = 2.0
+"""Seconds that a call is given to end after nobody waits for it any more."""
+
+CLOSING: Final = 1.0
+"""Seconds for an attempt to connect to notice that it is given up."""
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    ask: Callable[[Conversation], None]
+    reply: asyncio.Future[list[list[Row]]]  # done before the answer is there: nobody waits any more
+    is_repeated: bool = False
+
+
+class Link:
+    """One connection, made when it is first needed and again after it broke. For one event loop."""
+
+    def __init__(
+        self,
+        target: Target,
+        application_name: str,
+        settings: dict[str, str],
+        check: Callable[[AsyncConnection[Row]], Awaitable[None]] | None = None,
+    ) -> None:
+        """``check`` is awaited with each new connection: what it raises, the call that needs the connection raises."""
+        self._target = target
+        self._check = check
+        self._conninfo = target.connect(application_name, settings)
+        self._waiting: deque[_Call] = deque()
+        self._current: _Call | None = None  # the call that has the connection, or for which it is made
+        self._until = 0.0  # the loop's time at which the current call is given up
+        self._alarm: asyncio.TimerHandle | None = None  # one for many calls: it looks at `_until` when it rings
+        self._conversation: Conversation | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()  # attempts to connect, those that were given up too
+        self._closed = False
+
+    async def run(self, statement: LiteralString, params: Params | None = None) -> list[Row]:
+        """One prepared statement; its rows."""
+        (rows,) = await self._call(lambda conversation: conversation.execute(statement, params))
+        return rows
+
+    async def together(self, statements: Sequence[LiteralString], params: Params) -> list[list[Row]]:
+        """As `script`, of statements that are worth preparing."""
+        return await self._call(lambda conversation: conversation.together(statements, params))
+
+    async def script(self, statements: LiteralString, params: Params | None = None) -> list[list[Row]]:
+        """Several statements in one message and one transaction, each with a snapshot of its own; the rows of each.
+
+        The server gets all of them before it begins: it never waits for us in the middle.
+        """
+        return await self._call(lambda conversation: conversation.script(statements, params))
+
+    async def aclose(self) -> None:
+        """Close for good. Calls that are under way are given up. Idempotent."""
+        self._closed = True
+        given_up = [*self._waiting] if self._current is None else [self._current, *self._waiting]
+        self._current = None
+        self._waiting.clear()
+        for call in given_up:
+            if not call.reply.done():
+                call.reply.set_exception(ConnectionLost(f"{self._target.name}: the provider was closed"))
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._drop()
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=CLOSING)
+            for task in late:
+                task.cancel()
+
+    # -- one call
+
+    async def _call(self, ask: Callable[[Conversation], None]) -> list[list[Row]]:
+        if self._closed:
+            raise ConnectionLost(f"{self._target.name}: the provider is closed")
+        call = _Call(ask, asyncio.get_running_loop().create_future())
+        self._waiting.append(call)
+        if self._current is None:
+            self._go_on()
+        try:
+            return await call.reply
+        except asyncio.CancelledError:
+            self._abandon(call)
+            raise
+
+    def _abandon(self, call: _Call) -> None:
+        """Nobody waits for it. If it has begun it may end, in a while; its outcome is no news."""
+        if call is self._current:
+            self._until = min(self._until, asyncio.get_running_loop().time() + GRACE)
+            self._set_alarm()
+        elif not call.reply.cancelled():
+            call.reply.exception()  # an error that came at the same moment: asyncio would complain that nobody saw it
+
+    def _go_on(self) -> None:
+        """Begin the calls that wait, until one of them has the connection."""
+        while self._waiting and self._current is None:
+            call = self._waiting.popleft()
+            if call.reply.done():
+                continue
+            self._current = call
+            self._until = asyncio.get_running_loop().time() + DEADLINE
+            if self._alarm is None:
+                self._set_alarm()
+            if self._conversation is None:
+                self._connecting = self._spawn(self._connect())
+            else:
+                self._ask(call, self._conversation)
+
+    async def _connect(self) -> None:
+        try:
+            connection = await self._checked()
+        except Exception as error:
+            self._connecting = None
+            self._end(error)
+        else:
+            self._connecting = None
+            self._conversation = Conversation(connection, self._ended)
+            call = self._current
+            assert call is not None
+            if call.reply.done():
+                self._current = None
+            else:
+                self._ask(call, self._conversation)
+        self._go_on()
+
+    async def _checked(self) -> AsyncConnection[Row]:
+        connection = await connect(self._conninfo)
+        if self._check is not None:
+            try:
+                await self._check(connection)
+            except BaseException:
+                connection.pgconn.finish()
+                raise
+        return connection
+
+    def _ask(self, call: _Call, conversation: Conversation) -> None:
+        try:
+            call.ask(conversation)
+        except Exception as error:  # the connection's, or that of a value that cannot be sent
+            self._end(error)
+
+    def _ended(self, outcome: Outcome) -> None:
+        self._end(outcome)
+        self._go_on()
+
+    def _end(self, outcome: Outcome) -> None:
+        """The current call is over, whether or not somebody waits for it."""
+        call = self._current
+        assert call is not None
+        if isinstance(outcome, psycopg.Error):
+            if self._repeat(call, outcome):
+                return
+            outcome = translate(outcome, self._target)
+        self._current = None
+        # A connection may be lost though it is still open: to a server that is now a standby, for one. And it is kept
+        # only if it is idle: anything else is the middle of a conversation.
+        if isinstance(outcome, ConnectionLost | ReadOnly) or (
+            self._conversation is not None and not self._conversation.idle
+        ):
+            self._drop()
+        if call.reply.done():
+            return
+        if isinstance(outcome, Exception):
+            call.reply.set_exception(outcome)
+        else:
+            call.reply.set_result(outcome)
+
+    def _repeat(self, call: _Call, error: psycopg.Error) -> bool:
+        """Repeat a call, once, of which nothing was executed: a migration has changed what it was prepared for."""
+        conversation = self._conversation
+        if call.is_repeated or call.reply.done() or conversation is None or not is_prepared_anew(error):
+            return False
+        if not conversation.idle:
+            return False
+        call.is_repeated = True
+        conversation.forget_statements(then=partial(call.ask, conversation))
+        return True
+
+    # -- the end of a connection
+
+    def _set_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = asyncio.get_running_loop().call_at(self._until, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        if self._current is None:
+            return  # the next call sets it
+        if asyncio.get_running_loop().time() < self._until:
+            self._set_alarm()  # it was set for a call before this one
+        else:
+            self._ended(ConnectionLost(f"{self._target.name}: no answer within {DEADLINE:g} s"))
+
+    def _drop(self) -> None:
+        if self._connecting is not None:
+            self._connecting.cancel()
+            self._connecting = None
+        conversation, self._conversation = self._conversation, None
+        if conversation is None:
+            return
+        conversation.mute()
+        conversation.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+class Links:
+    """The connections of one provider."""
+
+    def __init__(self, target: Target, application_name: str) -> None:
+        def link(role: str, settings: dict[str, str]) -> Link:
+            return Link(target, f"{application_name} {role}", settings, self._check)
+
+        self.target = target
+        self.timeline = TimelineCheck(None)
+        self._is_migrated = False  # before, there is nothing that a connection could be asked
+        self.application_name = application_name
+        self.commit = link("commit", HOT)  # turns and acks
+        self.fetch = link("fetch", HOT)
+        self.quick = link("quick", HOT)  # leases, renewals, give-backs, histories, hints, what a client asks
+        self.states = link("states", HOT)  # session states on their own: one of them may take seconds
+        self.misc = link("misc", COLD)  # listings, the sweep
+
+    async def follow(self, timeline: Timeline | None) -> None:
+        """From now on refuse any other timeline than this one.
+
+        Raises:
+            DatabaseChanged: the database has another one already.
+        """
+        self.timeline = TimelineCheck(timeline)
+        self.timeline.check(await self.misc.run(LEARN, self.timeline.known))
+        self._is_migrated = True
+
+    async def _check(self, connection: AsyncConnection[Row]) -> None:
+        if self._is_migrated:
+            await self.timeline.check_connection(connection)
+
+    async def aclose(self) -> None:
+        """Close all. Idempotent."""
+        for link in (self.commit, self.fetch, self.quick, self.states, self.misc):
+            await link.aclose()
+
+
+async def connect(conninfo: str) -> AsyncConnection[Row]:
+    """A connection in autocommit that prepares every statement at once and receives binary values."""
+    connection = await AsyncConnection.connect(conninfo, autocommit=True, prepare_threshold=0)
+    connection.prepared_max = None
+    return connection

@@ -1,0 +1,302 @@
+"""One open connection, and what is said on it: libpq's non-blocking calls, driven by the event loop's own callbacks.
+
+States of one `Conversation`::
+
+    idle ──`execute`, `together`, `script`──► asking ──the reply──► idle   `ended` is called: the rows, or the error
+    asking ──a statement is prepared, at its first use──► asking           now it is executed
+    idle ──`forget_statements`──► asking ──the reply──► asking             what is asked then
+    asking ──the reply, and the connection broke──► unusable               `ended` is called: the rows, or the error
+    asking ──the connection broke, or a COPY wants to begin──► unusable    `ended` is called: the error
+    any ──`mute`──► unusable                                               `ended` is not called any more
+
+Invariants
+    * It is asked while it is `idle`, and not again before `ended`.
+    * A reply is read to its end before it is told, so that an error leaves the connection usable.
+    * The message that executes a statement is followed by the end of its transaction and by nothing else, and several
+      statements are one message: what was cut on its way has locked no row.
+    * The server is never asked to stop: it would end the wait for a synchronous standby too, and a transaction that no
+      standby has would be committed.
+    * While there is more to send, we read too: neither side waits for the other with both sockets full.
+    * A broken connection is an error of a call. What comes while nobody asks, be it the end, stays unread until the
+      next call, which hears the server's own words; and a closed socket does not keep the event loop busy.
+
+psycopg connects, converts values and names errors. Its cursors would do the rest too, at three times the cost: a
+cursor, a generator, a lock, a reader and a timer for each statement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import count
+from typing import Any, Final, LiteralString, TypeAlias
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.abc import Buffer
+from psycopg.adapt import PyFormat, Transformer
+from psycopg.errors import error_from_result
+from psycopg.pq import ExecStatus, Format, TransactionStatus
+from psycopg.pq.abc import PGresult
+
+from affinity.provider.postgres.driver.arrays import Column
+
+Row: TypeAlias = tuple[Any, ...]
+Params: TypeAlias = Mapping[str, Any]
+Outcome: TypeAlias = list[list[Row]] | Exception
+"""The rows of each statement, or why there are none."""
+
+_Packed: TypeAlias = Sequence[Buffer | None]
+_Formats: TypeAlias = Sequence[int]
+
+_PLACEHOLDER: Final = re.compile(r"%\((?P<name>\w+)\)s|%%")
+# As libpq's numbers: to look a member up in its enumeration takes longer than to compare it.
+_IDLE: Final = int(TransactionStatus.IDLE)
+_ACTIVE: Final = int(TransactionStatus.ACTIVE)
+_BINARY: Final = int(Format.BINARY)
+_AUTO: Final = PyFormat.AUTO
+_TUPLES: Final = int(ExecStatus.TUPLES_OK)
+_DONE: Final = frozenset({int(ExecStatus.COMMAND_OK), int(ExecStatus.EMPTY_QUERY)})
+_FAILED: Final = int(ExecStatus.FATAL_ERROR)
+_COPY: Final = frozenset({int(ExecStatus.COPY_IN), int(ExecStatus.COPY_OUT), int(ExecStatus.COPY_BOTH)})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shape:
+    """A statement with the server's own placeholders, and what they stand for: columns come last."""
+
+    query: bytes
+    others: tuple[str, ...]
+    columns: tuple[str, ...]
+    types: tuple[int, ...]  # of the columns
+    formats: tuple[int, ...]  # of the columns
+
+
+_Key: TypeAlias = tuple[_Shape, tuple[int, ...] | None]
+"""A statement, and the types of its other values: they are part of what is prepared."""
+
+
+class Conversation:
+    """Asks one thing at a time, and calls ``ended`` when it has the answer. Bound to the running event loop."""
+
+    def __init__(self, connection: AsyncConnection[Row], ended: Callable[[Outcome], None]) -> None:
+        self._connection = connection
+        self._ended = ended
+        self._pgconn = connection.pgconn
+        self._socket = self._pgconn.socket  # libpq forgets it when the connection breaks
+        self._loop = asyncio.get_running_loop()
+        self._listening = False
+        self._transformer = Transformer(connection)
+        self._shapes: dict[LiteralString, _Shape] = {}
+        self._names: dict[_Key, bytes] = {}  # of statements that the server has prepared
+        self._numbers = count()
+        self._then: Callable[[], None] | None = None  # what to ask next, for the same call
+        self._results: list[PGresult] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether it may be asked something: open, and not in the middle of anything."""
+        return self._pgconn.transaction_status == _IDLE
+
+    @property
+    def asking(self) -> bool:
+        """Whether the server is at work on something."""
+        return self._pgconn.transaction_status == _ACTIVE
+
+    # -- asking: raises what psycopg raises, or what is wrong with a value; then `ended` is not called
+
+    def execute(self, statement: LiteralString, params: Params | None = None) -> None:
+        """One statement, prepared at its first use. Its values are received in binary."""
+        key, packed, formats = self._packed(statement, params or {})
+        name = self._names.get(key)
+        if name is not None:
+            self._pgconn.send_query_prepared(name, packed, formats, _BINARY)
+            self._sent()
+        else:
+            self._prepare(key, then=partial(self.execute, statement, params))
+
+    def _packed(self, statement: LiteralString, params: Params) -> tuple[_Key, _Packed, _Formats]:
+        """Columns come packed; psycopg packs the rest, and says of which types it is."""
+        shape = self._shapes.get(statement)
+        if shape is None:
+            shape = self._shapes[statement] = _shape(statement, params)
+        values = [params[name] for name in shape.others]
+        packed = self._transformer.dump_sequence(values, [_AUTO] * len(values))
+        formats = [*(self._transformer.formats or ()), *shape.formats]
+        return (shape, self._transformer.types), [*packed, *[params[name].packed for name in shape.columns]], formats
+
+    def _prepare(self, key: _Key, then: Callable[[], None]) -> None:
+        shape, types = key
+        name = b"affinity_%d" % next(self._numbers)
+        self._pgconn.send_prepare(name, shape.query, [*(types or ()), *shape.types])
+        self._sent(then=partial(self._prepared, key, name, then))
+
+    def _prepared(self, key: _Key, name: bytes, then: Callable[[], None]) -> None:
+        self._names[key] = name
+        then()
+
+    def together(self, statements: Sequence[LiteralString], params: Params) -> None:
+        """Several statements in one message and one transaction, prepared at their first use, each with a snapshot of
+        its own. Their values, which are no columns, stand in the text.
+
+        The server begins none before it has all: were each a message of its own, it would keep what the first has
+        locked for as long as the rest does not arrive.
+        """
+        commands = []
+        for statement in statements:
+            key, *_ = self._packed(statement, params)
+            name = self._names.get(key)
+            if name is None:
+                self._prepare(key, then=partial(self.together, statements, params))
+                return
+            values = b",".join([self._literal(params[each]) for each in key[0].others])
+            commands.append(b"EXECUTE %s (%s)" % (name, values) if values else b"EXECUTE %s" % name)
+        self._pgconn.send_query(b";".join(commands))
+        self._sent()
+
+    def script(self, statements: LiteralString, params: Params | None = None) -> None:
+        """Several statements in one message: only PostgreSQL's simple protocol takes them, with values in the text."""
+        if params is None:
+            text = statements.encode()
+        else:
+            template, names = _template(statements)
+            text = template % {name: self._literal(params[name.decode()]) for name in names}
+        self._pgconn.send_query(text)
+        self._sent()
+
+    def forget_statements(self, then: Callable[[], None]) -> None:
+        """Drop all that is prepared, here and at the server; ``then`` asks again."""
+        self._names.clear()
+        self._pgconn.send_query(b"DEALLOCATE ALL")
+        self._sent(then)
+
+    def _literal(self, value: Any) -> bytes:
+        return b"NULL" if value is None else self._transformer.as_literal(value)
+
+    def _sent(self, then: Callable[[], None] | None = None) -> None:
+        self._results = []
+        self._then = then
+        if self._pgconn.flush():
+            self._loop.add_writer(self._socket, self._writable)
+        if not self._listening:
+            self._listening = True
+            self._listen()
+
+    # -- answers
+
+    def _writable(self) -> None:
+        try:
+            if not self._pgconn.flush():
+                self._loop.remove_writer(self._socket)
+        except psycopg.Error as error:
+            self._ended(error)
+
+    def _readable(self) -> None:
+        if not self.asking:  # for the next call
+            self._listening = False
+            self._loop.remove_reader(self._socket)
+            return
+        outcome: Outcome | None
+        try:
+            outcome = self._read()
+            if outcome is None:
+                self._loop.call_soon(self._listen)
+                return
+            self._notice_end()
+            if self._then is not None:
+                self._then()
+                return
+        except Exception as error:
+            self._notice_end()
+            outcome = error
+        self._ended(outcome)
+
+    def _notice_end(self) -> None:
+        """A reset may have come with the reply. uvloop would call no reader any more, and the next call would wait for
+        its deadline; libpq notes it, so that the connection is not `idle`.
+        """
+        with suppress(psycopg.OperationalError):
+            self._pgconn.consume_input()
+
+    def _listen(self) -> None:
+        """Once more whenever there is more to come: after an error of the socket uvloop calls a reader once, and then
+        never. The server's last words come with such an error, and are not all that there is to read.
+        """
+        if self._listening:
+            self._loop.remove_reader(self._socket)
+            self._loop.add_reader(self._socket, self._readable)
+
+    def _read(self) -> list[list[Row]] | None:
+        """Take what has come; the whole reply, or None while more is to come."""
+        pgconn = self._pgconn
+        try:
+            pgconn.consume_input()
+        except psycopg.OperationalError:
+            self._rows()  # the server may have said why before it went: that is raised, then
+            raise
+        while not pgconn.is_busy():
+            result = pgconn.get_result()
+            if result is None:
+                return self._rows()
+            self._results.append(result)
+            if result.status in _COPY:  # it would come again and again
+                return self._rows()
+        return None
+
+    def _rows(self) -> list[list[Row]]:
+        results, self._results = self._results, []
+        return [self._load(result) for result in results]
+
+    def _load(self, result: PGresult) -> list[Row]:
+        status = result.status
+        if status == _TUPLES:
+            if not result.nfields:
+                return []
+            self._transformer.set_pgresult(result)
+            rows = self._transformer.load_rows(0, result.ntuples, tuple)
+            self._transformer.set_pgresult(None)  # it may be large
+            return rows
+        if status in _DONE:
+            return []
+        if status == _FAILED:
+            raise error_from_result(result)
+        raise psycopg.InternalError(f"unexpected reply: {ExecStatus(status).name}")
+
+    # -- the end
+
+    def mute(self) -> None:
+        """Say and hear no more."""
+        self._listening = False
+        with suppress(OSError):  # libpq has closed the socket of a broken connection
+            self._loop.remove_writer(self._socket)
+        self._loop.remove_reader(self._socket)
+
+    def close(self) -> None:
+        """At once, whatever the server is doing. To be muted before."""
+        self._pgconn.finish()  # psycopg's own close() does no more
+
+
+def _shape(statement: LiteralString, params: Params) -> _Shape:
+    """What a name stands for is a column in every call, or in none.
+
+    To be kept: psycopg looks for the placeholders at every call, a third of a millisecond for a statement as long as a
+    commit.
+    """
+    names = dict.fromkeys(found["name"] for found in _PLACEHOLDER.finditer(statement) if found["name"] is not None)
+    columns = tuple(name for name in names if isinstance(params[name], Column))
+    others = tuple(name for name in names if name not in columns)
+    numbers = {name: f"${number}" for number, name in enumerate(others + columns, 1)}
+    query = _PLACEHOLDER.sub(lambda found: numbers[found["name"]] if found["name"] is not None else "%", statement)
+    types = tuple(params[name].array for name in columns)
+    return _Shape(query.encode(), others, columns, types, (Format.BINARY,) * len(columns))
+
+
+@cache
+def _template(text: LiteralString) -> tuple[bytes, frozenset[bytes]]:
+    """The text as Python's ``%`` takes it for bytes, and the names that it wants."""
+    names = frozenset(found["name"].encode() for found in _PLACEHOLDER.finditer(text) if found["name"] is not None)
+    return _PLACEHOLDER.sub(lambda found: found[0][:-1] + ("b" if found["name"] else "%"), text).encode(), names

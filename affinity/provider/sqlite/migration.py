@@ -1,0 +1,168 @@
+"""The schema's version: bringing a file up to date, and refusing one that is not.
+
+All pending migrations run in one transaction, under the lock that every writer needs, so ten processes may start at
+once and one of them migrates. SQLite's ``user_version`` states the oldest code: see `affinity.provider.schema`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from affinity.errors import SchemaMismatch
+from affinity.provider.schema import (
+    HOW_TO_MIGRATE,
+    RECENT_RECORDS,
+    Migration,
+    Progress,
+    SchemaReport,
+    SchemaVersion,
+    check_usable,
+    load_migrations,
+    log_progress,
+    refuse_too_new,
+    report,
+    this_release,
+)
+from affinity.provider.sqlite import timeline
+from affinity.provider.sqlite.clock import Clock
+from affinity.provider.sqlite.database import MAX_WAIT, Tx, connect, patiently
+from affinity.provider.sqlite.errors import FAILURES, translate
+from affinity.provider.statements import load_statements
+
+SQL: Final = load_statements(__package__, "timeline.sql")
+
+MIGRATIONS: Final = load_migrations(__package__)
+"""All there are; the schema version is their number."""
+
+STRICT: Final = 7
+"""Releases that know this version or an earlier one demand that it is the ``user_version``."""
+
+MIGRATION_WAIT: Final = 6 * MAX_WAIT
+"""Seconds that a migration waits for the file: longer than a verb, for somebody else may be migrating."""
+
+PLACE: Final = "the SQLite file"
+"""How messages call it: its name is not for strangers."""
+
+
+def migrate(
+    path: Path, migrations: Sequence[Migration] = MIGRATIONS, progress: Progress = log_progress
+) -> tuple[int, int]:
+    """Create the file if need be and apply what it lacks of ``migrations``; ``progress`` gets lines for people.
+
+    Returns:
+        The version before and after.
+
+    Raises:
+        SchemaMismatch: the file is too new for this code.
+        ConnectionLost: there is no such directory.
+    """
+    with closing(connect(path, create=True)) as connection:
+        try:
+            # The switch to WAL wants the file for itself for a moment; it stays with the file, so it is made once.
+            patiently(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchall(), MIGRATION_WAIT)
+            patiently(lambda: connection.execute("BEGIN IMMEDIATE"), MIGRATION_WAIT)
+            return _upgrade(connection, migrations, progress)
+        except FAILURES as error:
+            raise translate(error) from error
+
+
+def inspect(path: Path) -> SchemaReport:
+    """What `migrate` would find and do; nothing is changed.
+
+    Raises:
+        SchemaMismatch: it is no SQLite database.
+    """
+    if not path.exists():
+        return report(SchemaVersion(0, 0), MIGRATIONS, ())
+    with closing(connect(path)) as connection:
+        try:
+            found = patiently(lambda: _read(connection), MAX_WAIT)
+            is_known = found.oldest_code <= len(MIGRATIONS)
+            return report(found, MIGRATIONS, ["epochs"] if is_known and _is_behind(connection, found.version) else ())
+        except FAILURES as error:
+            raise translate(error) from error
+
+
+def check_schema(connection: sqlite3.Connection) -> None:
+    """Refuse a file whose schema this code may not use.
+
+    Raises:
+        SchemaMismatch: it is too new, older, or no schema of ours.
+    """
+    try:
+        found = patiently(lambda: _read(connection), MAX_WAIT)
+    except FAILURES as error:
+        raise translate(error) from error
+    check_usable(found, MIGRATIONS, PLACE)
+
+
+def unmigrated() -> SchemaMismatch:
+    """The error for a file without our tables."""
+    return SchemaMismatch(f"{PLACE} was never migrated: {HOW_TO_MIGRATE}")
+
+
+def _upgrade(connection: sqlite3.Connection, migrations: Sequence[Migration], progress: Progress) -> tuple[int, int]:
+    found = _read(connection)  # under the lock: another process may have done the work
+    refuse_too_new(found, migrations, PLACE)
+    missing = migrations[found.version :]
+    for migration in missing:
+        for statement in _split(migration.script):
+            connection.execute(statement)
+        _record(connection, migration)
+    after = found.version + len(missing)
+    is_behind = _is_behind(connection, after)
+    if is_behind:
+        _repair(Tx(connection, Clock().now()))
+    connection.execute("COMMIT")
+    for migration in missing:
+        progress(f"migration: {migration.name} applied")
+    if is_behind:
+        progress("migration: epochs repaired: behind the tables, as after a restore of rows only")
+    return found.version, after
+
+
+def _is_behind(connection: sqlite3.Connection, version: int) -> bool:
+    """Whether epochs that are in use are yet to be issued. Ids of messages cannot be: SQLite itself sees to that."""
+    if version <= STRICT:  # some tables are missing
+        return False
+    (behind,) = connection.execute(SQL["is_behind"], {"limit": RECENT_RECORDS}).fetchone()
+    return bool(behind)
+
+
+def _repair(tx: Tx) -> None:
+    tx.run(SQL["raise_to_used"])
+    timeline.begin(tx)
+
+
+def _record(connection: sqlite3.Connection, migration: Migration) -> None:
+    if migration.version > STRICT:
+        row = (migration.version, this_release())
+        connection.execute("INSERT INTO applied_migrations (version, release) VALUES (?, ?)", row)
+    oldest = migration.version if migration.version <= STRICT else migration.oldest_code
+    if oldest is not None:
+        connection.execute(f"PRAGMA user_version = {oldest}")  # a pragma takes no parameters
+
+
+def _read(connection: sqlite3.Connection) -> SchemaVersion:
+    (oldest,) = connection.execute("PRAGMA user_version").fetchone()
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'applied_migrations'").fetchall():
+        return SchemaVersion(oldest, oldest)
+    rows = dict(connection.execute("SELECT version, release FROM applied_migrations"))
+    return SchemaVersion(max([oldest, *rows]), oldest, rows.get(oldest))
+
+
+def _split(script: str) -> list[str]:
+    """Statements of a script, since ``executescript`` would commit our transaction first."""
+    statements: list[str] = []
+    pending = ""
+    for line in script.splitlines(keepends=True):
+        pending += line
+        if sqlite3.complete_statement(pending):
+            statements.append(pending)
+            pending = ""
+    assert not pending.strip(), "a migration ends in the middle of a statement"
+    return statements

@@ -1,0 +1,1 @@
+"""The contracts as executable suites: of providers (`providers`) and of session stores (`stores`)."""

@@ -1,0 +1,74 @@
+"""Names are reused: what was meant for one instance does not reach another that has its id (contract: birth token)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from affinity.provider.contract import NewMessage, OrchestrationItem
+from affinity.testing.conformance.providers.base import Rules
+from affinity.testing.conformance.providers.builders import message_ids, new_instance, payloads, turn, work_item
+from affinity.testing.conformance.providers.peer import Peer
+from affinity.testing.conformance.providers.world import World
+
+
+class BirthRules(Rules):
+    """Deletion, and creation under the same id."""
+
+    async def test_each_instance_has_a_birth_token(self, world: World) -> None:
+        """It stays, and a successor has another (contract: Birth)."""
+        a = await world.worker("a")
+        await a.provider.create_instance([new_instance("j")])
+        first = await a.own("i")
+        await a.commit_one(first)
+        (same,) = [item for item in await a.take_instances() if item.instance_id == "i"]
+        second = await recreated(a, first)
+        (other,) = [item for item in await a.take_instances() if item.instance_id == "j"]
+        assert first.birth == same.birth
+        assert len({first.birth, second.birth, other.birth}) == 3
+
+    async def test_a_turn_of_a_deleted_instance_is_refused_by_its_successor(self, world: World) -> None:
+        """At the very same place in its history, though the caller owns it (contract: Turn)."""
+        a = await world.worker("a")
+        old = await a.own("i")
+        await a.commit_one(old, work_items=[work_item(old, 1)])
+        new = await recreated(a, old)
+        await a.commit_one(new, history=["new"])
+        stale = await a.commit_one(replace(old, event_count=1), history=["old"])
+        assert (stale.committed, list(stale.lost_acks), list(stale.conflicts)) == (False, [], [])
+        assert await a.history(new) == ["new"]
+        assert (await a.commit_one(replace(new, event_count=1))).committed
+
+    async def test_other_turns_of_the_batch_pass(self, world: World) -> None:
+        """One of a deleted instance is refused alone (contract: rules for every verb)."""
+        a = await world.worker("a")
+        old, other = await a.own("i"), await a.own("j")
+        await recreated(a, old)
+        results = await a.commit(turn(old), turn(other))
+        assert [result.committed for result in results] == [False, True]
+
+    async def test_a_message_to_a_deleted_instance_does_not_reach_its_successor(self, world: World) -> None:
+        """The answer of its child, for one; from a turn, and on its own (contract: NewMessage.birth)."""
+        a = await world.worker("a")
+        sender, old = await a.own("sender"), await a.own("i")
+        new = await recreated(a, old)
+        messages = [
+            NewMessage(instance_id="i", payload=text, birth=birth)
+            for text, birth in (("old", old.birth), ("new", new.birth), ("any", None))
+        ]
+        await a.commit_one(sender, consumed=message_ids(sender), messages=messages)
+        assert list(await a.provider.send_message(messages)) == ["unknown", "delivered", "delivered"]
+        (found,) = await a.take_instances()
+        assert payloads(found) == [*payloads(new), "new", "any", "new", "any"]
+
+    async def test_a_turn_consumes_messages_of_its_own_instance_only(self, world: World) -> None:
+        """A message id alone says nothing: a database that lost its tail gives it again (contract: Turn.consumed)."""
+        a = await world.worker("a")
+        first, second = await a.own("i"), await a.own("j")
+        assert (await a.commit_one(first, consumed=[*message_ids(first), *message_ids(second)])).committed
+        assert [item.instance_id for item in await a.take_instances()] == ["j"]
+
+
+async def recreated(peer: Peer, old: OrchestrationItem) -> OrchestrationItem:
+    """Another instance under the id of ``old``, which the same worker owns."""
+    assert list(await peer.provider.delete_instance([old.instance_id], force=True)) == ["deleted"]
+    return await peer.own(old.instance_id)

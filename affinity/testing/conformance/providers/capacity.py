@@ -1,0 +1,178 @@
+"""Capacity: how many sessions a worker holds, and what it still does when it holds that many (design 4.7); how much one
+fetch takes.
+"""
+
+from __future__ import annotations
+
+from affinity.limits import LEAST_SHARE, fair_share
+from affinity.testing.conformance.providers.base import Rules
+from affinity.testing.conformance.providers.builders import SESSION_LOCK, SHORT_LEASE, new_instance
+from affinity.testing.conformance.providers.world import World, at_once
+
+
+class CapacityRules(Rules):
+    """``FetchOptions.max_sessions``, and ``limit``."""
+
+    async def test_a_full_worker_claims_no_new_session(self, world: World) -> None:
+        """The next worker does (design 4.7)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        await world.enqueue("s", "t", "u")
+        assert len(await a.take(10, max_sessions=2)) == 2
+        assert await a.take(10, max_sessions=2) == []
+        assert [item.session_id for item in await b.take(10, max_sessions=2)] == ["u"]
+
+    async def test_a_full_worker_serves_the_sessions_that_it_holds(self, world: World) -> None:
+        """And session-free work (design 4.7)."""
+        a = await world.worker("a")
+        await world.enqueue("s")
+        await a.take_one(max_sessions=1)
+        await world.enqueue("new", "s", None, "new", "s")
+        taken = [item.session_id for item in await a.take_all(max_sessions=1)]
+        assert sorted(taken, key=str) == [None, "s", "s"]
+
+    async def test_one_session_counts_once(self, world: World) -> None:
+        """However many of its items come with the claim (design 4.7)."""
+        a = await world.worker("a")
+        await world.enqueue("s", "s", "t", "s", "t")
+        assert len(await a.take(10, max_sessions=2)) == 5
+
+    async def test_a_single_fetch_does_not_exceed_the_capacity(self, world: World) -> None:
+        """The check is in the claim itself (design 4.7)."""
+        a = await world.worker("a")
+        await world.enqueue(*[f"s{number}" for number in range(20)])
+        await a.take_all(max_sessions=7)
+        assert len(await world.holders()) == 7
+
+    async def test_a_burst_of_sessions_is_shared(self, world: World) -> None:
+        """Each look takes a part of what is left, and says that it left something (contract: fetch_work_item)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        workers, waiting, taken = 3, 60, {"a": 0, "b": 0}  # the clerk is a worker too
+        await world.enqueue(*[f"s{number}" for number in range(waiting)])
+        while waiting:
+            for peer in (a, b):
+                fetched = await peer.fetch(100)
+                assert len({item.session_id for item in fetched.items}) == min(waiting, fair_share(waiting, workers))
+                assert fetched.left == (fair_share(waiting, workers) < waiting)
+                waiting -= len(fetched.items)
+                taken[peer.worker_id] += len(fetched.items)
+        assert sum(taken.values()) == 60
+        assert min(taken.values()) >= 24
+
+    async def test_a_burst_of_instances_is_shared(self, world: World) -> None:
+        """In the same way (contract: fetch_orchestration_item)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        await world.clerk()
+        workers, waiting = 3, 60
+        seen: list[int] = []
+        await a.provider.create_instance([new_instance(f"i{number}") for number in range(waiting)])
+        for peer in (a, b, a, b):
+            fetched = await peer.fetch_instances(100, exclude=seen)
+            assert len(fetched.items) == fair_share(waiting, workers)
+            assert fetched.left
+            waiting -= len(fetched.items)
+            seen += [message.id for item in fetched.items for message in item.messages]
+
+    async def test_a_small_burst_goes_to_whoever_looks(self, world: World) -> None:
+        """It is not worth several looks (contract: fetch_work_item)."""
+        a = await world.worker("a")
+        await world.worker("b")
+        await world.enqueue(*[f"s{number}" for number in range(LEAST_SHARE)])
+        fetched = await a.fetch(100)
+        assert (len(fetched.items), fetched.left) == (LEAST_SHARE, False)
+        await a.provider.create_instance([new_instance(f"i{number}") for number in range(LEAST_SHARE)])
+        instances = await a.fetch_instances(100)
+        assert (len(instances.items), instances.left) == (LEAST_SHARE, False)
+
+    async def test_who_is_alone_takes_all(self, world: World) -> None:
+        """A worker that drains is no company: it claims nothing (contract: fetch_work_item)."""
+        a = await world.worker("a")
+        await world.enqueue(*[f"s{number}" for number in range(60)])
+        await (await world.clerk()).drain()
+        fetched = await a.fetch(50)
+        assert (len(fetched.items), fetched.left) == (50, False)
+        await a.provider.create_instance([new_instance(f"i{number}") for number in range(60)])
+        instances = await a.fetch_instances(50)
+        assert (len(instances.items), instances.left) == (50, False)
+
+    async def test_a_fetch_that_ends_at_its_limit_says_whether_there_is_more(self, world: World) -> None:
+        """Of whichever kind (contract: WorkFetch.more)."""
+        a = await world.worker("a")
+        await world.use(a, "s")
+        for kind in (["s", "s", "s"], [None, None, None], ["s", "s", None], ["s", None, "t"], ["u", "v", "w"]):
+            await world.enqueue(*kind)
+            found = [await a.fetch(2) for _ in range(2)]
+            assert [(len(one.items), one.more) for one in found] == [(2, True), (1, False)], kind
+            await world.enqueue(*kind)
+            fetched = await a.fetch(3)
+            assert (len(fetched.items), fetched.more) == (3, False), kind
+
+    async def test_what_the_caller_could_not_have_is_not_more(self, world: World) -> None:
+        """Later, or in hand, or another's, or unknown, or of a session too many (contract: WorkFetch.more)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        await world.use(a, "s")
+        await world.use(b, "theirs")
+        await world.enqueue(None)
+        await b.take_one()
+        await world.enqueue(None, name="unheard of")
+        unheard_of = await b.take_one()
+        await world.enqueue("s", None, delay=60)
+        await world.enqueue("theirs", "s", "new")
+        await b.give_back(unheard_of, unknown=True, count_attempt=False)
+        fetched = await a.fetch(1, max_sessions=1)
+        assert ([item.session_id for item in fetched.items], fetched.more) == (["s"], False)
+        await world.enqueue("s")
+        await a.drain()
+        fetched = await a.fetch(1)
+        assert ([item.session_id for item in fetched.items], fetched.more) == (["s"], False)
+
+    async def test_capacity_zero_takes_no_session_work(self, world: World) -> None:
+        """But session-free work (design 4.7)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        await world.enqueue("s", None, "t")
+        assert [item.session_id for item in await a.take_all(max_sessions=0)] == [None]
+        assert await world.sessions() == {}
+        assert len(await b.take_all()) == 2
+
+    async def test_concurrent_fetches_of_one_worker_do_not_exceed_the_capacity(self, world: World) -> None:
+        """Through as many provider objects as it likes (design 4.7)."""
+        a = await world.worker("a")
+        fetchers = [await world.beside(a) for _ in range(4)]
+        await world.enqueue(*[f"s{number}" for number in range(40)])
+        await at_once(*(lambda peer=peer: peer.take_all(max_sessions=5) for peer in fetchers))
+        assert len(await world.holders()) == 5
+
+    async def test_workers_fill_up_independently(self, world: World) -> None:
+        """Racing workers each reach their capacity, and no further (design 4.7)."""
+        peers = [await world.worker(name) for name in "abc"]
+        await world.enqueue(*[f"s{number}" for number in range(40)])
+        await at_once(*(lambda peer=peer: peer.take_all(max_sessions=4) for peer in peers))
+        held = list((await world.holders()).values())
+        assert [held.count(peer.worker_id) for peer in peers] == [4, 4, 4]
+
+    async def test_an_expired_session_makes_room(self, world: World) -> None:
+        """Only sessions held now count (design 4.7)."""
+        a = await world.worker("a")
+        await world.enqueue("s")
+        await a.ack(await a.take_one(max_sessions=1))
+        await world.enqueue("t")
+        assert await a.take(max_sessions=1) == []
+        await world.pass_time(SESSION_LOCK + 1)
+        assert (await a.take_one(max_sessions=1)).session_id == "t"
+
+    async def test_a_session_given_up_makes_room(self, world: World) -> None:
+        """So a worker that knows better work can take it (contract: WorkAbandon.release_session)."""
+        a = await world.worker("a")
+        await world.enqueue("s")
+        item = await a.take_one(max_sessions=1)
+        await world.enqueue("t")
+        await a.give_back(item, delay=100, release_session=True)
+        assert (await a.take_one(max_sessions=1)).session_id == "t"
+
+    async def test_a_dead_worker_s_sessions_fill_nobody_else(self, world: World) -> None:
+        """A survivor with room takes over as much as fits (design 4.2, 4.7)."""
+        a, b = await world.worker("a", SHORT_LEASE), await world.worker("b")
+        await world.enqueue("s", "t", "u")
+        await a.take_all()
+        await world.pass_time(SHORT_LEASE + 1)
+        assert len(await b.take_all(max_sessions=2)) == 2
+        assert len(await world.holders()) == 2

@@ -1,0 +1,115 @@
+"""Faults of the environment: whatever happens to the database, no verb is half done and none is refused for good."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any, Final
+
+import pytest
+
+from affinity.errors import (
+    ConnectionLost,
+    Contention,
+    DatabaseFailure,
+    Duplicate,
+    ProviderError,
+    ReadOnly,
+    StatementTimeout,
+    WorkerFenced,
+)
+from affinity.testing.conformance.providers.base import Rules
+from affinity.testing.conformance.providers.builders import turn, work_item
+from affinity.testing.conformance.providers.fault_verbs import VERBS, Attempt, FaultStage
+from affinity.testing.conformance.providers.harness import Fault
+from affinity.testing.conformance.providers.world import World
+
+ERRORS: Final[dict[Fault, type[ProviderError]]] = {
+    "disk_full": DatabaseFailure,
+    "io_error": DatabaseFailure,
+    "out_of_memory": DatabaseFailure,
+    "read_only": ReadOnly,
+    "too_many_connections": ConnectionLost,
+    "statement_timeout": StatementTimeout,
+    "serialization_failure": Contention,
+    "deadlock": Contention,
+    "cut_before_reply": ConnectionLost,
+    "cut_in_reply": ConnectionLost,
+    "cut_after_reply": ConnectionLost,
+}
+"""The error that each fault is, with every provider."""
+
+NO_REQUEST: Final = frozenset({"hints", "wake"})
+"""Verbs that need not ask the database."""
+
+MOST_TRIES: Final = 5
+"""Of a verb, until it succeeds after a fault: several connections may have been lost with one."""
+
+
+class FaultRules(Rules):
+    """Both providers agree on which error it is and on whether to try again (contract: rules for every verb)."""
+
+    @pytest.mark.parametrize("fault", ERRORS)
+    async def test_every_verb_survives(self, world: World, fault: Fault) -> None:
+        """At each of its requests in turn: a typed error that may be retried, nothing half done, and the same verb
+        succeeds when it is called again (contract: rules for every verb).
+        """
+        if fault not in world.harness.faults:
+            pytest.skip("this database has no connection")
+        stage = await FaultStage.build(world)
+        for prepare in VERBS:
+            for after in count():
+                stage.number += 1
+                attempt = await prepare(stage)
+                try:
+                    met = await self._survives(stage, attempt, fault, after)
+                except BaseException as error:
+                    error.add_note(f"{prepare.__name__}, with {fault} after {after} requests")
+                    raise
+                if not met:
+                    break
+            assert after or prepare.__name__ in NO_REQUEST, f"{prepare.__name__} never met {fault}"
+
+    async def _survives(self, stage: FaultStage, attempt: Attempt, fault: Fault, after: int) -> bool:
+        """Whether the fault was met."""
+        before = await stage.snapshot()
+        stage.faulty.inject(fault, after)
+        for _ in range(MOST_TRIES):
+            result = await _outcome(attempt)
+            if not isinstance(result, ProviderError):
+                await attempt.check(result)
+                return stage.faulty.met
+            assert type(result) is ERRORS[fault]
+            assert result.retryable
+            assert str(result)
+            if result.maybe_done:
+                attempt.unknown = True
+                await attempt.recover()
+            else:
+                assert await stage.snapshot() == before, "half done"
+        raise AssertionError(f"it did not succeed in {MOST_TRIES} tries")
+
+    async def test_a_row_that_was_there_is_a_duplicate(self, world: World) -> None:
+        """It is the data's fault: not to be retried, and nothing was changed (contract: commit_turn)."""
+        a = await world.worker("a")
+        at = await a.own("i")
+        with pytest.raises(Duplicate) as caught:
+            await a.commit_one(at, work_items=[work_item(at, 1), work_item(at, 1)])
+        assert caught.value.retryable is False
+        assert await a.history(at) == []
+        assert (await a.commit(turn(at, work_items=[work_item(at, 1)])))[0].committed
+
+    async def test_losing_the_name_is_not_to_be_retried(self, world: World) -> None:
+        """The process must stop at once (contract: renew_worker)."""
+        first = await world.worker("a")
+        await world.worker("a")
+        with pytest.raises(WorkerFenced) as caught:
+            await first.renew_lease()
+        assert caught.value.retryable is False
+        assert "a" in str(caught.value)
+
+
+async def _outcome(attempt: Attempt) -> Any:
+    try:
+        return await attempt.call()
+    except ProviderError as error:
+        return error

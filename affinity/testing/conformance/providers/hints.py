@@ -1,0 +1,105 @@
+"""Hints: the calls that wake a worker; and what else a provider object has beside its verbs."""
+
+from __future__ import annotations
+
+import anyio
+
+from affinity.provider.contract import Hint, HintSource
+from affinity.testing.conformance.providers.base import Rules
+from affinity.testing.conformance.providers.builders import SHORT_LEASE, new_instance
+from affinity.testing.conformance.providers.peer import Peer
+from affinity.testing.conformance.providers.world import World
+
+PATIENCE = 30.0  # seconds of real time; a wait ends when the hint comes
+
+
+class HintRules(Rules):
+    """Who is woken by a hint, and what it says (contract: hints, wake)."""
+
+    async def test_closing_is_idempotent(self, world: World) -> None:
+        """And does not disturb other provider objects (contract: aclose)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        await world.enqueue(None)
+        await a.provider.aclose()
+        await a.provider.aclose()
+        assert len(await b.take()) == 1
+
+    async def test_a_provider_names_its_dialect(self, world: World) -> None:
+        """For logs and metrics (contract: dialect)."""
+        assert (await world.open()).dialect
+
+    async def test_a_hint_reaches_the_worker_that_it_names(self, world: World) -> None:
+        """With what it says (contract: wake)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        async with a.provider.hints(a.identity) as source:
+            await b.provider.wake({"a": Hint(work=False, cancel=True)})
+            assert (await self._collect(source, 1)).cancel
+
+    async def test_a_hint_to_all_reaches_all(self, world: World) -> None:
+        """Each of them (contract: wake)."""
+        peers = [await world.worker(name) for name in "abc"]
+        heard = [anyio.Event() for _ in peers]
+        listening = [anyio.Event() for _ in peers]
+
+        async def listen(peer: Peer, ready: anyio.Event, done: anyio.Event) -> None:
+            async with peer.provider.hints(peer.identity) as source:
+                ready.set()
+                assert (await self._collect(source, 1)).work
+                done.set()
+
+        async with anyio.create_task_group() as group:
+            for peer, ready, done in zip(peers, listening, heard, strict=True):
+                group.start_soon(listen, peer, ready, done)
+            for ready in listening:
+                await ready.wait()
+            await (await world.open()).wake({None: Hint()})
+        assert all(done.is_set() for done in heard)
+
+    async def test_the_owner_of_an_instance_can_be_told(self, world: World) -> None:
+        """By whoever it is, the owner too (contract: wake)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        await a.own("i")
+        async with a.provider.hints(a.identity) as source:
+            for provider in (b.provider, a.provider, await world.open()):
+                await provider.wake({}, ["i"])
+                assert (await self._collect(source, 1)).work
+            await b.provider.wake({None: Hint(work=False, cancel=True)}, ["i"])
+            assert await self._collect(source, 2) == Hint(work=True, cancel=True)
+
+    async def test_for_an_instance_that_nobody_owns_all_are_told(self, world: World) -> None:
+        """Be it that its owner is dead, or that there is none (contract: wake)."""
+        a, b = await world.worker("a", SHORT_LEASE), await world.worker("b")
+        await a.own("i")
+        await b.provider.create_instance([new_instance("new")])
+        await world.advance(SHORT_LEASE + 1)
+        async with b.provider.hints(b.identity) as source:
+            for instance_id in ("i", "new"):
+                await a.provider.wake({"a": Hint()}, [instance_id])
+                assert (await self._collect(source, 1)).work
+
+    async def test_hints_that_came_together_are_merged(self, world: World) -> None:
+        """Nothing of them is lost (contract: HintSource.wait)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        async with a.provider.hints(a.identity) as source:
+            await b.provider.wake({"a": Hint(work=True)})
+            await b.provider.wake({"a": Hint(work=False, cancel=True)})
+            merged = await self._collect(source, 2)
+        assert merged == Hint(work=True, cancel=True)
+
+    async def test_waiting_ends_without_a_hint(self, world: World) -> None:
+        """None after the time given (contract: HintSource.wait)."""
+        a = await world.worker("a")
+        async with a.provider.hints(a.identity) as source:
+            while await source.wait(0.05) is not None:
+                pass  # what the registration may have set off
+
+    @staticmethod
+    async def _collect(source: HintSource, kinds: int) -> Hint:
+        """Wait for hints until as many kinds as asked for have come."""
+        work = cancel = False
+        with anyio.fail_after(PATIENCE):
+            while work + cancel < kinds:
+                hint = await source.wait(PATIENCE)
+                if hint is not None:
+                    work, cancel = work or hint.work, cancel or hint.cancel
+        return Hint(work=work, cancel=cancel)

@@ -1,0 +1,243 @@
+"""Holds: a session stays where it is while an orchestration waits, for a time, and no longer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from affinity.provider.contract import InstanceUpdate, SessionHold
+from affinity.testing.conformance.providers.base import Rules
+from affinity.testing.conformance.providers.builders import SESSION_LOCK, about
+from affinity.testing.conformance.providers.world import World
+
+HOLD: Final = 1_000.0
+
+ENDS: Final = {
+    "completed": InstanceUpdate(status="completed", output="1"),
+    "failed": InstanceUpdate(status="failed", error="1"),
+    "cancelled": InstanceUpdate(status="cancelled", error="1"),
+    "continued": InstanceUpdate(status="running", continued=True),
+}
+
+
+class HoldRules(Rules):
+    """`Turn.holds` and `Turn.unholds`: when a hold begins, and when it ends."""
+
+    async def test_a_held_session_outlives_its_lock_but_not_its_hold(self, world: World) -> None:
+        """For so many seconds from the commit (contract: SessionHold)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        await world.use(a, "s")
+        await a.hold("i", "s", HOLD)
+        assert about((await world.session("s")).expires_in, HOLD)
+        await world.enqueue("s")
+        await world.pass_time(HOLD - 20)
+        assert await b.take() == []
+        assert await world.holders() == {"s": "a"}
+        await world.pass_time(30)
+        assert (await b.take_one()).session_id == "s"
+
+    async def test_the_held_session_is_idle_and_its_holder_has_room(self, world: World) -> None:
+        """Nothing of it runs, and what comes for it goes to the holder (contract: SessionHold)."""
+        a = await world.worker("a")
+        first = await world.use(a, "s")
+        await a.hold("i", "s", HOLD)
+        await world.pass_time(HOLD - 20)
+        assert (await world.session("s")).queued == 0
+        await world.enqueue("s", None)
+        items = {item.session_id: item for item in await a.take_all()}
+        assert set(items) == {"s", None}
+        assert items["s"].session_epoch == first.session_epoch
+
+    async def test_who_holds_need_not_be_who_waits(self, world: World) -> None:
+        """The instance may run on another worker than the session (contract: SessionHold)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        await world.use(a, "s")
+        await b.hold("i", "s", HOLD)
+        await world.enqueue("s")
+        await world.pass_time(HOLD - 20)
+        assert await b.take() == []
+        assert (await a.take_one()).session_id == "s"
+
+    async def test_a_short_hold_shortens_nothing(self, world: World) -> None:
+        """It extends the lock or leaves it (contract: SessionHold)."""
+        a = await world.worker("a")
+        await world.use(a, "s")
+        await a.hold("i", "s", 1.0)
+        assert about((await world.session("s")).expires_in, SESSION_LOCK)
+
+    async def test_a_session_that_nobody_holds_is_not_held_by_it(self, world: World) -> None:
+        """Nor is a row made, or another's lock extended that has expired (contract: SessionHold)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        await a.hold("i", "never used", HOLD)
+        await world.use(a, "s")
+        await world.advance(SESSION_LOCK + 1)
+        await a.hold("j", "s", HOLD)
+        assert set(await world.sessions()) == {"s"}
+        assert await world.holders() == {}
+        assert (await world.use(b, "s")).session_id == "s"
+
+    async def test_unhold_cuts_the_lock_back(self, world: World) -> None:
+        """To the session lock timeout from now (contract: SessionHold)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        await world.use(a, "s")
+        at = await a.hold("i", "s", HOLD)
+        await world.advance(100)
+        await a.go_on(at, unholds=[1])
+        assert about((await world.session("s")).expires_in, SESSION_LOCK)
+        await world.enqueue("s")
+        await world.pass_time(SESSION_LOCK - 20)
+        assert await b.take() == []
+        await world.pass_time(30)
+        assert (await b.take_one()).session_id == "s"
+
+    async def test_the_latest_of_several_holds_governs(self, world: World) -> None:
+        """Of different instances, whichever came first and ends first (contract: SessionHold)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        await world.use(a, "s")
+        long = await a.hold("i", "s", 3 * HOLD)
+        middle = await b.hold("j", "s", 2 * HOLD)
+        short = await b.hold("k", "s", HOLD)
+        assert about((await world.session("s")).expires_in, 3 * HOLD)
+        await b.go_on(short, unholds=[1])
+        assert about((await world.session("s")).expires_in, 3 * HOLD)
+        await a.go_on(long, unholds=[1])
+        assert about((await world.session("s")).expires_in, 2 * HOLD)
+        await b.go_on(middle, unholds=[1])
+        assert about((await world.session("s")).expires_in, SESSION_LOCK)
+
+    async def test_holds_of_one_instance_are_told_apart(self, world: World) -> None:
+        """By their ids; an unknown id, or that of another instance, ends nothing (contract: Turn.unholds)."""
+        a = await world.worker("a")
+        await world.use(a, "s")
+        await world.use(a, "t")
+        holds = [SessionHold("s", 1, HOLD), SessionHold("s", 2, 2 * HOLD), SessionHold("t", 3, HOLD)]
+        at = await a.go_on(await a.own("i"), holds=holds)
+        other = await a.go_on(await a.own("j"), unholds=[1, 2, 3])
+        at = await a.go_on(at, unholds=[9])
+        assert about((await world.session("s")).expires_in, 2 * HOLD)
+        await a.go_on(at, unholds=[2])
+        assert about((await world.session("s")).expires_in, HOLD)
+        assert about((await world.session("t")).expires_in, HOLD)
+        await a.go_on(other, unholds=[1])
+        assert about((await world.session("s")).expires_in, HOLD)
+
+    async def test_a_hold_that_is_over_cuts_nothing_short(self, world: World) -> None:
+        """When a longer one ends after it, the session lock timeout from now is left (contract: SessionHold)."""
+        a = await world.worker("a")
+        await world.use(a, "s")
+        await a.hold("i", "s", 400.0)
+        long = await a.hold("j", "s", HOLD)
+        await world.advance(500)
+        await a.go_on(long, unholds=[1])
+        assert about((await world.session("s")).expires_in, SESSION_LOCK)
+
+    async def test_unhold_after_the_time_is_over_extends_nothing(self, world: World) -> None:
+        """It cuts back, and there is nothing left to cut (contract: SessionHold)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        await world.use(a, "s")
+        at = await a.hold("i", "s", HOLD)
+        await world.advance(HOLD + 10)
+        await a.go_on(at, unholds=[1])
+        assert await world.holders() == {}
+        assert (await world.use(b, "s")).session_id == "s"
+
+    async def test_cutting_back_extends_nothing(self, world: World) -> None:
+        """What is left may be less than the session lock timeout (contract: SessionHold)."""
+        a = await world.worker("a")
+        await world.use(a, "s")
+        at = await a.hold("i", "s", SESSION_LOCK + 50)
+        await world.advance(200)
+        await a.go_on(at, unholds=[1])
+        assert about((await world.session("s")).expires_in, SESSION_LOCK - 150)
+
+    async def test_a_turn_may_touch_hold_and_end_holds(self, world: World) -> None:
+        """One wait after another, with a result that touches the session in the same turn (contract: Turn)."""
+        a = await world.worker("a")
+        await world.enqueue("s", "s", "s")
+        items = await a.take(10)
+        at = await a.go_on(await a.own("i"), acks=[items[0].lock], holds=[SessionHold("s", 1, 3 * HOLD)])
+        assert about((await world.session("s")).expires_in, 3 * HOLD)
+        at = await a.go_on(at, acks=[items[1].lock], unholds=[1], holds=[SessionHold("s", 2, HOLD)])
+        assert about((await world.session("s")).expires_in, HOLD)
+        await a.go_on(at, acks=[items[2].lock], unholds=[2])
+        assert about((await world.session("s")).expires_in, SESSION_LOCK)
+
+    async def test_a_hold_that_ends_in_its_own_turn_holds_nothing(self, world: World) -> None:
+        """What the instance waited for was there already (contract: Turn.unholds)."""
+        a = await world.worker("a")
+        await world.use(a, "s")
+        await a.go_on(await a.own("i"), holds=[SessionHold("s", 1, HOLD)], unholds=[1])
+        assert about((await world.session("s")).expires_in, SESSION_LOCK)
+
+    @pytest.mark.parametrize("update", ENDS.values(), ids=ENDS.keys())
+    async def test_a_hold_of_the_turn_that_ends_its_execution_holds_nothing(
+        self, world: World, update: InstanceUpdate
+    ) -> None:
+        """It ends with that very turn (contract: SessionHold)."""
+        a = await world.worker("a")
+        await world.use(a, "s")
+        await a.go_on(await a.own("i"), holds=[SessionHold("s", 1, HOLD)], update=update)
+        assert about((await world.session("s")).expires_in, SESSION_LOCK)
+
+    async def test_unhold_leaves_a_session_that_moved_alone(self, world: World) -> None:
+        """Its new holder's lock is no hold's (contract: SessionHold)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        await world.use(a, "s")
+        at = await a.hold("i", "s", SESSION_LOCK + 100)
+        await world.pass_time(SESSION_LOCK + 110)
+        await world.use(b, "s")
+        await world.advance(100)
+        await a.go_on(at, unholds=[1])
+        assert await world.holders() == {"s": "b"}
+        assert about((await world.session("s")).expires_in, SESSION_LOCK - 100)
+
+    @pytest.mark.parametrize("update", ENDS.values(), ids=ENDS.keys())
+    async def test_a_hold_ends_with_its_execution(self, world: World, update: InstanceUpdate) -> None:
+        """However that ends; the holds of others stay (contract: SessionHold)."""
+        a = await world.worker("a")
+        await world.use(a, "s")
+        await world.use(a, "t")
+        at = await a.go_on(await a.own("i"), holds=[SessionHold("s", 1, HOLD), SessionHold("t", 2, HOLD)])
+        await a.hold("j", "t", HOLD)
+        await a.go_on(at, update=update)
+        assert about((await world.session("s")).expires_in, SESSION_LOCK)
+        assert about((await world.session("t")).expires_in, HOLD)
+
+    async def test_a_hold_ends_with_its_instance(self, world: World) -> None:
+        """When that is removed by force (contract: delete_instance)."""
+        a = await world.worker("a")
+        await world.use(a, "s")
+        await a.hold("i", "s", HOLD)
+        long = await a.hold("j", "s", 2 * HOLD)
+        assert list(await a.provider.delete_instance(["i"], force=True)) == ["deleted"]
+        assert about((await world.session("s")).expires_in, 2 * HOLD)
+        await a.go_on(long, unholds=[1])
+        assert about((await world.session("s")).expires_in, SESSION_LOCK)
+        await a.hold("k", "s", HOLD)
+        assert list(await a.provider.delete_instance(["k"], force=True)) == ["deleted"]
+        assert about((await world.session("s")).expires_in, SESSION_LOCK)
+
+    async def test_the_next_execution_may_hold_under_the_same_id(self, world: World) -> None:
+        """Event ids begin anew (contract: SessionHold)."""
+        a = await world.worker("a")
+        await world.use(a, "s")
+        at = await a.hold("i", "s", HOLD)
+        await a.go_on(at, update=ENDS["continued"])
+        at = await a.go_on(
+            replace(at, execution_id=at.execution_id + 1, event_count=0), holds=[SessionHold("s", 1, 2 * HOLD)]
+        )
+        assert about((await world.session("s")).expires_in, 2 * HOLD)
+        await a.go_on(at, unholds=[1])
+        assert about((await world.session("s")).expires_in, SESSION_LOCK)
+
+    async def test_a_refused_turn_holds_nothing_and_ends_nothing(self, world: World) -> None:
+        """Nothing of it is applied (contract: Turn)."""
+        a, b = await world.worker("a"), await world.worker("b")
+        await world.use(a, "s")
+        await world.use(a, "t")
+        at = await a.hold("i", "s", HOLD)
+        assert not (await b.commit_one(at, holds=[SessionHold("t", 2, HOLD)], unholds=[1])).committed
+        assert about((await world.session("s")).expires_in, HOLD)
+        assert about((await world.session("t")).expires_in, SESSION_LOCK)

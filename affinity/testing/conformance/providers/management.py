@@ -1,0 +1,156 @@
+"""What operators look at: work items, executions and trees of an instance, and how much there is to do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from affinity.provider.contract import EVENT_HEAD, InstanceUpdate, NewMessage
+from affinity.testing.conformance.providers.base import Rules
+from affinity.testing.conformance.providers.builders import message_ids, new_instance, timer, work_item
+from affinity.testing.conformance.providers.resets import reset
+from affinity.testing.conformance.providers.trees import child_of
+from affinity.testing.conformance.providers.world import CLERK, World
+
+DONE = InstanceUpdate(status="completed", output='"done"')
+BEGUN = InstanceUpdate(status="running")
+OVER = InstanceUpdate(status="running", continued=True)
+
+
+class ManagementRules(Rules):
+    """`list_work_items`, `list_executions`, `list_tree`, `measure_queues`, `count_instances`."""
+
+    async def test_work_items_of_an_instance_are_listed(self, world: World) -> None:
+        """Running, waiting and delayed, and not those of others (contract: WorkItemInfo)."""
+        a = await world.worker("a")
+        at = await a.own("i")
+        other = await a.own("j")
+        await a.commit_one(other, work_items=[work_item(other, 1)])
+        items = [
+            replace(work_item(at, 1, "s"), lock_here=True),
+            replace(work_item(at, 2), lock_here=True),
+            replace(work_item(at, 3), delay=40),
+        ]
+        await a.commit_one(at, work_items=items)
+        waiting, running, delayed = await a.provider.list_work_items("i", 10)
+        assert [one.key.activity_id for one in (waiting, running, delayed)] == [1, 2, 3]
+        assert (waiting.state, waiting.worker_id, waiting.session_id, waiting.name) == ("waiting", None, "s", "work")
+        assert (running.state, running.worker_id, running.attempts, running.failures) == ("running", "a", 1, 0)
+        assert (delayed.state, delayed.worker_id, delayed.attempts, delayed.last_error) == ("delayed", None, 0, None)
+        assert 39 < (delayed.visible_at - delayed.queued_at).total_seconds() < 50
+        assert len(await a.provider.list_work_items("i", 2)) == 2
+        await a.leave()
+        assert {one.state for one in await a.provider.list_work_items("i", 2)} == {"waiting"}
+
+    async def test_an_item_that_is_tried_again_says_why(self, world: World) -> None:
+        """Until it is gone, whatever else becomes of it (contract: WorkAbandon.error)."""
+        a = await world.worker("a")
+        await world.enqueue(None)
+        await a.give_back(await a.take_one(), failed=True, delay=40, error="ValueError: no")
+        (item,) = await a.provider.list_work_items(CLERK, 10)
+        assert (item.state, item.attempts, item.failures, item.last_error) == ("delayed", 1, 1, "ValueError: no")
+        await world.advance(40)
+        await a.give_back(await a.take_one(), count_attempt=False)
+        (item,) = await a.provider.list_work_items(CLERK, 10)
+        assert (item.state, item.attempts, item.last_error) == ("waiting", 1, "ValueError: no")
+        await a.give_back(await a.take_one(), failed=True, error="KeyError: 1")
+        (item,) = await a.provider.list_work_items(CLERK, 10)
+        assert item.last_error == "KeyError: 1"
+
+    async def test_executions_are_listed_with_their_times(self, world: World) -> None:
+        """Newest first, page by page; also one whose history has not begun, or was reset (contract: ExecutionInfo)."""
+        a = await world.worker("a")
+        at = await a.own("i")
+        await world.advance(60)
+        await a.commit_one(at, history=["1", "x" * 100], update=OVER)
+        (now, first) = await a.provider.list_executions("i", 10)
+        assert (now.execution_id, now.event_count, now.ended_at, now.last_event) == (2, 0, None, None)
+        assert now.started_at == first.ended_at
+        assert (first.execution_id, first.event_count, first.last_event) == (1, 2, "x" * EVENT_HEAD)
+        assert first.started_at == (await a.info("i")).created_at
+        assert first.ended_at is not None
+        assert first.started_at is not None
+        assert 60 <= (first.ended_at - first.started_at).total_seconds() < 70
+        await world.advance(60)
+        await a.commit_one(replace(at, execution_id=2), history=["2", "3"], update=DONE)
+        assert await reset(a, replace(at, execution_id=2, event_count=2), keep=1)
+        third, second, _ = await a.provider.list_executions("i", 10)
+        assert (third.execution_id, third.event_count, third.ended_at, third.last_event) == (3, 2, None, "reset")
+        assert (second.event_count, second.last_event, second.ended_at) == (2, "3", third.started_at)
+        assert second.ended_at is not None
+        assert now.started_at is not None
+        assert 60 <= (second.ended_at - now.started_at).total_seconds() < 70
+        pages = [await a.provider.list_executions("i", 2), await a.provider.list_executions("i", 2, before=2)]
+        assert [[one.execution_id for one in page] for page in pages] == [[3, 2], [1]]
+        assert list(await a.provider.list_executions("i", 2, before=1)) == []
+        assert list(await a.provider.list_executions("nobody", 2)) == []
+
+    async def test_a_tree_is_an_instance_with_its_children_and_theirs(self, world: World) -> None:
+        """Those of this very parent (contract: list_tree)."""
+        a = await world.worker("a")
+        root = await a.own("root")
+        children = [child_of(root, name) for name in ("x", "y")]
+        await a.commit_one(root, consumed=message_ids(root), instances=children)
+        found = {one.instance_id: one for one in await a.take_instances()}
+        x = found["x"]
+        await a.commit_one(x, consumed=message_ids(x), instances=[child_of(x, "z")], update=DONE)
+        await a.provider.create_instance([new_instance("stranger", parent_id="nobody")])
+        members = {one.instance_id: one for one in await a.provider.list_tree("root", 10)}
+        assert {name: one.parent_id for name, one in members.items()} == {
+            "root": None, "x": "root", "y": "root", "z": "x"
+        }  # fmt: skip
+        assert [members[name].status for name in ("x", "z")] == ["completed", "pending"]
+        assert members["root"].created_at == (await a.info("root")).created_at
+        assert [one.instance_id for one in await a.provider.list_tree("z", 10)] == ["z"]
+        near = {one.instance_id for one in await a.provider.list_tree("root", 3)}
+        assert near == {"root", "x", "y"}
+        assert list(await a.provider.list_tree("nobody", 10)) == []
+
+    async def test_what_there_is_to_do_is_counted(self, world: World) -> None:
+        """Items and messages by state, suspended instances, up to a limit (contract: QueueStatistics)."""
+        a = await world.worker("a")
+        empty = await a.provider.measure_queues(100)
+        assert sum(empty.work_items.values()) == sum(empty.messages.values()) == 0
+        assert (empty.oldest_work_item, empty.oldest_message) == (None, None)
+        await world.enqueue(None, "s", "s", "t")
+        await world.enqueue(None, delay=60)
+        await a.take(2)
+        instance = await a.own("i")
+        at = await a.go_on(instance, consumed=message_ids(instance), messages=[timer(instance, 2, 60)], update=BEGUN)
+        suspended = await a.own("suspended")
+        await a.suspend(suspended)
+        await a.own("new")
+        await a.provider.send_message([NewMessage(instance_id="i", payload="m")] * 2)
+        await world.advance(10)
+        found = await a.provider.measure_queues(100)
+        assert found.work_items == {"running": 2, "waiting": 2, "delayed": 1}
+        assert found.messages == {"waiting": 3, "delayed": 1, "suspended": 1}
+        assert found.suspended - empty.suspended == 1
+        for age in (found.oldest_work_item, found.oldest_message):
+            assert age is not None
+            assert 10 <= age < 20
+        most = await a.provider.measure_queues(1)
+        assert set(most.messages.values()) == {most.work_items["delayed"]} == {1}
+        assert 1 <= most.work_items["running"] + most.work_items["waiting"] <= 2
+        assert most.suspended == 1
+        for item in await a.take_instances():
+            await a.go_on(at if item.instance_id == "i" else item, consumed=message_ids(item))
+        assert (await a.provider.measure_queues(100)).oldest_message is None
+
+    async def test_instances_are_counted_by_status(self, world: World) -> None:
+        """Page by page (contract: count_instances)."""
+        a = await world.worker("a")
+        empty = await a.provider.count_instances(100)
+        for name in ("x", "y", "z"):
+            await a.commit_one(await a.own(name), update=DONE)
+        await a.commit_one(await a.own("i"), update=BEGUN)
+        await a.suspend(await a.own("j"))
+        await a.own("k")
+        expected = Counter(empty.counts) + Counter({"completed": 3, "running": 1, "suspended": 1, "pending": 1})
+        whole = await a.provider.count_instances(100)
+        assert (Counter(whole.counts), whole.after) == (expected, None)
+        pages = [await a.provider.count_instances(2)]
+        while (after := pages[-1].after) is not None:
+            pages.append(await a.provider.count_instances(2, after=after))
+        assert all(sum(page.counts.values()) <= 2 for page in pages)
+        assert sum((Counter(page.counts) for page in pages), Counter[str]()) == expected

@@ -1,0 +1,228 @@
+"""A worker process, as the suite drives one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypedDict, Unpack
+
+from affinity.errors import Contention
+from affinity.limits import MAX_BATCH_BYTES
+from affinity.provider.contract import (
+    InstanceInfo,
+    OrchestrationFetch,
+    OrchestrationItem,
+    Provider,
+    SessionHold,
+    Suspend,
+    Timeouts,
+    Turn,
+    TurnResult,
+    WorkAbandon,
+    WorkAck,
+    WorkerIdentity,
+    WorkerLease,
+    WorkFetch,
+    WorkItem,
+    WorkLock,
+)
+from affinity.provider.history import read_whole_history
+from affinity.records import StateWrite
+from affinity.testing.conformance.providers.builders import (
+    LONG_LEASE,
+    ORCHESTRATION,
+    SHORT_LEASE,
+    TIMEOUTS,
+    UNKNOWN_AFTER,
+    Choices,
+    fetch_options,
+    new_instance,
+    turn,
+)
+
+_MAX_RACES: Final = 1_000
+
+
+class GiveBack(TypedDict, total=False):
+    """The flags of `WorkAbandon`."""
+
+    delay: float
+    failed: bool
+    error: str
+    count_attempt: bool
+    unknown: bool
+    needs: str
+    release_session: bool
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One worker process: an identity and a provider object of its own."""
+
+    provider: Provider
+    identity: WorkerIdentity
+
+    @property
+    def worker_id(self) -> str:
+        return self.identity.worker_id
+
+    # -- its lease
+
+    async def register(self, lease: float = LONG_LEASE, *, resume: bool = False) -> WorkerLease:
+        return await self.provider.register_worker(self.identity, lease, {}, resume=resume)
+
+    async def renew_lease(self, lease: float = SHORT_LEASE) -> WorkerLease | None:
+        return await self.provider.renew_worker(self.identity, lease)
+
+    async def drain(self) -> int:
+        return await self.provider.drain_worker(self.identity)
+
+    async def leave(self) -> None:
+        await self.provider.release_worker(self.identity)
+
+    # -- work items
+
+    async def fetch(self, limit: int = 1, **choices: Unpack[Choices]) -> WorkFetch:
+        """One call of `fetch_work_item`."""
+        return await self.provider.fetch_work_item(self.identity, fetch_options(limit, **choices))
+
+    async def take(self, limit: int = 1, **choices: Unpack[Choices]) -> list[WorkItem]:
+        """Fetch, and again at once for as long as the provider says that a race was lost (design 4.8)."""
+        for _ in range(_MAX_RACES):
+            try:
+                fetched = await self.fetch(limit, **choices)
+            except Contention:
+                continue  # nothing was changed: try again at once
+            if fetched.items or not fetched.raced:
+                return list(fetched.items)
+        raise AssertionError(f"fetch_work_item lost {_MAX_RACES} races in a row")
+
+    async def take_one(self, **choices: Unpack[Choices]) -> WorkItem:
+        """The one item that there must be."""
+        (item,) = await self.take(1, **choices)
+        return item
+
+    async def take_all(self, **choices: Unpack[Choices]) -> list[WorkItem]:
+        """Fetch until nothing is left for this worker."""
+        taken: list[WorkItem] = []
+        while found := await self.take(100, **choices):
+            taken += found
+        return taken
+
+    async def renew(self, *items: WorkItem, timeouts: Timeouts = TIMEOUTS) -> list[bool]:
+        locks = [item.lock for item in items]
+        return list(await self.provider.renew_work_item_lock(self.identity, locks, timeouts))
+
+    async def check(self, *items: WorkItem) -> list[bool]:
+        return list(await self.provider.check_work_item([item.lock for item in items]))
+
+    async def ack(self, *items: WorkItem, message: str = "done", timeouts: Timeouts = TIMEOUTS) -> list[bool]:
+        acks = [WorkAck(lock=item.lock, message=message) for item in items]
+        return list(await self.provider.ack_work_item(self.identity, acks, timeouts))
+
+    async def ack_with(self, item: WorkItem, write: StateWrite) -> bool:
+        """One ack with session state."""
+        acks = [WorkAck(lock=item.lock, message="done", state=write)]
+        (acked,) = await self.provider.ack_work_item(self.identity, acks, TIMEOUTS)
+        return acked
+
+    async def give_back(self, *items: WorkItem, **flags: Unpack[GiveBack]) -> list[bool]:
+        abandons = [WorkAbandon(lock=item.lock, **flags) for item in items]
+        return list(await self.provider.abandon_work_item(self.identity, abandons))
+
+    async def disown(self, *known: WorkLock, delivered: Sequence[WorkItem] = ()) -> int:
+        return await self.provider.disown_work_item(self.identity, known, [item.lock for item in delivered])
+
+    async def begin(self, item: WorkItem) -> bool:
+        return await self.provider.begin_work_item(self.identity, item.lock, item.attempts)
+
+    # -- sessions
+
+    async def holds_for(self, *session_ids: str) -> list[float | None]:
+        """Seconds for which it holds each."""
+        return list(await self.provider.check_session(self.identity, session_ids))
+
+    # -- orchestrations
+
+    async def fetch_instances(
+        self,
+        limit: int = 10,
+        *,
+        names: Collection[str] = (ORCHESTRATION,),
+        unknown_after: float = UNKNOWN_AFTER,
+        exclude: Collection[int] = (),
+        max_bytes: int = MAX_BATCH_BYTES,
+    ) -> OrchestrationFetch:
+        """One call of `fetch_orchestration_item`."""
+        return await self.provider.fetch_orchestration_item(
+            self.identity,
+            limit=limit,
+            names=names,
+            unknown_after=unknown_after,
+            exclude=exclude,
+            max_bytes=max_bytes,
+        )
+
+    async def take_instances(
+        self, limit: int = 10, *, names: Collection[str] = (ORCHESTRATION,)
+    ) -> list[OrchestrationItem]:
+        """Fetch instances, and again at once for as long as the provider says that a race was lost."""
+        for _ in range(_MAX_RACES):
+            try:
+                fetched = await self.fetch_instances(limit, names=names)
+            except Contention:
+                continue  # nothing was changed: try again at once
+            if fetched.items or not fetched.raced:
+                return list(fetched.items)
+        raise AssertionError(f"fetch_orchestration_item lost {_MAX_RACES} races in a row")
+
+    async def own(self, instance_id: str) -> OrchestrationItem:
+        """Create the instance and take it."""
+        await self.provider.create_instance([new_instance(instance_id)])
+        return next(item for item in await self.take_instances(100) if item.instance_id == instance_id)
+
+    async def commit(self, *turns: Turn, timeouts: Timeouts = TIMEOUTS) -> list[TurnResult]:
+        return list(await self.provider.commit_turn(self.identity, turns, timeouts))
+
+    async def history(self, at: OrchestrationItem) -> list[str]:
+        """The events of the execution that ``at`` shows."""
+        return await read_whole_history(self.provider, at.instance_id, at.execution_id)
+
+    async def info(self, instance_id: str) -> InstanceInfo:
+        """The row of an instance that there must be."""
+        (row,) = await self.provider.get_instance([instance_id])
+        assert row is not None
+        return row
+
+    async def commit_one(self, at: OrchestrationItem, **step: Any) -> TurnResult:
+        """Commit one turn at the fence that ``at`` shows."""
+        (result,) = await self.commit(turn(at, **step))
+        return result
+
+    async def suspend(self, at: OrchestrationItem, **why: Any) -> bool:
+        """Suspend one instance at the fence that ``at`` shows, for lack of code unless ``why`` says otherwise."""
+        one = Suspend(
+            instance_id=at.instance_id,
+            birth=at.birth,
+            execution_id=at.execution_id,
+            event_count=at.event_count,
+            error_type="Nondeterminism",
+            message="",
+            code=self.worker_id,
+            needs_code=True,
+        )
+        (suspended,) = await self.provider.suspend_instance(self.identity, [replace(one, **why)])
+        return suspended
+
+    async def retry_suspended(self, code: str, names: Collection[str] = (ORCHESTRATION,), limit: int = 10) -> list[str]:
+        """Take what was suspended and this code has not tried; sorted."""
+        return sorted(await self.provider.retry_suspended(self.identity, names=names, code=code, limit=limit))
+
+    async def go_on(self, at: OrchestrationItem, **step: Any) -> OrchestrationItem:
+        """Commit a turn of one event, which must pass; the instance at the fence of the next one, without messages."""
+        assert (await self.commit_one(at, **step)).committed
+        return replace(at, event_count=at.event_count + 1, messages=())
+
+    async def hold(self, instance_id: str, session_id: str, seconds: float) -> OrchestrationItem:
+        """Let a new instance hold the session, under hold id 1."""
+        return await self.go_on(await self.own(instance_id), holds=[SessionHold(session_id, 1, seconds)])

@@ -1,0 +1,81 @@
+"""The whole contract in one class."""
+
+from __future__ import annotations
+
+from affinity.testing.conformance.providers.batches import BatchRules
+from affinity.testing.conformance.providers.births import BirthRules
+from affinity.testing.conformance.providers.byte_limits import ByteLimitRules
+from affinity.testing.conformance.providers.capacity import CapacityRules
+from affinity.testing.conformance.providers.client import ClientRules
+from affinity.testing.conformance.providers.epochs import EpochRules
+from affinity.testing.conformance.providers.faults import FaultRules
+from affinity.testing.conformance.providers.give_back import GiveBackRules
+from affinity.testing.conformance.providers.hints import HintRules
+from affinity.testing.conformance.providers.holders import HolderRules
+from affinity.testing.conformance.providers.holds import HoldRules
+from affinity.testing.conformance.providers.ids import IdRules
+from affinity.testing.conformance.providers.listing import ListingRules
+from affinity.testing.conformance.providers.locks import LockRules
+from affinity.testing.conformance.providers.management import ManagementRules
+from affinity.testing.conformance.providers.origins import OriginRules
+from affinity.testing.conformance.providers.ownership import OwnershipRules
+from affinity.testing.conformance.providers.placing import PlacingRules
+from affinity.testing.conformance.providers.quotas import QuotaRules
+from affinity.testing.conformance.providers.releasing import ReleaseRules
+from affinity.testing.conformance.providers.resets import ResetRules
+from affinity.testing.conformance.providers.retention import RetentionRules
+from affinity.testing.conformance.providers.routing import RoutingRules
+from affinity.testing.conformance.providers.same_turn import SameTurnRules
+from affinity.testing.conformance.providers.state_batches import StateBatchRules
+from affinity.testing.conformance.providers.states import StateRules
+from affinity.testing.conformance.providers.suspension import SuspensionRules
+from affinity.testing.conformance.providers.sweeping import SweepRules
+from affinity.testing.conformance.providers.takeover import TakeoverRules
+from affinity.testing.conformance.providers.timelines import TimelineRules
+from affinity.testing.conformance.providers.touching import TouchRules
+from affinity.testing.conformance.providers.trees import TreeRules
+from affinity.testing.conformance.providers.turns import TurnRules
+from affinity.testing.conformance.providers.unknown import UnknownRules
+from affinity.testing.conformance.providers.watches import WatchRules
+from affinity.testing.conformance.providers.workers import WorkerRules
+
+
+class ProviderConformance(
+    WorkerRules,
+    RoutingRules,
+    TakeoverRules,
+    TouchRules,
+    LockRules,
+    CapacityRules,
+    ReleaseRules,
+    GiveBackRules,
+    UnknownRules,
+    SweepRules,
+    TurnRules,
+    SameTurnRules,
+    BirthRules,
+    PlacingRules,
+    OwnershipRules,
+    SuspensionRules,
+    TreeRules,
+    RetentionRules,
+    QuotaRules,
+    ResetRules,
+    ClientRules,
+    ListingRules,
+    OriginRules,
+    ManagementRules,
+    BatchRules,
+    ByteLimitRules,
+    IdRules,
+    StateRules,
+    StateBatchRules,
+    EpochRules,
+    HoldRules,
+    HolderRules,
+    WatchRules,
+    TimelineRules,
+    FaultRules,
+    HintRules,
+):
+    """Every rule of `affinity.provider.contract`, as tests of a provider. Needs a fixture ``harness``."""

@@ -1,0 +1,138 @@
+"""Parents and children: what a deletion takes, and who is told; and how many unread messages an instance may have."""
+
+from __future__ import annotations
+
+from affinity.provider.contract import Delivery, InstanceUpdate, NewInstance, NewMessage, OrchestrationItem
+from affinity.testing.conformance.providers.base import Rules
+from affinity.testing.conformance.providers.builders import message_ids, new_instance, payloads, timer
+from affinity.testing.conformance.providers.peer import Peer
+from affinity.testing.conformance.providers.world import World
+
+DONE = InstanceUpdate(status="completed")
+
+
+def child_of(parent: OrchestrationItem, name: str) -> NewInstance:
+    """A child as a turn of its parent creates it."""
+    return new_instance(name, parent_id=parent.instance_id, parent_birth=parent.birth, on_deleted=f"{name} was deleted")
+
+
+class TreeRules(Rules):
+    """`delete_instance` of parents and children, and ``unread_limit``."""
+
+    async def test_a_tree_is_deleted_as_a_whole(self, world: World) -> None:
+        """Children and theirs, with all their rows; others stay (contract: delete_instance)."""
+        a = await world.worker("a")
+        before = await a.provider.count_work()
+        await self._family(a)
+        assert list(await a.provider.delete_instance(["parent"], force=True)) == ["deleted"]
+        found = await a.provider.get_instance(["parent", "child", "grandchild", "stranger"])
+        assert [None if row is None else row.instance_id for row in found] == [None, None, None, "stranger"]
+        after = await a.provider.count_work()
+        assert {kind: after[kind] - before[kind] for kind in ("messages", "instances")} == {
+            "messages": 1,
+            "instances": 1,
+        }
+
+    async def test_a_tree_in_which_something_runs_stays_without_force(self, world: World) -> None:
+        """All of it (contract: delete_instance)."""
+        a = await world.worker("a")
+        parent = await self._family(a)
+        assert (await a.commit_one(parent, update=DONE)).committed
+        assert list(await a.provider.delete_instance(["parent", "missing"])) == ["running", "unknown"]
+        assert None not in await a.provider.get_instance(["parent", "child", "grandchild"])
+        assert list(await a.provider.delete_instance(["parent"], tree=False)) == ["deleted"]
+        assert None not in await a.provider.get_instance(["child", "grandchild"])
+
+    async def test_a_finished_tree_needs_no_force(self, world: World) -> None:
+        """Nor does each of several that are named at once (contract: delete_instance)."""
+        a = await world.worker("a")
+        for name in ("i", "j"):
+            parent = await a.own(name)
+            at = await a.go_on(parent, consumed=message_ids(parent), instances=[child_of(parent, f"{name}'s child")])
+            for item in (at, *await a.take_instances()):
+                assert (await a.commit_one(item, update=DONE)).committed
+        await a.own("k")
+        assert list(await a.provider.delete_instance(["i", "k", "j"])) == ["deleted", "running", "deleted"]
+        assert await a.provider.get_instance(["i's child", "j's child"]) == [None, None]
+
+    async def test_a_parent_that_stays_is_told(self, world: World) -> None:
+        """Once, of the child that it waits for and not of theirs (contract: NewInstance.on_deleted)."""
+        a = await world.worker("a")
+        await self._family(a)
+        assert list(await a.provider.delete_instance(["child"], force=True)) == ["deleted"]
+        (told,) = [item for item in await a.take_instances() if item.instance_id == "parent"]
+        assert payloads(told) == ["child was deleted"]
+
+    async def test_a_parent_is_not_told_of_a_child_that_had_ended(self, world: World) -> None:
+        """It has its answer (contract: NewInstance.on_deleted)."""
+        a = await world.worker("a")
+        parent = await a.own("parent")
+        await a.go_on(parent, consumed=message_ids(parent), instances=[child_of(parent, "child")])
+        (child,) = await a.take_instances()
+        await a.commit_one(child, update=DONE)
+        assert list(await a.provider.delete_instance(["child"])) == ["deleted"]
+        assert await a.take_instances() == []
+
+    async def test_another_parent_of_that_name_is_not_told(self, world: World) -> None:
+        """Nor does a child go with it that it has not created (contract: birth token)."""
+        a = await world.worker("a")
+        await self._family(a)
+        await a.provider.delete_instance(["parent"], force=True, tree=False)
+        again = await a.own("parent")
+        await a.go_on(again, consumed=message_ids(again))
+        assert list(await a.provider.delete_instance(["grandchild"], force=True)) == ["deleted"]
+        assert list(await a.provider.delete_instance(["parent"], force=True)) == ["deleted"]
+        assert list(await a.provider.delete_instance(["child"], force=True)) == ["deleted"]
+
+    async def test_a_suspended_parent_is_told_too(self, world: World) -> None:
+        """When it goes on (contract: suspended instance)."""
+        a = await world.worker("a")
+        parent = await self._family(a)
+        await a.suspend(parent)
+        await a.provider.delete_instance(["child"], force=True)
+        await a.provider.resume_instance(["parent"])
+        (told,) = [item for item in await a.take_instances() if item.instance_id == "parent"]
+        assert payloads(told) == ["child was deleted"]
+
+    async def test_unread_messages_are_limited_where_the_sender_asks(self, world: World) -> None:
+        """In one call and over several; what waits in the queue counts, timers do not (contract: send_message)."""
+        a = await world.worker("a")
+        instance = await a.own("i")
+        at = await a.go_on(instance, consumed=message_ids(instance), messages=[timer(instance, 2, 60)])
+        assert await self._send(a, 4, limit=3) == ["delivered"] * 3 + ["full"]
+        assert await self._send(a, 1, limit=3) == ["full"]
+        assert await self._send(a, 1, limit=None) == ["delivered"]
+        (item,) = await a.take_instances()
+        assert len(item.messages) == 4
+        await a.go_on(at, consumed=message_ids(item))
+        assert await self._send(a, 1, limit=3) == ["delivered"]
+
+    async def test_what_a_turn_says_of_unread_messages_counts(self, world: World) -> None:
+        """Until another turn says otherwise (contract: Turn.unread)."""
+        a = await world.worker("a")
+        instance = await a.own("i")
+        at = await a.go_on(instance, consumed=message_ids(instance), unread=2)
+        assert await self._send(a, 2, limit=3) == ["delivered", "full"]
+        (item,) = await a.take_instances()
+        at = await a.go_on(at, consumed=message_ids(item))
+        assert await self._send(a, 2, limit=3) == ["delivered", "full"]
+        (item,) = await a.take_instances()
+        await a.go_on(at, consumed=message_ids(item), unread=0)
+        assert await self._send(a, 4, limit=3) == ["delivered"] * 3 + ["full"]
+
+    @staticmethod
+    async def _send(peer: Peer, number: int, limit: int | None) -> list[Delivery]:
+        message = NewMessage(instance_id="i", payload="event", unread_limit=limit)
+        return list(await peer.provider.send_message([message] * number))
+
+    @staticmethod
+    async def _family(a: Peer) -> OrchestrationItem:
+        """A parent that waits for a child, which waits for another; and one of the same name as theirs."""
+        parent = await a.own("parent")
+        at = await a.go_on(parent, consumed=message_ids(parent), instances=[child_of(parent, "child")])
+        (child,) = await a.take_instances()
+        await a.go_on(child, consumed=message_ids(child), instances=[child_of(child, "grandchild")])
+        (grandchild,) = await a.take_instances()
+        await a.go_on(grandchild, consumed=message_ids(grandchild))
+        await a.provider.create_instance([new_instance("stranger", parent_id="nobody")])
+        return at

@@ -1,0 +1,325 @@
+"""Watches: an instance is told each time a session changes its holder, exactly once, and at no other time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from affinity.provider.contract import OrchestrationItem, Release, SessionWatch, WorkItem
+from affinity.testing.conformance.providers.base import Rules
+from affinity.testing.conformance.providers.builders import SESSION_LOCK, SHORT_LEASE, message_ids, payloads, state
+from affinity.testing.conformance.providers.holds import ENDS
+from affinity.testing.conformance.providers.peer import Peer
+from affinity.testing.conformance.providers.world import World, at_once
+
+DONE = ENDS["completed"]
+
+
+class WatchRules(Rules):
+    """`Turn.watches`."""
+
+    async def test_a_claim_by_another_worker_is_told(self, world: World) -> None:
+        """Once, and to the owner of the instance at once, with no sweep in between (contract: SessionWatch)."""
+        a, b, watcher = await _stage(world)
+        await world.use(a, "s")
+        await _watch(watcher, "i", "s")
+        await _move(world, b)
+        assert await b.take_instances() == []
+        assert await _told(watcher) == {"i": ["moved"]}
+        await world.use(b, "s")
+        assert await _told(watcher) == {}
+
+    async def test_every_change_is_told(self, world: World) -> None:
+        """There and back again are two (contract: SessionWatch)."""
+        a, b, watcher = await _stage(world)
+        await world.use(a, "s")
+        await _watch(watcher, "i", "s")
+        await _move(world, b)
+        await _move(world, a)
+        assert await _told(watcher) == {"i": ["moved", "moved"]}
+        await _move(world, b)
+        assert await _told(watcher) == {"i": ["moved"]}
+
+    async def test_the_first_claim_is_no_change(self, world: World) -> None:
+        """Nobody held it before; the next claim is one (contract: SessionWatch)."""
+        a, b, watcher = await _stage(world)
+        await _watch(watcher, "i", "s")
+        await world.use(a, "s")
+        assert await _told(watcher) == {}
+        await _move(world, b)
+        assert await _told(watcher) == {"i": ["moved"]}
+
+    async def test_the_first_claim_after_a_save_by_hand_is_no_change(self, world: World) -> None:
+        """The save made the row of the session, and nobody held it before (contract: SessionWatch)."""
+        a, b, watcher = await _stage(world)
+        await (await world.states()).save(state("s"))
+        await _watch(watcher, "i", "s")
+        await world.use(a, "s")
+        assert await _told(watcher) == {}
+        await _move(world, b)
+        assert await _told(watcher) == {"i": ["moved"]}
+
+    async def test_a_claim_by_the_same_incarnation_is_no_change(self, world: World) -> None:
+        """After the lock expired, or was given up, or the worker's lease lapsed (contract: SessionWatch)."""
+        a, watcher = await world.worker("a", SHORT_LEASE), await world.worker("watcher")
+        await world.use(a, "s")
+        await _watch(watcher, "i", "s")
+        for seconds in (SHORT_LEASE + 1, SESSION_LOCK + 1):
+            await world.pass_time(seconds)
+            await a.register(SHORT_LEASE, resume=True)
+            await world.use(a, "s")
+        await world.enqueue("s")
+        await a.give_back(await a.take_one(), release_session=True)
+        assert await a.ack(await a.take_one()) == [True]
+        assert await _told(watcher) == {}
+
+    async def test_an_adoption_by_a_new_start_is_told(self, world: World) -> None:
+        """When it registers, and not again when it works (contract: SessionWatch, register_worker)."""
+        old, watcher = await world.worker("a"), await world.worker("watcher")
+        await world.use(old, "s")
+        await _watch(watcher, "i", "s")
+        new = await world.worker("a")
+        assert await _told(watcher) == {"i": ["moved"]}
+        await world.use(new, "s")
+        assert await _told(watcher) == {}
+
+    async def test_a_claim_by_a_new_start_is_told(self, world: World) -> None:
+        """When the lock had expired before it came, there was nothing to adopt (contract: SessionWatch)."""
+        old, watcher = await world.worker("a"), await world.worker("watcher")
+        await world.use(old, "s")
+        await _watch(watcher, "i", "s")
+        await world.pass_time(SESSION_LOCK + 1)
+        new = await world.worker("a")
+        await world.use(new, "s")
+        assert await _told(watcher) == {"i": ["moved"]}
+
+    async def test_becoming_free_is_no_change(self, world: World) -> None:
+        """Expired, drained or left: only the next holder is one (contract: SessionWatch)."""
+        a, b, watcher = await _stage(world)
+        c = await world.worker("c")
+        await world.use(a, "s")
+        await _watch(watcher, "i", "s")
+        await world.pass_time(SESSION_LOCK + 1)
+        assert await _told(watcher) == {}
+        await world.use(b, "s")
+        assert await _told(watcher) == {"i": ["moved"]}
+        await b.drain()
+        assert await _told(watcher) == {}
+        await world.use(c, "s")
+        assert await _told(watcher) == {"i": ["moved"]}
+        await c.leave()
+        await world.use(a, "s")
+        assert await _told(watcher) == {"i": ["moved"]}
+
+    async def test_a_takeover_from_a_dead_worker_is_told(self, world: World) -> None:
+        """Long before the session lock would have expired (contract: SessionWatch)."""
+        a, b = await world.worker("a", SHORT_LEASE), await world.worker("b")
+        await world.use(a, "s")
+        await _watch(b, "i", "s")
+        await world.pass_time(SHORT_LEASE + 1)
+        await world.use(b, "s")
+        assert await _told(b) == {"i": ["moved"]}
+
+    async def test_a_change_of_state_is_no_change_of_holder(self, world: World) -> None:
+        """The epoch is another, the holder the same (records: Fences)."""
+        a, watcher = await world.worker("a"), await world.worker("watcher")
+        await world.use(a, "s")
+        await _watch(watcher, "i", "s")
+        states = await world.states()
+        await states.save(state("s"))
+        await states.delete(["s"])
+        await world.use(a, "s")
+        assert await _told(watcher) == {}
+
+    async def test_every_watcher_is_told(self, world: World) -> None:
+        """Each its own payload, wherever it runs (contract: SessionWatch)."""
+        a, b, watcher = await _stage(world)
+        await world.use(a, "s")
+        await _watch(watcher, "i", "s", "one")
+        await _watch(watcher, "j", "s", "two")
+        await _watch(b, "k", "s", "three")
+        await _watch(b, "l", "t", "another session")
+        await _move(world, b)
+        assert await _told(watcher) == {"i": ["one"], "j": ["two"]}
+        assert await _told(b) == {"k": ["three"]}
+
+    async def test_every_session_of_a_claim_is_told(self, world: World) -> None:
+        """One fetch, or one registration, may take several (contract: SessionWatch)."""
+        a, b, watcher = await _stage(world)
+        names = ["s", "t", "u"]
+        for name in names:
+            await world.use(a, name)
+        watches = [SessionWatch(name, name) for name in names]
+        at = await watcher.own("i")
+        await watcher.go_on(at, consumed=message_ids(at), watches=watches)
+        await world.pass_time(SESSION_LOCK + 1)
+        await world.enqueue(*names, *names)
+        assert len(await b.take_all()) == len(names) * 2
+        assert {key: sorted(said) for key, said in (await _told(watcher)).items()} == {"i": names}
+        await world.worker("b")
+        assert {key: sorted(said) for key, said in (await _told(watcher)).items()} == {"i": names}
+
+    async def test_a_second_watch_replaces_the_payload(self, world: World) -> None:
+        """Of the same session by the same instance, in a later turn or in the same (contract: SessionWatch)."""
+        a, b, watcher = await _stage(world)
+        await world.use(a, "s")
+        at = await _watch(watcher, "i", "s", "old")
+        await watcher.go_on(at, watches=[SessionWatch("s", "new")])
+        await _move(world, b)
+        assert await _told(watcher) == {"i": ["new"]}
+
+    async def test_a_watch_outlives_its_execution(self, world: World) -> None:
+        """It ends with the instance (contract: SessionWatch)."""
+        a, b, watcher = await _stage(world)
+        await world.use(a, "s")
+        at = await _watch(watcher, "i", "s")
+        await watcher.go_on(at, update=ENDS["continued"])
+        await _move(world, b)
+        assert await _told(watcher) == {"i": ["moved"]}
+
+    async def test_a_watch_ends_with_its_instance(self, world: World) -> None:
+        """Nothing is queued for who is finished or gone, nor for who comes under its name (contract: SessionWatch)."""
+        a, b, watcher = await _stage(world)
+        await world.use(a, "s")
+        at = await _watch(watcher, "finished", "s")
+        await watcher.go_on(at, update=DONE)
+        await _watch(watcher, "deleted", "s")
+        assert list(await a.provider.delete_instance(["finished", "deleted"], force=True)) == ["deleted", "deleted"]
+        for name in ("finished", "deleted"):
+            at = await watcher.own(name)
+            await watcher.go_on(at, consumed=message_ids(at))
+        await _watch(watcher, "other", "s")
+        await _move(world, b)
+        assert await _told(watcher) == {"other": ["moved"]}
+
+    async def test_nothing_is_queued_for_a_finished_instance(self, world: World) -> None:
+        """Nobody would ever take it away (contract: SessionWatch)."""
+        a, b, watcher = await _stage(world)
+        await world.use(a, "s")
+        at = await _watch(watcher, "i", "s")
+        await watcher.go_on(at, update=DONE)
+        before = (await a.provider.count_work())["messages"]
+        await world.pass_time(SESSION_LOCK + 1)
+        await world.enqueue("s")
+        await b.take_one()
+        assert (await a.provider.count_work())["messages"] == before
+
+    async def test_the_turn_that_finishes_watches_nothing(self, world: World) -> None:
+        """It ends with the instance, which ends with that very turn (contract: SessionWatch)."""
+        a, b, watcher = await _stage(world)
+        await world.use(a, "s")
+        at = await watcher.own("i")
+        await watcher.go_on(at, watches=[SessionWatch("s", "moved")], update=DONE)
+        await world.advance(SESSION_LOCK + 1_000)
+        assert (await world.sweep(session_retention=10)).sessions_removed == 1
+        await world.use(b, "s")
+
+    async def test_a_refused_turn_watches_nothing(self, world: World) -> None:
+        """Nothing of it is applied (contract: Turn)."""
+        a, b, watcher = await _stage(world)
+        await world.use(a, "s")
+        at = await watcher.own("i")
+        await watcher.go_on(at, consumed=message_ids(at))
+        assert not (await watcher.commit_one(at, watches=[SessionWatch("s", "moved")])).committed
+        await _move(world, b)
+        assert await _told(watcher) == {}
+
+    async def test_a_watched_session_outlives_its_retention(self, world: World) -> None:
+        """Else nobody would know who held it last; it goes when nobody watches it any more (contract: sweep)."""
+        a, b, watcher = await _stage(world)
+        await world.use(a, "s")
+        await world.use(a, "unwatched")
+        at = await _watch(watcher, "i", "s")
+        await world.advance(SESSION_LOCK + 1_000)
+        assert (await world.sweep(session_retention=10)).sessions_removed == 1
+        assert set(await world.sessions()) == {"s"}
+        await world.use(b, "s")
+        assert await _told(watcher) == {"i": ["moved"]}
+        await watcher.go_on(replace(at, event_count=at.event_count + 1), update=DONE)
+        await world.advance(SESSION_LOCK + 1_000)
+        assert (await world.sweep(session_retention=10)).sessions_removed == 1
+
+    async def test_a_watch_that_meets_a_sweep_keeps_its_session(self, world: World) -> None:
+        """It is committed while the sweep that would remove the row is at work (contract: sweep)."""
+        a, b, watcher = await _stage(world)
+        await world.use(a, "s")
+        at = await watcher.own("i")
+        await world.advance(SESSION_LOCK + 1_000)
+        await world.harness.commit_amid_sweep(
+            lambda: world.sweep(session_retention=10),
+            lambda: watcher.go_on(at, consumed=message_ids(at), watches=[SessionWatch("s", "moved")]),
+        )
+        assert set(await world.sessions()) == {"s"}
+        await world.use(b, "s")
+        assert await _told(watcher) == {"i": ["moved"]}
+
+    async def test_the_news_wait_for_an_owner(self, world: World) -> None:
+        """The instance is released: whoever takes it, has them (contract: SessionWatch)."""
+        a, b, watcher = await _stage(world)
+        await world.use(a, "s")
+        await _watch(watcher, "i", "s")
+        await watcher.provider.release_instance(watcher.identity, [Release(instance_id="i")])
+        await _move(world, b)
+        assert await _told(a) == {"i": ["moved"]}
+        assert await _told(watcher) == {}
+
+    async def test_of_two_that_claim_at_once_one_is_told_of(self, world: World) -> None:
+        """There is one new holder, and one change (contract: SessionWatch)."""
+        a, b, watcher = await _stage(world)
+        c = await world.worker("c")
+        await world.use(a, "s")
+        await _watch(watcher, "i", "s")
+        for holder in range(5):
+            await world.pass_time(SESSION_LOCK + 1)
+            before = await world.session("s")
+            await world.enqueue("s", "s")
+
+            async def by_b() -> list[WorkItem]:
+                return await b.take(10)
+
+            async def by_c() -> list[WorkItem]:
+                return await c.take(10)
+
+            taken = [item for items in await at_once(by_b, by_c) for item in items]
+            peer = b if (await world.holders())["s"] == "b" else c
+            taken += await peer.take(10)  # an item that the other had locked while it lost the claim
+            assert len(taken) == 2
+            moved = (await world.session("s")).worker_id != before.worker_id
+            assert moved or holder > 0
+            assert await _told(watcher) == ({"i": ["moved"]} if moved else {})
+            assert all(await peer.ack(*taken))
+
+    async def test_a_move_that_was_seen_by_nobody_is_told_later(self, world: World) -> None:
+        """The watch begins with its turn: who holds the session then is the one to differ from (contract)."""
+        a, b, watcher = await _stage(world)
+        await world.use(a, "s")
+        await _move(world, b)
+        await _watch(watcher, "i", "s")
+        assert await _told(watcher) == {}
+        await _move(world, a)
+        assert await _told(watcher) == {"i": ["moved"]}
+
+
+async def _stage(world: World) -> tuple[Peer, Peer, Peer]:
+    """Two workers that hold sessions, and one that owns instances."""
+    return await world.worker("a"), await world.worker("b"), await world.worker("watcher")
+
+
+async def _watch(peer: Peer, instance_id: str, session_id: str, payload: str = "moved") -> OrchestrationItem:
+    """A new instance of that worker's that has nothing left to read, and watches the session."""
+    at = await peer.own(instance_id)
+    return await peer.go_on(at, consumed=message_ids(at), watches=[SessionWatch(session_id, payload)])
+
+
+async def _move(world: World, to: Peer) -> None:
+    """Let the session's lock expire, and that worker claim it."""
+    await world.pass_time(SESSION_LOCK + 1)
+    await world.use(to, "s")
+
+
+async def _told(peer: Peer) -> dict[str, list[str]]:
+    """What the instances of that worker have to read, which they then have read."""
+    told = {}
+    for item in await peer.take_instances(100):
+        told[item.instance_id] = list(payloads(item))
+        assert (await peer.commit_one(item, consumed=message_ids(item))).committed
+    return told

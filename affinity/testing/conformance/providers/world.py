@@ -1,0 +1,228 @@
+"""The stage on which the rules are played: a clock that the test moves, workers that it drives, and work for them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from itertools import count
+from typing import Final, TypeVar
+
+import anyio
+
+from affinity.errors import Contention
+from affinity.limits import MAX_BATCH
+from affinity.provider.contract import (
+    NO_RETENTION,
+    Incarnation,
+    NewWorkItem,
+    OrchestrationItem,
+    Provider,
+    Retention,
+    SessionInfo,
+    Sweep,
+    WorkerIdentity,
+    WorkItem,
+    WorkKey,
+)
+from affinity.provider.timeline import Timeline
+from affinity.records import SessionRecord, SessionStore
+from affinity.testing.conformance.providers.builders import ACTIVITY, LONG_LEASE, message_ids, payloads, work_item
+from affinity.testing.conformance.providers.harness import FaultyProvider, Harness
+from affinity.testing.conformance.providers.peer import Peer
+
+_Result = TypeVar("_Result")
+
+_MAX_SWEEPS: Final = 100
+
+FOREVER: Final = 1_000_000_000.0
+"""Seconds, some thirty years."""
+
+CLERK: Final = "~clerk"
+"""The worker whose one instance queues the suite's work. It fetches no work items."""
+
+
+class World:
+    """One fresh database with everything that a test opened on it."""
+
+    def __init__(self, harness: Harness) -> None:
+        self.harness = harness
+        self._open = AsyncExitStack()
+        self._activities = count(1)
+        self._identity = WorkerIdentity(worker_id=CLERK, incarnation=Incarnation("clerk"))
+        self._clerk: Peer | None = None
+        self._instance: OrchestrationItem | None = None  # the clerk's, at the fence of its next turn
+
+    async def aclose(self) -> None:
+        """Close every provider object that was opened here. Peers come back with `beside`, the clerk by itself."""
+        await self._open.aclose()
+        self._clerk = None
+
+    async def open(self, timeline: Timeline | None = None) -> Provider:
+        """A provider object on the database, closed with the world."""
+        provider = await self.harness.open(timeline)
+        self._open.push_async_callback(provider.aclose)
+        return provider
+
+    async def open_faulty(self) -> FaultyProvider:
+        """A provider object that meets faults, closed with the world."""
+        faulty = await self.harness.open_faulty()
+        self._open.push_async_callback(faulty.aclose)
+        return faulty
+
+    # -- workers
+
+    async def peer(self, worker_id: str) -> Peer:
+        """A new process of that name, which has not registered."""
+        identity = WorkerIdentity(worker_id=worker_id, incarnation=Incarnation(secrets.token_hex(8)))
+        return Peer(await self.open(), identity)
+
+    async def worker(self, worker_id: str, lease: float = LONG_LEASE) -> Peer:
+        """A new process of that name, registered; a second one is a restart of the first."""
+        peer = await self.peer(worker_id)
+        await peer.register(lease)
+        return peer
+
+    async def follower(self, worker_id: str, timeline: Timeline) -> Peer:
+        """As `worker`, and it follows that timeline."""
+        identity = WorkerIdentity(worker_id=worker_id, incarnation=Incarnation(secrets.token_hex(8)))
+        peer = Peer(await self.open(timeline), identity)
+        await peer.register()
+        return peer
+
+    async def beside(self, peer: Peer) -> Peer:
+        """The same process with a further provider object."""
+        return Peer(await self.open(), peer.identity)
+
+    # -- time
+
+    async def advance(self, seconds: float) -> None:
+        """Move the clock, and let nobody do anything."""
+        await self.harness.advance(seconds)
+
+    async def pass_time(self, seconds: float) -> None:
+        """Move the clock, and sweep as some worker would have: routing marks that went stale are repaired by now."""
+        await self.advance(seconds)
+        await self.sweep_all()
+
+    async def sweep(
+        self,
+        *,
+        interval: float = 0.0,
+        session_retention: float = FOREVER,
+        worker_retention: float = FOREVER,
+        retention: Retention = NO_RETENTION,
+    ) -> Sweep:
+        """One sweep by the clerk."""
+        provider = (await self.clerk()).provider
+        return await provider.sweep(
+            interval=interval,
+            session_retention=session_retention,
+            worker_retention=worker_retention,
+            retention=retention,
+        )
+
+    async def sweep_all(self) -> int:
+        """Sweep until nothing is left to do; returns the number of sweeps."""
+        for sweeps in range(1, _MAX_SWEEPS + 1):
+            if not (await self.sweep()).more:
+                return sweeps
+        raise AssertionError(f"sweep says `more` {_MAX_SWEEPS} times in a row")
+
+    # -- work
+
+    async def clerk(self) -> Peer:
+        """The worker that queues work. No test's worker can take its instance: its lease outlasts every test."""
+        if self._clerk is None:
+            self._clerk = await self._hire() if self._instance is None else Peer(await self.open(), self._identity)
+        return self._clerk
+
+    async def enqueue(self, *session_ids: str | None, name: str = ACTIVITY, delay: float = 0.0) -> list[WorkKey]:
+        """Queue one work item for each session named; None makes a session-free one."""
+        items = [self._new_item(session_id, name, delay) for session_id in session_ids]
+        clerk = await self.clerk()
+        assert self._instance is not None
+        for start in range(0, len(items), MAX_BATCH):
+            batch = items[start : start + MAX_BATCH]
+            assert (await clerk.commit_one(self._instance, history=[], work_items=batch)).committed
+        return [item.key for item in items]
+
+    async def offer(self, worker: Peer, session_id: str) -> WorkKey:
+        """Let an instance of the worker's queue an item that is offered to it: no worker holds the session."""
+        instance = await worker.own(f"offers {next(self._activities)}")
+        item = replace(work_item(instance, 1, session_id), claim_here=True)
+        await worker.go_on(instance, consumed=message_ids(instance), work_items=[item])
+        return item.key
+
+    async def results(self) -> list[str]:
+        """Messages that acks have sent so far."""
+        clerk = await self.clerk()
+        return [text for item in (await clerk.fetch_instances(1)).items for text in payloads(item)]
+
+    def _new_item(self, session_id: str | None, name: str, delay: float) -> NewWorkItem:
+        key = WorkKey(CLERK, 1, next(self._activities))
+        return NewWorkItem(key=key, name=name, payload=f"input {key.activity_id}", session_id=session_id, delay=delay)
+
+    async def _hire(self) -> Peer:
+        clerk = Peer(await self.open(), self._identity)
+        await clerk.register(lease=FOREVER)
+        instance = await clerk.own(CLERK)
+        await clerk.commit_one(instance, consumed=message_ids(instance))
+        self._instance = replace(instance, event_count=1, messages=())
+        return clerk
+
+    async def use(self, worker: Peer, session_id: str) -> WorkItem:
+        """Let the worker do one work item of the session; afterwards it holds the session, idle."""
+        await self.enqueue(session_id)
+        item = await worker.take_one()
+        assert item.session_id == session_id
+        assert await worker.ack(item) == [True]
+        return item
+
+    # -- reading
+
+    async def states(self) -> SessionStore:
+        """The records of session state, as a script sees them."""
+        return (await self.clerk()).provider.states
+
+    async def record(self, session_id: str) -> SessionRecord:
+        """The record that there must be."""
+        record = await (await self.states()).load(session_id)
+        assert record is not None, session_id
+        return record
+
+    async def sessions(self) -> dict[str, SessionInfo]:
+        """Session rows by id."""
+        provider = (await self.clerk()).provider
+        return {row.session_id: row for row in await provider.list_sessions(limit=MAX_BATCH)}
+
+    async def session(self, session_id: str) -> SessionInfo:
+        """The row of a session that must have one."""
+        return (await self.sessions())[session_id]
+
+    async def holders(self) -> dict[str, str]:
+        """Worker ids by session held."""
+        return {row.session_id: row.worker_id for row in (await self.sessions()).values() if row.held}
+
+
+async def at_once(*calls: Callable[[], Awaitable[_Result]]) -> list[_Result]:
+    """Run calls concurrently; their results in the order of the calls."""
+    results: dict[int, _Result] = {}
+
+    async def run(index: int, call: Callable[[], Awaitable[_Result]]) -> None:
+        results[index] = await persist(call)
+
+    async with anyio.create_task_group() as group:
+        for index, call in enumerate(calls):
+            group.start_soon(run, index, call)
+    return [results[index] for index in range(len(calls))]
+
+
+async def persist(call: Callable[[], Awaitable[_Result]]) -> _Result:
+    """Call until it does not end in contention, as whoever uses a provider does."""
+    while True:
+        try:
+            return await call()
+        except Contention:
+            continue

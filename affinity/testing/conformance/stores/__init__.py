@@ -1,0 +1,42 @@
+"""What a session store promises, as an executable suite: run it against a store of your own.
+
+A `StoreHarness` gives the suite fresh stores and a clock that it can move. With one in hand, this is all that a test
+module needs::
+
+    import pytest
+    from affinity.testing.conformance.stores import StoreConformance
+
+    class TestMyStore(StoreConformance):
+        @pytest.fixture
+        async def harness(self, tmp_path):
+            harness = await MyHarness.create(tmp_path)
+            yield harness
+            await harness.aclose()
+
+The tests are grouped by theme, one module each, and every test is named after the promise of
+`affinity.records.SessionStore` that it asserts. No test sleeps. What a provider promises beyond, because it knows who
+holds a session, is in `affinity.testing.conformance.providers`.
+
+Needs pytest and anyio's plugin for it, which comes with anyio.
+"""
+
+from pkgutil import iter_modules
+
+import pytest
+
+# Before they are imported, so that a failed assertion of theirs says what it compared, as in a test module.
+pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in iter_modules(__path__)))
+
+from affinity.testing.conformance.stores.base import StoreHarness  # noqa: E402
+from affinity.testing.conformance.stores.deleting import DeleteRules  # noqa: E402
+from affinity.testing.conformance.stores.ids import IdRules  # noqa: E402
+from affinity.testing.conformance.stores.listing import ListRules  # noqa: E402
+from affinity.testing.conformance.stores.paging import PageRules  # noqa: E402
+from affinity.testing.conformance.stores.saving import SaveRules  # noqa: E402
+from affinity.testing.conformance.stores.writers import WriterRules  # noqa: E402
+
+__all__ = ["StoreConformance", "StoreHarness"]
+
+
+class StoreConformance(SaveRules, WriterRules, DeleteRules, ListRules, PageRules, IdRules):
+    """Every promise of `affinity.records.SessionStore`, as tests of a store. Needs a fixture ``harness``."""

@@ -1,0 +1,259 @@
+"""Listing: summaries that meet all conditions, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from datetime import timedelta, timezone
+from itertools import product
+from typing import Any, Final
+
+import pytest
+
+from affinity.records import SessionFilter, SessionMetadata, SessionState, SessionStore, SessionSummary
+from affinity.testing.conformance.stores.base import EVERYTHING, PAGE, Rules, StoreHarness, ids, loaded, state
+
+KINDS: Final = ["", "chat"]
+NAMES: Final = [None, "", "plan"]
+PARENTS: Final = [None, "p"]
+LABELS: Final[list[Mapping[str, str]]] = [{}, {"x": "1"}, {"x": "1", "y": "2"}, {"x": "12"}]
+SCHEMAS: Final = [1, 2]
+
+EAST: Final = timezone(timedelta(hours=5, minutes=30))
+
+HARD_LABELS: Final = ["a.b", "a b", 'a"b', "a'b", "$", "$.a", "[0]", "a/b", "%", "\\", "ключ", "", "null", "🙂"]
+
+
+class ListRules(Rules):
+    """`list` and its conditions."""
+
+    async def test_an_empty_store_lists_nothing(self, store: SessionStore) -> None:
+        assert list(await store.list(EVERYTHING, PAGE)) == []
+
+    async def test_a_summary_has_no_state(self, store: SessionStore) -> None:
+        """Only its size: a page of large sessions is small."""
+        await store.save(state(content=b"x" * 1_000))
+        (summary,) = await store.list(EVERYTHING, PAGE)
+        assert isinstance(summary, SessionSummary)
+        assert "state" not in {field.name for field in fields(summary)}
+        assert summary.size == len(b"x" * 1_000)
+
+    async def test_the_newest_come_first(self, harness: StoreHarness, store: SessionStore) -> None:
+        """By their last write, not by their first."""
+        for name in "abcd":
+            await store.save(state(name))
+            await harness.advance(1)
+        await store.save(state("b"))
+        assert await ids(store) == ["b", "d", "c", "a"]
+
+    async def test_a_page_is_not_longer_than_asked(self, harness: StoreHarness, store: SessionStore) -> None:
+        """The newest of them."""
+        for name in "abcd":
+            await store.save(state(name))
+            await harness.advance(1)
+        pages = [[row.session_id for row in await store.list(EVERYTHING, limit)] for limit in (1, 3, 9)]
+        assert pages == [["d"], ["d", "c", "b"], ["d", "c", "b", "a"]]
+
+    async def test_conditions_hold_alone_and_together(self, store: SessionStore) -> None:
+        """Every combination of kind, name, parent, labels and schema version, on a record of each."""
+        written = await _population(store)
+        for where in _conditions():
+            wanted = sorted(new.session_id for new in written if _meets(new, where))
+            assert sorted(await ids(store, where)) == wanted, where
+
+    async def test_a_condition_joins_those_of_time_and_id(self, harness: StoreHarness, store: SessionStore) -> None:
+        """All that can be said at once."""
+        for name in ("a1", "a2", "b1"):
+            await store.save(state(name, kind="chat", name="n", labels={"x": "1"}))
+        old = (await loaded(store, "b1")).updated_at
+        await harness.advance(100)
+        for name in ("a1", "a3", "b2"):
+            await store.save(state(name, kind="chat", name="n", labels={"x": "1"}))
+        await store.save(state("a4", kind="other", name="n", labels={"x": "1"}))
+        await harness.advance(10)
+        said: dict[str, Any] = {"kind": "chat", "name": "n", "labels": {"x": "1"}, "prefix": "a", "idle_for": 5.0}
+        assert await ids(store, SessionFilter(**said, updated_after=old)) == ["a3", "a1"]
+        assert await ids(store, SessionFilter(**said, created_after=old)) == ["a3"]
+        assert await ids(store, SessionFilter(**{**said, "idle_for": 50.0})) == ["a2"]
+
+    async def test_updated_after_an_instant(self, harness: StoreHarness, store: SessionStore) -> None:
+        """After, not at; by the last write, whenever the first was."""
+        await harness.stop_clock()
+        await store.save(state("a"))
+        await store.save(state("b"))
+        instant = (await loaded(store, "a")).updated_at
+        await harness.advance(1)
+        await store.save(state("b"))
+        await store.save(state("c"))
+        assert sorted(await ids(store, SessionFilter(updated_after=instant))) == ["b", "c"]
+        assert sorted(await ids(store, SessionFilter(updated_after=instant - timedelta(microseconds=1)))) == [*"abc"]
+        assert await ids(store, SessionFilter(updated_after=(await loaded(store, "c")).updated_at)) == []
+
+    async def test_created_after_an_instant(self, harness: StoreHarness, store: SessionStore) -> None:
+        """After, not at; a later write makes nothing newer."""
+        await harness.stop_clock()
+        await store.save(state("a"))
+        instant = (await loaded(store, "a")).created_at
+        await harness.advance(1)
+        await store.save(state("b"))
+        await store.save(state("a"))
+        assert await ids(store, SessionFilter(created_after=instant)) == ["b"]
+        assert sorted(await ids(store, SessionFilter(created_after=instant - timedelta(microseconds=1)))) == ["a", "b"]
+
+    async def test_an_instant_may_be_told_in_any_zone(self, harness: StoreHarness, store: SessionStore) -> None:
+        """It is the same instant."""
+        await store.save(state("a"))
+        record = await loaded(store, "a")
+        await harness.advance(1)
+        await store.save(state("b"))
+        east = record.updated_at.astimezone(EAST)
+        for where in (SessionFilter(updated_after=east), SessionFilter(created_after=east)):
+            assert await ids(store, where) == ["b"]
+        newest = (await loaded(store, "b")).updated_at
+        assert await ids(store, SessionFilter(after=(newest.astimezone(EAST), "b"))) == ["a"]
+
+    async def test_idle_for_a_time(self, harness: StoreHarness, store: SessionStore) -> None:
+        """By the store's clock, since the last write."""
+        for name in "ab":
+            await store.save(state(name))
+        await harness.advance(100)
+        await store.save(state("b"))
+        await store.save(state("c"))
+        assert await ids(store, SessionFilter(idle_for=100.0)) == ["a"]
+        assert await ids(store, SessionFilter(idle_for=200.0)) == []
+        assert sorted(await ids(store, SessionFilter(idle_for=0.0))) == ["a", "b", "c"]
+        await harness.advance(100)
+        assert sorted(await ids(store, SessionFilter(idle_for=100.0))) == ["a", "b", "c"]
+
+    @pytest.mark.parametrize("label", HARD_LABELS)
+    async def test_a_label_is_only_text(self, store: SessionStore, label: str) -> None:
+        """Its name and its value, whatever they look like."""
+        await store.save(state("named", labels={label: "v"}))
+        await store.save(state("valued", labels={"k": label}))
+        await store.save(state("nested", labels={"a": "b", "b": "v", "null": "x"}))
+        assert await ids(store, SessionFilter(labels={label: "v"})) == ["named"]
+        assert await ids(store, SessionFilter(labels={"k": label})) == ["valued"]
+        assert await ids(store, SessionFilter(labels={label: "v", "k": label})) == []
+
+    @pytest.mark.parametrize("participant", HARD_LABELS)
+    async def test_a_participant_is_one_of_several(self, store: SessionStore, participant: str) -> None:
+        """The whole text of one of them; as of the last write."""
+        where = SessionFilter(participant=participant)
+        await store.save(state("alone", participants=[participant]))
+        await store.save(state("among", participants=["a", participant, "z", participant]))
+        await store.save(state("others", participants=["a", f"{participant}x", f"x{participant}"]))
+        await store.save(state("nobody"))
+        assert sorted(await ids(store, where)) == ["alone", "among"]
+        await store.save(state("alone", participants=["a"]))
+        await store.save(state("nobody", participants=[participant]))
+        await store.delete(["among"])
+        assert await ids(store, where) == ["nobody"]
+        assert await ids(store, SessionFilter(participant=participant, kind="chat")) == []
+        assert sorted(await ids(store, SessionFilter(participant="a"))) == ["alone", "others"]
+
+    async def test_orphans_have_a_parent_without_a_record(self, store: SessionStore) -> None:
+        """And heads have no parent, or none with a record."""
+        for name, parent in {"a": None, "b": "a", "c": "b", "lost": "gone", "below": "lost", "other": "gone"}.items():
+            await store.save(state(name, parent=parent, kind="chat" if name == "other" else ""))
+        assert sorted(await ids(store, SessionFilter(orphaned=True))) == ["lost", "other"]
+        assert sorted(await ids(store, SessionFilter(heads=True))) == ["a", "lost", "other"]
+        assert await ids(store, SessionFilter(orphaned=True, kind="chat")) == ["other"]
+        await store.delete(["b"])
+        assert sorted(await ids(store, SessionFilter(orphaned=True))) == ["c", "lost", "other"]
+        await store.save(state("gone"))
+        assert await ids(store, SessionFilter(orphaned=True)) == ["c"]
+        assert sorted(await ids(store, SessionFilter(heads=True))) == ["a", "c", "gone"]
+
+    async def test_what_a_listing_would_find_is_counted(self, store: SessionStore) -> None:
+        """Whatever its conditions are."""
+        written = await _population(store)
+        for where in _conditions():
+            assert await store.count(where) == sum(_meets(new, where) for new in written), where
+        await store.save(state("child", parent="s1", participants=["ada"], labels={"only": "1"}))
+        found = {
+            "participant": await store.count(SessionFilter(participant="ada")),
+            "orphaned": await store.count(SessionFilter(orphaned=True)),
+            "heads": await store.count(SessionFilter(heads=True)),
+            "prefix": await store.count(SessionFilter(prefix="chi")),
+            "labels": await store.count(SessionFilter(labels={"only": "1"})),
+            "idle_for": await store.count(SessionFilter(idle_for=1e6)),
+        }
+        orphans = sum(new.metadata.parent is not None for new in written)
+        alone = {"participant": 1, "prefix": 1, "labels": 1}
+        assert found == {**alone, "orphaned": orphans, "heads": len(written), "idle_for": 0}
+
+    async def test_a_summary_says_how_long_its_session_was_idle(
+        self, harness: StoreHarness, store: SessionStore
+    ) -> None:
+        """In seconds, by the store's clock."""
+        await store.save(state("a"))
+        await harness.advance(100)
+        await store.save(state("b", parent="a"))
+        await harness.advance(10)
+        idle = {row.session_id: row.idle for row in await store.list(EVERYTHING, PAGE)}
+        assert idle == {"a": pytest.approx(110, abs=9), "b": pytest.approx(10, abs=9)}
+        (family,) = await store.families(["a"])
+        assert family[0].idle == pytest.approx(110, abs=9)
+
+    async def test_a_family_is_found_from_each_of_its_members(self, harness: StoreHarness, store: SessionStore) -> None:
+        """The head first, then in the order in which they were created; and summaries as in a list."""
+        family = {"head": None, "z": "head", "a": "z", "m": "head"}
+        for name, parent in {**family, "alone": None, "lost": "gone"}.items():
+            await store.save(state(name, parent=parent, message_count=3, participants=["ada"]))
+            await harness.advance(1)
+        wanted = [*family, "alone", "missing", "lost", "head"]
+        found = [[row.session_id for row in rows] for rows in await store.families(wanted)]
+        assert found == [[*family]] * 4 + [["alone"], [], ["lost"], [*family]]
+        (rows,) = await store.families(["a"])
+        listed = {row.session_id: row for row in await store.list(EVERYTHING, PAGE)}
+        for row in rows:
+            assert replace(row, idle=0.0) == replace(listed[row.session_id], idle=0.0)
+        assert list(await store.families([])) == []
+
+    async def test_a_circle_of_parents_is_a_family(self, store: SessionStore) -> None:
+        """From within it, and from below."""
+        for name, parent in {"a": "c", "b": "a", "c": "b", "below": "c", "self": "self"}.items():
+            await store.save(state(name, parent=parent))
+        for name in ("a", "b", "c", "below"):
+            (family,) = await store.families([name])
+            assert {row.session_id for row in family} == {"a", "b", "c", "below"}
+        (alone,) = await store.families(["self"])
+        assert [row.session_id for row in alone] == ["self"]
+
+    async def test_nobody_holds_a_session_without_a_lease(self, store: SessionStore) -> None:
+        """Whoever wrote it; nor is an empty name somebody."""
+        await store.save(state(), epoch=7)
+        assert await ids(store, SessionFilter(holder="a")) == []
+        assert await ids(store, SessionFilter(holder="")) == []
+
+
+async def _population(store: SessionStore) -> list[SessionState]:
+    """One record of each combination."""
+    written = []
+    for number, (kind, name, parent, labels, schema) in enumerate(product(KINDS, NAMES, PARENTS, LABELS, SCHEMAS)):
+        new = state(f"s{number}", schema_version=schema, kind=kind, name=name, parent=parent, labels=labels)
+        written.append(new)
+        await store.save(new)
+    return written
+
+
+def _conditions() -> Iterable[SessionFilter]:
+    """Each condition, and none in its place, with all the others; also those that no record meets."""
+    names, schemas = [None, "", "plan", "Plan", "pla"], [None, 2, 3]
+    kinds, parents = [None, "", "chat", "cha_"], [None, "p", ""]
+    labels: list[Mapping[str, str]] = [{}, {"x": "1"}, {"y": "2"}, {"y": "2", "x": "1"}, {"x": "2"}, {"z": "1"}]
+    for kind, name, parent, label, schema in product(kinds, names, parents, labels, schemas):
+        conditions = [kind, name, parent, label or None, schema]
+        if sum(condition is not None for condition in conditions) in {0, 1, 2, len(conditions)}:
+            yield SessionFilter(kind=kind, name=name, parent=parent, labels=label, schema_version=schema)
+
+
+def _meets(new: SessionState, where: SessionFilter) -> bool:
+    about: SessionMetadata = new.metadata
+    return (
+        where.kind in {None, about.kind}
+        and where.name in {None, about.name}
+        and where.parent in {None, about.parent}
+        and where.schema_version in {None, new.schema_version}
+        and all(about.labels.get(key) == value for key, value in where.labels.items())
+    )

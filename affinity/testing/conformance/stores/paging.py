@@ -1,0 +1,98 @@
+"""Paging by keyset: page after page gives every record once, however many were written in one instant."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from affinity.records import SessionFilter, SessionStore
+from affinity.testing.conformance.stores.base import EVERYTHING, Rules, StoreHarness, ids, state
+
+TIED: Final = ["s10", "s2", "S", "é", "e\u0301", "z", "日本", "🙂", "a/b", "ab"]
+
+
+class PageRules(Rules):
+    """`list` with a cursor."""
+
+    @pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+    async def test_pages_join_without_gap_or_double(
+        self, harness: StoreHarness, store: SessionStore, size: int
+    ) -> None:
+        """Some written one after another, some in the same instant."""
+        written = [f"s{number}" for number in range(13)]
+        for name in written[:4]:
+            await store.save(state(name))
+        await harness.stop_clock()
+        for name in written[4:10]:
+            await store.save(state(name))
+        await harness.advance(1)
+        for name in written[10:]:
+            await store.save(state(name))
+        seen = await _pages(store, EVERYTHING, size)
+        assert seen == await ids(store)
+        assert sorted(seen) == sorted(written)
+
+    async def test_ties_are_ordered_by_id(self, harness: StoreHarness, store: SessionStore) -> None:
+        """Descending, by code point: everywhere the same, whatever the language of the database."""
+        await harness.stop_clock()
+        for name in TIED:
+            await store.save(state(name))
+        wanted = sorted(TIED, reverse=True)
+        assert await ids(store) == wanted
+        assert await _pages(store, EVERYTHING, 1) == wanted
+
+    async def test_a_page_ends_within_a_tie(self, harness: StoreHarness, store: SessionStore) -> None:
+        """The cursor names the last row seen, and the next page begins behind it."""
+        await harness.stop_clock()
+        for name in "abc":
+            await store.save(state(name))
+        (row,) = await store.list(EVERYTHING, 1)
+        rest = await ids(store, SessionFilter(after=(row.updated_at, row.session_id)))
+        assert [row.session_id, *rest] == ["c", "b", "a"]
+
+    async def test_conditions_hold_on_every_page(self, harness: StoreHarness, store: SessionStore) -> None:
+        """Also on those behind the first, and within a tie."""
+        where = SessionFilter(kind="chat", labels={"x": "1"}, prefix="s")
+        for step in range(3):
+            await harness.stop_clock()
+            for name in ("s", "t"):
+                await store.save(state(f"{name}{step}a", kind="chat", labels={"x": "1"}))
+                await store.save(state(f"{name}{step}b", kind="chat", labels={"x": "1", "y": "2"}))
+                await store.save(state(f"{name}{step}c", kind="chat", labels={"x": "2"}))
+                await store.save(state(f"{name}{step}d", kind="other", labels={"x": "1"}))
+            await harness.advance(1)
+        assert await _pages(store, where, 1) == await ids(store, where) == ["s2b", "s2a", "s1b", "s1a", "s0b", "s0a"]
+
+    async def test_a_cursor_outlives_its_record(self, harness: StoreHarness, store: SessionStore) -> None:
+        """It is a place in the order, not a record: paging goes on when that is deleted meanwhile."""
+        for name in "abcd":
+            await store.save(state(name))
+            await harness.advance(1)
+        page = await store.list(EVERYTHING, 2)
+        cursor = (page[-1].updated_at, page[-1].session_id)
+        await store.delete(["c"])
+        assert await ids(store, SessionFilter(after=cursor)) == ["b", "a"]
+
+    async def test_what_is_written_meanwhile_goes_to_the_front(
+        self, harness: StoreHarness, store: SessionStore
+    ) -> None:
+        """A page behind it does not see it, and nothing that was not written is missed."""
+        for name in "abcd":
+            await store.save(state(name))
+            await harness.advance(1)
+        page = await store.list(EVERYTHING, 2)
+        await store.save(state("a"))
+        await store.save(state("e"))
+        assert await ids(store, SessionFilter(after=(page[-1].updated_at, page[-1].session_id))) == ["b"]
+
+
+async def _pages(store: SessionStore, where: SessionFilter, size: int) -> list[str]:
+    """All pages of that size, one after another."""
+    seen: list[str] = []
+    while page := await store.list(where, size):
+        assert len(page) <= size
+        seen += [row.session_id for row in page]
+        where = replace(where, after=(page[-1].updated_at, page[-1].session_id))
+    return seen

@@ -1,0 +1,191 @@
+"""Several writers: last write wins unless a writer says what it knows; then an older one is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final, TypedDict, Unpack
+
+import pytest
+
+from affinity.errors import SessionWriteConflict
+from affinity.records import SessionStore
+from affinity.testing.conformance.stores.base import EVERYTHING, Rules, StoreHarness, at_once, loaded, state
+
+WRITERS: Final = 5
+REFUSED: Final = -1
+
+
+class _Fences(TypedDict, total=False):
+    expected_version: int
+    turn: str
+
+
+class WriterRules(Rules):
+    """The fences of `save`: version, epoch, idempotency key."""
+
+    async def test_the_last_write_wins(self, harness: StoreHarness) -> None:
+        """Unless told otherwise, whoever wrote before."""
+        one, other = await harness.open(), await harness.open()
+        await one.save(state(content=b"1"))
+        await other.save(state(content=b"2"))
+        await one.save(state(content=b"3"))
+        record = await loaded(other)
+        assert (record.state, record.version) == (b"3", 3)
+
+    async def test_a_write_from_another_version_is_refused(self, store: SessionStore) -> None:
+        """Older or newer: the record is not the one that it was made from."""
+        for content in (b"1", b"2"):
+            await store.save(state(content=content))
+        before = await loaded(store)
+        for expected in (0, 1, 3):
+            with pytest.raises(SessionWriteConflict) as caught:
+                await store.save(state(content=b"x"), expected_version=expected)
+            told = caught.value
+            assert (told.session_id, told.expected_version, told.version) == ("s", expected, 2)
+        assert await loaded(store) == before
+
+    async def test_a_write_from_the_same_version_passes(self, store: SessionStore) -> None:
+        """0 stands for a record that is not there."""
+        versions = [await store.save(state(content=b"%d" % base), expected_version=base) for base in range(3)]
+        assert versions == [1, 2, 3]
+        assert (await loaded(store)).state == b"2"
+
+    async def test_a_write_from_a_version_of_no_record_is_refused(self, store: SessionStore) -> None:
+        """It was deleted meanwhile: the write does not bring it back."""
+        await store.save(state())
+        await store.delete(["s"])
+        with pytest.raises(SessionWriteConflict) as caught:
+            await store.save(state(), expected_version=1)
+        assert (caught.value.expected_version, caught.value.version) == (1, None)
+        assert await store.load("s") is None
+
+    async def test_a_record_has_one_birth_and_each_its_own(self, store: SessionStore) -> None:
+        """It stays over all writes; one that is made anew under the same id has another."""
+        for name in ("s", "other"):
+            await store.save(state(name))
+        first = (await loaded(store)).birth
+        await store.save(state())
+        assert (await loaded(store)).birth == first != (await loaded(store, "other")).birth
+        assert {row.session_id: row.birth for row in await store.list(EVERYTHING, 10)}["s"] == first
+        await store.delete(["s"])
+        await store.save(state())
+        assert (await loaded(store)).birth not in {first, "", (await loaded(store, "other")).birth}
+
+    async def test_a_write_from_a_record_that_was_made_anew_is_refused(self, store: SessionStore) -> None:
+        """Though both have that version, or the writer names none."""
+        await store.save(state(content=b"former"))
+        former = await loaded(store)
+        await store.delete(["s"])
+        await store.save(state(content=b"latter"))
+        before = await loaded(store)
+        assert before.version == former.version
+        for expected in (former.version, None):
+            with pytest.raises(SessionWriteConflict, match="anew") as caught:
+                await store.save(state(content=b"x"), expected_version=expected, birth=former.birth)
+            told = caught.value
+            assert (told.session_id, told.expected_version, told.version) == ("s", expected, 1)
+        assert await loaded(store) == before
+        await store.save(state(content=b"y"), expected_version=1, birth=before.birth)
+        assert (await loaded(store)).state == b"y"
+
+    async def test_a_record_is_made_with_the_birth_that_its_writer_names(self, store: SessionStore) -> None:
+        """So that the writer knows it, and the next write of the same writer passes where no other one has come."""
+        versions = [await store.save(state(), expected_version=base, birth="mine") for base in range(2)]
+        assert [*versions, await store.save(state())] == [1, 2, 3]
+        assert (await loaded(store)).birth == "mine"
+
+    async def test_of_many_writers_from_one_version_one_passes(self, harness: StoreHarness) -> None:
+        """Each from its own process, at once: from no record, and from a record."""
+        stores = [await harness.open() for _ in range(WRITERS)]
+        for base in (0, 1):
+            calls = (_saving(store, b"%d" % n, expected_version=base) for n, store in enumerate(stores))
+            outcomes = await at_once(*calls)
+            assert sorted(outcomes) == [REFUSED] * (WRITERS - 1) + [base + 1]
+            assert (await loaded(stores[0])).state == b"%d" % outcomes.index(base + 1)
+
+    async def test_of_many_writers_without_a_version_all_pass(self, harness: StoreHarness) -> None:
+        """And each is counted."""
+        stores = [await harness.open() for _ in range(WRITERS)]
+        versions = await at_once(*(_saving(store, b"x") for store in stores))
+        assert sorted(versions) == list(range(1, WRITERS + 1))
+
+    async def test_a_write_under_an_older_epoch_is_refused(self, store: SessionStore) -> None:
+        """Its lease has gone to somebody who has written since."""
+        await store.save(state(content=b"1"), epoch=7)
+        before = await loaded(store)
+        for expected in (None, 1):
+            with pytest.raises(SessionWriteConflict) as caught:
+                await store.save(state(content=b"x"), epoch=6, expected_version=expected)
+            assert (caught.value.session_id, caught.value.expected_version) == ("s", expected)
+        assert await loaded(store) == before
+
+    async def test_the_record_has_the_epoch_of_its_last_writer(self, store: SessionStore) -> None:
+        """The same may write again, a greater one takes over."""
+        for epoch in (7, 7, 9):
+            await store.save(state(), epoch=epoch)
+            assert (await loaded(store)).epoch == epoch
+
+    async def test_a_writer_without_a_lease_keeps_the_epoch(self, store: SessionStore) -> None:
+        """So that whoever is older than the lease of before is still refused."""
+        await store.save(state())
+        assert (await loaded(store)).epoch is None
+        for epoch in (7, None):
+            await store.save(state(), epoch=epoch)
+        record = await loaded(store)
+        assert (record.version, record.epoch) == (3, 7)
+        with pytest.raises(SessionWriteConflict):
+            await store.save(state(), epoch=6)
+
+    async def test_a_write_that_has_happened_is_not_repeated(self, harness: StoreHarness, store: SessionStore) -> None:
+        """By its key: whatever else the second attempt says, nothing is written and the version is returned."""
+        assert await store.save(state(content=b"1"), turn="i/1/2", epoch=7) == 1
+        before = await loaded(store)
+        await harness.advance(100)
+        assert await store.save(state(content=b"2"), turn="i/1/2", epoch=7) == 1
+        assert await store.save(state(content=b"2"), turn="i/1/2", epoch=8, expected_version=0) == 1
+        assert await store.save(state(content=b"2"), turn="i/1/2") == 1
+        assert await loaded(store) == before
+
+    async def test_a_key_counts_for_the_last_write_only(self, store: SessionStore) -> None:
+        """Another key, or a write without one, and it is forgotten."""
+        keys = ["t", "u", "t", None, "t"]
+        assert [await store.save(state(), turn=key) for key in keys] == [1, 2, 3, 4, 5]
+
+    async def test_no_key_is_like_no_other(self, store: SessionStore) -> None:
+        """Two writes without a key are two writes; and a key is one session's own."""
+        assert [await store.save(state()) for _ in range(2)] == [1, 2]
+        await store.save(state("other"), turn="t")
+        assert [await store.save(state(), turn="t") for _ in range(2)] == [3, 3]
+
+    async def test_a_key_does_not_open_a_fence(self, store: SessionStore) -> None:
+        """A write with a new key is checked like any other."""
+        await store.save(state(), turn="t", epoch=7)
+        with pytest.raises(SessionWriteConflict):
+            await store.save(state(), turn="u", epoch=7, expected_version=0)
+        with pytest.raises(SessionWriteConflict):
+            await store.save(state(), turn="u", epoch=6)
+        assert (await loaded(store)).turn == "t"
+
+    async def test_a_key_ends_with_its_record(self, store: SessionStore) -> None:
+        await store.save(state(), turn="t")
+        await store.delete(["s"])
+        assert await store.save(state(content=b"new"), turn="t") == 1
+        assert (await loaded(store)).state == b"new"
+
+    async def test_of_many_writers_with_one_key_one_writes(self, harness: StoreHarness) -> None:
+        """And all are told the same version."""
+        stores = [await harness.open() for _ in range(WRITERS)]
+        assert await at_once(*(_saving(store, b"x", turn="t") for store in stores)) == [1] * WRITERS
+        assert (await loaded(stores[0])).version == 1
+
+
+def _saving(store: SessionStore, content: bytes, **fences: Unpack[_Fences]) -> Callable[[], Awaitable[int]]:
+    """A save to be called: gives the version, or `REFUSED`."""
+
+    async def save() -> int:
+        try:
+            return await store.save(state(content=content), **fences)
+        except SessionWriteConflict:
+            return REFUSED
+
+    return save
