@@ -14,11 +14,11 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from affinity import ambient
+from affinity import telemetry
 from affinity.telemetry import SESSION_ATTRIBUTE, current_session_id, enter_session, instrumented, session_scope
 from tests.spans import exporter, session_of
 
-logger = logging.getLogger("tests.ambient")
+logger = logging.getLogger("tests.telemetry")
 
 
 @pytest.fixture(autouse=True)
@@ -210,10 +210,10 @@ def test_without_opentelemetry_only_the_logs_carry_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
-    ambient._tracing.cache_clear()
+    telemetry._tracing.cache_clear()
     try:
         with session_scope("a"):
             logger.warning("within")
     finally:
-        ambient._tracing.cache_clear()
+        telemetry._tracing.cache_clear()
     assert logged(caplog, "within") == ["a"]

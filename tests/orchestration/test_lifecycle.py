@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from affinity.errors import ExecutionLimitReached, NotSerializable
-from affinity.orchestration import OrchestrationCancelledSignal, OrchestrationContext, journal
+from affinity.orchestration import OrchestrationCancelledSignal, OrchestrationContext, history
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution
 
@@ -149,7 +149,7 @@ def test_continue_as_new_checks_its_input() -> None:
 
 
 def test_a_full_history_is_not_for_the_code_to_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "MAX_HISTORY_EVENTS", 20)
+    monkeypatch.setattr(history, "MAX_HISTORY_EVENTS", 20)
 
     async def endless(ctx: OrchestrationContext) -> None:
         while True:

@@ -31,7 +31,7 @@ from affinity.errors import (
 )
 from affinity.provider import has_password, migrate, open_provider, redact
 from affinity.provider.postgres.errors import FIRST_WRITE, classify
-from affinity.provider.sqlite import SqliteProvider, failures
+from affinity.provider.sqlite import SqliteProvider, errors
 from affinity.records import SessionState
 from tests.provider.harnesses import sqlite_error
 from tests.provider.postgres_stage import administrator, opened, registered, terminate
@@ -115,7 +115,7 @@ def test_a_code_of_postgresql_is_not_all_there_is() -> None:
     ],
 )
 def test_a_code_of_sqlite_has_its_error(code: int, kind: type[ProviderError]) -> None:
-    assert type(failures.translate(sqlite_error(code, "SQLITE_X"))) is kind
+    assert type(errors.translate(sqlite_error(code, "SQLITE_X"))) is kind
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,8 @@ def test_a_code_of_sqlite_has_its_error(code: int, kind: type[ProviderError]) ->
         (sqlite3.OperationalError("no code"), DatabaseFailure),
     ],
 )
-def test_what_python_raises_for_sqlite_has_its_error(error: failures.Failure, kind: type[ProviderError]) -> None:
-    assert type(failures.translate(error)) is kind
+def test_what_python_raises_for_sqlite_has_its_error(error: errors.Failure, kind: type[ProviderError]) -> None:
+    assert type(errors.translate(error)) is kind
 
 
 # --- real ones of SQLite ----------------------------------------------------------------------------------------------

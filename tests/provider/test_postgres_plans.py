@@ -14,7 +14,8 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection
 
-from affinity.provider.postgres import PostgresProvider, connections
+from affinity.provider.postgres import PostgresProvider
+from affinity.provider.postgres.driver import connections
 from affinity.records import SessionFilter, SessionState
 from affinity.testing.conformance.providers.builders import fetch_options, work_item
 from tests.provider.postgres_stage import (

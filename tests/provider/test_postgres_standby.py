@@ -15,7 +15,8 @@ import pytest
 from affinity.errors import ConnectionLost
 from affinity.provider import migrate
 from affinity.provider.contract import NewInstance
-from affinity.provider.postgres import PostgresProvider, connections
+from affinity.provider.postgres import PostgresProvider
+from affinity.provider.postgres.driver import connections
 from tests.provider.postgres_stage import PATIENCE, administrator, opened
 from tests.servers import old_and_new
 from tests.waiting import run_on_a_thread

@@ -15,7 +15,8 @@ import pytest
 
 from affinity.provider.contract import FINISHED, InstanceFilter, Retention
 from affinity.provider.history import read_whole_history
-from affinity.provider.postgres import PostgresProvider, connections, migration, retention
+from affinity.provider.postgres import PostgresProvider, migration, retention
+from affinity.provider.postgres.driver import connections
 from affinity.provider.schema import Migration
 from affinity.provider.sqlite import SqliteProvider
 from affinity.provider.sqlite import retention as sqlite_retention

@@ -58,11 +58,11 @@ from affinity.provider.contract import (
 from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.sqlite import (
     fetching,
+    hints,
     listing,
     management,
     quotas,
     releasing,
-    subscriptions,
     suspension,
     work_items,
     workers,
@@ -99,7 +99,7 @@ class SqliteProvider:
         self._inode = self._path.stat().st_ino
         self._tokens = Tokens()
         self._waiting = 0
-        self._subscriptions: set[subscriptions.Subscription] = set()
+        self._subscriptions: set[hints.Subscription] = set()
         self._writer = DatabaseThread(writer, "affinity-sqlite-write", self._on_foreign_commit)
         self._reader = DatabaseThread(reader, "affinity-sqlite-read")
         self._states = SqliteStates(self._writer, self._reader)
@@ -313,9 +313,9 @@ class SqliteProvider:
         """Hand hints to the workers of this process; those of others see the commit that the hint is about. They are
         few: all are told, rather than to ask the database who owns an instance.
         """
-        subscriptions.send(self._path, workers)
+        hints.send(self._path, workers)
         if owners_of:
-            subscriptions.send(self._path, {None: Hint()})
+            hints.send(self._path, {None: Hint()})
 
     # -- the client
 
@@ -439,7 +439,7 @@ class SqliteProvider:
     @asynccontextmanager
     async def _subscribe(self, identity: WorkerIdentity) -> AsyncIterator[HintSource]:
         await self._writer.call(Database.changed)  # only what is committed from now on is news
-        subscription = subscriptions.Subscription(self._path, identity.worker_id, self._watch)
+        subscription = hints.Subscription(self._path, identity.worker_id, self._watch)
         subscription.open()
         self._subscriptions.add(subscription)
         try:
