@@ -9,7 +9,7 @@ from functools import partial
 from affinity.client.calls import insist
 from affinity.provider import open_provider
 from affinity.records import SessionStore
-from affinity.session.insisting import InsistentStore
+from affinity.session.retry import RetryingStore
 
 
 @asynccontextmanager
@@ -35,4 +35,4 @@ async def open_store(url: str) -> AsyncIterator[SessionStore]:
 
 def insistent(store: SessionStore) -> SessionStore:
     """The store, its calls repeated as those of a `Client`."""
-    return InsistentStore(store, reading=insist, writing=partial(insist, twice=False))
+    return RetryingStore(store, reading=insist, writing=partial(insist, twice=False))

@@ -2,17 +2,15 @@
 
 from affinity.session.cache import SessionCache
 from affinity.session.codec import JsonCodec, StateCodec, scratch
-from affinity.session.copies import CacheStats
-from affinity.session.families import SessionFamily
-from affinity.session.importing import Imported
+from affinity.session.context import ActivityScope, SessionContext
 from affinity.session.manager import SessionManager, SessionPage
 from affinity.session.memory import MemorySessionStore
 from affinity.session.opening import OpenSession, SyncOpenSession
-from affinity.session.protocols import ActivityScope, SessionContext
-from affinity.session.pruning import Pruned
+from affinity.session.pruning import Pruned, SessionFamily
 from affinity.session.resources import Resource
 from affinity.session.sessions import Sessions
-from affinity.session.transfer import readable
+from affinity.session.state_cache import CacheStats
+from affinity.session.transfer import Imported, readable
 
 __all__ = [
     "ActivityScope",

@@ -1,7 +1,7 @@
 """The session cache: expensive state in memory, next to the lease that says where it may be used.
 
 For applications that save and load by themselves; `affinity.session.Sessions` commits the state with the result. What
-becomes of a copy, and what always holds, is said in `affinity.session.pool`.
+becomes of a copy, and what always holds, is said in `affinity.session.state_cache`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from typing import TypeVar
 import anyio.from_thread
 
 from affinity.errors import InvalidOptions, SessionError, SessionWriteConflict, UnknownSession
-from affinity.session.calls import DISPOSE_SECONDS, result_of, run_bounded, shielded
-from affinity.session.copies import Copy, unknown_session
-from affinity.session.pool import CopyPool, FollowsLeases
-from affinity.session.protocols import SessionContext, address_of
+from affinity.session.callbacks import DISPOSE_SECONDS, result_of, run_bounded, shielded
+from affinity.session.context import SessionContext, address_of
+from affinity.session.state_cache import CacheEntry, CacheLeaseListener, StateCache, unknown_session
 
 S = TypeVar("S")
 
 
-class SessionCache(FollowsLeases[S]):
+class SessionCache(CacheLeaseListener[S]):
     """Session state in the memory of this process, bounded, and never served under another lease than its own.
 
     ::
@@ -71,7 +70,7 @@ class SessionCache(FollowsLeases[S]):
             raise InvalidOptions(f"max_bytes = {max_bytes!r} needs size_of: nothing else says how large a state is")
         self._hydrate_state, self._checkpoint_state, self._dispose_state = hydrate, checkpoint, dispose
         self._size_of = size_of
-        self._pool = CopyPool[S](
+        self._pool = StateCache[S](
             dispose=self._dispose,
             max_sessions=max_sessions,
             max_bytes=max_bytes,
@@ -148,7 +147,7 @@ class SessionCache(FollowsLeases[S]):
         """
         session_id, epoch = address_of(ctx)
 
-        def is_this(copy: Copy[S]) -> bool:
+        def is_this(copy: CacheEntry[S]) -> bool:
             if id(ctx) in copy.users:
                 raise SessionError(f"{copy} is in use by the very activity that would replace it")
             return copy.is_new or (copy.hydrated and not copy.leaving and copy.state is state and copy.epoch == epoch)
@@ -163,14 +162,14 @@ class SessionCache(FollowsLeases[S]):
 
     # -- the application's callbacks
 
-    async def _load(self, copy: Copy[S]) -> S:
+    async def _load(self, copy: CacheEntry[S]) -> S:
         if self._hydrate_state is None:
             raise unknown_session(copy.session_id, copy.epoch, None)
         state = await result_of(self._hydrate_state(copy.session_id))
         self._weigh(copy, state)
         return state
 
-    async def _save(self, copy: Copy[S]) -> None:
+    async def _save(self, copy: CacheEntry[S]) -> None:
         if self._checkpoint_state is None:
             return
         async with copy.saving:
@@ -182,11 +181,11 @@ class SessionCache(FollowsLeases[S]):
                 self._pool.count("conflicts")
                 raise
 
-    def _weigh(self, copy: Copy[S], state: S) -> None:
+    def _weigh(self, copy: CacheEntry[S], state: S) -> None:
         if self._size_of is not None:
             self._pool.weigh(copy, self._size_of(state))
 
-    async def _dispose(self, copy: Copy[S]) -> None:
+    async def _dispose(self, copy: CacheEntry[S]) -> None:
         if self._dispose_state is not None:
             dispose = self._dispose_state
             await run_bounded(f"dispose of {copy}", lambda: dispose(copy.session_id, copy.state), DISPOSE_SECONDS)

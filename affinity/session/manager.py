@@ -13,10 +13,8 @@ from typing import Final
 from affinity.errors import InvalidInput, SessionAmbiguous, SessionNotFound
 from affinity.limits import MAX_PAGE, check_id
 from affinity.records import SessionFilter, SessionRecord, SessionStore, SessionSummary
-from affinity.session.families import SessionFamily
-from affinity.session.importing import Imported, Lines, OnExists, Progress, import_lines, silent
-from affinity.session.pruning import Pruned, Pruner, Retention
-from affinity.session.transfer import line_of
+from affinity.session.pruning import Pruned, Pruner, Retention, SessionFamily
+from affinity.session.transfer import Imported, Lines, OnExists, Progress, import_lines, line_of, silent
 
 _EVERYTHING: Final = SessionFilter()
 _CANDIDATES: Final = 10  # ids that an ambiguity lists: as many as a person compares

@@ -13,7 +13,7 @@ from affinity.errors import (
     SessionMigrationMissing,
 )
 from affinity.limits import check_integer
-from affinity.session.calls import problem_of, result_of
+from affinity.session.callbacks import problem_of, result_of
 
 Migrate: TypeAlias = Callable[[Any], Awaitable[Any] | Any]
 """Takes the plain form of a state (a dict, for JSON objects) and returns that of the next version; sync or async."""

@@ -11,18 +11,17 @@ import anyio
 import anyio.from_thread
 
 from affinity.errors import SessionError
-from affinity.session.calls import shielded
-from affinity.session.loaded import Loaded
+from affinity.session.callbacks import shielded
 from affinity.session.resources import Resource
-from affinity.session.schema import StateSchema
-from affinity.session.ways import Way
+from affinity.session.state import CachedState, StateSchema
+from affinity.session.writer import UnitOfWork
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class OpenOptions:
     """What the caller says at an opening."""
 
     parent: str | None
@@ -34,9 +33,9 @@ class Given:
 class _Handle(Generic[S]):
     """What both kinds of handle show."""
 
-    def __init__(self, schema: StateSchema[S], way: Way[S], given: Given) -> None:
+    def __init__(self, schema: StateSchema[S], way: UnitOfWork[S], given: OpenOptions) -> None:
         self._schema, self._way, self._given = schema, way, given
-        self._loaded: Loaded[S] | None = None
+        self._loaded: CachedState[S] | None = None
         self._used = self._is_open = self._was_new = False
         self._version = 0
         self._scope = way.scope()
@@ -127,12 +126,12 @@ class _Handle(Generic[S]):
     async def _resource(self, resource: Resource[T]) -> T:
         return await self._opened().resource(resource)
 
-    def _seen(self) -> Loaded[S]:
+    def _seen(self) -> CachedState[S]:
         if self._loaded is None:
             raise SessionError(f"the state of session {self.session_id!r} is not open yet")
         return self._loaded
 
-    def _opened(self) -> Loaded[S]:
+    def _opened(self) -> CachedState[S]:
         loaded = self._seen()
         if not self._is_open:
             raise SessionError(f"the state of session {self.session_id!r} is not open any more")

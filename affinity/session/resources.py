@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 import anyio
 
-from affinity.session.calls import DISPOSE_SECONDS, result_of, run_bounded
+from affinity.session.callbacks import DISPOSE_SECONDS, result_of, run_bounded
 
 T = TypeVar("T")
 

@@ -10,25 +10,20 @@ from affinity.errors import InvalidOptions, SessionError
 from affinity.limits import check_id, check_integer
 from affinity.records import SessionMetadata, SessionStore
 from affinity.session.codec import JsonCodec, StateCodec
-from affinity.session.copies import Copy
-from affinity.session.folding import Folding
-from affinity.session.loaded import Loaded
-from affinity.session.metadata import wanted
+from affinity.session.context import ActivityScope
+from affinity.session.fields import FieldOverrides, projection_of
 from affinity.session.migrations import Migrate
-from affinity.session.opening import Given, OpenSession, SyncOpenSession
-from affinity.session.pool import CopyPool, FollowsLeases
-from affinity.session.projection import projection_of
-from affinity.session.protocols import ActivityScope
-from affinity.session.schema import StateSchema
-from affinity.session.turns import Turns
-from affinity.session.ways import InActivity, InScript, Way
+from affinity.session.opening import OpenOptions, OpenSession, SyncOpenSession
+from affinity.session.state import CachedState, StateSchema, override_metadata
+from affinity.session.state_cache import CacheEntry, CacheLeaseListener, StateCache
+from affinity.session.writer import ActivityUnitOfWork, StandaloneUnitOfWork, UnitOfWork, WriteQueue
 
 S = TypeVar("S")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
+class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
     """The state of sessions of one kind: hydrated, cached beside the lease, migrated, committed with results.
 
     ::
@@ -117,18 +112,18 @@ class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
             projection=projection,
             initial=initial,
             describe=metadata,
-            folding=Folding(state),
+            folding=FieldOverrides(state),
         )
         self._store, self._auto_save, self._dispose = store, auto_save, dispose
         self._follow_leases = follow_leases
-        self._pool = CopyPool[Loaded[S]](
+        self._pool = StateCache[CachedState[S]](
             dispose=self._dispose_copy,
             max_sessions=max_sessions,
             max_bytes=max_bytes,
             idle_timeout=idle_timeout,
             timer=timer,
         )
-        self._turns = Turns(self._schema, self._pool, size_of, self._refresh if fresh_scratch else None)
+        self._turns = WriteQueue(self._schema, self._pool, size_of, self._refresh if fresh_scratch else None)
 
     @property
     def kind(self) -> str:
@@ -216,7 +211,9 @@ class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
         way = self._way(ctx_or_id, store, allow_transient)
         return SyncOpenSession(self._schema, way, self._given(way, parent, labels, given, auto_save))
 
-    def _way(self, ctx_or_id: ActivityScope | str | None, store: SessionStore | None, allow_transient: bool) -> Way[S]:
+    def _way(
+        self, ctx_or_id: ActivityScope | str | None, store: SessionStore | None, allow_transient: bool
+    ) -> UnitOfWork[S]:
         store = self._store if store is None else store
         if ctx_or_id is None or isinstance(ctx_or_id, str):
             session_id = None if ctx_or_id is None else check_id(ctx_or_id, "session id")
@@ -224,10 +221,10 @@ class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
             session_id = None
         else:
             self._check_followed(ctx_or_id)
-            return InActivity(self._turns, ctx_or_id, ctx_or_id.session_store if store is None else store)
+            return ActivityUnitOfWork(self._turns, ctx_or_id, ctx_or_id.session_store if store is None else store)
         if not allow_transient:
             _check_kept(session_id, store)
-        return InScript(self._schema, self._turns, session_id, store, self._dispose)
+        return StandaloneUnitOfWork(self._schema, self._turns, session_id, store, self._dispose)
 
     def _check_followed(self, ctx: ActivityScope) -> None:
         if self._follow_leases and ctx.session_listeners is not None and self not in ctx.session_listeners:
@@ -238,14 +235,14 @@ class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
 
     def _given(
         self,
-        way: Way[S],
+        way: UnitOfWork[S],
         parent: str | None,
         labels: Mapping[str, str] | None,
         given: S | Mapping[str, Any] | None,
         auto_save: bool | None,
-    ) -> Given:
-        wanted(SessionMetadata(), way.session_id, parent, labels)  # refused here, where they were written
-        return Given(
+    ) -> OpenOptions:
+        override_metadata(SessionMetadata(), way.session_id, parent, labels)  # refused here, where they were written
+        return OpenOptions(
             parent=parent,
             labels=labels,
             values=self._schema.folding.values(given),
@@ -283,10 +280,10 @@ class Sessions(FollowsLeases[Loaded[S]], Generic[S]):
         """
         self._schema.migrations.check_all(self._schema.version)
 
-    async def _refresh(self, loaded: Loaded[S]) -> None:
+    async def _refresh(self, loaded: CachedState[S]) -> None:
         await loaded.replace(await self._schema.refresh(loaded), self._dispose)
 
-    async def _dispose_copy(self, copy: Copy[Loaded[S]]) -> None:
+    async def _dispose_copy(self, copy: CacheEntry[CachedState[S]]) -> None:
         await copy.state.aclose(self._dispose)
 
 

@@ -35,7 +35,7 @@ from affinity.orchestration.events import ActivityCompleted, ActivityFailed, Eve
 from affinity.orchestration.wire import ActivityTask, decode_task
 from affinity.provider.contract import WorkAbandon, WorkItem, WorkKey, WorkLock
 from affinity.records import SessionStore
-from affinity.session.protocols import enter_activity
+from affinity.session.context import enter_activity
 from affinity.telemetry import enter_session
 from affinity.worker.isolation import Isolation, is_isolated, not_begun
 from affinity.worker.lease import HeldLocks

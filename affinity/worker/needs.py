@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from affinity.session.protocols import RecordReader
+from affinity.session.context import RecordReader
 
 
 def record_need(kind: str, schema_version: int) -> str:

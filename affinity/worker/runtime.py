@@ -49,7 +49,7 @@ from affinity.provider.contract import (
     WorkKey,
     WorkLock,
 )
-from affinity.session.insisting import InsistentStore
+from affinity.session.retry import RetryingStore
 from affinity.worker.activities import ActivityRunner
 from affinity.worker.code import code_version
 from affinity.worker.committer import GroupCommit
@@ -138,7 +138,7 @@ class Runtime:
             options=options,
             locks=locks,
             sessions=self.sessions,
-            states=InsistentStore(
+            states=RetryingStore(
                 provider.states, reading=availability.insist, writing=availability.insist_if_unchanged
             ),
             outcomes=self,

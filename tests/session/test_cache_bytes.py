@@ -7,8 +7,7 @@ import pytest
 
 from affinity.errors import InvalidOptions, SessionWriteConflict
 from affinity.session import SessionCache, Sessions
-from affinity.session.copies import Copy
-from affinity.session.pool import CopyPool
+from affinity.session.state_cache import CacheEntry, StateCache
 from tests.session.activities import Chat, Host
 from tests.session.application import Application, Lease, State, used
 
@@ -112,14 +111,14 @@ async def test_a_checkpoint_that_is_refused_is_a_conflict(app: Application) -> N
 async def test_whoever_waits_for_a_copy_that_is_let_go_disposes_it_himself() -> None:
     log: list[str] = []
 
-    async def dispose(copy: Copy[str]) -> None:
+    async def dispose(copy: CacheEntry[str]) -> None:
         log.append(f"dispose {copy}")
 
-    async def load(copy: Copy[str]) -> str:
+    async def load(copy: CacheEntry[str]) -> str:
         log.append(f"load {copy}")
         return "state"
 
-    pool = CopyPool[str](dispose=dispose, max_sessions=9, max_bytes=None, idle_timeout=None, timer=lambda: 0.0)
+    pool = StateCache[str](dispose=dispose, max_sessions=9, max_bytes=None, idle_timeout=None, timer=lambda: 0.0)
     old = await pool.pin(("s", 1), 1, load)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(pool.pin, ("s", 2), 2, load)

@@ -18,8 +18,8 @@ from affinity.errors import (
 )
 from affinity.records import SessionStore
 from affinity.session import OpenSession, Sessions
-from affinity.session.insisting import InsistentStore
-from affinity.session.protocols import enter_activity
+from affinity.session.context import enter_activity
+from affinity.session.retry import RetryingStore
 from tests.session.activities import Activity, Chat, CountingStore, Host
 
 pytestmark = pytest.mark.anyio
@@ -288,7 +288,7 @@ async def test_a_lost_answer_is_no_conflict(host: Host) -> None:
                 continue
 
     ctx = host.activity()
-    ctx.session_store = InsistentStore(host.database, reading=insist, writing=call)
+    ctx.session_store = RetryingStore(host.database, reading=insist, writing=call)
     await say_and_checkpoint(Sessions(Chat, kind="chat").open(ctx), "one", "two")
     assert not answers
     await host.finish(ctx)

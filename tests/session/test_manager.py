@@ -26,8 +26,8 @@ from affinity.provider import migrate
 from affinity.provider.contract import Incarnation, Provider, WorkerIdentity
 from affinity.records import SessionFilter, SessionMetadata, SessionState, SessionStore
 from affinity.session import SessionManager, readable
+from affinity.session.codec import pack
 from affinity.session.memory import MemorySessionStore
-from affinity.session.packing import pack
 from tests.client.conftest import Puppet
 from tests.conftest import Servers
 from tests.provider.harnesses import PostgresHarness, SqliteHarness

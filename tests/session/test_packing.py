@@ -9,7 +9,7 @@ import pytest
 
 from affinity.errors import PayloadTooLarge
 from affinity.limits import COMPRESS_STATE_ABOVE, MAX_STATE_BYTES
-from affinity.session.packing import pack, unpack
+from affinity.session.codec import pack, unpack
 
 
 @pytest.mark.parametrize("size", [0, 1, COMPRESS_STATE_ABOVE, COMPRESS_STATE_ABOVE + 1, MAX_STATE_BYTES])

@@ -549,7 +549,7 @@ async def test_a_small_state_stays_plain(host: Host) -> None:
 
 
 async def test_a_state_over_the_limit_is_refused_in_the_block(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("affinity.session.packing.MAX_STATE_BYTES", 1000)
+    monkeypatch.setattr("affinity.session.codec.MAX_STATE_BYTES", 1000)
     chats = Sessions(Chat, kind="chat")
     ctx = host.activity()
     with pytest.raises(PayloadTooLarge, match="keep large data elsewhere"):

@@ -18,7 +18,7 @@ from affinity.cli.shell import Command, Shell, command
 from affinity.client import Client
 from affinity.records import SessionFilter
 from affinity.session import Imported
-from affinity.session.importing import OnExists, check_lines
+from affinity.session.transfer import OnExists, check_lines
 
 _IN_MEMORY: Final = 16 * 1024 * 1024  # bytes of stdin before they go to a temporary file
 

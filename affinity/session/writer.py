@@ -23,7 +23,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from uuid import uuid4
 
 import anyio
@@ -33,31 +34,31 @@ from affinity.errors import (
     InvalidOptions,
     SessionError,
     SessionSaveFailed,
+    SessionSelfConflict,
     SessionWriteConflict,
     UnknownSession,
 )
 from affinity.records import SessionState, SessionStore, StateWrite
-from affinity.session.calls import problem_of
-from affinity.session.copies import Copy
-from affinity.session.loaded import Encoded, Loaded, Stored
-from affinity.session.pool import CopyPool
-from affinity.session.protocols import ActivityScope, address_of, current_activity
-from affinity.session.schema import StateSchema
+from affinity.session.callbacks import problem_of
+from affinity.session.context import ActivityScope, address_of, current_activity
+from affinity.session.state import CachedState, EncodedState, RecordVersion, StateSchema
+from affinity.session.state_cache import CacheEntry, StateCache
+from affinity.telemetry import session_scope
 
 S = TypeVar("S")
 
 
-class Staged(NamedTuple):
+class StagedWrite(NamedTuple):
     """What a turn has to write at some moment."""
 
-    state: Encoded | None
-    base: Stored | None  # the record that it builds on
+    state: EncodedState | None
+    base: RecordVersion | None  # the record that it builds on
 
 
-class Turn(Generic[S]):
+class SessionWriter(Generic[S]):
     """One activity's turn on the state of its session. A `affinity.records.Participant`."""
 
-    def __init__(self, turns: Turns[S], ctx: ActivityScope, store: SessionStore | None) -> None:
+    def __init__(self, turns: WriteQueue[S], ctx: ActivityScope, store: SessionStore | None) -> None:
         self._turns, self._pool = turns, turns.pool
         self._ctx = ctx
         self.user = id(ctx)
@@ -70,9 +71,11 @@ class Turn(Generic[S]):
         self.enlisted = False
         self.over = False  # the activity's code has ended
         self.already_applied = False
-        self.staged: Encoded | None = None
-        self._copy: Copy[Loaded[S]] | None = None  # pinned until settled; None before, and when it was dropped
-        self._base: Stored | None = None  # the record that the turn builds on
+        self.staged: EncodedState | None = None
+        self._copy: CacheEntry[CachedState[S]] | None = (
+            None  # pinned until settled; None before, and when it was dropped
+        )
+        self._base: RecordVersion | None = None  # the record that the turn builds on
         self._ahead = False  # the memory has changes that are not staged
         self._sent = False  # a write went with the result
         self._version = 0  # of the record, once the write is applied
@@ -106,7 +109,7 @@ class Turn(Generic[S]):
 
     # -- blocks
 
-    async def enter(self, values: Mapping[str, Any]) -> Copy[Loaded[S]]:
+    async def enter(self, values: Mapping[str, Any]) -> CacheEntry[CachedState[S]]:
         """The session's copy, pinned for a block.
 
         Raises:
@@ -116,7 +119,7 @@ class Turn(Generic[S]):
         """
         is_new = False
 
-        async def load(copy: Copy[Loaded[S]]) -> Loaded[S]:
+        async def load(copy: CacheEntry[CachedState[S]]) -> CachedState[S]:
             nonlocal is_new
             loaded = await self._load(values)
             self._turns.measure(copy, loaded)
@@ -138,13 +141,13 @@ class Turn(Generic[S]):
             raise
         return copy
 
-    async def _load(self, values: Mapping[str, Any]) -> Loaded[S]:
+    async def _load(self, values: Mapping[str, Any]) -> CachedState[S]:
         """From what is staged, if a later block has failed; else from the store."""
         if self.staged is not None and self.staged.new is not None and self._base is not None:
             return await self._turns.schema.again(self.staged.new, self._base)
         return await self._turns.schema.load(self.session_id, self.store, values)
 
-    def _take(self, copy: Copy[Loaded[S]]) -> None:
+    def _take(self, copy: CacheEntry[CachedState[S]]) -> None:
         if self.over:
             raise SessionError(f"the activity that opens session {self.session_id!r} has ended")
         if copy.state.broken:
@@ -159,7 +162,7 @@ class Turn(Generic[S]):
         self._base = copy.state.stored
         self.already_applied |= self.is_elsewhere and self._base.turn == self.key
 
-    async def stage(self, copy: Copy[Loaded[S]]) -> None:
+    async def stage(self, copy: CacheEntry[CachedState[S]]) -> None:
         """Have the state as it is now go with the activity's result.
 
         Raises:
@@ -171,7 +174,7 @@ class Turn(Generic[S]):
             self.staged, self._ahead = (encoded if encoded.new is not None else None), False
         self._turns.measure(copy, copy.state)
 
-    async def checkpoint(self, copy: Copy[Loaded[S]]) -> None:
+    async def checkpoint(self, copy: CacheEntry[CachedState[S]]) -> None:
         """Write the state as it is now to the store, and build on that.
 
         Raises:
@@ -194,7 +197,7 @@ class Turn(Generic[S]):
                 self.staged, self._ahead = None, False
         self._turns.measure(copy, copy.state)
 
-    async def leave_unsaved(self, copy: Copy[Loaded[S]]) -> None:
+    async def leave_unsaved(self, copy: CacheEntry[CachedState[S]]) -> None:
         """A clean end without saving: the copy can stay only if there was nothing to save.
 
         Raises:
@@ -208,7 +211,7 @@ class Turn(Generic[S]):
                 self._ahead = True
         self._turns.measure(copy, copy.state)
 
-    def _check(self, copy: Copy[Loaded[S]]) -> bool:
+    def _check(self, copy: CacheEntry[CachedState[S]]) -> bool:
         """Whether there is anything to write to."""
         if self.over:
             raise SessionError(f"the activity that opened session {self.session_id!r} has ended")
@@ -216,22 +219,22 @@ class Turn(Generic[S]):
             raise SessionError(f"{copy} was left half changed by another block of this activity: nothing is saved")
         return self.store is not None and not self.already_applied
 
-    async def _encode(self, copy: Copy[Loaded[S]]) -> Encoded:
+    async def _encode(self, copy: CacheEntry[CachedState[S]]) -> EncodedState:
         encoded = await self._turns.schema.encode(copy.state)
         copy.state.size = encoded.size
         return encoded
 
-    async def leave(self, copy: Copy[Loaded[S]]) -> None:
+    async def leave(self, copy: CacheEntry[CachedState[S]]) -> None:
         """The block is over."""
         self.opens -= 1
         self._inside -= 1
         await self._pool.unpin(copy, self.user)
 
-    def mark(self) -> Staged:
+    def mark(self) -> StagedWrite:
         """What to go back to when a block fails, as of now."""
-        return Staged(self.staged, self._base)
+        return StagedWrite(self.staged, self._base)
 
-    def drop(self, copy: Copy[Loaded[S]], before: Staged) -> None:
+    def drop(self, copy: CacheEntry[CachedState[S]], before: StagedWrite) -> None:
         """A block has failed: forget its change, and go back to what was staged before, or to a checkpoint since."""
         copy.state.broken = True
         self._pool.retire(copy)
@@ -275,7 +278,7 @@ class Turn(Generic[S]):
             state = (await self._last(new)).state
             raise SessionSaveFailed(self.session_id, state, f"the store failed: {problem_of(error)}") from error
 
-    async def _last(self, new: SessionState) -> Loaded[S]:
+    async def _last(self, new: SessionState) -> CachedState[S]:
         """What was to be written, as a state: that of the copy, unless another block has spoilt it."""
         if self._copy is not None:
             return self._copy.state
@@ -296,35 +299,35 @@ class Turn(Generic[S]):
             self._pool.let_go(copy, self.user)
         self._turns.end(self)
 
-    def _commit(self, loaded: Loaded[S]) -> None:
+    def _commit(self, loaded: CachedState[S]) -> None:
         if self.staged is not None and self.staged.new is not None:
             loaded.is_written(self.staged, self._version, self.key if self.is_elsewhere else None)
 
 
-class Turns(Generic[S]):
+class WriteQueue(Generic[S]):
     """The turns of all sessions, and the copies that they work on."""
 
     def __init__(
         self,
         schema: StateSchema[S],
-        pool: CopyPool[Loaded[S]],
+        pool: StateCache[CachedState[S]],
         size_of: Callable[[S], int] | None,
-        refresh: Callable[[Loaded[S]], Awaitable[None]] | None,
+        refresh: Callable[[CachedState[S]], Awaitable[None]] | None,
     ) -> None:
         """``refresh`` is called with a copy that is opened again, unless a block of the same activity has it open."""
         self.schema, self.pool, self.refresh = schema, pool, refresh
         self._size_of = size_of
-        self._by_ctx: dict[int, Turn[S]] = {}
-        self._lines: dict[str, deque[Turn[S]]] = {}  # the first of each line has its turn
+        self._by_ctx: dict[int, SessionWriter[S]] = {}
+        self._lines: dict[str, deque[SessionWriter[S]]] = {}  # the first of each line has its turn
 
     async def open(
         self, ctx: ActivityScope, store: SessionStore | None, values: Mapping[str, Any]
-    ) -> tuple[Turn[S], Copy[Loaded[S]]]:
+    ) -> tuple[SessionWriter[S], CacheEntry[CachedState[S]]]:
         """The context's turn, once it is granted, and the copy for one block of it.
 
         Raises:
             InvalidOptions: the activity has opened the session with another store.
-            Exception: as `Turn.enter`.
+            Exception: as `SessionWriter.enter`.
         """
         turn = self._by_ctx.get(id(ctx)) or self._begin(ctx, store)
         if turn.store is not store:
@@ -339,15 +342,15 @@ class Turns(Generic[S]):
                 self.end(turn)
             raise
 
-    def _begin(self, ctx: ActivityScope, store: SessionStore | None) -> Turn[S]:
-        turn = self._by_ctx[id(ctx)] = Turn(self, ctx, store)
+    def _begin(self, ctx: ActivityScope, store: SessionStore | None) -> SessionWriter[S]:
+        turn = self._by_ctx[id(ctx)] = SessionWriter(self, ctx, store)
         line = self._lines.setdefault(turn.session_id, deque())
         line.append(turn)
         if line[0] is turn:
             turn.grant()
         return turn
 
-    def end(self, turn: Turn[S]) -> None:
+    def end(self, turn: SessionWriter[S]) -> None:
         """The turn is over, whether it was granted or not: the next may begin."""
         line = self._lines[turn.session_id]
         line.remove(turn)
@@ -365,6 +368,167 @@ class Turns(Generic[S]):
         turn = self._by_ctx.get(id(ctx))
         return store is ctx.session_store or (turn is not None and store is turn.store)
 
-    def measure(self, copy: Copy[Loaded[S]], loaded: Loaded[S]) -> None:
+    def measure(self, copy: CacheEntry[CachedState[S]], loaded: CachedState[S]) -> None:
         """Note the size of a copy: by the application's function, or that of its encoded form as last seen."""
         self.pool.weigh(copy, loaded.size if self._size_of is None else self._size_of(loaded.state))
+
+
+_NO_SCOPE: Final = nullcontext()
+
+
+class UnitOfWork(Protocol[S]):
+    """How a state comes to a block, and what becomes of it."""
+
+    @property
+    def session_id(self) -> str | None:
+        """Whose state it is; None: nobody's."""
+        ...
+
+    @property
+    def already_applied(self) -> bool:
+        """See `OpenSession.already_applied`."""
+        ...
+
+    def scope(self) -> AbstractContextManager[None]:
+        """Names the session in logs and traces, from before the load to after the save."""
+        ...
+
+    async def enter(self, values: Mapping[str, Any]) -> CachedState[S]:
+        """The state, for one block; ``values`` are fields of a new one."""
+        ...
+
+    async def save(self) -> int:
+        """Keep the state as it is now; returns the version of the record, as far as it is known."""
+        ...
+
+    async def checkpoint(self) -> int:
+        """Write the state as it is now to the store, before anything else; returns as `save`."""
+        ...
+
+    async def leave(self, *, failed: bool, save: bool) -> int:
+        """The block is over; called once after each `enter` that returned. Returns as `save`."""
+        ...
+
+
+class ActivityUnitOfWork(Generic[S]):
+    """The change is staged, and goes with the activity's result."""
+
+    def __init__(self, turns: WriteQueue[S], ctx: ActivityScope, store: SessionStore | None) -> None:
+        self._turns, self._ctx, self._store = turns, ctx, store
+        self._turn: SessionWriter[S] | None = None
+        self._copy: CacheEntry[CachedState[S]] | None = None
+        self._fallback = StagedWrite(None, None)  # what stays staged when this block fails
+
+    @property
+    def session_id(self) -> str | None:
+        return self._ctx.session_id
+
+    @property
+    def already_applied(self) -> bool:
+        return self._turn is not None and self._turn.already_applied
+
+    def scope(self) -> AbstractContextManager[None]:
+        return _NO_SCOPE  # the worker has named it
+
+    async def enter(self, values: Mapping[str, Any]) -> CachedState[S]:
+        self._turn, self._copy = await self._turns.open(self._ctx, self._store, values)
+        self._fallback = self._turn.mark()
+        return self._copy.state
+
+    async def save(self) -> int:
+        turn, copy = self._open()
+        await turn.stage(copy)
+        self._fallback = turn.mark()
+        return copy.state.stored.version
+
+    async def checkpoint(self) -> int:
+        turn, copy = self._open()
+        await turn.checkpoint(copy)
+        self._fallback = turn.mark()
+        return copy.state.stored.version
+
+    async def leave(self, *, failed: bool, save: bool) -> int:
+        turn, copy = self._open()
+        try:
+            if not failed:
+                await (turn.stage(copy) if save else turn.leave_unsaved(copy))
+        except BaseException:
+            failed = True
+            raise
+        finally:
+            if failed:
+                turn.drop(copy, self._fallback)
+            await turn.leave(copy)
+        return copy.state.stored.version
+
+    def _open(self) -> tuple[SessionWriter[S], CacheEntry[CachedState[S]]]:
+        assert self._turn is not None
+        assert self._copy is not None
+        return self._turn, self._copy
+
+
+class StandaloneUnitOfWork(Generic[S]):
+    """Loaded at the beginning, written at the end, in nobody's memory in between.
+
+    A session id of None, or no store, and the state is a new one that is nobody's afterwards.
+    """
+
+    already_applied = False
+
+    def __init__(
+        self,
+        schema: StateSchema[S],
+        turns: WriteQueue[S],
+        session_id: str | None,
+        store: SessionStore | None,
+        dispose: Callable[[str, S], Awaitable[None] | None] | None,
+    ) -> None:
+        self._schema, self._turns, self.session_id, self._dispose = schema, turns, session_id, dispose
+        self._store = store if session_id is not None else None
+        self._loaded: CachedState[S] | None = None
+
+    def scope(self) -> AbstractContextManager[None]:
+        return _NO_SCOPE if self.session_id is None else session_scope(self.session_id)
+
+    async def enter(self, values: Mapping[str, Any]) -> CachedState[S]:
+        if self.session_id is None:
+            self._loaded = self._schema.new(None, None, values)
+        else:
+            self._loaded = await self._schema.load(self.session_id, self._store, values)
+        return self._loaded
+
+    async def save(self) -> int:
+        assert self._loaded is not None
+        if self._store is not None:
+            encoded = await self._schema.encode(self._loaded)
+            if encoded.new is not None:
+                await self._write(self._loaded, self._store, encoded, encoded.new)
+        return self._loaded.stored.version
+
+    async def checkpoint(self) -> int:
+        return await self.save()
+
+    async def _write(
+        self, loaded: CachedState[S], store: SessionStore, encoded: EncodedState, new: SessionState
+    ) -> None:
+        if self._turns.would_conflict(new.session_id, store):
+            raise SessionSelfConflict(new.session_id)
+        stored = loaded.stored
+        try:
+            version = await store.save(new, expected_version=stored.version, birth=stored.birth)
+        except SessionWriteConflict:
+            raise
+        except Exception as error:
+            said = f"the store failed: {problem_of(error)}"
+            raise SessionSaveFailed(new.session_id, loaded.state, said) from error
+        loaded.is_written(encoded, version, None)
+
+    async def leave(self, *, failed: bool, save: bool) -> int:
+        assert self._loaded is not None
+        try:
+            if save and not failed:
+                await self.save()
+        finally:
+            with anyio.CancelScope(shield=True):  # bounded by itself
+                await self._loaded.aclose(self._dispose)
+        return self._loaded.stored.version

@@ -19,7 +19,7 @@ class Caller(Protocol):
         ...
 
 
-class InsistentStore:
+class RetryingStore:
     """A store whose calls are repeated: ``reading`` may do so after any failure that passes, ``writing`` only after one
     that changed nothing. A save with an idempotency key is repeated as reading is.
     """

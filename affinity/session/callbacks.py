@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 T = TypeVar("T")
 
+
 DISPOSE_SECONDS: Final = 30.0
 """A ``dispose`` or ``close`` that takes longer is cancelled and logged: it must not keep a worker from stopping."""
 

@@ -25,24 +25,94 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import anyio
+from cachetools import TTLCache
 
-from affinity.errors import InvalidOptions
-from affinity.session.copies import CacheStats, Copy, Shelf, unknown_session
+from affinity.errors import InvalidOptions, UnknownSession
 from affinity.telemetry import enter_session
 
 S = TypeVar("S")
 
 
-class CopyPool(Generic[S]):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheStats:
+    """Counts since the cache was made, and its size now."""
+
+    hits: int = 0  # uses and peeks that found the state in memory
+    misses: int = 0  # uses and peeks that did not
+    hydrations: int = 0  # copies that came to be, by ``hydrate`` or by ``put``
+    evictions: int = 0  # copies given up for room or for idleness
+    losses: int = 0  # copies given up because their lease had ended
+    conflicts: int = 0  # changes that were refused, or whose commit nobody could confirm: the store won
+    size: int = 0  # copies in memory, those that wait for their last user included
+    bytes: int = 0  # of these copies, as far as somebody measures them
+
+
+class CacheEntry(Generic[S]):
+    """The state of one session at one epoch."""
+
+    state: S  # set once hydrated
+
+    def __init__(self, session_id: str, epoch: int) -> None:
+        self.session_id = session_id
+        self.epoch = epoch
+        self.users: list[int] = []  # id() of the contexts that pin it; an activity may do so more than once
+        self.bytes = 0
+        self.hydrated = self.leaving = self.disposing = False
+        self.failure: Exception | None = None
+        self.ready: anyio.Event | None = None  # set when a hydrate that runs has ended, well or not
+        self.unused = anyio.Event()  # set when it is leaving and its last user has left
+        self.gone = anyio.Event()
+        self.saving = anyio.Lock(fast_acquire=True)  # checkpoints of one session keep their order
+
+    @property
+    def is_new(self) -> bool:
+        """Made just now: nobody uses it, and nobody has tried to hydrate it."""
+        return not self.hydrated and not self.users
+
+    def __str__(self) -> str:
+        return f"session {self.session_id!r} at epoch {self.epoch}"
+
+
+class IdleLru(TTLCache[str, None]):
+    """Ids of the copies that nobody uses. cachetools expires on almost every call: expiry reports what it removed."""
+
+    def __init__(self, idle_timeout: float, timer: Callable[[], float], on_expire: Callable[[str], None]) -> None:
+        super().__init__(math.inf, idle_timeout, timer)
+        self._on_expire = on_expire
+
+    def expire(self, time: float | None = None) -> list[tuple[str, None]]:
+        expired = super().expire(time)
+        for session_id, _ in expired:
+            self._on_expire(session_id)
+        return expired
+
+    def discard(self, session_id: str) -> None:
+        """Remove it, expired or not; ``pop`` would leave an expired one to be reported later."""
+        with suppress(KeyError):
+            del self[session_id]
+
+
+def unknown_session(session_id: str, epoch: int, other: CacheEntry[Any] | None) -> UnknownSession:
+    """The error, with what this process has instead."""
+    text = f"no state of session {session_id!r} at epoch {epoch} in this process"
+    if other is not None:
+        hint = "the session has moved on" if other.epoch > epoch else "hydrate it again"
+        text += f", which has it at epoch {other.epoch}: {hint}"
+    return UnknownSession(text)
+
+
+class StateCache(Generic[S]):
     """Copies by session id. One pool serves one event loop."""
 
     def __init__(
         self,
         *,
-        dispose: Callable[[Copy[S]], Awaitable[None]],
+        dispose: Callable[[CacheEntry[S]], Awaitable[None]],
         max_sessions: int,
         max_bytes: int | None,
         idle_timeout: float | None,
@@ -62,10 +132,10 @@ class CopyPool(Generic[S]):
         self._dispose_copy = dispose
         self._max_sessions = max_sessions
         self._max_bytes = math.inf if max_bytes is None else max_bytes
-        self._shelf = Shelf(math.inf if idle_timeout is None else idle_timeout, timer, self._expired)
-        self._current: dict[str, Copy[S]] = {}
+        self._shelf = IdleLru(math.inf if idle_timeout is None else idle_timeout, timer, self._expired)
+        self._current: dict[str, CacheEntry[S]] = {}
         self._current_bytes = 0
-        self._leaving: dict[str, Copy[S]] = {}
+        self._leaving: dict[str, CacheEntry[S]] = {}
         self._counts = {"hits": 0, "misses": 0, "hydrations": 0, "evictions": 0, "losses": 0, "conflicts": 0}
 
     @property
@@ -85,9 +155,9 @@ class CopyPool(Generic[S]):
         self,
         address: tuple[str, int],
         user: int,
-        load: Callable[[Copy[S]], Awaitable[S]],
+        load: Callable[[CacheEntry[S]], Awaitable[S]],
         fits: Callable[[S], bool] = lambda _: True,
-    ) -> Copy[S]:
+    ) -> CacheEntry[S]:
         """The copy at this session and epoch, hydrated by ``load`` if need be, and pinned until ``user`` unpins it.
 
         A copy whose state does not ``fit`` is given up and loaded anew. Concurrent calls share one load; what it raises
@@ -98,7 +168,7 @@ class CopyPool(Generic[S]):
         """
         session_id, epoch = address
 
-        def is_served(copy: Copy[S]) -> bool:
+        def is_served(copy: CacheEntry[S]) -> bool:
             # An activity that has the copy already gets it again even while it is leaving: it would wait for itself.
             if copy.epoch != epoch or (copy.leaving and user not in copy.users):
                 return False
@@ -117,17 +187,19 @@ class CopyPool(Generic[S]):
             raise
         return copy
 
-    def pin_again(self, copy: Copy[S], user: int) -> None:
+    def pin_again(self, copy: CacheEntry[S], user: int) -> None:
         """One pin more for somebody who has one."""
         copy.users.append(user)
 
-    async def find(self, session_id: str, epoch: int, user: int, accept: Callable[[Copy[S]], bool]) -> Copy[S]:
+    async def find(
+        self, session_id: str, epoch: int, user: int, accept: Callable[[CacheEntry[S]], bool]
+    ) -> CacheEntry[S]:
         """A copy that ``accept`` takes, which may be a new one once the former is gone; pinned by ``user``."""
         while True:
             self._shelf.expire()
             copy = self.copy_of(session_id)
             if copy is None:
-                copy = self._current[session_id] = Copy(session_id, epoch)
+                copy = self._current[session_id] = CacheEntry(session_id, epoch)
             if epoch < copy.epoch:
                 raise unknown_session(session_id, epoch, copy)
             if accept(copy):
@@ -138,7 +210,7 @@ class CopyPool(Generic[S]):
             await self.settle()
             await (copy.unused if copy.users else copy.gone).wait()
 
-    def peek(self, session_id: str, epoch: int) -> Copy[S]:
+    def peek(self, session_id: str, epoch: int) -> CacheEntry[S]:
         """The copy at this epoch, not pinned, as the most recently used one.
 
         Raises:
@@ -155,12 +227,12 @@ class CopyPool(Generic[S]):
                 self._shelf[session_id] = None  # last used now
             return copy
 
-    async def unpin(self, copy: Copy[S], user: int) -> None:
+    async def unpin(self, copy: CacheEntry[S], user: int) -> None:
         """`let_go`, and then dispose what may go."""
         self.let_go(copy, user)
         await self._make_room()
 
-    def let_go(self, copy: Copy[S], user: int) -> None:
+    def let_go(self, copy: CacheEntry[S], user: int) -> None:
         """Take back one pin, from code that cannot await."""
         copy.users.remove(user)
         if copy.users:
@@ -172,13 +244,13 @@ class CopyPool(Generic[S]):
         else:
             self._shelf[copy.session_id] = None
 
-    def copy_of(self, session_id: str) -> Copy[S] | None:
+    def copy_of(self, session_id: str) -> CacheEntry[S] | None:
         """The one copy of the session, leaving or not."""
         return self._leaving.get(session_id) or self._current.get(session_id)
 
     # -- hydrating
 
-    async def _ensure_hydrated(self, copy: Copy[S], load: Callable[[Copy[S]], Awaitable[S]]) -> None:
+    async def _ensure_hydrated(self, copy: CacheEntry[S], load: Callable[[CacheEntry[S]], Awaitable[S]]) -> None:
         """One of the users hydrates and the others wait; when that one is cancelled, another takes over."""
         while not copy.hydrated:
             if copy.failure is not None:
@@ -188,7 +260,7 @@ class CopyPool(Generic[S]):
             else:
                 await copy.ready.wait()
 
-    async def _hydrate(self, copy: Copy[S], load: Callable[[Copy[S]], Awaitable[S]]) -> None:
+    async def _hydrate(self, copy: CacheEntry[S], load: Callable[[CacheEntry[S]], Awaitable[S]]) -> None:
         copy.ready = ready = anyio.Event()
         try:
             await self._make_room()
@@ -201,12 +273,12 @@ class CopyPool(Generic[S]):
             copy.ready = None
             ready.set()
 
-    def fill(self, copy: Copy[S], state: S) -> None:
+    def fill(self, copy: CacheEntry[S], state: S) -> None:
         """Give a new copy its state."""
         copy.state, copy.hydrated = state, True
         self._counts["hydrations"] += 1
 
-    def weigh(self, copy: Copy[S], size: int) -> None:
+    def weigh(self, copy: CacheEntry[S], size: int) -> None:
         """Note how large the copy is now, in bytes; room for it is made when somebody unpins."""
         if self._current.get(copy.session_id) is copy:
             self._current_bytes += size - copy.bytes
@@ -214,7 +286,7 @@ class CopyPool(Generic[S]):
 
     # -- giving up
 
-    def retire(self, copy: Copy[S], count: str | None = None) -> None:
+    def retire(self, copy: CacheEntry[S], count: str | None = None) -> None:
         """Serve the copy to nobody new. `settle` disposes it, at the latest when its last user unpins it."""
         if copy.leaving or self._current.get(copy.session_id) is not copy:
             return
@@ -267,14 +339,14 @@ class CopyPool(Generic[S]):
                 for copy in unused:
                     tasks.start_soon(self._dispose, copy)
 
-    async def _dispose(self, copy: Copy[S]) -> None:
+    async def _dispose(self, copy: CacheEntry[S]) -> None:
         enter_session(copy.session_id)  # in a task of its own, which somebody else's session may have started
         try:
             await self._dispose_copy(copy)
         finally:
             self._forget(copy)
 
-    def _forget(self, copy: Copy[S]) -> None:
+    def _forget(self, copy: CacheEntry[S]) -> None:
         if self._current.get(copy.session_id) is copy:
             del self._current[copy.session_id]
             self._current_bytes -= copy.bytes
@@ -284,10 +356,10 @@ class CopyPool(Generic[S]):
         copy.gone.set()
 
 
-class FollowsLeases(Generic[S]):
+class CacheLeaseListener(Generic[S]):
     """What a worker tells a pool's owner of its leases: a `SessionListener` (of `affinity.orchestration.app`)."""
 
-    _pool: CopyPool[S]
+    _pool: StateCache[S]
 
     async def lost(self, session_id: str, epoch: int | None = None) -> None:
         """The session's lease, up to ``epoch`` (None: whichever), ended: dispose its copy, now or after its last user.
