@@ -105,7 +105,7 @@ class WorkerProcess:
 
     def pause(self) -> None:
         """SIGSTOP, between two transactions: in the middle of one, an SQLite file would stay locked for everybody until
-        the process goes on (`docs/leases.md`), which is not what tests of leases are about.
+        the process goes on (`docs/understand/leases.md`), which is not what tests of leases are about.
         """
         while True:
             self.send(signal.SIGSTOP)

@@ -601,7 +601,7 @@ class Client:
         A new execution begins with the events up to this one; the former one stays readable, by its number. If a step
         of the code goes on behind the event, the whole step is taken again. What is outstanding at that point is
         scheduled anew: activities run again, unless they had ended before. External events that came later come again.
-        Session state is not rewound, nor is anything else that activities have done. See docs/orchestrations.md.
+        Session state is not rewound, nor is anything else that activities have done. See docs/learn/orchestrations.md.
 
         Args:
             instance_id: the instance.

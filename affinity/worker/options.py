@@ -130,7 +130,7 @@ class RuntimeOptions(BaseModel):
     """
     code_version: str | None = None
     """What tells the code of this worker from other releases: an instance that another version suspended is tried again
-    (see docs/operations.md). By default a digest of the files that hold the app's orchestrations.
+    (see docs/run/monitoring.md). By default a digest of the files that hold the app's orchestrations.
     """
     metrics_port: int | None = Field(default=None, ge=0, le=65_535)
     """Serve Prometheus metrics, and `/live`, on this port; 0 picks a free one."""

@@ -48,10 +48,10 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_every_option_of_a_worker_is_in_the_table_with_its_default() -> None:
-    table = (ROOT / "docs" / "operations.md").read_text()
+    table = (ROOT / "docs" / "run" / "options.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", table, re.MULTILINE))
     for name, field in RuntimeOptions.model_fields.items():
-        assert name in rows, f"{name} is not in docs/operations.md"
+        assert name in rows, f"{name} is not in docs/run/options.md"
         if field.default is not PydanticUndefined:
             shown = "none" if field.default is None else f"`{field.default}`"
             if isinstance(field.default, int | float):
@@ -66,14 +66,14 @@ def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
         ROOT / "affinity" / "worker" / "worker.py"
     ).read_text()
     defined = set(re.findall(r"(?:histogram|counter|gauge|_Tally)\(\s*\"(\w+)\"", code))
-    table = (ROOT / "docs" / "operations.md").read_text()
+    table = (ROOT / "docs" / "run" / "monitoring.md").read_text()
     documented = set(re.findall(r"^\| `affinity_(\w+)` \|", table, re.MULTILINE))
     assert {name.removesuffix("_total") for name in documented} == defined
 
 
 def test_every_log_line_exists() -> None:
     """The first words of each line that the table quotes stand in the code."""
-    section = (ROOT / "docs" / "operations.md").read_text().split("## Log lines", 1)[1].split("\n## ", 1)[0]
+    section = (ROOT / "docs" / "run" / "monitoring.md").read_text().split("## Log lines", 1)[1].split("\n## ", 1)[0]
     quoted = re.findall(r"^\| `([^`]+)`", section, re.MULTILINE)
     assert quoted
     code = re.sub(r"\s+", " ", sources())
@@ -84,14 +84,14 @@ def test_every_log_line_exists() -> None:
 
 
 def test_every_test_that_the_rules_name_exists() -> None:
-    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "leases.md").read_text()))
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "understand" / "leases.md").read_text()))
     assert named
     missing = [name for name in sorted(named) if not hasattr(ProviderConformance, name)]
     assert not missing
 
 
 def test_every_theme_of_the_suite_is_in_the_guide() -> None:
-    guide = (ROOT / "docs" / "provider-contract.md").read_text()
+    guide = (ROOT / "docs" / "understand" / "provider-contract.md").read_text()
     missing = [base.__name__ for base in ProviderConformance.__bases__ if f"`{base.__name__}`" not in guide]
     assert not missing
 

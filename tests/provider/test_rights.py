@@ -214,7 +214,7 @@ BY_HAND: Final[tuple[LiteralString, ...]] = (
     "GRANT USAGE ON ALL SEQUENCES IN SCHEMA affinity TO affinity_test_worker",
     "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA affinity TO affinity_test_worker",
 )
-"""As docs/operations.md told it for workers and clients, before `affinity migrate` could."""
+"""As docs/run/databases.md told it for workers and clients, before `affinity migrate` could."""
 
 
 async def test_rights_that_were_given_by_hand_suffice_after_an_upgrade(

@@ -1,4 +1,4 @@
-"""The session state of an activity whose result nothing waits for any more: the rule of docs/sessions.md."""
+"""The session state of an activity whose result nothing waits for any more: the rule of docs/learn/sessions.md."""
 
 from __future__ import annotations
 
