@@ -13,7 +13,8 @@ Fences
     *birth*: a random name that a record has from its making to its deletion. Versions begin again with a record that is
     made anew under the same id; its birth is another. Who writes with a result need not name it: the deletion has ended
     the epoch.
-    *epoch*: of the lease under which the writer works (`docs/understand/leases.md`). A write under an older epoch than the session
+    *epoch*: of the lease under which the writer works (`docs/understand/leases.md`).
+    A write under an older epoch than the session
     or its record has is refused. In the provider's database, whoever saves or deletes a record without a lease gives
     the session a new epoch first (one without a row gets it, expired): copies in the memory of its holder are not used
     any more, and what is being computed from them is refused. The holder hydrates again and goes on. A first claim at

@@ -1,6 +1,7 @@
 """The benchmark: this project and the systems that a user would pick instead, on one machine, in one run.
 
-``python -m bench SCENARIO`` runs one scenario, ``python -m bench all`` every one. See ``docs/understand/benchmarks.md``.
+``python -m bench SCENARIO`` runs one scenario, ``python -m bench all`` every one.
+See ``docs/understand/benchmarks.md``.
 
 The rules that make the figures fair:
 
