@@ -33,7 +33,9 @@ MAX_CUSTOM_STATUS_BYTES: Final = 4 * 1024
 """UTF-8 bytes of a custom status as JSON: it is written into the instance row and listed."""
 
 MAX_ERROR_BYTES: Final = 16 * 1024
-"""UTF-8 bytes kept of an error's text; what is longer is cut with a mark, never refused: a failure must be recorded."""
+"""UTF-8 bytes kept of an error's text. A longer one is truncated, with a mark, never refused: a failure must be
+recorded.
+"""
 
 MAX_ERROR_NAMES: Final = 32
 """Base classes, and fields, recorded of an error, each: more than any tree of errors has."""
@@ -239,8 +241,8 @@ def _shown(value: object) -> str:
     return repr(value)[:80] if isinstance(value, str | int | float) else f"a {type(value).__name__}"
 
 
-def cut(text: str, limit: int = MAX_ERROR_BYTES) -> str:
-    """Shorten an error's text to ``limit`` UTF-8 bytes, with a mark where it was cut; NULs are made visible."""
+def truncate(text: str, limit: int = MAX_ERROR_BYTES) -> str:
+    """Shorten an error's text to ``limit`` UTF-8 bytes, with a mark at the end; NULs are made visible."""
     text = text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
     raw = text.encode()
-    return text if len(raw) <= limit else raw[: limit - 16].decode("utf-8", "ignore") + " … [cut]"
+    return text if len(raw) <= limit else raw[: limit - 16].decode("utf-8", "ignore") + " … [truncated]"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from affinity.errors import InvalidApp
-from affinity.limits import MAX_ERROR_BYTES, MAX_UNREAD_EVENTS, check_id, cut
+from affinity.limits import MAX_ERROR_BYTES, MAX_UNREAD_EVENTS, check_id, truncate
 from affinity.orchestration.app import MISSING, OrchestrationDefinition, definition_of
 from affinity.orchestration.codec import Codec
 from affinity.orchestration.events import CancelRequested, EventRaised, OrchestrationStarted
@@ -86,7 +86,7 @@ def new_cancellation(instance_id: str, reason: str) -> NewMessage:
     Raises:
         InvalidId: the instance id.
     """
-    request = CancelRequested(reason=cut(reason, MAX_ERROR_BYTES))
+    request = CancelRequested(reason=truncate(reason, MAX_ERROR_BYTES))
     return NewMessage(instance_id=check_id(instance_id, "instance id"), payload=encode_message(ANY_EXECUTION, request))
 
 

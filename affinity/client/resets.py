@@ -17,7 +17,6 @@ from typing import Final
 
 from affinity.client.records import error_details_of, failure_of
 from affinity.errors import InvalidInput, NotSerializable
-from affinity.frozen import frozen
 from affinity.orchestration import events as ev
 from affinity.orchestration.waits import moved_event
 from affinity.orchestration.wire import (
@@ -37,6 +36,7 @@ from affinity.provider.contract import (
     SessionWatch,
     WorkKey,
 )
+from affinity.records import frozen
 
 _SCHEDULED: Final = (ev.ActivityScheduled, ev.TimerCreated, ev.SubOrchestrationScheduled)
 

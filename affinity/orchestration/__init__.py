@@ -8,8 +8,8 @@ from affinity.orchestration.activity import ActivityContext
 from affinity.orchestration.app import App
 from affinity.orchestration.combine import Selected
 from affinity.orchestration.context import OrchestrationContext
-from affinity.orchestration.futures import DurableFuture
 from affinity.orchestration.retry import RetryPolicy
+from affinity.orchestration.scheduler import DurableFuture
 from affinity.orchestration.signals import (
     ActivityCancelledSignal,
     BranchCancelledSignal,

@@ -44,10 +44,10 @@ class Definition:
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self.name = name
         self.function = function
-        self._parameter = _input_parameter(self.title, function)
+        self._parameter = _input_parameter(self.description, function)
 
     @property
-    def title(self) -> str:
+    def description(self) -> str:
         """How messages call it: "activity 'reply'"."""
         return f"{self.kind} {self.name!r}"
 
@@ -60,7 +60,7 @@ class Definition:
         """
         if self._parameter is None:
             return None
-        return Codec(_annotation(self, self._parameter.name), f"input of {self.title}")
+        return Codec(_annotation(self, self._parameter.name), f"input of {self.description}")
 
     @functools.cached_property
     def result_codec(self) -> Codec:
@@ -69,7 +69,7 @@ class Definition:
         Raises:
             InvalidApp: the annotation cannot be resolved, or has no JSON form.
         """
-        return Codec(_annotation(self, "return"), f"result of {self.title}")
+        return Codec(_annotation(self, "return"), f"result of {self.description}")
 
     def encode_input(self, value: Any = MISSING) -> str:
         """Return an input as JSON text; without one, that of the parameter's default.
@@ -81,12 +81,12 @@ class Definition:
         """
         if self.input_codec is None or self._parameter is None:
             if value is not MISSING and value is not None:
-                raise OrchestrationMisuse(f"{self.title} takes no input, but was given one")
+                raise OrchestrationMisuse(f"{self.description} takes no input, but was given one")
             return _NO_INPUT
         if value is MISSING:
             value = self._parameter.default
             if value is inspect.Parameter.empty:
-                raise OrchestrationMisuse(f"{self.title} takes an input, but was given none")
+                raise OrchestrationMisuse(f"{self.description} takes an input, but was given none")
         return self.input_codec.encode(value)
 
     def arguments(self, text: str) -> tuple[Any, ...]:
@@ -116,7 +116,7 @@ class Definition:
         return self.result_codec.encode(value)
 
     def __repr__(self) -> str:
-        return f"<{self.title}>"
+        return f"<{self.description}>"
 
 
 class ActivityDefinition(Definition):
@@ -147,7 +147,7 @@ class OrchestrationDefinition(Definition):
         return f"{self.name}@{self.version}"
 
     @property
-    def title(self) -> str:
+    def description(self) -> str:
         """How messages call it: "orchestration 'chat@1.0.0'"."""
         return f"{self.kind} {self.key!r}"
 
@@ -312,7 +312,7 @@ class App:
 
     def _refuse_taken(self, present: Definition | None, new: Definition) -> None:
         if present is not None and present is not new:
-            raise InvalidApp(f"app {self.name!r} has two of {new.title}: give one another name or version")
+            raise InvalidApp(f"app {self.name!r} has two of {new.description}: give one another name or version")
 
 
 def check_listeners(listeners: Iterable[SessionListener]) -> None:
@@ -331,8 +331,8 @@ def definition_of(function: object) -> Definition | None:
 def _attach(function: Callable[..., Any], definition: Definition) -> None:
     """Remember the definition on the function, which thereby serves as the reference to it."""
     present = definition_of(function)
-    if present is not None and (present.title != definition.title):
-        raise InvalidApp(f"{_qualname(function)} is registered already, as {present.title}")
+    if present is not None and (present.description != definition.description):
+        raise InvalidApp(f"{_qualname(function)} is registered already, as {present.description}")
     # A bound method takes no attributes; the function behind it does.
     setattr(getattr(function, "__func__", function), _DEFINITION, definition)
 
@@ -357,19 +357,21 @@ def _is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
-def _input_parameter(title: str, function: Callable[..., Any]) -> inspect.Parameter | None:
+def _input_parameter(description: str, function: Callable[..., Any]) -> inspect.Parameter | None:
     parameters = list(inspect.signature(function).parameters.values())
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
-        raise InvalidApp(f"{title} is a generator: it must return one result")
+        raise InvalidApp(f"{description} is a generator: it must return one result")
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if not 1 <= len(parameters) <= 2 or any(p.kind not in positional for p in parameters):  # noqa: PLR2004
-        _refuse_signature(title, function)
+        _refuse_signature(description, function)
     return parameters[1] if parameters[1:] else None
 
 
-def _refuse_signature(title: str, function: Callable[..., Any]) -> NoReturn:
+def _refuse_signature(description: str, function: Callable[..., Any]) -> NoReturn:
     signature = inspect.signature(function)
-    raise InvalidApp(f"{title} must take its context and at most one input (put several into a model), not {signature}")
+    raise InvalidApp(
+        f"{description} must take its context and at most one input (put several into a model), not {signature}"
+    )
 
 
 def _annotation(definition: Definition, name: str) -> Any:
@@ -383,7 +385,7 @@ def _annotation(definition: Definition, name: str) -> Any:
         holder = SimpleNamespace(__annotations__={name: declared})
         resolved = typing.get_type_hints(holder, getattr(function, "__globals__", {}), include_extras=True)[name]
     except Exception as error:
-        raise InvalidApp(f"{definition.title}: the annotation of {name!r} cannot be resolved: {error}") from error
+        raise InvalidApp(f"{definition.description}: the annotation of {name!r} cannot be resolved: {error}") from error
     return Any if resolved in (NoReturn, typing.Never) else resolved
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from affinity.errors import OrchestrationMisuse
-from affinity.orchestration.futures import DurableFuture
-from affinity.orchestration.scheduler import Scheduler
+from affinity.orchestration.scheduler import DurableFuture, Scheduler
 
 T = TypeVar("T")
 
@@ -43,18 +42,18 @@ class Combined(DurableFuture[T]):
             scheduler.touch(child)
         for child in children:
             if child.settled:
-                self.woken(child)
+                self.on_settled(child)
             else:
                 child.add_waiter(self)
 
-    def woken(self, child: DurableFuture[Any]) -> None:
+    def on_settled(self, child: DurableFuture[Any]) -> None:
         """Take note that a child is settled."""
         raise NotImplementedError
 
     def cancel(self) -> None:
         """Cancel all that is inside."""
         if not self.settled:
-            self.settle(error=OrchestrationMisuse(f"{self.title} was cancelled"))
+            self.settle(error=OrchestrationMisuse(f"{self.description} was cancelled"))
         self._cancel_children()
 
     def _cancel_children(self, keep: DurableFuture[Any] | None = None) -> None:
@@ -74,11 +73,11 @@ class Select(Combined[Selected[T]]):
         super().__init__(scheduler, _adopt(scheduler, awaitables, "select"))
 
     @property
-    def title(self) -> str:
+    def description(self) -> str:
         """How messages call it."""
         return "select(...)"
 
-    def woken(self, child: DurableFuture[Any]) -> None:
+    def on_settled(self, child: DurableFuture[Any]) -> None:
         """The first one wins; of several that are there from the start, the first argument."""
         if self.settled:
             return
@@ -102,11 +101,11 @@ class Gather(Combined[list[T]]):
             self.settle([])
 
     @property
-    def title(self) -> str:
+    def description(self) -> str:
         """How messages call it."""
         return "gather(...)"
 
-    def woken(self, child: DurableFuture[Any]) -> None:
+    def on_settled(self, child: DurableFuture[Any]) -> None:
         """Count down, or fail at once."""
         if self.settled:
             return

@@ -26,7 +26,7 @@ from affinity.orchestration.app import (
 )
 from affinity.orchestration.codec import Codec
 from affinity.orchestration.combine import Gather, Select, Selected
-from affinity.orchestration.commands import (
+from affinity.orchestration.futures import (
     ActivityFuture,
     ChildFuture,
     EventFuture,
@@ -35,9 +35,8 @@ from affinity.orchestration.commands import (
     TimeFuture,
     TimerFuture,
 )
-from affinity.orchestration.futures import DurableFuture
 from affinity.orchestration.retry import RetryPolicy
-from affinity.orchestration.scheduler import Scheduler
+from affinity.orchestration.scheduler import DurableFuture, Scheduler
 from affinity.orchestration.signals import ContinueAsNewSignal
 from affinity.orchestration.waits import SessionMoved, check_event_name
 
@@ -79,7 +78,7 @@ class OrchestrationContext:
     @property
     def is_replaying(self) -> bool:
         """Whether the code runs to rebuild its state. For logs and metrics; a decision on it breaks replay."""
-        return self._scheduler.journal.replaying
+        return self._scheduler.history.replaying
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
@@ -393,7 +392,7 @@ def _not_registered(target: object, definition: Definition | None, kind: type[De
         target.close()
         return f"{where} takes the function and its input apart: pass {target.__name__}, without calling it"
     if definition is not None:
-        return f"{where} takes an {kind.kind}, and {definition.title} is none"
+        return f"{where} takes an {kind.kind}, and {definition.description} is none"
     name = getattr(target, "__qualname__", None) or repr(target)
     return f"{where} takes a registered {kind.kind}, or the name of one: register {name} with @app.{kind.kind}"
 
@@ -405,7 +404,7 @@ def refuse_awaitable(value: object, what: str) -> None:
         OrchestrationMisuse: it is a durable future or a coroutine.
     """
     if isinstance(value, DurableFuture):
-        raise OrchestrationMisuse(f"{what} {value.title} itself: await it first")
+        raise OrchestrationMisuse(f"{what} {value.description} itself: await it first")
     if inspect.iscoroutine(value):
         value.close()
         raise OrchestrationMisuse(f"{what} the coroutine {value.__name__!r}: await it first")

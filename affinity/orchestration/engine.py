@@ -18,16 +18,15 @@ from types import TracebackType
 from typing import Any, Final, cast
 
 from affinity.errors import AffinityError, ExecutionLimitReached, Nondeterminism, OrchestrationMisuse
-from affinity.frozen import frozen
 from affinity.limits import MAX_BATCH_BYTES, MAX_BUFFERED_EVENTS, UNREAD_STEP
 from affinity.orchestration import events as ev
 from affinity.orchestration.app import OrchestrationDefinition
-from affinity.orchestration.commands import ActivityFuture, ChildFuture, TimerFuture
 from affinity.orchestration.context import OrchestrationContext, refuse_awaitable
-from affinity.orchestration.futures import CommandFuture, DurableFuture
+from affinity.orchestration.futures import ActivityFuture, ChildFuture, TimerFuture
 from affinity.orchestration.history import describe
-from affinity.orchestration.scheduler import Scheduler, Task
+from affinity.orchestration.scheduler import CommandFuture, DurableFuture, Scheduler, Task
 from affinity.orchestration.signals import ContinueAsNewSignal, OrchestrationCancelledSignal
+from affinity.records import frozen
 from affinity.telemetry import enter_session, leave_session
 
 _ANSWERS: Final[dict[type[ev.Event], type[CommandFuture[Any]]]] = {
@@ -137,7 +136,7 @@ class Execution:
     @property
     def event_count(self) -> int:
         """Events in the history so far: their ids are 1 to this."""
-        return self._scheduler.journal.position
+        return self._scheduler.history.position
 
     @property
     def unread_size(self) -> int:
@@ -161,7 +160,7 @@ class Execution:
         Raises:
             KeyError: the event scheduled none.
         """
-        return self._scheduler.journal.children[schedule_id]
+        return self._scheduler.history.children[schedule_id]
 
     def expects(self, execution_id: int, event: ev.Event) -> bool:
         """Whether a message to another execution of the instance is for this one: a child answers the one that it was
@@ -185,7 +184,7 @@ class Execution:
             self.replay_page(history)
             self.end_replay()
         except Nondeterminism:
-            last = self._scheduler.journal.last_recorded
+            last = self._scheduler.history.last_recorded
             if not isinstance(last, ev.OrchestrationFailed):
                 raise
             self.outcome = last
@@ -194,7 +193,7 @@ class Execution:
         """Begin to rebuild the state from a history that comes page by page; only a fresh object can do so."""
         if self.event_count:
             raise RuntimeError("replay needs a fresh Execution")
-        self._scheduler.journal.open()
+        self._scheduler.history.open()
 
     def replay_page(self, events: Iterable[ev.Event]) -> None:
         """Take the next events of the history, and the steps that are complete with them.
@@ -202,7 +201,7 @@ class Execution:
         Raises:
             Nondeterminism: code and history disagree. The coroutine is lost.
         """
-        self._scheduler.journal.read(events)
+        self._scheduler.history.read(events)
         self._replay(to_end=False)
 
     def end_replay(self) -> None:
@@ -237,15 +236,15 @@ class Execution:
         Raises:
             ExecutionLimitReached: the execution is lost, as after ``close``; nothing of this step has happened.
         """
-        journal = self._scheduler.journal
-        journal.now, journal.new_guid = now, new_guid
+        history = self._scheduler.history
+        history.now, history.new_guid = now, new_guid
         consumed = 0
         try:
             with self._isolated:
                 for event in inputs:
                     if isinstance(self.outcome, ev.ContinuedAsNew):
                         break
-                    if consumed and journal.appended_size() >= max_size:
+                    if consumed and history.appended_size() >= max_size:
                         break
                     self._accept(event)
                     consumed += 1
@@ -260,7 +259,7 @@ class Execution:
             self._scheduler.close()
 
     def _step(self, consumed: int) -> Step:
-        events = self._scheduler.journal.take()
+        events = self._scheduler.history.take()
         statuses = [event.value for _, event in events if type(event) is ev.CustomStatusSet]
         before, after = self._held, self._scheduler.held
         begun: Mapping[int, ev.Hold] = _NOTHING
@@ -310,7 +309,7 @@ class Execution:
             case ev.CancelRequested(reason):
                 return self._cancel(event, reason)
             case ev.ExecutionReset(lineage):
-                self._scheduler.journal.input(event)
+                self._scheduler.history.input(event)
                 self._lineage = lineage
                 return True
         raise TypeError(f"{describe(event)} is no input")
@@ -320,7 +319,7 @@ class Execution:
         future = outstanding.get(event.schedule_id)
         if type(future) is not answered:
             return False
-        self._scheduler.journal.input(event)
+        self._scheduler.history.input(event)
         del outstanding[event.schedule_id]
         future.deliver(event)
         return True
@@ -328,8 +327,8 @@ class Execution:
     def _start(self, event: ev.OrchestrationStarted) -> bool:
         if self._main is not None:
             return False
-        self._scheduler.journal.input(event)
-        self._scheduler.journal.latest = event.time
+        self._scheduler.history.input(event)
+        self._scheduler.history.latest = event.time
         self._scheduler.inbox.carry(event.carried)
         self.parent = event.parent
         self._main = Task(self._scheduler, _body(self.definition, self._context, event.input))
@@ -339,9 +338,9 @@ class Execution:
 
     def _raise_event(self, event: ev.Event, name: str, data: str) -> bool:
         scheduler = self._scheduler
-        scheduler.journal.input(event)
+        scheduler.history.input(event)
         scheduler.inbox.arrive(name, data)
-        if scheduler.inbox.buffered > MAX_BUFFERED_EVENTS and not scheduler.journal.replaying:
+        if scheduler.inbox.buffered > MAX_BUFFERED_EVENTS and not scheduler.history.replaying:
             raise ExecutionLimitReached(f"more than {MAX_BUFFERED_EVENTS} external events that nobody has read")
         return True
 
@@ -349,7 +348,7 @@ class Execution:
         main = self._main
         if self._cancellation is not None or (main is not None and main.settled):
             return False
-        self._scheduler.journal.input(event)
+        self._scheduler.history.input(event)
         self._cancellation = OrchestrationCancelledSignal(reason)
         if main is not None:
             main.interrupt(self._cancellation)
@@ -368,7 +367,7 @@ class Execution:
             self._conclude(outcome)
 
     def _conclude(self, outcome: ev.Outcome) -> None:
-        recorded = self._scheduler.journal.final(outcome)
+        recorded = self._scheduler.history.final(outcome)
         self.outcome = cast(ev.Outcome, recorded)
 
     def _outcome_of(self, main: Task[Any]) -> ev.Outcome:
@@ -385,7 +384,7 @@ class Execution:
     def _completed(self, main: Task[Any]) -> ev.Outcome:
         try:
             value = main.result()
-            refuse_awaitable(value, f"{self.definition.title} returned")
+            refuse_awaitable(value, f"{self.definition.description} returned")
             _refuse_forgotten(self._scheduler.untouched)
             return ev.OrchestrationCompleted(self.definition.encode_result(value))
         except AffinityError as error:
@@ -409,17 +408,17 @@ class Execution:
             raise
 
     def _replay_steps(self, *, to_end: bool) -> None:
-        journal = self._scheduler.journal
-        while (event := journal.next_recorded) is not None and (to_end or journal.has_whole_step):
+        history = self._scheduler.history
+        while (event := history.next_recorded) is not None and (to_end or history.has_whole_step):
             if type(event) not in ev.INPUTS or not self._accept(event):
-                raise journal.mismatch(event, self._whereabouts())
+                raise history.mismatch(event, self._whereabouts())
 
     def _leave_replay(self) -> None:
-        journal = self._scheduler.journal
-        journal.close()
+        history = self._scheduler.history
+        history.close()
         self.error = None
         self._held = dict(self._scheduler.held)  # they were told to the store when they were new
-        was_reset = type(journal.last_recorded) is ev.ExecutionReset  # by an operator, who counts nothing
+        was_reset = type(history.last_recorded) is ev.ExecutionReset  # by an operator, who counts nothing
         self._unread = None if was_reset else self._rounded_unread()
 
     def _whereabouts(self) -> str:
@@ -428,7 +427,7 @@ class Execution:
             return f"end: {describe(self.outcome)}"
         if self._main is None:
             return "not start"
-        waiting = ", ".join(sorted({future.title for future in self._scheduler.outstanding.values()}))
+        waiting = ", ".join(sorted({future.description for future in self._scheduler.outstanding.values()}))
         return f"nothing but wait for {waiting or 'nothing'}"
 
 
@@ -441,7 +440,8 @@ def _refuse_forgotten(untouched: Iterable[DurableFuture[Any]]) -> None:
     forgotten = next((future for future in untouched if future.forgotten), None)
     if forgotten is not None:
         raise OrchestrationMisuse(
-            f"{forgotten.title} was scheduled and never awaited; write await, or pass it to ctx.gather or ctx.select"
+            f"{forgotten.description} was scheduled and never awaited; "
+            "write await, or pass it to ctx.gather or ctx.select"
         )
 
 

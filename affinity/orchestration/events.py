@@ -15,9 +15,9 @@ from itertools import islice
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from affinity.errors import ErrorDetails, ErrorField, ReportedError
-from affinity.frozen import frozen
-from affinity.limits import MAX_ERROR_NAMES, MAX_ID_BYTES, cut
+from affinity.limits import MAX_ERROR_NAMES, MAX_ID_BYTES, truncate
 from affinity.orchestration.retry import RetryPolicy
+from affinity.records import frozen
 
 RawJson: TypeAlias = str
 """JSON text."""
@@ -357,7 +357,7 @@ def describe_error(error: BaseException) -> tuple[str, str]:
         message = str(error)
     except Exception:
         message = "(its text could not be read)"
-    return type(error).__name__, cut(message)
+    return type(error).__name__, truncate(message)
 
 
 def details_of(error: BaseException) -> ErrorDetails | None:
@@ -368,8 +368,8 @@ def details_of(error: BaseException) -> ErrorDetails | None:
         bases += [error.error_type, *reported.bases]
     category = reported.category or _attribute(error, "category")
     details = ErrorDetails(
-        cut(category, MAX_ID_BYTES) if isinstance(category, str) else None,
-        tuple(cut(base, MAX_ID_BYTES) for base in islice(dict.fromkeys(bases), MAX_ERROR_NAMES)),
+        truncate(category, MAX_ID_BYTES) if isinstance(category, str) else None,
+        tuple(truncate(base, MAX_ID_BYTES) for base in islice(dict.fromkeys(bases), MAX_ERROR_NAMES)),
         tuple({**_fields(error), **dict(reported.fields)}.items()),
     )
     return details if any(details) else None
@@ -397,7 +397,7 @@ def _attribute(error: BaseException, name: str) -> Any:
 
 def _is_field(value: object) -> bool:
     if isinstance(value, str):
-        return len(value) <= MAX_ID_BYTES and cut(value, MAX_ID_BYTES) == value
+        return len(value) <= MAX_ID_BYTES and truncate(value, MAX_ID_BYTES) == value
     if isinstance(value, float):
         return math.isfinite(value)
     return value is None or (isinstance(value, int) and abs(value) < _BIGINT)

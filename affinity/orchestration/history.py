@@ -44,7 +44,7 @@ _IDENTITY: Final[dict[type[ev.Event], Callable[[Any], object]]] = {
 """What of a command must be as recorded, beside its type. Events that are not here match by type alone."""
 
 
-class Journal:
+class History:
     """Position in the history, and the events that were appended since the last ``take``."""
 
     __slots__ = (

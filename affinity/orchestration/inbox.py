@@ -10,12 +10,31 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 from affinity.orchestration.events import Carried, CarriedEvent
 
-if TYPE_CHECKING:
-    from affinity.orchestration.commands import EventFuture
+
+class EventWait(Protocol):
+    """A wait for one external event: `EventFuture`."""
+
+    name: str
+
+    def accepts(self, data: str) -> bool:
+        """Whether the event fits the type of the wait."""
+        ...
+
+    def receive(self, data: str) -> None:
+        """Take the event, which fits."""
+        ...
+
+    def cancel(self) -> None:
+        """Stop waiting; an event that no code has read goes back to the inbox."""
+        ...
+
+    def owned_by(self, task: object) -> bool:
+        """Whether this task created it."""
+        ...
 
 
 class _Arrival(NamedTuple):
@@ -35,8 +54,8 @@ class Inbox:
         """Characters of their data."""
         self._arrivals = 0
         self._buffers: dict[str, deque[_Arrival]] = {}
-        self._waiting: dict[str, deque[EventFuture[Any]]] = {}
-        self._unread: dict[EventFuture[Any], _Arrival] = {}
+        self._waiting: dict[str, deque[EventWait]] = {}
+        self._unread: dict[EventWait, _Arrival] = {}
         self._refused: list[tuple[str, _Arrival]] = []
 
     def arrive(self, name: str, data: str) -> None:
@@ -49,7 +68,7 @@ class Inbox:
         for order, (name, data) in enumerate(carried, 1 - len(carried)):
             self._place(name, _Arrival(order, data))
 
-    def wait(self, future: EventFuture[Any]) -> None:
+    def wait(self, future: EventWait) -> None:
         """Give the future the oldest event of its name that it takes, now or when it comes."""
         buffer = self._buffers.get(future.name)
         while buffer:
@@ -64,7 +83,7 @@ class Inbox:
             self._refused.append((future.name, arrival))
         self._waiting.setdefault(future.name, deque()).append(future)
 
-    def leave(self, future: EventFuture[Any]) -> None:
+    def leave(self, future: EventWait) -> None:
         """Forget a wait that got no event."""
         queue = self._waiting.get(future.name)
         if queue and future in queue:
@@ -72,17 +91,17 @@ class Inbox:
             if not queue:
                 del self._waiting[future.name]
 
-    def read(self, future: EventFuture[Any]) -> None:
+    def read(self, future: EventWait) -> None:
         """Note that the orchestration has seen the event of this future."""
         self._unread.pop(future, None)
 
-    def give_back(self, future: EventFuture[Any]) -> None:
+    def give_back(self, future: EventWait) -> None:
         """Take the event of a cancelled future, if nobody has seen it, for the next one that waits."""
         arrival = self._unread.pop(future, None)
         if arrival is not None:
             self._place(future.name, arrival)
 
-    def unread(self) -> list[EventFuture[Any]]:
+    def unread(self) -> list[EventWait]:
         """Futures whose event nobody has seen yet."""
         return list(self._unread)
 
@@ -115,6 +134,6 @@ class Inbox:
         else:
             buffer.append(arrival)
 
-    def _hand_over(self, future: EventFuture[Any], arrival: _Arrival) -> None:
+    def _hand_over(self, future: EventWait, arrival: _Arrival) -> None:
         self._unread[future] = arrival
         future.receive(arrival.data)

@@ -1,10 +1,16 @@
-"""A small deterministic scheduler: user coroutines, first in, first out, one input at a time.
+"""A small deterministic scheduler, and what it schedules: coroutines as tasks, and the futures that they await.
+
+Coroutines run first in, first out, one input at a time.
 
 The main coroutine and the branches that it hands to ``select`` and ``gather`` are tasks. A task runs until it awaits
 something that is not there. What the tasks created up to then is scheduled at that moment, in the order of creation.
 A branch that is cancelled takes with it what it created, and gets a signal at its await, once, so that its
 ``finally`` blocks run; they may await. The execution ends when the main task has ended and every branch is through
 with that.
+
+Life of a command's future: *created* by a call on the context; *scheduled* when the orchestration next waits, which
+gives it an event id; *settled* by a result, an error, or its cancellation. What is cancelled before it was scheduled
+leaves no trace. The kinds of commands are in `futures`.
 
 Nothing here knows a clock or a loop: tasks move with ``coro.send``, and may await nothing but durable futures.
 """
@@ -14,14 +20,14 @@ from __future__ import annotations
 import inspect
 import logging
 from collections import deque
-from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+from collections.abc import Coroutine, Generator
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
-from affinity.errors import OrchestrationMisuse
+from affinity.errors import NotSerializable, OrchestrationMisuse
 from affinity.orchestration import events as ev
-from affinity.orchestration.futures import CommandFuture, DurableFuture
-from affinity.orchestration.history import Journal
-from affinity.orchestration.inbox import Inbox
+from affinity.orchestration.codec import Codec, read_json
+from affinity.orchestration.history import History
+from affinity.orchestration.inbox import EventWait, Inbox
 from affinity.orchestration.signals import BranchCancelledSignal, ExecutionClosedSignal
 
 T = TypeVar("T")
@@ -38,9 +44,9 @@ class Scheduler:
         "current",
         "execution_id",
         "held",
+        "history",
         "inbox",
         "instance_id",
-        "journal",
         "logger",
         "outstanding",
         "pending",
@@ -55,7 +61,7 @@ class Scheduler:
         self.instance_id = instance_id
         self.execution_id = execution_id
         self.session_id = session_id
-        self.journal = Journal()
+        self.history = History()
         self.inbox = Inbox()
         self.ready: deque[Task[Any]] = deque()
         self.tasks: dict[Task[Any], None] = {}
@@ -89,7 +95,7 @@ class Scheduler:
             if isinstance(command, CommandFuture):
                 command.schedule()
             else:
-                self.journal.command(command)
+                self.history.command(command)
 
     def watch(self, session_id: str) -> None:
         """Ask to be told of the session's moves, once in an execution.
@@ -141,7 +147,7 @@ class Scheduler:
 
     def cancel_owned(self, task: Task[Any]) -> None:
         """Cancel what the task has created and nobody has settled, or read."""
-        created: list[DurableFuture[Any]] = [*self.outstanding.values(), *self.inbox.unread(), *self.tasks]
+        created: list[DurableFuture[Any] | EventWait] = [*self.outstanding.values(), *self.inbox.unread(), *self.tasks]
         created += [command for command in self.pending if isinstance(command, CommandFuture)]
         for future in created:
             if future.owned_by(task):
@@ -158,11 +164,11 @@ class Scheduler:
     def end(self) -> None:
         """Cancel everything that goes on outside, and release it."""
         for cancellation in self.cancellations():
-            self.journal.final(cancellation)
+            self.history.final(cancellation)
         self.forget()
 
     def forget(self) -> None:
-        """Release everything but the journal."""
+        """Release everything but the history."""
         self.ready.clear()
         self.tasks.clear()
         self.pending.clear()
@@ -189,7 +195,146 @@ class ReplaySafeLogger(logging.LoggerAdapter[logging.Logger]):
 
     def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - logging's name
         """Whether a record of this level is written now."""
-        return not (self._scheduler.journal.replaying or self._scheduler.closed) and super().isEnabledFor(level)
+        return not (self._scheduler.history.replaying or self._scheduler.closed) and super().isEnabledFor(level)
+
+
+class Waiter(Protocol):
+    """A task, or a future over others."""
+
+    def on_settled(self, future: DurableFuture[Any]) -> None:
+        """Called once, when ``future`` is settled."""
+
+
+class DurableFuture(Generic[T]):
+    """Something to await in an orchestration. It can be awaited several times, and gives the same each time."""
+
+    __slots__ = ("_owner", "_scheduler", "_value", "_waiters", "error", "settled")
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.settled = False
+        """Whether a result or an error is there."""
+        self.error: BaseException | None = None
+        self._scheduler = scheduler
+        self._owner: Task[Any] | None = scheduler.current
+        self._value: Any = None
+        self._waiters: list[Waiter] = []
+
+    def __await__(self) -> Generator[DurableFuture[Any], None, T]:
+        self._scheduler.touch(self)
+        if not self.settled:
+            yield self
+        return self.result()
+
+    def on_session(self, session_id: str) -> DurableFuture[T]:
+        """Only activities run on sessions: see ``ActivityFuture.on_session``.
+
+        Raises:
+            OrchestrationMisuse: always.
+        """
+        raise OrchestrationMisuse(
+            f"{self.description} cannot run on a session: call on_session on what schedule_activity returns"
+        )
+
+    @property
+    def description(self) -> str:
+        """How messages call it: "activity 'reply'"."""
+        raise NotImplementedError
+
+    def result(self) -> T:
+        """Return what it was settled with; for the engine, which knows that it is."""
+        if self.error is not None:
+            raise self.error
+        return self._value  # type: ignore[no-any-return]
+
+    def add_waiter(self, waiter: Waiter) -> None:
+        """Have ``waiter.on_settled`` called once, when this is settled."""
+        self._waiters.append(waiter)
+
+    def settle(self, value: Any = None, error: BaseException | None = None) -> None:
+        """Give it a value or an error, and wake who waits."""
+        self.settled = True
+        self._value = value
+        self.error = error
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.on_settled(self)
+
+    def cancel(self) -> None:
+        """Nobody wants it any more."""
+        raise NotImplementedError
+
+    def belongs_to(self, scheduler: Scheduler) -> bool:
+        """Whether it is of this execution."""
+        return self._scheduler is scheduler
+
+    def owned_by(self, task: object) -> bool:
+        """Whether this task created it."""
+        return self._owner is task
+
+    @property
+    def forgotten(self) -> bool:
+        """For one that nobody awaited: whether its creator had the chance to."""
+        return self._owner is not None and self._owner.went_well
+
+    def __repr__(self) -> str:
+        return f"<{self.description}, {'settled' if self.settled else 'pending'}>"
+
+
+class CommandFuture(DurableFuture[T]):
+    """A future that stands for one command in the history."""
+
+    __slots__ = ("schedule_id",)
+
+    has_effect: ClassVar[bool] = True
+    """Whether something outside goes on until it is cancelled."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__(scheduler)
+        self.schedule_id = 0
+        """Event id of the command; 0 until it is scheduled."""
+        scheduler.pending.append(self)
+        scheduler.untouched[self] = None
+
+    def schedule(self) -> None:
+        """Record the command, unless it was cancelled before."""
+        if not self.settled:
+            recorded = self._scheduler.history.command(self._command())
+            self.schedule_id = self._scheduler.history.position
+            self._scheduled(recorded)
+
+    def cancel(self) -> None:
+        """Record that nobody wants the result any more, unless it is there."""
+        if self.settled:
+            return
+        if self.schedule_id:
+            del self._scheduler.outstanding[self.schedule_id]
+            self._scheduler.pending.append(self.cancellation())
+        self.settle(error=self._cancelled_error())
+
+    def deliver(self, event: Any) -> None:
+        """Settle with the input event that answers the command."""
+        raise NotImplementedError
+
+    def cancellation(self) -> ev.Command:
+        """The event that records the cancelling."""
+        raise NotImplementedError
+
+    def _command(self) -> ev.Command:
+        raise NotImplementedError
+
+    def _scheduled(self, recorded: ev.Event) -> None:
+        self._scheduler.outstanding[self.schedule_id] = self
+
+    def _cancelled_error(self) -> Exception:
+        return OrchestrationMisuse(f"{self.description} was cancelled, and is awaited again")
+
+    def _settle_decoded(self, codec: Codec | None, text: str) -> None:
+        try:
+            value = read_json(text) if codec is None else codec.decode(text)
+        except NotSerializable as error:
+            self.settle(error=error)
+        else:
+            self.settle(value)
 
 
 class Task(DurableFuture[T]):
@@ -209,7 +354,7 @@ class Task(DurableFuture[T]):
         self._enqueue()
 
     @property
-    def title(self) -> str:
+    def description(self) -> str:
         """How messages call it."""
         return f"coroutine {getattr(self._coroutine, '__name__', '?')!r}"
 
@@ -239,7 +384,7 @@ class Task(DurableFuture[T]):
         finally:
             scheduler.current = None
 
-    def woken(self, future: DurableFuture[Any]) -> None:
+    def on_settled(self, future: DurableFuture[Any]) -> None:
         """Go on: what it awaits is there."""
         if self._awaited is future and not self._queued:
             self._enqueue()
@@ -293,7 +438,9 @@ class Task(DurableFuture[T]):
         if self._owner is None:  # the main task: nobody is left to await what it has only created
             self._scheduler.drop_unscheduled()
         if self._signal is not None and error is not None and error is not self._signal and self._owner is not None:
-            self._scheduler.logger.warning("%s failed in its cleanup after cancellation", self.title, exc_info=error)
+            self._scheduler.logger.warning(
+                "%s failed in its cleanup after cancellation", self.description, exc_info=error
+            )
         self.settle(value, error)
 
 
@@ -309,5 +456,5 @@ def foreign(awaitable: object) -> str:
             "Move the I/O to an activity, and use ctx.schedule_timer, ctx.gather and ctx.select here"
         )
     if isinstance(awaitable, DurableFuture):
-        return f"{awaitable.title} of another orchestration"
+        return f"{awaitable.description} of another orchestration"
     return f"a {kind.__qualname__} of {kind.__module__}: only what its context gives it; move other work to an activity"

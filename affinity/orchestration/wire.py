@@ -19,7 +19,6 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 from pydantic_core import to_json
 
 from affinity.errors import ErrorDetails, NotSerializable
-from affinity.frozen import frozen
 from affinity.limits import MAX_INTEGER, check_id
 from affinity.orchestration.codec import read_json
 from affinity.orchestration.events import (
@@ -34,7 +33,7 @@ from affinity.orchestration.events import (
     RawJson,
 )
 from affinity.orchestration.retry import RetryPolicy
-from affinity.records import ActivityRun
+from affinity.records import ActivityRun, frozen
 
 ANY_EXECUTION: Final = 0
 """Execution id of a message for whichever execution is current: external events and requests to cancel."""

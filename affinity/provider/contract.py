@@ -54,9 +54,8 @@ from dataclasses import field
 from datetime import datetime
 from typing import Final, Literal, NamedTuple, NewType, Protocol, TypeAlias
 
-from affinity.frozen import frozen
 from affinity.limits import MAX_BATCH_BYTES
-from affinity.records import ActivityRun, SessionStore, StateWrite
+from affinity.records import ActivityRun, SessionStore, StateWrite, frozen
 
 Incarnation = NewType("Incarnation", str)
 """A random name that one start of a worker process gave itself."""

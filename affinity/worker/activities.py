@@ -28,7 +28,7 @@ from affinity.errors import (
     SessionSelfConflict,
     SessionWriteConflict,
 )
-from affinity.limits import MAX_NOTED_ERROR_BYTES, cut
+from affinity.limits import MAX_NOTED_ERROR_BYTES, truncate
 from affinity.orchestration import ActivityContext, App, RetryPolicy
 from affinity.orchestration.app import ActivityDefinition
 from affinity.orchestration.events import ActivityCompleted, ActivityFailed, Event, describe_error, details_of
@@ -494,7 +494,7 @@ class ActivityRunner:
 def _noted(error: BaseException) -> str:
     """What is shown of an error while its activity waits to be tried again."""
     name, message = describe_error(error)
-    return cut(f"{name}: {message}", MAX_NOTED_ERROR_BYTES)
+    return truncate(f"{name}: {message}", MAX_NOTED_ERROR_BYTES)
 
 
 def _pause(running: _Running, retry: RetryPolicy, error: BaseException, failures: int) -> float | None:

@@ -9,7 +9,6 @@ from typing import Final
 from pydantic_core import to_json
 
 from affinity.errors import ErrorDetails
-from affinity.frozen import frozen
 from affinity.orchestration.engine import Execution, Step
 from affinity.orchestration.events import (
     INPUTS,
@@ -55,7 +54,7 @@ from affinity.provider.contract import (
     WorkKey,
     WorkLock,
 )
-from affinity.records import ActivityRun, StateWrite
+from affinity.records import ActivityRun, StateWrite, frozen
 
 NO_RUNS: Final[Mapping[int, ActivityRun]] = {}
 

@@ -87,7 +87,7 @@ def test_no_attempt_begins_behind_the_limit_over_all() -> None:
     assert not policy.retries(ValueError(), 1, 10)
 
 
-def test_retries_until_attempts_or_a_hopeless_error() -> None:
+def test_retries_until_attempts_or_a_non_retryable_error() -> None:
     policy = RetryPolicy(max_attempts=3, non_retryable=(LookupError, "Fatal"))
     assert policy.non_retryable == ("LookupError", "Fatal")
     assert policy.retries(ValueError(), 2)

@@ -1,4 +1,4 @@
-"""Records that are frozen to the type checker."""
+"""Records of `affinity.records` that are frozen to the type checker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from affinity.frozen import frozen
+from affinity.records import frozen
 
 
 @frozen()
