@@ -1,0 +1,183 @@
+"""The provider contract: what a database must do so that durable work with session affinity is safe on it.
+
+A provider stores opaque payloads and knows nothing of orchestrations or replay. It keeps eleven tables
+(``workers``, ``sessions``, ``instances``, ``suspensions``, ``history``, ``ended_executions``, ``orchestrator_queue``,
+``worker_queue``, ``session_states``, ``session_holds``, ``session_watches``) and promises what the conformance suite
+(`affinity.testing.conformance.providers`) asserts, no more and no less.
+
+`Provider` is three protocols: `WorkerProvider` (worker_side.py), `ClientProvider` (client_side.py) and
+`AdministrationProvider` (administration.py). The records that they take and return are in modules by subject: workers,
+hints, work_items, sessions, instances, turns, retention, management. Import all of them from this package.
+
+Terms
+    *alive worker*: its ``workers`` row has ``locked_until`` in the future.
+    *held session*: its ``sessions`` row has ``locked_until`` in the future and its worker is alive. Its *holder* is the
+    incarnation in the row.
+    *live token*: the work item's row carries exactly this token and its ``locked_until`` is in the future. Such an item
+    can be fetched by nobody else **while the incarnation that locked it is alive**; when that worker's lease has ended
+    or its name has a new incarnation, the item is free again, though its token still acks until somebody fetches it.
+    *owned instance*: its ``instances`` row names an incarnation, and that very incarnation is alive.
+    *birth token*: what tells an instance from another one that had its id before. Ids are reused, birth tokens are not.
+    *suspended instance*: it waits for an operator or for other code. It has no owner, is not fetched and commits no
+    turn. Nothing of it is removed: its work items run, and messages for it stay in the queue and go on arriving.
+
+Rules for every verb
+    * One clock, the database's, read after any lock wait. Durations are seconds (float), instants aware UTC datetimes.
+    * Every verb is atomic. A batch verb treats each element on its own: one refused element changes nothing and does
+      not
+      disturb the others. Results come in the order of the elements.
+    * A verb never leaves a transaction open across a client round trip, so a paused worker holds no database lock
+      (SQLite, where a transaction is one uninterrupted call, is the nearest thing).
+    * Errors are those of `affinity.errors`. Only those that the data itself causes are not retryable: whatever else the
+      database reports is the fault of its environment. After an error without ``maybe_done`` nothing was changed.
+    * *Touching* a session sets its ``locked_until`` to now + ``session_lock_timeout``. It may be left out while that
+      would
+      extend the lock by less than `TOUCH_SLACK` of the timeout, so that a hot loop does not write the row every turn.
+
+Timelines
+    A provider that was opened with a `Timeline` belongs to one incarnation of a worker. When the database is another
+    one, or behind what was seen, its verbs raise `DatabaseChanged`: at least `register_worker` and `renew_worker`, each
+    time. Whoever finds it first begins a new timeline: no epoch and no message id comes back, every worker lease has
+    ended, every session has a new epoch.
+
+Routing marks
+    ``worker_queue.route`` is ``'free'`` for session-free items, ``'new'`` for items of a session that nobody holds
+    (``'new:' + worker_id`` while they are offered to that worker), and ``'w:' + worker_id`` for items of a held
+    session. ``orchestrator_queue.route`` is ``'new'`` or ``'w:' + owner``; of a suspended instance it is
+    ``'suspended'``, which no fetch reads. A route is computed when the row is queued,
+    is re-marked when the session moves, and is only a hint for cost: every fetch checks the ``sessions`` or
+    ``instances`` row, and `Provider.sweep` repairs marks that went stale.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from affinity.provider.contract.administration import AdministrationProvider
+from affinity.provider.contract.client_side import ClientProvider
+from affinity.provider.contract.connection import ProviderConnection
+from affinity.provider.contract.hints import Hint, HintSource
+from affinity.provider.contract.instances import (
+    FINISHED,
+    SWEPT_STATUSES,
+    Birth,
+    Deletion,
+    Delivery,
+    HistoryCursor,
+    HistoryPage,
+    InstanceFilter,
+    InstanceInfo,
+    InstanceStatus,
+    Message,
+    NewInstance,
+    NewMessage,
+    OrchestrationFetch,
+    OrchestrationItem,
+    Resumption,
+    Suspension,
+)
+from affinity.provider.contract.management import (
+    EVENT_HEAD,
+    NO_QUOTAS,
+    EventOrigin,
+    ExecutionInfo,
+    InstanceCounts,
+    MessageState,
+    QueueStatistics,
+    Quotas,
+    TreeMember,
+)
+from affinity.provider.contract.retention import NO_RETENTION, HistoryPruning, InstancePruning, Retention, Sweep
+from affinity.provider.contract.sessions import TOUCH_SLACK, SessionHold, SessionInfo, SessionRelease, SessionWatch
+from affinity.provider.contract.turns import InstanceUpdate, Placed, Release, Reset, Suspend, Turn, TurnResult
+from affinity.provider.contract.work_items import (
+    OFFER_SECONDS,
+    FetchOptions,
+    NewWorkItem,
+    Timeouts,
+    Token,
+    WorkAbandon,
+    WorkAck,
+    WorkFetch,
+    WorkItem,
+    WorkItemInfo,
+    WorkItemState,
+    WorkKey,
+    WorkLock,
+)
+from affinity.provider.contract.worker_side import WorkerProvider
+from affinity.provider.contract.workers import Incarnation, WorkerIdentity, WorkerInfo, WorkerLease
+
+__all__ = [
+    "EVENT_HEAD",
+    "FINISHED",
+    "NO_QUOTAS",
+    "NO_RETENTION",
+    "OFFER_SECONDS",
+    "SWEPT_STATUSES",
+    "TOUCH_SLACK",
+    "AdministrationProvider",
+    "Birth",
+    "ClientProvider",
+    "Deletion",
+    "Delivery",
+    "EventOrigin",
+    "ExecutionInfo",
+    "FetchOptions",
+    "Hint",
+    "HintSource",
+    "HistoryCursor",
+    "HistoryPage",
+    "HistoryPruning",
+    "Incarnation",
+    "InstanceCounts",
+    "InstanceFilter",
+    "InstanceInfo",
+    "InstancePruning",
+    "InstanceStatus",
+    "InstanceUpdate",
+    "Message",
+    "MessageState",
+    "NewInstance",
+    "NewMessage",
+    "NewWorkItem",
+    "OrchestrationFetch",
+    "OrchestrationItem",
+    "Placed",
+    "Provider",
+    "ProviderConnection",
+    "QueueStatistics",
+    "Quotas",
+    "Release",
+    "Reset",
+    "Resumption",
+    "Retention",
+    "SessionHold",
+    "SessionInfo",
+    "SessionRelease",
+    "SessionWatch",
+    "Suspend",
+    "Suspension",
+    "Sweep",
+    "Timeouts",
+    "Token",
+    "TreeMember",
+    "Turn",
+    "TurnResult",
+    "WorkAbandon",
+    "WorkAck",
+    "WorkFetch",
+    "WorkItem",
+    "WorkItemInfo",
+    "WorkItemState",
+    "WorkKey",
+    "WorkLock",
+    "WorkerIdentity",
+    "WorkerInfo",
+    "WorkerLease",
+    "WorkerProvider",
+]
+
+
+class Provider(WorkerProvider, ClientProvider, AdministrationProvider, Protocol):
+    """A database in which workers and clients meet: all verbs of the three sides."""

@@ -1,0 +1,128 @@
+"""The verbs that operators call: resume, reset, delete, prune, list, count, limit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Protocol
+
+from affinity.provider.contract.connection import ProviderConnection
+from affinity.provider.contract.instances import Deletion, Resumption
+from affinity.provider.contract.management import (
+    EventOrigin,
+    ExecutionInfo,
+    InstanceCounts,
+    QueueStatistics,
+    Quotas,
+    TreeMember,
+)
+from affinity.provider.contract.retention import HistoryPruning, InstancePruning
+from affinity.provider.contract.sessions import SessionInfo, SessionRelease
+from affinity.provider.contract.turns import Reset
+from affinity.provider.contract.work_items import WorkItemInfo
+from affinity.provider.contract.workers import WorkerInfo
+
+
+class AdministrationProvider(ProviderConnection, Protocol):
+    """The administration side of a provider."""
+
+    async def release_session(self, session_ids: Sequence[str]) -> Sequence[SessionRelease]:
+        """Free sessions, whichever worker holds them. A holder that has a work item of the session in hand keeps it:
+        "busy", and nothing is changed. Otherwise its lock ends, as if its time were over, a hold of it
+        (`SessionHold`) or not, and items that wait for it are for any worker; the next claim by another incarnation
+        gives it a new epoch.
+        """
+        ...
+
+    async def resume_instance(self, instance_ids: Sequence[str]) -> Sequence[Resumption]:
+        """Let suspended instances go on, on any worker, as if none had taken or tried them."""
+        ...
+
+    async def reset_instance(self, reset: Reset) -> bool:
+        """Open an instance again at an earlier point; see `Reset`. False: the fence did not hold, nothing changed."""
+        ...
+
+    async def delete_instance(
+        self, instance_ids: Sequence[str], *, force: bool = False, tree: bool = True
+    ) -> Sequence[Deletion]:
+        """Remove finished instances, or with ``force`` any, with all their rows, holds and watches.
+
+        With ``tree``, each goes with its children and theirs, all or none: "running" when one of them has not ended,
+        and ``force`` is not given. A parent that stays is told of a child that had not ended: it gets
+        `NewInstance.on_deleted` as a message.
+        """
+        ...
+
+    async def prune_instances(
+        self, status: frozenset[str], older_than: float, *, after: datetime | None = None, dry_run: bool = False
+    ) -> InstancePruning:
+        """One step of removing instances that ended more than ``older_than`` seconds ago with one of these statuses
+        (of `FINISHED`), oldest first, as `delete_instance` removes them.
+
+        A child goes with its parent, never before it. A tree stays while a member of it has not ended for that long.
+        What somebody else is changing is passed over. A step looks at `limits.PRUNE_WINDOW` ended instances, behind
+        those that ended at ``after``, and removes trees up to about `limits.PRUNE_EVENTS` events, at least one of them.
+        With ``dry_run`` it removes nothing, and says what it would.
+        """
+        ...
+
+    async def prune_histories(self, older_than: float, *, dry_run: bool = False) -> HistoryPruning:
+        """One step of removing the histories of executions that ``continue_as_new``, or a reset, ended more than
+        ``older_than`` seconds ago: at most `limits.PRUNE_EVENTS` events. What is left of a history at any time is its
+        beginning. With ``dry_run`` it removes nothing, and counts all of them.
+        """
+        ...
+
+    async def read_origins(self, instance_id: str, execution_id: int) -> Sequence[EventOrigin]:
+        """The origins of the events of one execution, oldest first. An event that a reset has taken over keeps its own.
+        Those of events that a release before this verb recorded are not known and left out.
+        """
+        ...
+
+    async def list_work_items(self, instance_id: str, limit: int) -> Sequence[WorkItemInfo]:
+        """Work items of an instance, oldest activity first."""
+        ...
+
+    async def list_executions(
+        self, instance_id: str, limit: int, *, before: int | None = None
+    ) -> Sequence[ExecutionInfo]:
+        """One page of the executions of an instance whose histories are kept, and the current one; newest first. The
+        next page is ``before`` the last execution id seen.
+        """
+        ...
+
+    async def list_tree(self, instance_id: str, limit: int) -> Sequence[TreeMember]:
+        """An instance, its children and theirs, in any order; at most ``limit``, those nearest to the instance."""
+        ...
+
+    async def measure_queues(self, limit: int) -> QueueStatistics:
+        """Count what is in the queues, up to ``limit`` of each kind; no more rows of an index are read for a number."""
+        ...
+
+    async def count_instances(self, limit: int, *, after: str | None = None) -> InstanceCounts:
+        """Count one page of ``limit`` instances by status, in the order of their ids, behind the id ``after``."""
+        ...
+
+    async def list_sessions(self, *, after: str | None = None, limit: int = 100) -> Sequence[SessionInfo]:
+        """Session rows by id, held or not."""
+        ...
+
+    async def list_workers(self) -> Sequence[WorkerInfo]:
+        """Worker rows by id, alive or not."""
+        ...
+
+    async def get_quotas(self) -> Quotas:
+        """The limits of the database."""
+        ...
+
+    async def set_quotas(self, limits: Quotas) -> None:
+        """Replace all limits. They hold for what is created and sent from then on: what is there stays. What turns
+        create is counted and not refused.
+        """
+        ...
+
+    async def count_work(self) -> Mapping[str, int]:
+        """Rows by kind, for status pages and tests: ``work_items``, ``messages``, ``sessions``, ``workers``,
+        ``instances``.
+        """
+        ...

@@ -1,0 +1,41 @@
+"""The verbs that clients call: start instances, send messages, read instances."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from affinity.provider.contract.connection import ProviderConnection
+from affinity.provider.contract.instances import Delivery, InstanceFilter, InstanceInfo, NewInstance, NewMessage
+
+
+class ClientProvider(ProviderConnection, Protocol):
+    """The client side of a provider."""
+
+    async def create_instance(self, instances: Sequence[NewInstance]) -> Sequence[bool]:
+        """Create instances with their start messages. False: the id was there, nothing changed. A child has the session
+        of its parent, as in a turn.
+
+        Raises:
+            QuotaExceeded: those that are new would be more than `Quotas.instances` allows, or a start message is larger
+                than `Quotas.instance_bytes`; nothing was created.
+        """
+        ...
+
+    async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
+        """Queue messages for instances, in order.
+
+        A message with an ``unread_limit`` is refused ("full") while its instance has that many unread messages: those
+        that its turns reported (`Turn.unread`), and those in its queue that are no timers. So it is while the instance
+        has as many as `Quotas.unread_events` allows; and it is refused ("over_quota") when with it the instance would
+        have more bytes than `Quotas.instance_bytes`. Calls that are made at the same moment may each find room.
+        """
+        ...
+
+    async def get_instance(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
+        """Instances by id."""
+        ...
+
+    async def list_instances(self, where: InstanceFilter, limit: int) -> Sequence[InstanceInfo]:
+        """One page, newest first; the cursor of the next is the last row's (created_at, instance_id)."""
+        ...

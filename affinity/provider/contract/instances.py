@@ -1,0 +1,160 @@
+"""Records of orchestration instances: creation, messages, histories, and what listings show."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Sequence
+from dataclasses import field
+from datetime import datetime
+from typing import Final, Literal, NamedTuple, NewType, TypeAlias
+
+from affinity.records import frozen
+
+Birth = NewType("Birth", str)
+"""A random name of one instance: who creates another under the same id, after a deletion, gives it another."""
+
+
+InstanceStatus: TypeAlias = Literal["pending", "running", "suspended", "completed", "failed", "cancelled"]
+
+
+FINISHED: Final[frozenset[str]] = frozenset({"completed", "failed", "cancelled"})
+
+
+SWEPT_STATUSES: Final[frozenset[str]] = frozenset({"completed", "cancelled"})
+"""Statuses of ended instances that a sweep removes. A failed one may be opened again, by `Provider.reset_instance`."""
+
+
+@frozen(kw_only=True)
+class NewInstance:
+    """An orchestration instance to create together with its start message; nothing happens when the id exists."""
+
+    instance_id: str
+    name: str  # registered name of the orchestration
+    version: str | None  # None: the worker that first runs it pins its latest version
+    start: str  # payload of the start message
+    parent_id: str | None = None
+    delay: float = 0.0  # seconds until the start message is visible
+    on_exists: str | None = None  # payload sent to ``parent_id`` when the id was taken
+    parent_birth: Birth | None = None  # of the very parent that creates it
+    on_deleted: str | None = None  # payload sent to that parent when the instance is deleted before it has ended
+    session_id: str | None = None  # that it works for, as logs and listings show it; None: that of its parent, if any
+    birth: Birth = field(default_factory=lambda: Birth(secrets.token_hex(8)))
+
+
+@frozen(kw_only=True)
+class NewMessage:
+    """A message for an instance; dropped when the instance does not exist, has finished, or is not the one meant."""
+
+    instance_id: str
+    payload: str
+    delay: float = 0.0  # seconds until it is visible: timers
+    timer: tuple[int, int] | None = (
+        None  # (execution id, event id) of the timer that it is, so that it can be cancelled
+    )
+    birth: Birth | None = None  # of the instance that is meant; None: whichever has the id
+    unread_limit: int | None = None  # refused to an instance that has so many unread ones: see `Turn.unread`
+
+
+class Message(NamedTuple):
+    """A message in ``orchestrator_queue``; it stays there until a turn that consumed it commits."""
+
+    id: int
+    payload: str
+
+
+@frozen(kw_only=True)
+class OrchestrationItem:
+    """An instance that the caller now owns, with its visible messages in order of visibility, then of arrival."""
+
+    instance_id: str
+    birth: Birth
+    execution_id: int
+    name: str
+    version: str | None
+    event_count: int  # events in the history of the current execution: the fence of the next turn
+    claims: int  # times that its ownership was taken since a turn of it was last committed: a poison count
+    unknown_for: float | None
+    messages: Sequence[Message]
+    session_id: str | None = None  # that the instance was started with, or its parent
+
+
+@frozen(kw_only=True)
+class OrchestrationFetch:
+    """Answer to `Provider.fetch_orchestration_item`."""
+
+    items: Sequence[OrchestrationItem]
+    raced: bool
+    next_due: float | None
+    left: bool = False  # as in `WorkFetch`
+    fenced: bool = False  # another process has the caller's name; then there is nothing for it
+
+
+class HistoryCursor(NamedTuple):
+    """A place in the history of one execution."""
+
+    instance_id: str
+    execution_id: int
+    after: int = 0  # events that were read already
+
+
+@frozen(kw_only=True)
+class HistoryPage:
+    """The next events of one execution, oldest first."""
+
+    events: Sequence[str]
+    more: bool  # there may be more behind them
+
+
+@frozen(kw_only=True)
+class Suspension:
+    """Why and since when an instance is suspended."""
+
+    error_type: str
+    message: str
+    at: datetime
+    worker_id: str  # the worker that suspended it
+    code: str  # and its code version
+
+
+@frozen(kw_only=True)
+class InstanceInfo:
+    """One row of ``instances``, for clients and people."""
+
+    instance_id: str
+    birth: Birth
+    name: str
+    version: str | None
+    execution_id: int
+    status: InstanceStatus
+    custom_status: str | None
+    output: str | None
+    error: str | None
+    parent_id: str | None
+    owner: str | None  # worker id that owns it now, or last did
+    event_count: int
+    created_at: datetime
+    updated_at: datetime
+    suspension: Suspension | None = None  # while it is suspended
+    session_id: str | None = None  # that it was started with, or its parent
+
+
+@frozen(kw_only=True)
+class InstanceFilter:
+    """Which instances to list, newest first by (created_at, instance_id)."""
+
+    status: Collection[InstanceStatus] = ()  # empty: any
+    name: str | None = None
+    prefix: str | None = None  # of the instance id
+    parent_id: str | None = None
+    reason: str | None = None  # suspended for this: `Suspension.error_type`
+    session_id: str | None = None  # that they were started with, or their parents
+    after: tuple[datetime, str] | None = None  # keyset cursor: (created_at, instance_id) of the last row seen
+
+
+Delivery: TypeAlias = Literal["delivered", "unknown", "finished", "full", "over_quota"]
+
+
+Deletion: TypeAlias = Literal["deleted", "unknown", "running"]
+
+
+Resumption: TypeAlias = Literal["resumed", "unknown", "not_suspended"]

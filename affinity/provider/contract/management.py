@@ -1,0 +1,87 @@
+"""Records for operators: executions, trees, origins of events, counts and quotas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from affinity.provider.contract.instances import InstanceStatus
+from affinity.provider.contract.work_items import WorkItemState
+from affinity.records import ActivityRun, frozen
+
+
+class EventOrigin(NamedTuple):
+    """When, and by which worker, an event of a history was recorded."""
+
+    event_id: int
+    recorded_at: datetime
+    worker_id: str | None  # None: by no worker, for a client that has reset the instance
+    run: ActivityRun | None  # as the turn said: `Turn.runs`
+
+
+EVENT_HEAD: Final = 64
+"""Characters of an event that say what kind of event it is."""
+
+
+@frozen(kw_only=True)
+class ExecutionInfo:
+    """One execution of an instance, as far as its history is kept; or the current one."""
+
+    execution_id: int
+    event_count: int
+    started_at: datetime | None  # None: not known
+    ended_at: datetime | None  # None: it goes on, or its end is not known
+    last_event: str | None  # the first `EVENT_HEAD` characters of it
+
+
+@frozen(kw_only=True)
+class TreeMember:
+    """An instance as a member of a tree, without its payloads."""
+
+    instance_id: str
+    parent_id: str | None
+    name: str
+    version: str | None
+    status: InstanceStatus
+    execution_id: int
+    created_at: datetime
+    updated_at: datetime
+
+
+MessageState: TypeAlias = Literal["waiting", "delayed", "suspended"]
+"""Of a message: visible, visible later (timers), or of a suspended instance."""
+
+
+@frozen(kw_only=True)
+class QueueStatistics:
+    """How much there is to do. Each number stops at the limit that was asked for; those of running and of waiting work
+    items may share it.
+    """
+
+    work_items: Mapping[WorkItemState, int]
+    messages: Mapping[MessageState, int]
+    oldest_work_item: float | None  # seconds for which the one that waits longest could have been fetched
+    oldest_message: float | None
+    suspended: int  # instances
+
+
+@frozen(kw_only=True)
+class InstanceCounts:
+    """Instances by status, of one page."""
+
+    counts: Mapping[InstanceStatus, int]
+    after: str | None  # the next page begins behind this id; None: this is the last one
+
+
+@frozen(kw_only=True)
+class Quotas:
+    """Limits of one database, for all who write to it; None: no limit."""
+
+    instances: int | None = None  # in the database, ended ones and children included
+    unread_events: int | None = None  # of one instance, on top of `NewMessage.unread_limit`
+    # UTF-8 bytes of one instance: of the events of its present execution, and of the messages that wait for it.
+    instance_bytes: int | None = None
+
+
+NO_QUOTAS: Final = Quotas()

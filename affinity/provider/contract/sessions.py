@@ -1,0 +1,54 @@
+"""Records of sessions: holds, watches, releases and what listings show."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from affinity.provider.contract.workers import Incarnation
+from affinity.records import frozen
+
+TOUCH_SLACK: Final = 0.02
+"""Share of the session lock timeout that a touch may fall short of."""
+
+
+class SessionHold(NamedTuple):
+    """Keeps a session with its holder while nothing of it runs, for at most ``seconds`` from the commit.
+
+    As far as a live worker holds the session, the lock is extended to that time; nothing else is promised: a holder
+    that dies, drains or gives it up is not kept by it. A touch never shortens a lock. When the hold ends
+    (``Turn.unholds``, or its execution does), the lock is cut back to the session lock timeout from now, or to the
+    latest other hold of that session.
+    """
+
+    session_id: str
+    hold_id: int  # event id of the wait; with instance and execution it names the hold
+    seconds: float
+
+
+class SessionWatch(NamedTuple):
+    """From now on the instance gets ``payload`` as a message each time the session's holder changes: another worker, or
+    a new start of the same one. Exactly one message per change, in the transaction that makes it.
+
+    The first claim of a session is no change; nor is a claim by the very incarnation that held it last. A second watch
+    of the same session by the same instance replaces the payload. It ends with the instance.
+    """
+
+    session_id: str
+    payload: str
+
+
+SessionRelease: TypeAlias = Literal["released", "busy", "not_held"]
+
+
+@frozen(kw_only=True)
+class SessionInfo:
+    """One row of ``sessions``, for people."""
+
+    session_id: str
+    worker_id: str  # that holds it, or last did; empty: none ever, a write without a lease made the row
+    incarnation: Incarnation
+    epoch: int
+    held: bool
+    expires_in: float  # of the session lock; negative when it has expired
+    idle: float  # seconds since its work last touched it
+    queued: int  # work items that name it, running ones included

@@ -1,0 +1,130 @@
+"""Records of a turn, and of the other changes that an instance's fence guards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import NamedTuple
+
+from affinity.provider.contract.instances import Birth, InstanceStatus, NewInstance, NewMessage
+from affinity.provider.contract.sessions import SessionHold, SessionWatch
+from affinity.provider.contract.work_items import NewWorkItem, WorkItem, WorkLock
+from affinity.records import ActivityRun, StateWrite, frozen
+
+
+@frozen(kw_only=True)
+class InstanceUpdate:
+    """What a turn says of its instance, beyond its history."""
+
+    status: InstanceStatus
+    version: str | None = None  # pinned by the first turn
+    output: str | None = None  # JSON, when completed
+    error: str | None = None  # JSON, when failed or cancelled
+    continued: bool = False  # the execution ended in continue_as_new: execution id + 1, event count 0
+
+
+@frozen(kw_only=True)
+class Turn:
+    """One step of one instance, committed whole or not at all.
+
+    The fence: the instance is owned by the caller's incarnation, has the birth token ``birth``, is not finished, runs
+    execution ``execution_id`` and has exactly ``event_count`` events; every lock in ``acks`` has a live token; and
+    every write in ``states`` passes its own fence (`StateWrite`). Otherwise nothing of the turn is applied. Of several
+    writes of one session in a batch the first passes.
+    """
+
+    instance_id: str
+    birth: Birth
+    execution_id: int
+    event_count: int
+    history: Sequence[str]  # events event_count + 1, + 2, …
+    consumed: Sequence[int] = ()  # ids of messages; those of other instances are left alone
+    acks: Sequence[WorkLock] = ()  # work items whose results are in ``history``; their sessions are touched
+    work_items: Sequence[NewWorkItem] = ()
+    messages: Sequence[NewMessage] = ()
+    instances: Sequence[NewInstance] = ()
+    # Of this execution, including what this very turn queues: activity ids, removed from the queue whichever worker
+    # runs them, and event ids of timers.
+    cancel_activities: Sequence[int] = ()
+    cancel_timers: Sequence[int] = ()
+    update: InstanceUpdate | None = None  # a finished status also removes all queue rows of the instance
+    custom_status: str | None = None  # JSON; None leaves it as it is
+    unread: int | None = None  # messages that were consumed, now or before, and not read; None: as many as before
+    states: Sequence[StateWrite] = ()  # session state of the activities whose results are in ``history``
+    holds: Sequence[SessionHold] = ()
+    unholds: Sequence[int] = ()  # hold ids of this execution that end
+    watches: Sequence[SessionWatch] = ()
+    # By event id: runs of activities whose results are in ``history``, but for first attempts on the committing worker.
+    runs: Mapping[int, ActivityRun] = field(default_factory=dict)
+    release_sessions: Sequence[str] = ()  # released behind all else that the turn does: see `Provider.release_session`
+
+
+class Placed(NamedTuple):
+    """Where a new work item of a committed turn went."""
+
+    item: WorkItem | None  # locked to the caller: run it now
+    holder: str | None  # else the worker that holds its session now, if one does
+
+
+@frozen(kw_only=True)
+class TurnResult:
+    """Outcome of one turn of a batch."""
+
+    committed: bool
+    lost_acks: Sequence[
+        WorkLock
+    ] = ()  # when refused: the locks without a live token (maybe none: then the fence failed)
+    placed: Sequence[Placed] = ()  # when committed: one for each of ``work_items``
+    conflicts: Sequence[str] = ()  # when refused: sessions whose state write did not pass its fence
+
+
+@frozen(kw_only=True)
+class Release:
+    """Gives an instance's ownership up; its taking is not counted in ``claims``. Nothing happens when the caller does
+    not own it.
+    """
+
+    instance_id: str
+    to: str | None = None  # hand it to this worker, if alive and not draining; else it is free for anyone
+    unknown: bool = False  # this worker does not register the orchestration
+
+
+@frozen(kw_only=True)
+class Suspend:
+    """Suspends an instance that this worker cannot go on with, for a reason that is not a decision of its code.
+
+    The fence is that of a `Turn`: owner, birth token, execution and number of events. Nothing happens when it does not
+    hold.
+    """
+
+    instance_id: str
+    birth: Birth
+    execution_id: int
+    event_count: int
+    error_type: str  # the reason: name of an exception class, by which instances are found
+    message: str  # and its text
+    code: str  # the code version of the worker
+    needs_code: bool  # whether other code may go on with it: see `Provider.retry_suspended`
+
+
+@frozen(kw_only=True)
+class Reset:
+    """Opens an instance again, whatever became of it, at an earlier point of its history.
+
+    The fence: the instance has this birth token, runs (or ended in) execution ``execution_id`` and has exactly
+    ``event_count`` events. Then a new execution begins, ``execution_id`` + 1, with the first ``keep`` events of that
+    one and ``history`` behind them; the former one stays readable. The instance is running, without an owner.
+
+    Its work items, timers and holds are gone. What waits for it otherwise stays, behind ``messages`` to itself.
+    """
+
+    instance_id: str
+    birth: Birth
+    execution_id: int
+    event_count: int
+    keep: int
+    history: Sequence[str]
+    messages: Sequence[NewMessage] = ()  # a timer fires when that of the same event id would have, if it still waited
+    work_items: Sequence[NewWorkItem] = ()
+    watches: Sequence[SessionWatch] = ()
+    custom_status: str | None = None  # JSON; None leaves it as it is

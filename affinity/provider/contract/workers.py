@@ -1,0 +1,43 @@
+"""Records of workers: who asks, its lease, and what listings show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import NewType
+
+from affinity.records import frozen
+
+Incarnation = NewType("Incarnation", str)
+"""A random name that one start of a worker process gave itself."""
+
+
+@frozen(kw_only=True)
+class WorkerIdentity:
+    """Who asks: the stable name of a worker and the incarnation that this process is."""
+
+    worker_id: str
+    incarnation: Incarnation
+
+
+@frozen(kw_only=True)
+class WorkerLease:
+    """What a registration or renewal gave."""
+
+    expires_in: float  # seconds from the moment at which the request was *sent*
+    database_time: datetime  # the database's clock when it answered
+    draining: bool = False
+
+
+@frozen(kw_only=True)
+class WorkerInfo:
+    """One row of ``workers``, for people."""
+
+    worker_id: str
+    incarnation: Incarnation
+    alive: bool
+    draining: bool
+    expires_in: float  # negative when the lease has ended
+    started_at: datetime
+    sessions: int  # held now
+    labels: Mapping[str, str]  # host, pid, version: what the worker said of itself
