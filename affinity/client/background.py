@@ -1,4 +1,4 @@
-"""What a client does beside the calls on it: look whether instances have ended, and wake workers."""
+"""The lifetime of a client, and its background tasks: one polls for instances that have ended, one wakes workers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import logging
 import math
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from types import TracebackType
+from typing import Final, Self
 
 import anyio
 
-from affinity.client.calls import batches, unknown_instance
+from affinity.client.calls import batches, retry, unknown_instance
 from affinity.errors import ClientError, ProviderError
+from affinity.limits import check_id
+from affinity.provider import open_provider
 from affinity.provider.contract import FINISHED, Hint, InstanceInfo, Provider
 
 logger = logging.getLogger("affinity.client")
@@ -170,3 +175,53 @@ class Waker:
             self._anybody |= anybody
             self._instances |= instances
             raise
+
+
+class ClientBase:
+    """An open provider, with the tasks that run beside the calls."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._given: Provider | None = None
+        self._stack: AsyncExitStack | None = None
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            self._opened = self._given
+            if self._opened is None:
+                self._opened = await open_provider(self._url, application_name="affinity client")
+                stack.push_async_callback(self._opened.aclose)
+            self._waker = Waker(self._opened)
+            self._waiters = Waiters(self._look_up)
+            stack.push_async_callback(self._waker.flush)
+            self._tasks = await stack.enter_async_context(anyio.create_task_group())
+            self._tasks.start_soon(self._waker.run)
+            self._tasks.start_soon(self._waiters.run)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        stack, self._stack = self._stack, None
+        if stack is None:
+            return None
+        self._tasks.cancel_scope.cancel()
+        if isinstance(error, Exception):  # it leaves as itself, not in a group with the tasks' end
+            kind = error = trace = None
+        return await stack.__aexit__(kind, error, trace)
+
+    @property
+    def _provider(self) -> Provider:
+        if self._stack is None or self._opened is None:
+            raise ClientError("the client is not open: use it within `async with Client(url) as client`")
+        return self._opened
+
+    async def _look_up(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
+        return await retry(partial(self._provider.get_instance, instance_ids))
+
+    async def _present(self, instance_id: str) -> InstanceInfo:
+        (info,) = await self._look_up([check_id(instance_id, "instance id")])
+        if info is None:
+            raise unknown_instance(instance_id)
+        return info

@@ -27,24 +27,24 @@ RETRY_SECONDS: Final = 15.0
 """How long a call that may safely be made twice outlasts a database that does not answer."""
 
 
-async def insist(verb: Callable[[], Awaitable[T]], *, twice: bool = True) -> T:
-    """Await ``verb()``, again and again while its error may pass by itself, for a bounded time.
+async def retry(verb: Callable[[], Awaitable[T]], *, idempotent: bool = True) -> T:
+    """Await ``verb()``, and repeat it for `RETRY_SECONDS` while its error is transient.
 
     Args:
         verb: what to do.
-        twice: whether it may be done twice. If not, it is not repeated when it is unknown whether it was done.
+        idempotent: whether doing it twice does no harm. If not, it is not repeated once it may have been done.
 
     Raises:
-        ProviderError: one that does not pass by itself, or the last one when the time is over.
+        ProviderError: one that is not transient, or the last one when the time is over.
     """
 
-    def may_pass(error: BaseException) -> bool:
+    def is_transient(error: BaseException) -> bool:
         if not isinstance(error, ProviderError) or not error.retryable or error.misconfigured:
             return False
-        return twice or not error.maybe_done
+        return idempotent or not error.maybe_done
 
     attempts = AsyncRetrying(
-        retry=retry_if_exception(may_pass),
+        retry=retry_if_exception(is_transient),
         stop=stop_after_delay(RETRY_SECONDS),
         wait=wait_random_exponential(multiplier=0.02, max=1.0),
         reraise=True,

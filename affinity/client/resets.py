@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from affinity.client.records import error_details_of, failure_of
+from affinity.client.views import error_details_of, failure_of
 from affinity.errors import InvalidInput, NotSerializable
 from affinity.orchestration import events as ev
 from affinity.orchestration.waits import moved_event

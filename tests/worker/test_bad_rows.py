@@ -15,7 +15,7 @@ import pytest
 
 from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Sessions, Worker
 from affinity.client import Client
-from affinity.client.records import Failure
+from affinity.client.views import Failure
 from affinity.errors import InvalidOptions, OrchestrationFailed, PayloadTooLarge
 from affinity.limits import MAX_PAYLOAD_DEPTH
 from affinity.records import SessionMetadata, SessionState, StateWrite

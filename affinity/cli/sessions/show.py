@@ -12,7 +12,7 @@ from affinity.cli.instances import with_client
 from affinity.cli.sessions.options import filter_of, filters
 from affinity.cli.shell import Command, Shell, command
 from affinity.client import Client
-from affinity.client.records import read_cursor
+from affinity.client.views import read_cursor
 from affinity.limits import MAX_PAGE
 from affinity.records import SessionSummary
 from affinity.session import SessionPage, readable

@@ -1,0 +1,307 @@
+"""What a client returns: rows, events and trees of instances, with their payloads decoded."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from affinity.errors import ErrorDetails, InvalidInput, NotSerializable
+from affinity.orchestration.codec import read_json
+from affinity.orchestration.wire import read_details
+from affinity.provider.contract import (
+    FINISHED,
+    EventOrigin,
+    ExecutionInfo,
+    InstanceInfo,
+    InstanceStatus,
+    MessageState,
+    Suspension,
+    TreeMember,
+    WorkItemInfo,
+    WorkItemState,
+)
+from affinity.records import ActivityRun
+
+ExecutionStatus: TypeAlias = InstanceStatus | Literal["continued", "ended"]
+"""That of its instance for the current execution. A former one has ``"continued"`` as new; ``"ended"`` are those that a
+reset has replaced, and those of whose history only the beginning is kept.
+"""
+
+ActivityState: TypeAlias = Literal["running", "waiting", "retrying"]
+"""It runs, it can be fetched by a worker, or it waits for its next attempt."""
+
+_RESULTS: Final = frozenset({"activity_completed", "activity_failed"})
+_TYPE: Final = re.compile(r'\{"type":"(\w+)"')
+_OUTCOMES: Final[dict[str, ExecutionStatus]] = {
+    "orchestration_completed": "completed",
+    "orchestration_failed": "failed",
+    "orchestration_cancelled": "cancelled",
+    "continued_as_new": "continued",
+}
+
+
+class Failure(NamedTuple):
+    """Why an instance failed, or was cancelled."""
+
+    type: str  # name of the exception class
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """An orchestration instance as it was when asked for."""
+
+    instance_id: str
+    name: str
+    version: str | None  # None until a worker has run it
+    execution_id: int  # grows with each continue_as_new
+    status: InstanceStatus
+    custom_status: Any
+    output: Any  # as plain JSON values; `Client.wait` gives it typed
+    error: Failure | None
+    parent_id: str | None
+    owner: str | None  # the worker that owns it, or last did
+    event_count: int
+    created_at: datetime
+    updated_at: datetime
+    suspension: Suspension | None  # why it waits for an operator or for other code
+    session_id: str | None = None  # that it was started with, or its parent
+    error_details: ErrorDetails | None = None  # of ``error``: its category, bases and fields
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self.status in FINISHED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryRecord:
+    """One event of an execution's history."""
+
+    event_id: int  # its position, from 1
+    type: str  # "activity_scheduled", "event_raised", …
+    fields: Mapping[str, Any]  # the rest of the event, payloads as plain JSON values
+    recorded_at: datetime | None = None  # None: by a release that did not keep it
+    worker_id: str | None = None  # the worker that ran the activity, if it is a result; else the one that recorded it
+    attempt: int | None = None  # of the activity, if it is a result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Some instances of a listing, newest first."""
+
+    items: Sequence[Instance]
+    next: str | None  # the cursor of the page after this one; None at the end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionSummary:
+    """One execution of an instance: another one begins with each ``continue_as_new``, and with each reset."""
+
+    execution_id: int
+    status: ExecutionStatus
+    event_count: int  # events of it that are kept
+    started_at: datetime | None  # None: not known
+    ended_at: datetime | None  # None: it goes on, or its end is not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingActivity:
+    """An activity of an instance that has no result yet."""
+
+    execution_id: int
+    activity_id: int  # event id of its scheduling
+    name: str
+    session_id: str | None
+    state: ActivityState
+    attempt: int  # the one that runs, or the next
+    worker_id: str | None  # that runs it
+    scheduled_at: datetime
+    next_attempt_at: datetime | None  # while it is retrying
+    last_error: str | None  # "ValueError: …", of the attempt before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeNode:
+    """An instance in its tree of sub-orchestrations."""
+
+    depth: int  # 0: the instance that was asked for
+    instance_id: str
+    parent_id: str | None
+    name: str
+    version: str | None
+    status: InstanceStatus
+    execution_id: int
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceTree:
+    """An instance with its sub-orchestrations and theirs: each behind its parent, children in the order of creation."""
+
+    nodes: Sequence[TreeNode]
+    truncated: bool  # there are more; those that are here are the nearest to the instance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkStatistics:
+    """How much there is. Numbers of the queues stop at the limit that was asked for."""
+
+    instances: Mapping[InstanceStatus, int]
+    work_items: Mapping[WorkItemState, int]  # activities
+    messages: Mapping[MessageState, int]
+    oldest_work_item: float | None  # seconds for which the one that waits longest could have been fetched
+    oldest_message: float | None
+
+
+def instance_of(info: InstanceInfo) -> Instance:
+    """The row with its payloads decoded."""
+    return Instance(
+        instance_id=info.instance_id,
+        name=info.name,
+        version=info.version,
+        execution_id=info.execution_id,
+        status=info.status,
+        custom_status=_decoded(info.custom_status),
+        output=_decoded(info.output),
+        error=failure_of(info) if info.error is not None else None,
+        parent_id=info.parent_id,
+        owner=info.owner,
+        event_count=info.event_count,
+        created_at=info.created_at,
+        updated_at=info.updated_at,
+        suspension=info.suspension,
+        session_id=info.session_id,
+        error_details=error_details_of(info) if info.error is not None else None,
+    )
+
+
+def failure_of(info: InstanceInfo) -> Failure:
+    """The error that a failed or cancelled instance ended with."""
+    error = _decoded(info.error)
+    if not isinstance(error, dict):
+        return Failure("Error", str(error or ""))
+    return Failure(str(error.get("type", "Error")), str(error.get("message", "")))
+
+
+def error_details_of(info: InstanceInfo) -> ErrorDetails | None:
+    """What else is known of that error; None when nothing is."""
+    try:
+        details = read_details(_decoded(info.error))
+    except Exception:  # what is stored may be anything
+        return None
+    return details if any(details) else None
+
+
+def record_of(event_id: int, text: str, origin: EventOrigin | None = None) -> HistoryRecord:
+    """The event that JSON ``text`` holds; read without its class, so that what a newer version wrote can be shown. What
+    is no event at all is shown as the text that it is.
+    """
+    fields = _decoded(text)
+    if not isinstance(fields, dict) or not isinstance(fields.get("type"), str):
+        fields = {"type": "unreadable", "text": text}
+    kind = fields.pop("type")
+    if origin is None:
+        return HistoryRecord(event_id=event_id, type=kind, fields=fields)
+    run = origin.run
+    if run is None and kind in _RESULTS and origin.worker_id is not None:
+        run = ActivityRun(origin.worker_id, 1)  # what a turn need not say
+    return HistoryRecord(
+        event_id=event_id,
+        type=kind,
+        fields=fields,
+        recorded_at=origin.recorded_at,
+        worker_id=origin.worker_id if run is None else run.worker_id,
+        attempt=None if run is None else run.attempt,
+    )
+
+
+def cursor_of(last: InstanceInfo) -> str:
+    """Where a listing goes on after this row."""
+    return f"{last.created_at.isoformat()}/{last.instance_id}"
+
+
+def read_cursor(cursor: str) -> tuple[datetime, str]:
+    """The row that a cursor stands for.
+
+    Raises:
+        InvalidInput: it is not what `Page.next` gave.
+    """
+    created_at, _, instance_id = cursor.partition("/")
+    try:
+        return datetime.fromisoformat(created_at), instance_id
+    except ValueError:
+        raise InvalidInput(f"{cursor!r} is not a cursor of this listing") from None
+
+
+def _decoded(text: str | None) -> Any:
+    """What is stored may be anything: one row that is no JSON must not keep others from being listed."""
+    try:
+        return None if text is None else read_json(text)
+    except NotSerializable:
+        return text
+
+
+def execution_of(row: ExecutionInfo, instance: InstanceInfo) -> ExecutionSummary:
+    """The execution with its status, which is in its last event; that of the current one is its instance's."""
+    found = _TYPE.match(row.last_event or "")
+    former = _OUTCOMES.get(found[1], "ended") if found else "ended"
+    return ExecutionSummary(
+        execution_id=row.execution_id,
+        status=instance.status if row.execution_id == instance.execution_id else former,
+        event_count=row.event_count,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+    )
+
+
+def activity_of(row: WorkItemInfo) -> PendingActivity:
+    """The activity that a work item stands for."""
+    is_running = row.state == "running"
+    is_retrying = row.state == "delayed" and row.failures > 0
+    return PendingActivity(
+        execution_id=row.key.execution_id,
+        activity_id=row.key.activity_id,
+        name=row.name,
+        session_id=row.session_id,
+        state="running" if is_running else "retrying" if is_retrying else "waiting",
+        attempt=row.attempts if is_running else row.attempts + 1,
+        worker_id=row.worker_id,
+        scheduled_at=row.queued_at,
+        next_attempt_at=row.visible_at if is_retrying else None,
+        last_error=row.last_error,
+    )
+
+
+def tree_of(instance_id: str, members: Sequence[TreeMember], limit: int) -> InstanceTree:
+    """The members, which are those nearest to the instance, in the order of the tree."""
+    children: defaultdict[str | None, list[TreeMember]] = defaultdict(list)
+    for member in sorted(members[:limit], key=lambda one: (one.created_at, one.instance_id), reverse=True):
+        if member.instance_id != instance_id:
+            children[member.parent_id].append(member)
+    nodes: list[TreeNode] = []
+    waiting = [(0, member) for member in members if member.instance_id == instance_id]
+    while waiting:
+        depth, member = waiting.pop()
+        nodes.append(_node(depth, member))
+        waiting += [(depth + 1, child) for child in children.pop(member.instance_id, ())]
+    return InstanceTree(nodes=nodes, truncated=len(members) > limit)
+
+
+def _node(depth: int, member: TreeMember) -> TreeNode:
+    return TreeNode(
+        depth=depth,
+        instance_id=member.instance_id,
+        parent_id=member.parent_id,
+        name=member.name,
+        version=member.version,
+        status=member.status,
+        execution_id=member.execution_id,
+        created_at=member.created_at,
+        updated_at=member.updated_at,
+    )
