@@ -153,7 +153,7 @@ class SessionRecord:
     version: int
     birth: str  # see the module
     epoch: int | None  # of the lease that wrote it last; None when nobody ever wrote it under one
-    turn: str | None  # idempotency key of the last write; see `SessionStore.save`
+    idempotency_key: str | None  # of the last write; see `SessionStore.save`
     created_at: datetime
     updated_at: datetime
 
@@ -229,7 +229,7 @@ class SessionStore(Protocol):
         expected_version: int | None = None,
         birth: str | None = None,
         epoch: int | None = None,
-        turn: str | None = None,
+        idempotency_key: str | None = None,
     ) -> int:
         """Write a record, whoever wrote it last unless told otherwise; returns its version.
 
@@ -240,7 +240,7 @@ class SessionStore(Protocol):
                 gives it a random one.
             epoch: of the writer's lease. None: a writer without a lease; the record keeps its epoch, and in a
                 provider's database the session gets a new one (see the module).
-            turn: idempotency key. When the record's last write had this very key, nothing is written and the record's
+            idempotency_key: when the record's last write had this very key, nothing is written and the record's
                 version is returned: the write has happened already.
 
         Raises:

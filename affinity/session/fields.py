@@ -1,7 +1,4 @@
-"""What the caller gives explicitly, folded onto a loaded state: those fields are replaced, all others stay.
-
-A list is replaced whole, never joined with the one that is there, so folding twice is the same as once.
-"""
+"""The fields of a state: values that override those of a loaded state, and the mapping to a narrower record by name."""
 
 from __future__ import annotations
 
@@ -20,56 +17,59 @@ S = TypeVar("S")
 
 
 class FieldOverrides(Generic[S]):
-    """Folds onto states of one type: a pydantic model or a dataclass; others have no fields to tell apart."""
+    """Replaces fields of states of one type, which is a pydantic model or a dataclass; other types have no fields.
+
+    A list is replaced as a whole, so applying the same overrides twice equals applying them once.
+    """
 
     def __init__(self, declared: type[S]) -> None:
         self._declared: Any = declared
 
-    def values(self, given: S | Mapping[str, Any] | None) -> dict[str, Any]:
-        """The fields that ``given`` sets explicitly, as values of their types.
+    def values(self, overrides: S | Mapping[str, Any] | None) -> dict[str, Any]:
+        """The fields that ``overrides`` sets explicitly, validated and converted to their types.
 
         Raises:
-            InvalidOptions: the state has no fields, or not these, or not with such values; or nobody can tell which
-                fields of ``given`` were set, as in a dataclass.
+            InvalidOptions: the state has no fields, or not these, or not with such values; or ``overrides`` does not
+                record which of its fields were set, as a dataclass does not.
         """
-        if given is None:
+        if overrides is None:
             return {}
-        if isinstance(given, BaseModel) and self._is_model and isinstance(given, self._declared):
-            return {name: getattr(given, name) for name in given.model_fields_set}
-        if not isinstance(given, Mapping) or not (self._is_model or self._is_dataclass):
+        if isinstance(overrides, BaseModel) and _is_model(self._declared) and isinstance(overrides, self._declared):
+            return {name: getattr(overrides, name) for name in overrides.model_fields_set}
+        if not isinstance(overrides, Mapping) or not (_is_model(self._declared) or _is_dataclass(self._declared)):
             raise InvalidOptions(
-                f"given = {type(given).__name__} for a state of {self._declared!r}: it must be such a pydantic model, "
-                "or a mapping of fields for a pydantic model or dataclass"
+                f"overrides = {type(overrides).__name__} for a state of {self._declared!r}: it must be such a pydantic "
+                "model, or a mapping of fields for a pydantic model or dataclass"
             )
-        return {name: self._value(name, value) for name, value in given.items()}
+        return {name: self._value(name, value) for name, value in overrides.items()}
 
-    def onto(self, state: S, values: Mapping[str, Any]) -> S:
-        """The state with these fields replaced: the same object, unless it is frozen.
+    def apply(self, state: S, values: Mapping[str, Any]) -> S:
+        """The state with these fields replaced: the same object, unless its type is frozen.
 
         Raises:
-            InvalidOptions: a validator of the whole state refuses them; it may be half changed.
+            InvalidOptions: a validator of the whole state refuses the values; some fields may be changed already.
         """
         if not values:
             return state
-        fields = copy.deepcopy(dict(values))  # what the caller keeps must not change with the state
+        fields = copy.deepcopy(dict(values))  # the caller keeps the originals
         try:
             if self._is_frozen:
-                return self._replaced(state, fields)
+                return self._replace(state, fields)
             for name, value in fields.items():
                 setattr(state, name, value)
         except Exception as error:
-            raise InvalidOptions(f"the state does not take what is given: {problem_of(error)}") from error
+            raise InvalidOptions(f"the state does not accept the overrides: {problem_of(error)}") from error
         return state
 
     def new(self, values: Mapping[str, Any]) -> S:
-        """A state that has only these, besides its defaults.
+        """A state made of these values and of defaults.
 
         Raises:
-            InvalidOptions: it needs more.
+            InvalidOptions: a required field is missing.
         """
         try:
             values = copy.deepcopy(dict(values))
-            if self._is_model:
+            if _is_model(self._declared):
                 return typing.cast(S, self._declared.model_validate(values, by_alias=True, by_name=True))
             return typing.cast(S, self._declared(**values))
         except Exception as error:
@@ -78,34 +78,26 @@ class FieldOverrides(Generic[S]):
             ) from error
 
     @property
-    def _is_model(self) -> bool:
-        return isinstance(self._declared, type) and issubclass(self._declared, BaseModel)
-
-    @property
-    def _is_dataclass(self) -> bool:
-        return isinstance(self._declared, type) and dataclasses.is_dataclass(self._declared)
-
-    @property
     def _is_frozen(self) -> bool:
-        if self._is_model:
+        if _is_model(self._declared):
             return bool(self._declared.model_config.get("frozen"))
         return bool(self._declared.__dataclass_params__.frozen)
 
-    def _replaced(self, state: Any, fields: dict[str, Any]) -> S:
-        new = state.model_copy(update=fields) if self._is_model else dataclasses.replace(state, **fields)
+    def _replace(self, state: Any, fields: dict[str, Any]) -> S:
+        new = state.model_copy(update=fields) if _is_model(self._declared) else dataclasses.replace(state, **fields)
         return typing.cast(S, new)
 
     def _value(self, name: str, value: Any) -> Any:
-        fields = self._fields()
-        if name not in fields:
-            raise InvalidOptions(f"given = {{{name!r}: ...}}: the state {self._declared!r} has no such field")
+        types = self._field_types()
+        if name not in types:
+            raise InvalidOptions(f"overrides = {{{name!r}: ...}}: the state {self._declared!r} has no such field")
         try:
-            return TypeAdapter(fields[name]).validate_python(value)
+            return TypeAdapter(types[name]).validate_python(value)
         except Exception as error:
-            raise InvalidOptions(f"given[{name!r}] does not fit the state: {problem_of(error)}") from error
+            raise InvalidOptions(f"overrides[{name!r}] does not fit the state: {problem_of(error)}") from error
 
-    def _fields(self) -> dict[str, Any]:
-        if self._is_model:
+    def _field_types(self) -> dict[str, Any]:
+        if _is_model(self._declared):
             return {name: field.rebuild_annotation() for name, field in self._declared.model_fields.items()}
         hints = typing.get_type_hints(self._declared, include_extras=True)
         return {field.name: hints[field.name] for field in dataclasses.fields(self._declared)}
@@ -113,7 +105,7 @@ class FieldOverrides(Generic[S]):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Projection(Generic[S]):
-    """Both directions."""
+    """The two functions that convert a state to its narrower record and back."""
 
     to_record: Callable[[S], Any]
     from_record: Callable[[Any], S]
@@ -125,26 +117,26 @@ def projection_of(
     to_record: Callable[[S], Any] | None,
     from_record: Callable[[Any], S] | None,
 ) -> Projection[S] | None:
-    """The mapping that these options of `Sessions` mean; None without a record. A direction without a function maps
-    fields of the same name, at any depth; others take their defaults.
+    """The projection that these options of `Sessions` define; None without a record. A direction without a function
+    maps fields of the same name, at any depth; the other fields get their defaults.
 
     Raises:
-        InvalidOptions: functions without a record; or a direction without a function, of types without fields, without
-            a common one, or with a required one that has no source.
+        InvalidOptions: functions without a record; or a direction without a function, where one of the types has no
+            fields, or they have none in common, or a required field has no source.
     """
     if record is None:
         if to_record is not None or from_record is not None:
-            raise InvalidOptions("to_record and from_record lead to a narrower type and back: name it as record=")
+            raise InvalidOptions("to_record and from_record convert to a narrower type and back: name it as record=")
         return None
     return Projection(
         to_record=to_record or _by_name(state, record, "to_record", _fields(state, "to_record")),
-        from_record=from_record or _by_name(record, state, "from_record", _kept(record)),
+        from_record=from_record or _by_name(record, state, "from_record", _stored_fields(record)),
     )
 
 
-def _by_name(source: type[Any], target: type[Any], direction: str, given: Iterable[str]) -> Callable[[Any], Any]:
-    """Makes a ``target`` of the fields of a ``source``; ``given`` are those of its fields that have values."""
-    wanted, sources = _fields(target, direction), set(given)
+def _by_name(source: type[Any], target: type[Any], direction: str, available: Iterable[str]) -> Callable[[Any], Any]:
+    """A function that makes a ``target`` from a ``source``, of whose fields ``available`` have values."""
+    wanted, sources = _fields(target, direction), set(available)
     if missing := sorted(name for name, required in wanted.items() if required and name not in sources):
         raise InvalidOptions(
             f"{target.__name__!r} cannot be made of {source.__name__!r} by the names of fields: nothing gives its "
@@ -163,21 +155,27 @@ def _by_name(source: type[Any], target: type[Any], direction: str, given: Iterab
 
 
 def _fields(declared: Any, direction: str) -> dict[str, bool]:
-    """The fields of a type that can be given to it, and whether they must be."""
-    if isinstance(declared, type) and issubclass(declared, BaseModel):
+    """The fields that the constructor of a type takes, and whether each is required."""
+    if _is_model(declared):
         return {name: field.is_required() for name, field in declared.model_fields.items()}
-    if isinstance(declared, type) and dataclasses.is_dataclass(declared):
+    if _is_dataclass(declared):
         no_default = (dataclasses.MISSING, dataclasses.MISSING)
-        given = [field for field in dataclasses.fields(declared) if field.init]
-        return {field.name: (field.default, field.default_factory) == no_default for field in given}
-    raise InvalidOptions(
-        f"{declared!r} is no pydantic model and no dataclass, so that it has no fields to go by: give {direction}="
-    )
+        fields = [field for field in dataclasses.fields(declared) if field.init]
+        return {field.name: (field.default, field.default_factory) == no_default for field in fields}
+    raise InvalidOptions(f"{declared!r} is neither a pydantic model nor a dataclass: give {direction}=")
 
 
-def _kept(record: type[Any]) -> list[str]:
-    """Of the fields of a record those that are written."""
+def _stored_fields(record: type[Any]) -> list[str]:
+    """The fields of a record type that are written."""
     names = _fields(record, "from_record")
     if not issubclass(record, BaseModel):
         return list(names)
     return [name for name in names if record.model_fields[name].exclude is not True]
+
+
+def _is_model(declared: Any) -> bool:
+    return isinstance(declared, type) and issubclass(declared, BaseModel)
+
+
+def _is_dataclass(declared: Any) -> bool:
+    return isinstance(declared, type) and dataclasses.is_dataclass(declared)

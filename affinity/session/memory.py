@@ -88,14 +88,14 @@ class MemorySessionStore:
         expected_version: int | None = None,
         birth: str | None = None,
         epoch: int | None = None,
-        turn: str | None = None,
+        idempotency_key: str | None = None,
     ) -> int:
         """See `affinity.records.SessionStore`."""
         found = self._records.get(new.session_id)
-        if found is not None and turn is not None and found.turn == turn:
+        if found is not None and idempotency_key is not None and found.idempotency_key == idempotency_key:
             return found.version
         _Fence(expected_version, birth, epoch).check(new.session_id, found)
-        written = self._written(new, found, birth, epoch, turn)
+        written = self._written(new, found, birth, epoch, idempotency_key)
         self._records[new.session_id] = written
         return written.version
 
@@ -164,7 +164,12 @@ class MemorySessionStore:
         return all(self._goes(name, told) and (not told.versions or name in told.versions) for name in tree)
 
     def _written(
-        self, new: SessionState, found: SessionRecord | None, birth: str | None, epoch: int | None, turn: str | None
+        self,
+        new: SessionState,
+        found: SessionRecord | None,
+        birth: str | None,
+        epoch: int | None,
+        idempotency_key: str | None,
     ) -> SessionRecord:
         now = self._clock()
         kept = found.epoch if found else None
@@ -177,7 +182,7 @@ class MemorySessionStore:
             version=found.version + 1 if found else 1,
             birth=found.birth if found else birth or uuid4().hex,
             epoch=kept if epoch is None else epoch,
-            turn=turn,
+            idempotency_key=idempotency_key,
             created_at=found.created_at if found else now,
             updated_at=now,
         )

@@ -105,7 +105,7 @@ class _Handle(Generic[S]):
         try:
             if not self.already_applied:
                 loaded.describe(self._given.parent, self._given.labels)
-                loaded.state = self._schema.folding.onto(loaded.state, self._given.values)
+                loaded.state = self._schema.overrides.apply(loaded.state, self._given.values)
         except BaseException:
             await self._leave(failed=True)
             raise

@@ -39,12 +39,19 @@ class RetryingStore:
         expected_version: int | None = None,
         birth: str | None = None,
         epoch: int | None = None,
-        turn: str | None = None,
+        idempotency_key: str | None = None,
     ) -> int:
         """See `SessionStore.save`."""
-        save = partial(self._store.save, new, expected_version=expected_version, birth=birth, epoch=epoch, turn=turn)
+        save = partial(
+            self._store.save,
+            new,
+            expected_version=expected_version,
+            birth=birth,
+            epoch=epoch,
+            idempotency_key=idempotency_key,
+        )
         # By its key a write that has happened is known, so this may be repeated after a lost answer.
-        return await (self._writing if turn is None else self._reading)(save)
+        return await (self._writing if idempotency_key is None else self._reading)(save)
 
     async def delete(
         self,

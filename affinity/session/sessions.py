@@ -112,7 +112,7 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
             projection=projection,
             initial=initial,
             describe=metadata,
-            folding=FieldOverrides(state),
+            overrides=FieldOverrides(state),
         )
         self._store, self._auto_save, self._dispose = store, auto_save, dispose
         self._follow_leases = follow_leases
@@ -142,7 +142,7 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
         *,
         parent: str | None = None,
         labels: Mapping[str, str] | None = None,
-        given: S | Mapping[str, Any] | None = None,
+        overrides: S | Mapping[str, Any] | None = None,
         store: SessionStore | None = None,
         auto_save: bool | None = None,
         allow_transient: bool = False,
@@ -170,8 +170,8 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
             ctx_or_id: whose state.
             parent: of the session, from now on; deleting the parent deletes this session's record.
             labels: of the session, from now on, in place of those that it has.
-            given: fields that replace those of the loaded state, whatever they were; all others stay. A model of the
-                state's type gives those that were set explicitly, a mapping those that it names.
+            overrides: fields that replace those of the loaded state; all others stay. A model of the state's type
+                overrides the fields that were set explicitly, a mapping those that it names.
             store: where to load and save, other than this object's.
             auto_save: whether a clean end saves, other than this object does. What is not saved, `OpenSession.save`
                 apart, is gone with the activity or script.
@@ -194,7 +194,7 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
             SessionSaveFailed: in a script, the store failed; the error carries the state.
         """
         way = self._way(ctx_or_id, store, allow_transient)
-        return OpenSession(self._schema, way, self._given(way, parent, labels, given, auto_save))
+        return OpenSession(self._schema, way, self._options(way, parent, labels, overrides, auto_save))
 
     def open_sync(
         self,
@@ -202,14 +202,14 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
         *,
         parent: str | None = None,
         labels: Mapping[str, str] | None = None,
-        given: S | Mapping[str, Any] | None = None,
+        overrides: S | Mapping[str, Any] | None = None,
         store: SessionStore | None = None,
         auto_save: bool | None = None,
         allow_transient: bool = False,
     ) -> SyncOpenSession[S]:
         """`open` for a sync activity, in its thread, which anyio started: for one ``with``."""
         way = self._way(ctx_or_id, store, allow_transient)
-        return SyncOpenSession(self._schema, way, self._given(way, parent, labels, given, auto_save))
+        return SyncOpenSession(self._schema, way, self._options(way, parent, labels, overrides, auto_save))
 
     def _way(
         self, ctx_or_id: ActivityScope | str | None, store: SessionStore | None, allow_transient: bool
@@ -233,19 +233,19 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
                 f" end: app.include(...) it, or make it with follow_leases=False"
             )
 
-    def _given(
+    def _options(
         self,
         way: UnitOfWork[S],
         parent: str | None,
         labels: Mapping[str, str] | None,
-        given: S | Mapping[str, Any] | None,
+        overrides: S | Mapping[str, Any] | None,
         auto_save: bool | None,
     ) -> OpenOptions:
         override_metadata(SessionMetadata(), way.session_id, parent, labels)  # refused here, where they were written
         return OpenOptions(
             parent=parent,
             labels=labels,
-            values=self._schema.folding.values(given),
+            values=self._schema.overrides.values(overrides),
             save=self._auto_save if auto_save is None else auto_save,
         )
 

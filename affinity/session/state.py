@@ -39,7 +39,7 @@ class RecordVersion:
     store: SessionStore | None = None  # which store; None: there is none
     version: int = 0  # of the record; 0: there is none
     birth: str | None = None  # of the record, or the one to make it with; None: not known, or not needed
-    turn: str | None = None  # idempotency key of the last write
+    idempotency_key: str | None = None  # idempotency key of the last write
     digest: bytes | None = None  # of the state; None: it must be written, being new or migrated
     metadata: SessionMetadata
 
@@ -80,14 +80,14 @@ class CachedState(Generic[S]):
         if parent is not None or labels is not None:
             self.metadata = override_metadata(self.metadata, self.session_id, parent, labels)
 
-    def is_written(self, encoded: EncodedState, version: int, turn: str | None) -> None:
+    def is_written(self, encoded: EncodedState, version: int, idempotency_key: str | None) -> None:
         """The store has it now."""
         assert encoded.new is not None
         self.stored = RecordVersion(
             store=self.stored.store,
             version=version,
             birth=self.stored.birth,
-            turn=turn,
+            idempotency_key=idempotency_key,
             digest=encoded.digest,
             metadata=encoded.new.metadata,
         )
@@ -146,7 +146,7 @@ class StateSchema(Generic[S]):
     projection: Projection[S] | None
     initial: Callable[[str], S] | None  # state of a session that has no record
     describe: Callable[[S], SessionMetadata] | None
-    folding: FieldOverrides[S]
+    overrides: FieldOverrides[S]
     migrations: Migrations = field(default_factory=Migrations)
 
     # -- reading
@@ -165,7 +165,7 @@ class StateSchema(Generic[S]):
             store=store,
             version=record.version,
             birth=record.birth,
-            turn=record.turn,
+            idempotency_key=record.idempotency_key,
             digest=decoded.digest if record.schema_version == self.version else None,
             metadata=normalize_metadata(record.metadata),
         )
@@ -177,7 +177,7 @@ class StateSchema(Generic[S]):
         Raises:
             InvalidOptions: the type has no such state, and no ``initial`` says what it is.
         """
-        state = self.folding.new(values) if self.initial is None else self.initial(session_id or "")
+        state = self.overrides.new(values) if self.initial is None else self.initial(session_id or "")
         birth = None if store is None else uuid4().hex
         return CachedState(
             session_id, state, RecordVersion(store=store, birth=birth, metadata=SessionMetadata(kind=self.kind))

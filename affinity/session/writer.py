@@ -160,7 +160,7 @@ class SessionWriter(Generic[S]):
         self._pool.pin_again(copy, self.user)
         self._copy = copy
         self._base = copy.state.stored
-        self.already_applied |= self.is_elsewhere and self._base.turn == self.key
+        self.already_applied |= self.is_elsewhere and self._base.idempotency_key == self.key
 
     async def stage(self, copy: CacheEntry[CachedState[S]]) -> None:
         """Have the state as it is now go with the activity's result.
@@ -270,7 +270,7 @@ class SessionWriter(Generic[S]):
         version, epoch = self._base.version, self.address[1]
         birth = self._base.birth if self.is_elsewhere else None  # else the epoch tells what was made anew
         try:
-            return await self.store.save(new, expected_version=version, birth=birth, epoch=epoch, turn=key)
+            return await self.store.save(new, expected_version=version, birth=birth, epoch=epoch, idempotency_key=key)
         except SessionWriteConflict:
             self._pool.count("conflicts")
             raise

@@ -116,7 +116,7 @@ class Writing:
         """Save it."""
         new = SessionState(session_id=self.session_id, state=self.content.encode())
         expected = None if self.seen is None else self.seen.version
-        return await provider.states.save(new, expected_version=expected, birth=self.birth, turn=self.key)
+        return await provider.states.save(new, expected_version=expected, birth=self.birth, idempotency_key=self.key)
 
 
 @dataclass
@@ -400,7 +400,7 @@ class Cluster:
     def _judge_record(self, session_id: str, loaded: SessionRecord | None) -> None:
         record = self.model.records.get(session_id)
         wanted = record and (record.content, record.version, record.epoch, record.key)
-        found = loaded and (loaded.state.decode(), loaded.version, loaded.epoch, loaded.turn)
+        found = loaded and (loaded.state.decode(), loaded.version, loaded.epoch, loaded.idempotency_key)
         expect(f"record of {session_id}", found, wanted)
 
     async def _settle_item(self, worker: SimulatedWorker, item: WorkItem, step: do.PlanStep) -> None:

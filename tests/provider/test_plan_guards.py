@@ -83,7 +83,7 @@ def rarer_verbs(peer: Peer, first: OrchestrationItem, second: OrchestrationItem)
     async def by_hand() -> None:
         assert await states.save(state("u")) == 3
         assert await states.save(state("u"), expected_version=3) == 4
-        assert await states.save(state("w", parent="u"), turn="once") == 1
+        assert await states.save(state("w", parent="u"), idempotency_key="once") == 1
 
     async def prune() -> None:
         assert await states.delete(["u", "w"], idle_only=True, cascade=True, versions={"w": 1}) == ["w"]

@@ -86,12 +86,14 @@ class CountingStore(MemorySessionStore):
         expected_version: int | None = None,
         birth: str | None = None,
         epoch: int | None = None,
-        turn: str | None = None,
+        idempotency_key: str | None = None,
     ) -> int:
         self.saves += 1
         if self.failure is not None:
             raise self.failure
-        return await super().save(new, expected_version=expected_version, birth=birth, epoch=epoch, turn=turn)
+        return await super().save(
+            new, expected_version=expected_version, birth=birth, epoch=epoch, idempotency_key=idempotency_key
+        )
 
     async def apply(self, write: StateWrite | None) -> bool:
         """What a commit does with the state that goes with a result."""

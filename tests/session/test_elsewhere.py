@@ -36,7 +36,7 @@ async def test_it_is_saved_before_the_result_with_key_and_epoch(
     assert await ctx.enlisted[0].prepare() is None
     record = await store.load("s")
     assert record is not None
-    assert (record.version, record.epoch, record.turn) == (1, 7, "i/1/3")
+    assert (record.version, record.epoch, record.idempotency_key) == (1, 7, "i/1/3")
     host.settle(ctx, True)
     assert (await host.read(chats, epoch=7)).turns == 1
     assert (store.loads, store.saves, host.database.saves) == (2, 1, 0)
@@ -80,7 +80,7 @@ async def test_a_retried_activity_does_not_apply_its_change_twice(
     first = host.activity(activity_id=900)
     await host.say(chats, "two", ctx=first, commit=False)  # saved, and then the result was lost
     again = host.activity(activity_id=900)
-    opening = chats.open(again, given={"turns": 50})
+    opening = chats.open(again, overrides={"turns": 50})
     async with opening as chat:
         assert opening.already_applied
         assert (chat.lines, chat.turns) == (["one", "two"], 2)

@@ -159,12 +159,12 @@ async def test_the_initial_state_may_depend_on_the_id(store: CountingStore) -> N
         assert state.title == "s"
 
 
-async def test_a_state_that_cannot_be_made_of_defaults_needs_initial_or_given(store: CountingStore) -> None:
+async def test_a_state_that_cannot_be_made_of_defaults_needs_initial_or_overrides(store: CountingStore) -> None:
     titled = Sessions(Titled, store=store)
     with pytest.raises(InvalidOptions, match="give initial="):
         async with titled.open("s"):
             pass
-    async with titled.open("s", given={"title": "t"}) as state:
+    async with titled.open("s", overrides={"title": "t"}) as state:
         assert state == Titled(title="t")
 
 
@@ -345,8 +345,8 @@ class Demanding(BaseModel):
         (Lacking, Game, "'Lacking' cannot be made of 'Game' .*required rank; give defaults, or from_record="),
         (Demanding, Unkept, "'Demanding' cannot be made of 'Unkept' .*required player"),
         (Game, Odd, "no field in common"),
-        (Game, Settings, "no pydantic model and no dataclass"),
-        (Wide, Narrow, "no pydantic model and no dataclass"),
+        (Game, Settings, "neither a pydantic model nor a dataclass"),
+        (Wide, Narrow, "neither a pydantic model nor a dataclass"),
     ],
 )
 def test_a_record_that_no_names_lead_to_is_refused_at_the_definition(state: Any, record: Any, message: str) -> None:
@@ -559,43 +559,43 @@ async def test_a_state_over_the_limit_is_refused_in_the_block(host: Host, monkey
     assert (await host.read(chats)).lines == []
 
 
-# --- given ------------------------------------------------------------------------------------------------------------
+# --- overrides --------------------------------------------------------------------------------------------------------
 
 
-async def test_given_fields_replace_and_all_others_stay(store: CountingStore) -> None:
+async def test_overrides_replace_their_fields_and_all_others_stay(store: CountingStore) -> None:
     chats = Sessions(Chat, kind="chat", store=store)
     async with chats.open("s") as chat:
         chat.lines, chat.turns = ["a"], 1
     for _ in range(2):  # twice is the same as once: no doubled lists
-        async with chats.open("s", given={"lines": ["b", "c"]}) as chat:
+        async with chats.open("s", overrides={"lines": ["b", "c"]}) as chat:
             assert (chat.lines, chat.turns) == (["b", "c"], 1)
     assert store.saves == 2
-    async with chats.open("s", given=Chat(turns=0)) as chat:
+    async with chats.open("s", overrides=Chat(turns=0)) as chat:
         assert (chat.lines, chat.turns) == (["b", "c"], 0)
 
 
-async def test_what_is_given_is_not_shared_with_the_state(store: CountingStore) -> None:
-    chats, given = Sessions(Chat, store=store), Chat(lines=["a"])
-    opening = chats.open("s", given=given)
+async def test_overrides_are_not_shared_with_the_state(store: CountingStore) -> None:
+    chats, overrides = Sessions(Chat, store=store), Chat(lines=["a"])
+    opening = chats.open("s", overrides=overrides)
     async with opening as chat:
         chat.lines.append("b")
-    assert given.lines == ["a"]
+    assert overrides.lines == ["a"]
 
 
-async def test_given_folds_onto_a_copy_in_memory_and_onto_a_new_state(host: Host) -> None:
+async def test_overrides_apply_to_a_cached_state_and_to_a_new_one(host: Host) -> None:
     chats = Sessions(Chat, initial=lambda _: Chat(turns=9))
     for _ in range(2):
         ctx = host.activity()
-        async with chats.open(ctx, given={"lines": ["x"]}) as chat:
+        async with chats.open(ctx, overrides={"lines": ["x"]}) as chat:
             assert (chat.lines, chat.turns) == (["x"], 9)
         await host.finish(ctx)
     assert (await host.stored()).version == 1
 
 
-async def test_given_for_dataclasses_and_frozen_states(store: CountingStore) -> None:
-    async with Sessions(Notes, store=store).open("s", given={"on": "2021-02-03"}) as notes:
+async def test_overrides_of_dataclasses_and_frozen_states(store: CountingStore) -> None:
+    async with Sessions(Notes, store=store).open("s", overrides={"on": "2021-02-03"}) as notes:
         assert notes.on == date(2021, 2, 3)
-    async with Sessions(Fixed, store=store).open("f", given={"pair": [1, 2]}) as fixed:
+    async with Sessions(Fixed, store=store).open("f", overrides={"pair": [1, 2]}) as fixed:
         assert fixed == Fixed(pair=(1, 2))
 
     class Frozen(BaseModel):
@@ -603,9 +603,9 @@ async def test_given_for_dataclasses_and_frozen_states(store: CountingStore) -> 
         number: int = 0
         other: int = 1
 
-    async with Sessions(Frozen, store=store).open("z", given={"number": 5}):
+    async with Sessions(Frozen, store=store).open("z", overrides={"number": 5}):
         pass
-    async with Sessions(Frozen, store=store).open("z", given=Frozen(other=2)) as frozen:
+    async with Sessions(Frozen, store=store).open("z", overrides=Frozen(other=2)) as frozen:
         assert frozen == Frozen(number=5, other=2)
 
 
@@ -624,14 +624,14 @@ async def test_what_the_whole_state_refuses_is_not_kept(host: Host) -> None:
     budgets = Sessions(Budget)
     ctx = host.activity()
     with pytest.raises(InvalidOptions, match="too much"):
-        async with budgets.open(ctx, given={"spent": 11}):
+        async with budgets.open(ctx, overrides={"spent": 11}):
             pytest.fail("code has run")
     await host.finish(ctx)
     assert (await host.read(budgets)).spent == 0
 
 
 @pytest.mark.parametrize(
-    ("state", "given"),
+    ("state", "overrides"),
     [
         (list, ["a"]),
         (dict, {"a": 1}),
@@ -641,6 +641,6 @@ async def test_what_the_whole_state_refuses_is_not_kept(host: Host) -> None:
         (Notes, Notes()),
     ],
 )
-def test_what_cannot_be_given_is_refused(state: Any, given: Any) -> None:
-    with pytest.raises(InvalidOptions, match="given"):
-        Sessions(state, store=CountingStore()).open("s", given=given)
+def test_overrides_that_do_not_fit_are_refused(state: Any, overrides: Any) -> None:
+    with pytest.raises(InvalidOptions, match="overrides"):
+        Sessions(state, store=CountingStore()).open("s", overrides=overrides)

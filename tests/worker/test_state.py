@@ -188,9 +188,11 @@ class Lossy(MemorySessionStore):
         expected_version: int | None = None,
         birth: str | None = None,
         epoch: int | None = None,
-        turn: str | None = None,
+        idempotency_key: str | None = None,
     ) -> int:
-        version = await super().save(new, expected_version=expected_version, birth=birth, epoch=epoch, turn=turn)
+        version = await super().save(
+            new, expected_version=expected_version, birth=birth, epoch=epoch, idempotency_key=idempotency_key
+        )
         if self.deaths:
             self.deaths -= 1
             raise ConnectionResetError("after the save")

@@ -76,10 +76,15 @@ class PostgresStates:
         expected_version: int | None = None,
         birth: str | None = None,
         epoch: int | None = None,
-        turn: str | None = None,
+        idempotency_key: str | None = None,
     ) -> int:
         """See `affinity.records.SessionStore`."""
-        fences = {"expected": _bigint(expected_version), "birth": birth, "epoch": _bigint(epoch), "turn": turn}
+        fences = {
+            "expected": _bigint(expected_version),
+            "birth": birth,
+            "epoch": _bigint(epoch),
+            "turn": idempotency_key,
+        }
         version, repeated, same, known, fits = await self._save({**_columns(new), **fences})
         if repeated:
             return int(version)
@@ -231,7 +236,7 @@ def _record(row: Row) -> SessionRecord:
         version=version,
         birth=birth,
         epoch=epoch,
-        turn=turn,
+        idempotency_key=turn,
         created_at=created_at,
         updated_at=updated_at,
     )

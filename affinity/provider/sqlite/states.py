@@ -84,7 +84,7 @@ class Judge:
 
 
 def encode(
-    new: SessionState, *, epoch: int | None, birth: str | None = None, turn: str | None = None
+    new: SessionState, *, epoch: int | None, birth: str | None = None, idempotency_key: str | None = None
 ) -> dict[str, Any]:
     """A state as the columns of its record."""
     about = new.metadata
@@ -97,7 +97,7 @@ def encode(
         "name": about.name,
         "parent": about.parent,
         "message_count": about.message_count,
-        "turn": turn,
+        "turn": idempotency_key,
         "labels": to_json(dict(sorted(about.labels.items()))),
         "participants": to_json(list(about.participants)),
         "state": bytes(new.state),
@@ -215,7 +215,7 @@ def _record(row: Row) -> SessionRecord:
         version=version,
         birth=birth,
         epoch=epoch,
-        turn=turn,
+        idempotency_key=turn,
         created_at=instant(created_at),
         updated_at=instant(updated_at),
     )

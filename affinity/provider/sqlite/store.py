@@ -33,10 +33,11 @@ class SqliteStates:
         expected_version: int | None = None,
         birth: str | None = None,
         epoch: int | None = None,
-        turn: str | None = None,
+        idempotency_key: str | None = None,
     ) -> int:
         """See `SessionStore.save`."""
-        record = states.encode(new, epoch=epoch, birth=birth, turn=turn)  # here, so that nobody changes it on its way
+        # Encoded here, so that the caller cannot change it on its way to the writer's thread.
+        record = states.encode(new, epoch=epoch, birth=birth, idempotency_key=idempotency_key)
         return await self._writer.call(Database.write, states.save, record, expected_version)
 
     async def delete(

@@ -47,7 +47,7 @@ async def _wrong_version(states: SessionStore) -> object:
 
 
 async def _repeated(states: SessionStore) -> object:
-    return await states.save(state("s"), turn="key")
+    return await states.save(state("s"), idempotency_key="key")
 
 
 async def _delete_dry(states: SessionStore) -> object:
@@ -127,7 +127,7 @@ class EpochRules(Rules):
     async def test_what_changes_no_record_ends_no_epoch(self, world: World, change: Change) -> None:
         """Nothing was written: what the holder remembers is still the truth (records: Fences)."""
         a, states = await world.worker("a"), await world.states()
-        await states.save(state("s"), turn="key")
+        await states.save(state("s"), idempotency_key="key")
         await world.enqueue("s")
         item = await a.take_one()
         await change(states)

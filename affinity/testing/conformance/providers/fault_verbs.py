@@ -375,7 +375,9 @@ async def load_state(stage: FaultStage) -> Attempt:
 async def save_state(stage: FaultStage) -> Attempt:
     """The first version of a record; its turn tells a repetition."""
     session = stage.name("s")
-    return Attempt(lambda: stage.provider.states.save(state(session), expected_version=0, turn="once"), _is(1))
+    return Attempt(
+        lambda: stage.provider.states.save(state(session), expected_version=0, idempotency_key="once"), _is(1)
+    )
 
 
 @_verb

@@ -60,7 +60,7 @@ class StateRules(Rules):
         assert (record.state, record.encoding, record.schema_version) == (b"\x00\xff", "zlib", 7)
         assert replace(record.metadata, labels={}, participants=()) == replace(about, labels={}, participants=())
         assert (dict(record.metadata.labels), list(record.metadata.participants)) == ({"x": "1"}, ["q"])
-        assert (record.version, record.epoch, record.turn) == (1, item.session_epoch, None)
+        assert (record.version, record.epoch, record.idempotency_key) == (1, item.session_epoch, None)
         assert await a.check(item) == [False]
         assert await world.results() == ([] if way.fused else ["done"])
 
@@ -68,14 +68,14 @@ class StateRules(Rules):
     async def test_writes_are_counted(self, world: World, way: Way) -> None:
         """Each from the one before; the time of the first stays, and the key of a save by hand goes (StateWrite)."""
         a = await world.worker("a")
-        await (await world.states()).save(state("s", name="old"), turn="key")
+        await (await world.states()).save(state("s", name="old"), idempotency_key="key")
         made = (await world.record("s")).created_at
         await world.advance(10)
         await world.enqueue("s", "s")
         for base, item in enumerate(await a.take(10), start=1):
             assert await way(a, item, state_write(item, b"%d" % base, base=base))
             record = await world.record("s")
-            assert (record.state, record.version, record.turn) == (b"%d" % base, base + 1, None)
+            assert (record.state, record.version, record.idempotency_key) == (b"%d" % base, base + 1, None)
             assert (record.metadata.name, record.created_at) == (None, made)
             assert record.updated_at > made
 

@@ -147,7 +147,7 @@ class DeleteRules(Rules):
     async def test_what_stays_is_as_it_was(self, harness: StoreHarness, store: SessionStore) -> None:
         """Its state, its metadata and its time."""
         await _family(store, a=None)
-        await store.save(state("b", b"kept", labels={"x": "1"}, participants=["ann"]), epoch=3, turn="t")
+        await store.save(state("b", b"kept", labels={"x": "1"}, participants=["ann"]), epoch=3, idempotency_key="t")
         before = await loaded(store, "b")
         await harness.advance(100)
         await store.delete(["a"], cascade=True)

@@ -55,7 +55,7 @@ class IdRules(Rules):
     async def test_a_record_lives_under_any_id(self, store: SessionStore, name: str) -> None:
         """Written, read, listed and deleted."""
         check_id(name, "session id")
-        await store.save(state(name, b"1"), turn=name)
+        await store.save(state(name, b"1"), idempotency_key=name)
         await store.save(state(name, b"2", parent=name, kind=name, name=name), expected_version=1)
         record = await loaded(store, name)
         assert (record.session_id, record.state, record.version) == (name, b"2", 2)

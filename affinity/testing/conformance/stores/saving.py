@@ -35,7 +35,7 @@ class SaveRules(Rules):
     async def test_what_is_saved_is_loaded(self, harness: StoreHarness, store: SessionStore) -> None:
         """Every field, and from another store object."""
         new = SessionState(session_id="s", state=b"\x00\xff{", encoding="zlib", schema_version=7, metadata=FULL)
-        assert await store.save(new, epoch=2**40, turn="i/1/2") == 1
+        assert await store.save(new, epoch=2**40, idempotency_key="i/1/2") == 1
         record = await loaded(await harness.open())
         assert (record.session_id, record.state, record.encoding, record.schema_version) == (
             "s",
@@ -44,7 +44,7 @@ class SaveRules(Rules):
             7,
         )
         assert plain(record.metadata) == plain(FULL)
-        assert (record.version, record.epoch, record.turn) == (1, 2**40, "i/1/2")
+        assert (record.version, record.epoch, record.idempotency_key) == (1, 2**40, "i/1/2")
 
     async def test_what_is_left_out_stays_left_out(self, store: SessionStore) -> None:
         """An empty state is a state; there is no name where none was given."""
@@ -52,7 +52,7 @@ class SaveRules(Rules):
         record = await loaded(store)
         assert (record.state, record.encoding, record.schema_version) == (b"", "plain", 1)
         assert plain(record.metadata) == plain(SessionMetadata())
-        assert (record.epoch, record.turn) == (None, None)
+        assert (record.epoch, record.idempotency_key) == (None, None)
 
     async def test_the_bytes_are_not_looked_into(self, store: SessionStore) -> None:
         """All of them, and those that say they are packed but are not."""
@@ -103,7 +103,7 @@ class SaveRules(Rules):
 
     async def test_reading_changes_nothing(self, harness: StoreHarness, store: SessionStore) -> None:
         """Not even the time of the last write: retention counts from it."""
-        await store.save(state(), turn="t")
+        await store.save(state(), idempotency_key="t")
         before = await loaded(store)
         await harness.advance(100)
         await store.list(EVERYTHING, 10)

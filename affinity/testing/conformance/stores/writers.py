@@ -17,7 +17,7 @@ REFUSED: Final = -1
 
 class _Fences(TypedDict, total=False):
     expected_version: int
-    turn: str
+    idempotency_key: str
 
 
 class WriterRules(Rules):
@@ -138,44 +138,44 @@ class WriterRules(Rules):
 
     async def test_a_write_that_has_happened_is_not_repeated(self, harness: StoreHarness, store: SessionStore) -> None:
         """By its key: whatever else the second attempt says, nothing is written and the version is returned."""
-        assert await store.save(state(content=b"1"), turn="i/1/2", epoch=7) == 1
+        assert await store.save(state(content=b"1"), idempotency_key="i/1/2", epoch=7) == 1
         before = await loaded(store)
         await harness.advance(100)
-        assert await store.save(state(content=b"2"), turn="i/1/2", epoch=7) == 1
-        assert await store.save(state(content=b"2"), turn="i/1/2", epoch=8, expected_version=0) == 1
-        assert await store.save(state(content=b"2"), turn="i/1/2") == 1
+        assert await store.save(state(content=b"2"), idempotency_key="i/1/2", epoch=7) == 1
+        assert await store.save(state(content=b"2"), idempotency_key="i/1/2", epoch=8, expected_version=0) == 1
+        assert await store.save(state(content=b"2"), idempotency_key="i/1/2") == 1
         assert await loaded(store) == before
 
     async def test_a_key_counts_for_the_last_write_only(self, store: SessionStore) -> None:
         """Another key, or a write without one, and it is forgotten."""
         keys = ["t", "u", "t", None, "t"]
-        assert [await store.save(state(), turn=key) for key in keys] == [1, 2, 3, 4, 5]
+        assert [await store.save(state(), idempotency_key=key) for key in keys] == [1, 2, 3, 4, 5]
 
     async def test_no_key_is_like_no_other(self, store: SessionStore) -> None:
         """Two writes without a key are two writes; and a key is one session's own."""
         assert [await store.save(state()) for _ in range(2)] == [1, 2]
-        await store.save(state("other"), turn="t")
-        assert [await store.save(state(), turn="t") for _ in range(2)] == [3, 3]
+        await store.save(state("other"), idempotency_key="t")
+        assert [await store.save(state(), idempotency_key="t") for _ in range(2)] == [3, 3]
 
     async def test_a_key_does_not_open_a_fence(self, store: SessionStore) -> None:
         """A write with a new key is checked like any other."""
-        await store.save(state(), turn="t", epoch=7)
+        await store.save(state(), idempotency_key="t", epoch=7)
         with pytest.raises(SessionWriteConflict):
-            await store.save(state(), turn="u", epoch=7, expected_version=0)
+            await store.save(state(), idempotency_key="u", epoch=7, expected_version=0)
         with pytest.raises(SessionWriteConflict):
-            await store.save(state(), turn="u", epoch=6)
-        assert (await loaded(store)).turn == "t"
+            await store.save(state(), idempotency_key="u", epoch=6)
+        assert (await loaded(store)).idempotency_key == "t"
 
     async def test_a_key_ends_with_its_record(self, store: SessionStore) -> None:
-        await store.save(state(), turn="t")
+        await store.save(state(), idempotency_key="t")
         await store.delete(["s"])
-        assert await store.save(state(content=b"new"), turn="t") == 1
+        assert await store.save(state(content=b"new"), idempotency_key="t") == 1
         assert (await loaded(store)).state == b"new"
 
     async def test_of_many_writers_with_one_key_one_writes(self, harness: StoreHarness) -> None:
         """And all are told the same version."""
         stores = [await harness.open() for _ in range(WRITERS)]
-        assert await at_once(*(_saving(store, b"x", turn="t") for store in stores)) == [1] * WRITERS
+        assert await at_once(*(_saving(store, b"x", idempotency_key="t") for store in stores)) == [1] * WRITERS
         assert (await loaded(stores[0])).version == 1
 
 
