@@ -39,10 +39,9 @@ from affinity.session.context import enter_activity
 from affinity.telemetry import enter_session
 from affinity.worker.isolation import Isolation, is_isolated, not_begun
 from affinity.worker.lease import HeldLocks
-from affinity.worker.needs import record_need
 from affinity.worker.options import RuntimeOptions
-from affinity.worker.pledges import Pledge, again, discard
-from affinity.worker.sessions import HeldSessions
+from affinity.worker.results import StagedResult, discard, requeue_after_conflict
+from affinity.worker.sessions import HeldSessions, record_need
 
 logger = logging.getLogger("affinity.worker")
 
@@ -63,10 +62,10 @@ _NON_RETRYABLE: Final = (
 """Errors that no policy retries: the same code would raise them again."""
 
 
-class Outcomes(Protocol):
+class ActivityResults(Protocol):
     """Where the end of an activity is reported."""
 
-    def deliver_result(self, item: WorkItem, event: Event, pledge: Pledge | None) -> None:
+    def deliver_result(self, item: WorkItem, event: Event, staged: StagedResult | None) -> None:
         """It has a result, good or bad, that its orchestration must get, and maybe what must be kept with it."""
         ...
 
@@ -118,7 +117,7 @@ class _Running:
     task: asyncio.Task[Event] | None = None
     cancelled: str | None = None  # why, once it is cancelled: its outcome is then nobody's business
     timed_out: bool = False
-    pledge: Pledge | None = None
+    staged: StagedResult | None = None
 
     def cancel(self, reason: str) -> None:
         """Tell the code, both ways: the flag for sync code, the exception at the next await for async code."""
@@ -150,7 +149,7 @@ class ActivityRunner:
         locks: HeldLocks,
         sessions: HeldSessions,
         states: SessionStore,
-        outcomes: Outcomes,
+        results: ActivityResults,
         observe: Callable[[str, str], None],
     ) -> None:
         self._activities = app.activities
@@ -158,9 +157,9 @@ class ActivityRunner:
         self._options = options
         self._locks = locks
         self._sessions = sessions
-        self._outcomes = outcomes
+        self._results = results
         self._observe = observe
-        # By lock: after a lapse an item may be fetched again while its former run, of the same key, still ends.
+        # By lock: after an expiry an item may be fetched again while its former run, of the same key, still ends.
         self._running: dict[WorkLock, _Running] = {}
         self.size = 0  # characters of the payloads of what runs
         # Items that go back with their session once its other work has ended.
@@ -168,7 +167,7 @@ class ActivityRunner:
         self._limiter = anyio.CapacityLimiter(options.worker_concurrency)
         self._threads = _Threads()
         self._empty = anyio.Event()
-        self.isolation = Isolation(lambda: bool(self._running), outcomes.count_isolated, outcomes.slot_freed)
+        self.isolation = Isolation(lambda: bool(self._running), results.count_isolated, results.slot_freed)
 
     def __len__(self) -> int:
         return len(self._running)
@@ -235,7 +234,7 @@ class ActivityRunner:
     def _give_back(self, item: WorkItem) -> None:
         """Give back what was never handed to code."""
         self._end(item)
-        self._outcomes.submit_abandon(not_begun(item, self._options.isolate_after))
+        self._results.submit_abandon(not_begun(item, self._options.isolate_after))
 
     def _spawn(
         self, item: WorkItem, definition: ActivityDefinition, task: ActivityTask, limit: _TimeLimit | None
@@ -279,7 +278,7 @@ class ActivityRunner:
                 value = await self._in_thread(running, definition, arguments)
             result = definition.encode_result(value)
             if participants := running.context._close():
-                running.pledge = await Pledge.of(participants, running.item.session_id)
+                running.staged = await StagedResult.of(participants, running.item.session_id)
             return ActivityCompleted(activity_id, result)
         except asyncio.CancelledError:
             if not running.timed_out or limit is None:
@@ -299,7 +298,7 @@ class ActivityRunner:
         try:
             self._finish(running, task, None if error else done.result(), error)
         except Exception as broken:
-            self._outcomes.broken(broken)
+            self._results.broken(broken)
         if not self._running:
             self._empty.set()
         self.isolation.ended(running.item.lock)
@@ -327,16 +326,16 @@ class ActivityRunner:
         elif event is not None:
             self._observe(item.name, "completed")
             self._end(item)
-            self._outcomes.deliver_result(item, event, running.pledge)
+            self._results.deliver_result(item, event, running.staged)
         else:
             assert error is not None
             self._failed(running, task, error)
-        self._outcomes.slot_freed()
+        self._results.slot_freed()
 
     def _discard(self, running: _Running) -> None:
         discard(running.context)
-        if running.pledge is not None:
-            running.pledge.settle(False)
+        if running.staged is not None:
+            running.staged.settle(False)
 
     def _failed(self, running: _Running, task: ActivityTask, error: BaseException) -> None:
         item = running.item
@@ -344,7 +343,7 @@ class ActivityRunner:
             logger.warning("activity %s of %s: %s; running it again", item.name, item.lock.key.instance_id, error)
             self._observe(item.name, "retried")
             self._end(item)
-            self._outcomes.submit_abandon(again(item.lock))
+            self._results.submit_abandon(requeue_after_conflict(item.lock))
             return
         if self._is_unreadable_here(error, item):
             self._give_back_unreadable(item, error)
@@ -356,7 +355,7 @@ class ActivityRunner:
             logger.info("activity %s fails (%s), attempt %d; trying again", item.name, error, item.attempts)
             self._observe(item.name, "retried")
             self._end(item)
-            self._outcomes.submit_abandon(WorkAbandon(lock=item.lock, delay=pause, failed=True, error=_noted(error)))
+            self._results.submit_abandon(WorkAbandon(lock=item.lock, delay=pause, failed=True, error=_noted(error)))
             return
         if isinstance(error, ActivityTimeout):
             self._fail(item, "timeout", error.error_type, error.message)
@@ -370,7 +369,7 @@ class ActivityRunner:
         self._observe(item.name, kind)
         self._end(item)
         failed = ActivityFailed(item.lock.key.activity_id, kind, error_type, message, details)
-        self._outcomes.deliver_result(item, failed, None)
+        self._results.deliver_result(item, failed, None)
 
     def _end(self, item: WorkItem) -> None:
         self._locks.discard(item.lock)
@@ -391,7 +390,7 @@ class ActivityRunner:
         elif item.session_id is None:
             logger.info("activity %s is not registered here; leaving it to workers that know it", item.name)
             self._end(item)
-            self._outcomes.submit_abandon(replace(not_begun(item, self._options.isolate_after), unknown=True))
+            self._results.submit_abandon(replace(not_begun(item, self._options.isolate_after), unknown=True))
         else:
             logger.warning("activity %s is not registered here; giving session %s back", item.name, item.session_id)
             self._give_back_with_session(item.session_id, not_begun(item, self._options.isolate_after))
@@ -421,8 +420,8 @@ class ActivityRunner:
         for given in self._leaving.pop(session_id, ()):
             self._locks.discard(given.lock)
             self._sessions.end(session_id)
-            self._outcomes.submit_abandon(given)
-        self._outcomes.session_left(session_id)
+            self._results.submit_abandon(given)
+        self._results.session_left(session_id)
 
     def _has_waited(self, item: WorkItem) -> bool:
         """Whether workers that could run it had their time to come."""
@@ -471,7 +470,7 @@ class ActivityRunner:
         """Cancel everything and give it back, without burning an attempt (drain)."""
         for running in list(self._running.values()):
             running.drop("the worker is draining")
-            self._outcomes.submit_abandon(WorkAbandon(lock=running.item.lock, count_attempt=False))
+            self._results.submit_abandon(WorkAbandon(lock=running.item.lock, count_attempt=False))
 
     async def drained(self) -> None:
         """Wait until nothing runs."""

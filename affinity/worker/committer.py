@@ -38,7 +38,7 @@ import anyio.lowlevel
 
 from affinity.errors import Contention, DatabaseChanged, DataRefused, ProviderError
 from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES
-from affinity.worker.retry import Availability, Backoff
+from affinity.worker.retry import Backoff, DatabaseHealth
 
 logger = logging.getLogger("affinity.worker")
 
@@ -77,8 +77,8 @@ class GroupCommit(Generic[Request, Result]):
     """
 
     write: Callable[[Sequence[Request]], Awaitable[Sequence[Result]]]
-    availability: Availability
-    insist: bool = False  # the verb is right when done twice: again, also when nobody can say whether it was done
+    health: DatabaseHealth
+    idempotent: bool = False  # the verb is right when done twice: again, also when nobody can say whether it was done
     max_weight: int = MAX_BATCH_BYTES  # of one batch, if it has more than one request
     observe: Callable[[int], None] = lambda size: None
     weight: int = 0  # of all requests whose outcome is not handed out yet
@@ -170,15 +170,15 @@ class GroupCommit(Generic[Request, Result]):
         write = partial(self.write, requests)
         for _ in range(MAX_CONTENTIONS):
             try:
-                return await self.availability.call(write, self.write)
+                return await self.health.call(write, self.write)
             except Contention:
                 continue  # nothing was changed: the same batch again
-        return await self.availability.call(write, self.write)
+        return await self.health.call(write, self.write)
 
     def _failed(self, batch: list[_Pending[Request, Result]], error: ProviderError) -> float:
         """Hand the error out where it is final, and put everything else back; seconds to wait until the next batch."""
-        if isinstance(error, DatabaseChanged) or (error.retryable and error.maybe_done and not self.insist):
-            self.availability.given_up(self.write)
+        if isinstance(error, DatabaseChanged) or (error.retryable and error.maybe_done and not self.idempotent):
+            self.health.given_up(self.write)
             self._outcomes.extend((pending, error) for pending in batch)
         elif len(batch) > 1:
             if not error.retryable:

@@ -58,8 +58,8 @@ from affinity.provider.contract import (
 )
 from affinity.records import ActivityRun, StateWrite
 from affinity.worker.options import RuntimeOptions
-from affinity.worker.pledges import Pledge, again
 from affinity.worker.replays import Replay, Replays
+from affinity.worker.results import StagedResult, requeue_after_conflict
 from affinity.worker.retry import is_retryable
 from affinity.worker.turns import BuiltTurn, build_turn
 
@@ -74,7 +74,7 @@ LARGEST_MOVE = 1024
 NOT_THE_CODE = (OrchestrationPoisoned, ExecutionLimitReached, ProviderError)
 """Reasons to suspend an instance that other code does not take away by itself: an operator must say so."""
 
-MEANINGLESS = TimerFired(schedule_id=0)
+NOOP = TimerFired(schedule_id=0)
 """Stands for a message to an execution that has ended: consumed with the next turn, and dropped by replay like any
 stale timer.
 """
@@ -89,18 +89,18 @@ class Input:
     message_id: int | None = None
     lock: WorkLock | None = None
     run: ActivityRun | None = None  # that gave the result, unless it is the first attempt, on this worker
-    pledge: Pledge | None = None
+    staged: StagedResult | None = None
     error: Exception | None = None  # why the message cannot be read; the event then means nothing
 
     @property
     def state(self) -> StateWrite | None:
         """Session state that goes with the result."""
-        return None if self.pledge is None else self.pledge.state
+        return None if self.staged is None else self.staged.state
 
     def settle(self, applied: bool) -> None:
         """The result is in the history, or it is not, as far as this worker knows."""
-        if self.pledge is not None:
-            self.pledge.settle(applied)
+        if self.staged is not None:
+            self.staged.settle(applied)
 
 
 @dataclass(slots=True)
@@ -114,8 +114,8 @@ class LiveInstance:
     replay: Replay | None = None  # until the coroutine is where the history ends
     unread: list[Message] = field(default_factory=list)  # that wait for it
     size: int = 0  # characters of its history: what the coroutine may hold
-    away: str | None = None  # the other worker on whose sessions the last turns placed their work
-    away_turns: int = 0
+    remote_holder: str | None = None  # the other worker on whose sessions the last turns placed their work
+    remote_turns: int = 0
 
     @property
     def idle(self) -> bool:
@@ -123,7 +123,7 @@ class LiveInstance:
         return not self.committing and not self.mailbox and self.replay is None
 
 
-class Surroundings(Protocol):
+class WorkerServices(Protocol):
     """What the instances need of the worker around them."""
 
     @property
@@ -143,7 +143,7 @@ class Surroundings(Protocol):
         """How many new session-free items of one turn this worker would run immediately; all workers share the rest."""
         ...
 
-    def may_claim(self, session_id: str) -> bool:
+    def try_reserve_session(self, session_id: str) -> bool:
         """Whether this worker would claim the session, if nobody holds it. To be asked when it is to be offered."""
         ...
 
@@ -151,7 +151,7 @@ class Surroundings(Protocol):
         """Commit a turn with the next batch."""
         ...
 
-    def submit_ack(self, ack: WorkAck, pledge: Pledge | None) -> None:
+    def submit_ack(self, ack: WorkAck, staged: StagedResult | None) -> None:
         """Send a result the plain way, and what must be kept with it."""
         ...
 
@@ -203,11 +203,11 @@ class Surroundings(Protocol):
         """Wake the worker that owns an instance, which is not live here."""
         ...
 
-    def poke(self) -> None:
+    def wake_fetcher(self) -> None:
         """Look into the queues soon."""
         ...
 
-    def look_in(self, seconds: float) -> None:
+    def fetch_after(self, seconds: float) -> None:
         """Look into the queues when that much time has passed."""
         ...
 
@@ -232,7 +232,7 @@ class InstanceTable:
     def __init__(
         self,
         app: App,
-        around: Surroundings,
+        services: WorkerServices,
         options: RuntimeOptions,
         *,
         code: str,
@@ -242,7 +242,7 @@ class InstanceTable:
         self._app = app
         self._observe = observe
         self._code = code
-        self._around = around
+        self._services = services
         self._options = options
         self._live: OrderedDict[str, LiveInstance] = OrderedDict()
         self._moves: LRUCache[str, int] = LRUCache(maxsize=10_000)
@@ -251,7 +251,7 @@ class InstanceTable:
         self._released: set[str] = set()
         self._in_flight: set[int] = set()  # ids of messages that are in a mailbox or in a turn
         self._gave_back: set[str] = set()  # instances that gave messages back since a fetch left them out
-        self.replaying = Replays(around.read_history, around.written)
+        self.replaying = Replays(services.read_history, services.written)
         self.input_size = 0  # characters of the messages and results that are in no committed turn yet
         self.size = 0  # characters of the histories of all live instances
         self.turns = 0
@@ -275,18 +275,18 @@ class InstanceTable:
         self._gave_back.clear()
         return list(self._in_flight)
 
-    def deliver_result(self, item: WorkItem, event: Event, pledge: Pledge | None = None) -> None:
+    def deliver_result(self, item: WorkItem, event: Event, staged: StagedResult | None = None) -> None:
         """The result of a work item that ran here: part of the next turn when its instance lives here, else a plain
         ack.
         """
         live = self._live.get(item.lock.key.instance_id)
-        run = None if item.attempts == 1 else ActivityRun(self._around.worker_id, item.attempts)
+        run = None if item.attempts == 1 else ActivityRun(self._services.worker_id, item.attempts)
         if live is None or live.execution.execution_id != item.lock.key.execution_id:
-            self._ack(item.lock, event, run, pledge)
+            self._ack(item.lock, event, run, staged)
             return
         size = payload_size(event)
         self.input_size += size
-        live.mailbox.append(Input(event, size, lock=item.lock, run=run, pledge=pledge))
+        live.mailbox.append(Input(event, size, lock=item.lock, run=run, staged=staged))
         self._pump(live)
 
     def deliver(self, items: Sequence[OrchestrationItem]) -> None:
@@ -379,7 +379,7 @@ class InstanceTable:
 
     def _replayed(self, live: LiveInstance, at: _Point, error: Exception | None) -> None:
         """The instance is where its history ends, or cannot get there."""
-        self._around.room_made()
+        self._services.room_made()
         if error is not None:
             self._suspend(at, live.execution.name, error)
             return
@@ -413,7 +413,7 @@ class InstanceTable:
             if is_suspended:
                 self._observe(name, "suspended")
 
-        self._around.submit_suspend(suspend, done)
+        self._services.submit_suspend(suspend, done)
 
     def _unknown(self, item: OrchestrationItem) -> None:
         """Give an instance back that this worker has no code for, or suspend it when that has been so for long."""
@@ -456,7 +456,7 @@ class InstanceTable:
         events = [self._completed(live, i.event) for i in inputs]
         # Half of it: what an event asks for is in the turn a second time, as a row of its own.
         half = self._options.max_batch_bytes // 2
-        step = live.execution.advance(events, now=self._around.now, new_guid=_new_guid, max_size=half)
+        step = live.execution.advance(events, now=self._services.now, new_guid=_new_guid, max_size=half)
         if live.execution.unread_size > self._options.instance_cache_bytes:
             raise ExecutionLimitReached(
                 f"external events of more than {self._options.instance_cache_bytes} bytes (instance_cache_bytes) wait "
@@ -469,7 +469,7 @@ class InstanceTable:
         knows.
         """
         if isinstance(event, OrchestrationStarted):
-            return replace(event, time=self._around.now(), version=live.execution.definition.version)
+            return replace(event, time=self._services.now(), version=live.execution.definition.version)
         return event
 
     def _submit(self, live: LiveInstance, step: Step, inputs: list[Input]) -> None:
@@ -485,16 +485,16 @@ class InstanceTable:
             acks=[i.lock for i in consumed if i.lock is not None],
             states=[state for i in consumed if (state := i.state) is not None and id(i) not in unwanted],
             runs=_runs(step, consumed),
-            lock_here=self._around.slots_for_new_work(),
-            plain_here=self._around.slots_for_plain_work(),
-            may_claim=self._around.may_claim,
+            lock_here=self._services.slots_for_new_work(),
+            plain_here=self._services.slots_for_plain_work(),
+            try_reserve_session=self._services.try_reserve_session,
         )
         if step.outcome is None:
             live.mailbox = inputs[step.consumed :]  # for the next turn: this one is large enough
         else:
             self._return(live.execution.instance_id, inputs[step.consumed :])
         live.committing = True
-        self._around.submit_turn(built.turn, partial(self._settled, live, built, step, consumed, unwanted=unwanted))
+        self._services.submit_turn(built.turn, partial(self._settled, live, built, step, consumed, unwanted=unwanted))
 
     def _settled(
         self,
@@ -509,7 +509,7 @@ class InstanceTable:
         live.committing = False
         if self._live.get(live.execution.instance_id) is not live:
             self._released.discard(live.execution.instance_id)
-            self._around.poke()
+            self._services.wake_fetcher()
         if isinstance(result, ProviderError) or not result.committed:
             self._withdraw(live, built.turn, inputs, result)
             return
@@ -520,12 +520,12 @@ class InstanceTable:
             each.settle(id(each) not in unwanted)
         self._forget(inputs)
         self._grow(live, sum(map(len, built.turn.history)))
-        self._around.room_made()
+        self._services.room_made()
         self._place(built, result.placed)
         self._spread(built.turn)
         if step.outcome is not None:
             self._drop(live)
-            self._around.poke()
+            self._services.wake_fetcher()
         elif not self._moved(live, result.placed):
             self._pump(live)
         if self.size > self._options.instance_cache_bytes:
@@ -542,7 +542,7 @@ class InstanceTable:
         if not isinstance(result, TurnResult | DatabaseChanged) and not is_retryable(result):
             name = live.execution.definition.name
             self._suspend(_Point.of(turn), name, result)  # the database does not take what it contains
-        self._around.poke()
+        self._services.wake_fetcher()
 
     def _still_good(self, inputs: list[Input], result: TurnResult) -> list[Input]:
         """What a refused turn was told, without the results that are void: those whose token is dead, and those whose
@@ -557,7 +557,7 @@ class InstanceTable:
                 each.lock.key.instance_id,
                 each.lock.key.activity_id,
             )
-            self._around.submit_abandon(again(each.lock))
+            self._services.submit_abandon(requeue_after_conflict(each.lock))
         for each in void + conflicting:
             each.settle(False)
         self._forget(void + conflicting)
@@ -567,34 +567,34 @@ class InstanceTable:
         is_shared = False
         for place, task, wanted in zip(placed, built.tasks, built.turn.work_items, strict=True):
             if place.item is not None:
-                self._around.run(place.item, task)
+                self._services.run(place.item, task)
             elif place.holder is None and wanted.claim_here:
-                self._around.poke()  # it was offered to us
+                self._services.wake_fetcher()  # it was offered to us
             elif wanted.session_id is None:
                 is_shared = True
             else:
-                self._around.hint(place.holder)
+                self._services.hint(place.holder)
         if is_shared:
-            self._around.share()
+            self._services.share()
 
     def _spread(self, turn: Turn) -> None:
         """Tell others, and ourselves, what the turn has queued or cancelled."""
         if turn.cancel_activities:
             keys = {WorkKey(turn.instance_id, turn.execution_id, each) for each in turn.cancel_activities}
-            self._around.cancel(keys, "no longer awaited")
+            self._services.cancel(keys, "no longer awaited")
         if turn.cancel_activities or (turn.update is not None and turn.update.status == "cancelled"):
-            self._around.hint(None, cancel=True)
+            self._services.hint(None, cancel=True)
         if turn.instances:
-            self._around.hint(None)
+            self._services.hint(None)
         for session_id in turn.release_sessions:
-            self._around.session_released(session_id)
+            self._services.session_released(session_id)
         for instance_id in {message.instance_id for message in turn.messages if not message.delay}:
             if instance_id in self._live:
-                self._around.poke()
+                self._services.wake_fetcher()
             else:
-                self._around.hint_owner(instance_id)
+                self._services.hint_owner(instance_id)
         if timers := [message.delay for message in turn.messages if message.delay]:
-            self._around.look_in(min(timers))
+            self._services.fetch_after(min(timers))
 
     def _count(self, name: str, turn: Turn, update: InstanceUpdate) -> None:
         """A turn that begins an instance, or ends an execution, for the metrics."""
@@ -609,36 +609,36 @@ class InstanceTable:
         """Count turns whose work all went to one other worker, and hand the instance over when there were enough."""
         if not placed:
             return False
-        away = self._elsewhere(placed)
-        live.away_turns = live.away_turns + 1 if away == live.away else 1
-        live.away = away
-        if away is None:
+        remote_holder = self._elsewhere(placed)
+        live.remote_turns = live.remote_turns + 1 if remote_holder == live.remote_holder else 1
+        live.remote_holder = remote_holder
+        if remote_holder is None:
             return False
         name = live.execution.instance_id
         moves = self._moves.get(name, 0)
-        if not live.idle or live.away_turns < min(FIRST_MOVE << moves, LARGEST_MOVE):
+        if not live.idle or live.remote_turns < min(FIRST_MOVE << moves, LARGEST_MOVE):
             return False
         self._moves[name] = moves + 1
         self._drop(live)
-        self._release(Release(instance_id=name, to=away))
-        self._around.hint(away)
+        self._release(Release(instance_id=name, to=remote_holder))
+        self._services.hint(remote_holder)
         return True
 
     def _elsewhere(self, placed: Sequence[Placed]) -> str | None:
         """The one other worker that holds the sessions of all this work, if there is one."""
         holder = placed[0].holder
         alone = all(place.holder == holder for place in placed)
-        return holder if alone and holder != self._around.worker_id else None
+        return holder if alone and holder != self._services.worker_id else None
 
     def _release(self, release: Release) -> None:
         name = release.instance_id
         self._released.add(name)
-        self._around.submit_release(release, partial(self._released.discard, name))
+        self._services.submit_release(release, partial(self._released.discard, name))
 
     # -- dropping
 
     def drop_all(self) -> None:
-        """Forget every instance (the lease has lapsed); their histories bring them back."""
+        """Forget every instance (the lease has expired); their histories bring them back."""
         for live in list(self._live.values()):
             results = [i for i in live.mailbox if i.lock is not None]  # their tokens are dead too
             for each in results:
@@ -660,7 +660,7 @@ class InstanceTable:
                 self._released.add(live.execution.instance_id)
         if live.replay is not None:
             self.replaying.remove(live.replay)
-            live.mailbox += [Input(MEANINGLESS, len(each.payload), message_id=each.id) for each in live.unread]
+            live.mailbox += [Input(NOOP, len(each.payload), message_id=each.id) for each in live.unread]
             live.unread = []
         waiting, live.mailbox = live.mailbox, []
         self._return(live.execution.instance_id, waiting)
@@ -676,7 +676,7 @@ class InstanceTable:
         """Inputs that no turn consumed: messages are still queued, results are sent the plain way."""
         for each in inputs:
             if each.lock is not None:
-                self._ack(each.lock, each.event, each.run, each.pledge)
+                self._ack(each.lock, each.event, each.run, each.staged)
             else:
                 self._gave_back.add(instance_id)
         self._forget(inputs)
@@ -687,9 +687,9 @@ class InstanceTable:
                 self._in_flight.discard(each.message_id)
             self.input_size -= each.size
 
-    def _ack(self, lock: WorkLock, event: Event, run: ActivityRun | None, pledge: Pledge | None) -> None:
-        message = encode_message(lock.key.execution_id, event, run or ActivityRun(self._around.worker_id, 1))
-        self._around.submit_ack(WorkAck(lock=lock, message=message, state=pledge.state if pledge else None), pledge)
+    def _ack(self, lock: WorkLock, event: Event, run: ActivityRun | None, staged: StagedResult | None) -> None:
+        message = encode_message(lock.key.execution_id, event, run or ActivityRun(self._services.worker_id, 1))
+        self._services.submit_ack(WorkAck(lock=lock, message=message, state=staged.state if staged else None), staged)
 
     def _shrink(self) -> None:
         """Drop idle instances, least recently used first, while there are too many, or their histories too large. The
@@ -715,10 +715,10 @@ def _input(message: Message, execution: Execution) -> Input:
         addressed, event, run = read_message(message.payload)
     except NotSerializable as error:
         unreadable = OrchestrationUnreadable(f"message {message.id} cannot be read: {error}")
-        return Input(MEANINGLESS, len(message.payload), message_id=message.id, error=unreadable)
+        return Input(NOOP, len(message.payload), message_id=message.id, error=unreadable)
     if addressed not in {ANY_EXECUTION, execution.execution_id} and not execution.expects(addressed, event):
-        event = MEANINGLESS
-    return Input(event, len(message.payload), message_id=message.id, run=None if event is MEANINGLESS else run)
+        event = NOOP
+    return Input(event, len(message.payload), message_id=message.id, run=None if event is NOOP else run)
 
 
 def _unwanted(step: Step, inputs: Sequence[Input]) -> Collection[int]:

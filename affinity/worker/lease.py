@@ -1,18 +1,18 @@
-"""The keeper: a thread of its own that keeps this worker's lease and the locks of its running work.
+"""The renewer: a thread of its own that keeps this worker's lease and the locks of its running work.
 
-Why a thread: an activity may burn CPU on the event loop for longer than a lease lasts. The keeper has its own event
+Why a thread: an activity may burn CPU on the event loop for longer than a lease lasts. The renewer has its own event
 loop and its own database connection, so all that it needs of the process is now and then the interpreter lock.
 
 States, as the worker sees them::
 
     held ──renewed──► held
-    held ──no renewal answered until just before the lease ends──► lapsed: all work stops, THEN the lease ends
-    lapsed ──database answers, name still ours──► held (sessions that nobody took meanwhile keep their epoch)
-    held, lapsed ──another process has our name──► fenced: stop at once
-    held, lapsed ──the database has changed──► over: the worker starts again (`affinity.worker.worker`)
+    held ──no renewal answered until just before the lease ends──► expired: all work stops, THEN the lease ends
+    expired ──database answers, name still ours──► held (sessions that nobody took meanwhile keep their epoch)
+    held, expired ──another process has our name──► fenced: stop at once
+    held, expired ──the database has changed──► over: the worker starts again (`affinity.worker.worker`)
     held ──the worker's loop stands still for `stall_timeout`──► stalled: the lease is given up, and said so
-    held ──a call of the worker's own has no answer for longer than a lease──► lapsed; THEN the lease is given up
-    lapsed ──that call has its answer, or is given up──► held
+    held ──a call of the worker's own has no answer for longer than a lease──► expired; THEN the lease is given up
+    expired ──that call has its answer, or is given up──► held
 
 Invariants
     * The deadline is counted on the monotonic clock from the moment at which a request was *sent*, so it can only be
@@ -34,24 +34,30 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import anyio
 
-from affinity.errors import ConnectionLost, DatabaseChanged, ProviderError, WorkerFenced, WorkerStalled
+from affinity.errors import ConnectionLost, DatabaseChanged, DatabaseFailure, ProviderError, WorkerFenced, WorkerStalled
 from affinity.limits import MAX_BATCH
 from affinity.provider.contract import Hint, Provider, Timeouts, WorkerIdentity, WorkerLease, WorkLock
 from affinity.worker.options import RuntimeOptions
-from affinity.worker.progress import BEAT_SECONDS, BLOCKED_BEATS
-from affinity.worker.retry import FIRST_PAUSE, Availability
+from affinity.worker.retry import FIRST_PAUSE, DatabaseHealth
 
 logger = logging.getLogger("affinity.worker")
 
 T = TypeVar("T")
 
-KEEPER = "affinity-keeper"
+RENEWER = "affinity-lease"
+
+BEAT_SECONDS: Final = 0.5
+"""How often the worker's loop says that it makes progress."""
+
+BLOCKED_BEATS: Final = 3
+"""So many missing beats in a row are a loop that is blocked, for one second at least."""
 
 STACK_FRAMES = 20
 """Innermost frames that are logged of a loop that is blocked: down to the application's function, if libraries hang."""
@@ -61,7 +67,7 @@ STOP_SECONDS = 5.0
 
 
 class HeldLocks:
-    """The work-item locks that this worker renews; shared by its loop and the keeper's."""
+    """The work-item locks that this worker renews; shared by its loop and the lease renewer's."""
 
     def __init__(self) -> None:
         self._locks: dict[WorkLock, float] = {}
@@ -89,10 +95,10 @@ class HeldLocks:
             return [lock for lock, since in self._locks.items() if since <= latest]
 
 
-class LeaseEnd:
-    """When the lease ends as far as this process can know; the keeper moves it, the worker's loop looks at it.
+class LeaseDeadline:
+    """When the lease ends as far as this process can know; the lease renewer moves it, the worker's loop looks at it.
 
-    After a pause of the whole process the loop may run before the keeper notices that the lease has ended.
+    After a pause of the whole process the loop may run before the lease renewer notices that the lease has ended.
     """
 
     def __init__(self) -> None:
@@ -103,6 +109,83 @@ class LeaseEnd:
         return time.monotonic() >= self.at
 
 
+def _ignore() -> None:
+    pass
+
+
+class LoopProgress:
+    """Beats of an event loop, from the worker's start to its end, whether or not its database answers."""
+
+    def __init__(self) -> None:
+        self._at = time.monotonic()
+        self.on_beat: Callable[[], None] = _ignore
+
+    def stands_still_for(self) -> float:
+        """Seconds since the last beat. For any thread."""
+        return time.monotonic() - self._at
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """Beat on the running loop within the block."""
+        loop = asyncio.get_running_loop()
+        self._beat(loop)
+        try:
+            yield
+        finally:
+            self._timer.cancel()
+
+    def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = loop.call_later(BEAT_SECONDS, self._beat, loop)
+        self._at = time.monotonic()
+        self.on_beat()
+
+
+class Silence:
+    """For how long calls have waited for an answer. Any answer counts, an error that the database reports too.
+
+    Time is counted in beats of the worker's loop: a loop that stands still cannot hear, and that is not silence.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, float] = {}
+
+    def waits(self, kind: str) -> bool:
+        """Whether calls of this kind have no answer yet."""
+        return kind in self._waiting
+
+    async def watch(self, kind: str, call: Awaitable[T], *, repeated: bool = False) -> T:
+        """Await a call. Of one kind there is one at a time.
+
+        Args:
+            kind: name of what is asked.
+            call: the call.
+            repeated: it is made again until it is answered: a connection that breaks does not end the silence.
+
+        Raises:
+            DatabaseFailure: there is not enough memory for it; the call may be made again.
+        """
+        self._waiting.setdefault(kind, 0.0)
+        answered = not repeated
+        try:
+            result = await call
+            answered = True
+        except MemoryError as error:
+            raise DatabaseFailure(f"not enough memory ({kind})") from error
+        except ProviderError as error:
+            answered |= not isinstance(error, ConnectionLost)
+            raise
+        finally:
+            if answered:
+                self._waiting.pop(kind, None)
+        return result
+
+    def beat(self) -> float:
+        """Another `BEAT_SECONDS` have passed; the longest silence in seconds."""
+        for kind in self._waiting:
+            self._waiting[kind] += BEAT_SECONDS
+        return max(self._waiting.values(), default=0.0)
+
+
 def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
     with contextlib.suppress(RuntimeError):  # the loop has ended by itself
         loop.call_soon_threadsafe(event.set)
@@ -111,7 +194,7 @@ def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> N
 class LeaseListener(Protocol):
     """What the worker does when its lease changes; called on the worker's own loop."""
 
-    def lease_lapsed(self, reason: str) -> None:
+    def lease_expired(self, reason: str) -> None:
         """The lease is about to end: stop everything that it covers, now."""
         ...
 
@@ -123,7 +206,7 @@ class LeaseListener(Protocol):
         """The lease is back."""
         ...
 
-    def lease_ended(self, error: BaseException) -> None:
+    def stop(self, error: BaseException) -> None:
         """Fenced, stalled or refused: this worker is over."""
         ...
 
@@ -132,8 +215,8 @@ class LeaseListener(Protocol):
         ...
 
 
-class Keeper:
-    """Runs the keeper thread. `start` after the worker has registered; `stop` before it releases."""
+class LeaseRenewer:
+    """Runs the lease renewer thread. `start` after the worker has registered; `stop` before it releases."""
 
     def __init__(
         self,
@@ -143,30 +226,30 @@ class Keeper:
         options: RuntimeOptions,
         labels: dict[str, str],
         locks: HeldLocks,
-        lease_end: LeaseEnd,
+        lease_deadline: LeaseDeadline,
         listener: LeaseListener,
-        availability: Availability,
+        health: DatabaseHealth,
     ) -> None:
         self._locks = locks
-        self._lease_end = lease_end
+        self._lease_deadline = lease_deadline
         self._connect = connect
         self._identity = identity
         self._options = options
         self._labels = labels
         self._listener = listener
-        self._availability = availability
+        self._health = health
         self._timeouts = Timeouts(
             work_item_lock=options.work_item_lock_timeout, session_lock=options.session_lock_timeout
         )
         shortest = min(options.worker_lease_timeout, options.work_item_lock_timeout)
         self._interval = shortest / 3
         self._margin = min(1.0, shortest / 10)
-        self._lapsed = False
+        self._expired = False
         self._deadline = 0.0
         self._items_deadline = 0.0
         self._beat = time.monotonic()
         self._silent_for = 0.0
-        self._thread = threading.Thread(target=self._run, name=KEEPER, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=RENEWER, daemon=True)
         self._stopping = threading.Event()
         self._wake: Callable[[], None] = lambda: None
 
@@ -174,7 +257,7 @@ class Keeper:
         """Begin to renew a lease that was requested at ``registered_at`` (monotonic seconds)."""
         self._deadline = registered_at + self._options.worker_lease_timeout
         self._items_deadline = time.monotonic() + self._options.work_item_lock_timeout
-        self._lease_end.at = self._nearest()
+        self._lease_deadline.at = self._nearest()
         self._main_loop = asyncio.get_running_loop()
         self._main_thread = threading.get_ident()
         self._thread.start()
@@ -197,10 +280,10 @@ class Keeper:
         try:
             asyncio.run(self._keep())
         except (DatabaseChanged, WorkerFenced, WorkerStalled) as error:
-            self._tell(self._listener.lease_ended, error)
+            self._tell(self._listener.stop, error)
         except Exception as error:
-            logger.exception("worker %s: the keeper failed", self._identity.worker_id)
-            self._tell(self._listener.lease_ended, error)
+            logger.exception("worker %s: the lease renewer failed", self._identity.worker_id)
+            self._tell(self._listener.stop, error)
 
     async def _keep(self) -> None:
         wake = asyncio.Event()
@@ -216,12 +299,12 @@ class Keeper:
                         provider = await self._in_time(self._connect)
                     await self._round(provider)
                     pause = self._interval * random.uniform(0.8, 1.0)  # noqa: S311 -- jitter, not a secret
-                    pause /= 3 if self._lapsed else 1
+                    pause /= 3 if self._expired else 1
                 except (DatabaseChanged, WorkerFenced):
                     raise
                 except ProviderError:  # whatever it is: while this worker runs, the database may get well
                     pause = random.uniform(FIRST_PAUSE, self._interval / 3)  # noqa: S311
-                self._lapse_if_due()
+                self._expire_if_due()
                 with anyio.move_on_after(self._until(pause)):
                     await wake.wait()
         finally:
@@ -231,8 +314,8 @@ class Keeper:
                     await provider.aclose()
 
     def _until(self, pause: float) -> float:
-        """Sleep no longer than up to the deadline: a lapse must come before the lease ends."""
-        if self._lapsed:
+        """Sleep no longer than up to the deadline: an expiry must come before the lease ends."""
+        if self._expired:
             return pause
         return max(0.01, min(pause, self._nearest() - self._margin - time.monotonic()))
 
@@ -240,36 +323,36 @@ class Keeper:
         return min(self._deadline, self._items_deadline)
 
     async def _in_time(self, verb: Callable[[], Awaitable[T]]) -> T:
-        """Await a call, but no longer than until the deadline, so that a silent network cannot hide a lapse."""
-        limit = self._interval if self._lapsed else max(0.05, self._nearest() - self._margin - time.monotonic())
+        """Await a call, but no longer than until the deadline, so that a silent network cannot hide an expiry."""
+        limit = self._interval if self._expired else max(0.05, self._nearest() - self._margin - time.monotonic())
         with anyio.move_on_after(limit):
-            return await self._availability.call(verb, KEEPER)
+            return await self._health.call(verb, RENEWER)
         silence = ConnectionLost(f"the database did not answer within {limit:.1f} s")
-        self._availability.failed(silence, KEEPER)
+        self._health.failed(silence, RENEWER)
         raise silence
 
     async def _round(self, provider: Provider) -> None:
-        """One renewal of everything, or one attempt to come back after a lapse."""
+        """One renewal of everything, or one attempt to come back after an expiry."""
         if self._stalled_for() > self._options.stall_timeout:
             await self._give_up(provider)
         if self._silent_for > self._options.worker_lease_timeout:
             await self._hand_on(provider)
             return
         sent = time.monotonic()
-        if self._lapsed:
+        if self._expired:
             await self._in_time(partial(self._register_again, provider))
             self._deadline = sent + self._options.worker_lease_timeout
             self._items_deadline = sent + self._options.work_item_lock_timeout
-            self._lease_end.at = self._nearest()
-            self._lapsed = False
+            self._lease_deadline.at = self._nearest()
+            self._expired = False
             self._tell(self._listener.lease_resumed)
             return
         lease = await self._in_time(partial(provider.renew_worker, self._identity, self._options.worker_lease_timeout))
         if lease is None:
-            self._lapse("the lease had ended before it could be renewed")
+            self._expire("the lease had ended before it could be renewed")
             return
         self._deadline = sent + lease.expires_in
-        self._lease_end.at = self._nearest()
+        self._lease_deadline.at = self._nearest()
         self._tell(self._listener.lease_renewed, lease)
         await self._renew_items(provider)
 
@@ -287,24 +370,24 @@ class Keeper:
             if lost := [lock for lock, ok in zip(batch, kept, strict=True) if not ok]:
                 self._tell(self._listener.locks_lost, lost)
         self._items_deadline = sent + self._options.work_item_lock_timeout
-        self._lease_end.at = self._nearest()
+        self._lease_deadline.at = self._nearest()
 
     # -- the ends of a lease
 
-    def _lapse_if_due(self) -> None:
-        if not self._lapsed and time.monotonic() >= self._nearest() - self._margin:
-            self._lapse("no renewal was answered in time")
+    def _expire_if_due(self) -> None:
+        if not self._expired and time.monotonic() >= self._nearest() - self._margin:
+            self._expire("no renewal was answered in time")
 
-    def _lapse(self, reason: str) -> None:
-        self._lapsed = True
-        self._tell(self._listener.lease_lapsed, reason)
+    def _expire(self, reason: str) -> None:
+        self._expired = True
+        self._tell(self._listener.lease_expired, reason)
 
     async def _hand_on(self, provider: Provider) -> None:
         """The worker cannot do its work: let others have it until the worker's own calls are answered again."""
-        if self._lapsed:
+        if self._expired:
             return
-        self._lapse(
-            f"the database answers the keeper, but has left the worker without an answer for {self._silent_for:g} s"
+        self._expire(
+            f"the database answers the renewer, but has left the worker without an answer for {self._silent_for:g} s"
         )
         await anyio.sleep(self._margin)  # the work stops, THEN the lease ends
         await self._in_time(partial(provider.release_worker, self._identity))

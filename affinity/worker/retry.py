@@ -63,9 +63,9 @@ class Backoff:
         self._failures = 0
 
 
-class Availability:
-    """Whether the database answers, as seen by one worker; logs each change once, however many tasks (and the keeper's
-    thread) notice it.
+class DatabaseHealth:
+    """Whether the database answers, as seen by one worker; logs each change once, however many tasks (and the lease
+    renewer's thread) notice it.
 
     A worker has several connections, which break and come back one by one, and a database may fail some calls only: one
     whose disk is full goes on reading. So it counts as lost when two calls failed and none of those callers has
@@ -123,7 +123,7 @@ class Availability:
         self.answered(caller)
         return result
 
-    async def insist(self, verb: Callable[[], Awaitable[T]]) -> T:
+    async def retry(self, verb: Callable[[], Awaitable[T]]) -> T:
         """Await ``verb()`` until it answers; only for verbs that are right when done twice.
 
         Raises:
@@ -131,8 +131,8 @@ class Availability:
         """
         return await self._retrying(is_retryable)(self.call, verb)
 
-    async def insist_if_unchanged(self, verb: Callable[[], Awaitable[T]]) -> T:
-        """As `insist`, for verbs that are not to be done twice.
+    async def retry_if_unchanged(self, verb: Callable[[], Awaitable[T]]) -> T:
+        """As `retry`, for verbs that are not to be done twice.
 
         Raises:
             ProviderError: one that is not retryable, or that does not tell whether the verb was done.
@@ -140,7 +140,7 @@ class Availability:
         return await self._retrying(_is_unchanged)(self.call, verb)
 
     async def start(self, verb: Callable[[], Awaitable[T]], patience: float) -> T:
-        """As `insist`, for a worker that starts.
+        """As `retry`, for a worker that starts.
 
         Raises:
             ProviderError: one that is not retryable, or that a person must mend (``misconfigured``); the last one after

@@ -55,20 +55,18 @@ from affinity.worker.code import code_version
 from affinity.worker.committer import GroupCommit
 from affinity.worker.instances import InstanceTable
 from affinity.worker.isolation import not_begun
-from affinity.worker.lease import HeldLocks, LeaseEnd
+from affinity.worker.lease import HeldLocks, LeaseDeadline, Silence
 from affinity.worker.metrics import Metrics
-from affinity.worker.needs import needs_met
 from affinity.worker.options import RuntimeOptions
-from affinity.worker.pledges import Pledge, again
-from affinity.worker.retry import Availability, Backoff
-from affinity.worker.sessions import HeldSessions
-from affinity.worker.silence import Silence
+from affinity.worker.results import StagedResult, requeue_after_conflict
+from affinity.worker.retry import Backoff, DatabaseHealth
+from affinity.worker.sessions import HeldSessions, needs_met
 from affinity.worker.wakeups import Waker
 
 logger = logging.getLogger("affinity.worker")
 
-CHORE_SECONDS = 1.0
-"""Between two rounds of chores: bounds how late an unhinted cancellation or an expired session is noticed."""
+MAINTENANCE_SECONDS = 1.0
+"""Between two rounds of maintenance: bounds how late an unhinted cancellation or an expired session is noticed."""
 
 DRAIN_STEP_SECONDS = 0.1
 """Between two looks for sessions that a draining worker can free."""
@@ -114,23 +112,23 @@ class Runtime:
         identity: WorkerIdentity,
         options: RuntimeOptions,
         locks: HeldLocks,
-        lease_end: LeaseEnd,
+        lease_deadline: LeaseDeadline,
         listeners: Sequence[SessionListener],
-        availability: Availability,
+        health: DatabaseHealth,
         metrics: Metrics,
     ) -> None:
         self._provider = provider
         self._identity = identity
         self._options = options
         self._locks = locks
-        self._lease_end = lease_end
+        self._lease_deadline = lease_deadline
         self._metrics = metrics
         self._timeouts = Timeouts(
             work_item_lock=options.work_item_lock_timeout, session_lock=options.session_lock_timeout
         )
         self._activity_names = frozenset(app.activities) | needs_met(listeners)
         self._orchestration_names = frozenset({d.name for d in app.orchestrations.values()} | set(app.orchestrations))
-        self._availability = availability
+        self._health = health
         self.silence = Silence()
         self.sessions = HeldSessions(listeners, options.session_lock_timeout, partial(provider.check_session, identity))
         self.activities = ActivityRunner(
@@ -138,34 +136,32 @@ class Runtime:
             options=options,
             locks=locks,
             sessions=self.sessions,
-            states=RetryingStore(
-                provider.states, reading=availability.insist, writing=availability.insist_if_unchanged
-            ),
-            outcomes=self,
+            states=RetryingStore(provider.states, reading=health.retry, writing=health.retry_if_unchanged),
+            results=self,
             observe=metrics.activity_ended,
         )
         self._code = options.code_version or code_version(app)
         self.instances = InstanceTable(app, self, options, code=self._code, observe=metrics.orchestration)
         self._waker = Waker(provider)
         most = options.max_batch_bytes
-        self._turns = GroupCommit(self._write_turns, availability, max_weight=most, observe=metrics.batch("turn"))
+        self._turns = GroupCommit(self._write_turns, health, max_weight=most, observe=metrics.batch("turn"))
         self._acks = GroupCommit(
-            self._write_acks, availability, insist=True, max_weight=most, observe=metrics.batch("ack")
+            self._write_acks, health, idempotent=True, max_weight=most, observe=metrics.batch("ack")
         )
         self._abandons = GroupCommit(
-            self._write_abandons, self._availability, insist=True, observe=metrics.batch("abandon")
+            self._write_abandons, self._health, idempotent=True, observe=metrics.batch("abandon")
         )
         self._releases = GroupCommit(
-            self._write_releases, self._availability, insist=True, observe=metrics.batch("release")
+            self._write_releases, self._health, idempotent=True, observe=metrics.batch("release")
         )
         self._suspends = GroupCommit(
-            self._write_suspends, self._availability, insist=True, observe=metrics.batch("suspend")
+            self._write_suspends, self._health, idempotent=True, observe=metrics.batch("suspend")
         )
         self._look = anyio.Event()
         self._check = anyio.Event()
         self._draining = False
-        self._lapsed = False
-        self._tenure = 0  # counts the lapses: what was asked in one tenure is not used in the next
+        self._expired = False
+        self._lease_generation = 0  # counts the expiries: what was asked in one generation is not used in the next
         self._offers: dict[str, float] = {}  # sessions that may be on offer to us, and until when at most
         self._left = False  # the last look took a share: others get a chance before the next
         self._told = False  # there may be work that no look has seen
@@ -179,7 +175,9 @@ class Runtime:
         self._waits_for_room = False  # a fetch was put off until there is room in memory
         self._promised = 0  # slots that turns in flight have asked for
         self._database_time = (0.0, time.monotonic())
-        self._pledges: WeakSet[Pledge] = WeakSet()  # of results on their way; settled ones stay until they are garbage
+        self._unsettled: WeakSet[StagedResult] = (
+            WeakSet()
+        )  # of results on their way; settled ones stay until they are garbage
         self.ended = anyio.Event()
         self.error: BaseException | None = None
         self._tasks: TaskGroup | None = None
@@ -203,13 +201,13 @@ class Runtime:
             try:
                 return await loop()
             except DatabaseChanged as error:
-                return self.lease_ended(error)
+                return self.stop(error)
             except Exception as error:
                 if isinstance(error, WorkerFenced) or not isinstance(error, ProviderError):
                     logger.exception("worker %s: %s failed", self.worker_id, getattr(loop, "__name__", loop))
-                    return self.lease_ended(error)
+                    return self.stop(error)
                 if not error.retryable:
-                    self._availability.failed(error, loop)
+                    self._health.failed(error, loop)
             if time.monotonic() - began > pause:  # it has worked for a while
                 backoff.reset()
             pause = backoff.next()
@@ -218,14 +216,14 @@ class Runtime:
     @property
     def _alive(self) -> bool:
         """Whether there is a lease under which anything may be done."""
-        return not self._lapsed and self.error is None and not self._lease_end.is_past()
+        return not self._expired and self.error is None and not self._lease_deadline.is_past()
 
     @property
     def _serving(self) -> bool:
         """Whether new work may be taken."""
         return self._alive and not self._draining
 
-    # -- what the parts ask for (`Surroundings`, `Outcomes`)
+    # -- what the parts ask for (`WorkerServices`, `ActivityResults`)
 
     @property
     def worker_id(self) -> str:
@@ -267,7 +265,7 @@ class Runtime:
     def _slots(self) -> int:
         return self.activities.free_slots - self._promised
 
-    def may_claim(self, session_id: str) -> bool:
+    def try_reserve_session(self, session_id: str) -> bool:
         """Whether this worker has room for a session that it does not hold, with those that are being offered to it:
         what is offered to a full worker is late.
         """
@@ -288,7 +286,7 @@ class Runtime:
         """Commit a turn with the next batch."""
         asked = sum([item.lock_here for item in turn.work_items])
         self._promised += asked
-        tenure = self._tenure
+        generation = self._lease_generation
 
         def settled(result: TurnResult | ProviderError) -> None:
             self._promised -= asked
@@ -296,20 +294,20 @@ class Runtime:
                 self._uncertain = True
             else:
                 self._note_delivered(result.lost_acks)
-                if tenure != self._tenure:
+                if generation != self._lease_generation:
                     result = self._without_work(result)
             done(result)
 
         self._turns.submit(turn, settled, _weight(turn))
 
     def _without_work(self, result: TurnResult) -> TurnResult:
-        """The reply to a turn of a former tenure. Its work goes back: its session may have another holder by now."""
+        """The reply to a turn of a former lease. Its work goes back: its session may have another holder by now."""
         for place in result.placed:
             if place.item is not None:
                 self.submit_abandon(WorkAbandon(lock=place.item.lock, count_attempt=False))
         return replace(result, placed=[Placed(None, place.holder) for place in result.placed])
 
-    def submit_ack(self, ack: WorkAck, pledge: Pledge | None = None) -> None:
+    def submit_ack(self, ack: WorkAck, staged: StagedResult | None = None) -> None:
         """Send a result the plain way; its instance lives elsewhere."""
 
         def done(result: bool | ProviderError) -> None:
@@ -318,10 +316,10 @@ class Runtime:
                 self.hint_owner(ack.lock.key.instance_id)
             else:
                 self._note_delivered([ack.lock])
-            if pledge is not None:
-                pledge.settle(result is True)
+            if staged is not None:
+                staged.settle(result is True)
             if result is False and ack.state is not None:  # the token is dead, or the state met a newer one
-                self.submit_abandon(again(ack.lock))
+                self.submit_abandon(requeue_after_conflict(ack.lock))
 
         self._acks.submit(ack, done, len(ack.message) + (len(ack.state.new.state) if ack.state else 0))
 
@@ -356,7 +354,7 @@ class Runtime:
         self._suspends.submit(suspend, written)
 
     def _queued(self) -> None:
-        self.poke()
+        self.wake_fetcher()
         self._waker.hint(None)
 
     def run(self, item: WorkItem, task: ActivityTask | None = None) -> None:
@@ -373,7 +371,7 @@ class Runtime:
     def hint(self, worker: str | None, *, cancel: bool = False) -> None:
         """Wake a worker, or everybody."""
         if worker in {None, self.worker_id}:
-            self.poke()
+            self.wake_fetcher()
         if cancel:
             self._check.set()
         if worker != self.worker_id:
@@ -383,34 +381,34 @@ class Runtime:
         """Wake everybody for work that any worker may take; others look first, since this one has begun with it."""
         self._waker.hint(None)
         if self._alone:
-            self.poke()
+            self.wake_fetcher()
         else:
-            self.look_in(SHARE_SECONDS)
+            self.fetch_after(SHARE_SECONDS)
 
     def session_released(self, session_id: str) -> None:
         """A turn has released a session, if nothing kept it: there may be room for another one."""
         self.sessions.recheck(session_id)
-        self.poke()
+        self.wake_fetcher()
 
     def hint_owner(self, instance_id: str) -> None:
         """Wake the worker that owns an instance, which is not live here."""
         self._waker.hint_owner(instance_id)
 
-    def poke(self) -> None:
+    def wake_fetcher(self) -> None:
         """Look into the queues soon."""
         self._told = True
         self._look.set()
 
-    def look_in(self, seconds: float) -> None:
+    def fetch_after(self, seconds: float) -> None:
         """Look into the queues when that much time has passed: the next poll sees what is due after it."""
         if seconds < self._options.poll_interval:
-            asyncio.get_running_loop().call_later(seconds, self.poke)
+            asyncio.get_running_loop().call_later(seconds, self.wake_fetcher)
 
-    def deliver_result(self, item: WorkItem, event: Event, pledge: Pledge | None) -> None:
+    def deliver_result(self, item: WorkItem, event: Event, staged: StagedResult | None) -> None:
         """An activity has ended."""
-        if pledge is not None:
-            self._pledges.add(pledge)
-        self.instances.deliver_result(item, event, pledge)
+        if staged is not None:
+            self._unsettled.add(staged)
+        self.instances.deliver_result(item, event, staged)
 
     def session_left(self, session_id: str) -> None:
         """A session was given up: its state here is of no use any more."""
@@ -423,7 +421,7 @@ class Runtime:
     def broken(self, error: Exception) -> None:
         """Our own code failed: better no worker than one in an unknown state."""
         logger.error("worker %s: a defect of the worker itself", self.worker_id, exc_info=error)
-        self.lease_ended(error)
+        self.stop(error)
 
     @property
     def outstanding_bytes(self) -> int:
@@ -471,7 +469,7 @@ class Runtime:
             return
         count = partial(self._provider.begin_work_item, self._identity, item.lock, item.attempts)
         try:
-            then(await self._availability.insist(count))
+            then(await self._health.retry(count))
         except ProviderError as error:
             logger.warning("activity %s cannot be counted: %s", item.name, error)
             then(False)
@@ -501,9 +499,9 @@ class Runtime:
         while True:
             pause = self._options.poll_interval * random.uniform(0.7, 1.0)  # noqa: S311 -- jitter, not a secret
             try:
-                # Without a lease there is nothing to be had; but the keeper waits for an answer that is missing.
-                if self._alive or (self._lapsed and self.silence.waits("fetch")):
-                    pause = min(pause, await self._availability.call(self._fetch_once, self._fetch))
+                # Without a lease there is nothing to be had; but the lease renewer waits for an answer that is missing.
+                if self._alive or (self._expired and self.silence.waits("fetch")):
+                    pause = min(pause, await self._health.call(self._fetch_once, self._fetch))
             except ProviderError as error:
                 # The reply may be lost while the database has locked items to us.
                 self._uncertain = self._uncertain or not isinstance(error, Contention)
@@ -515,16 +513,16 @@ class Runtime:
 
     async def _fetch_once(self) -> float:
         """One look into both queues; returns the seconds until the next is due."""
-        tenure = self._tenure
+        generation = self._lease_generation
         if self._uncertain:
-            await self._disown()
+            await self._release_unknown_locks()
         self._left = False
-        due = [await self._fetch_work(tenure), await self._fetch_messages(tenure)]
+        due = [await self._fetch_work(generation), await self._fetch_messages(generation)]
         if self._left:
             await anyio.sleep(SHARE_SECONDS)
         return max(0.0, min(due))
 
-    async def _fetch_work(self, tenure: int) -> float:
+    async def _fetch_work(self, generation: int) -> float:
         limit = min(self._slots(), FETCH_LIMIT) if self._serving else 0
         room = self._free_bytes(self.activities.size)
         if limit <= 0 or not room:
@@ -534,7 +532,7 @@ class Runtime:
         options = self._fetch_options(limit, room)
         fetch = self._provider.fetch_work_item(self._identity, options)
         fetched = await self.silence.watch("fetch", fetch, repeated=True)
-        if tenure != self._tenure:
+        if generation != self._lease_generation:
             self._uncertain = True
             return 0.0
         self._backlog = fetched.more and limit < FETCH_LIMIT
@@ -575,7 +573,7 @@ class Runtime:
             timeouts=self._timeouts,
         )
 
-    async def _fetch_messages(self, tenure: int) -> float:
+    async def _fetch_messages(self, generation: int) -> float:
         """Also while draining: the provider gives a draining worker messages of instances that it owns, no others."""
         limit = FETCH_LIMIT - len(self.instances.replaying)
         room = self._free_bytes()
@@ -592,8 +590,8 @@ class Runtime:
         )
         fetched = await self.silence.watch("fetch", fetch, repeated=True)
         if fetched.fenced:
-            self.lease_ended(WorkerFenced(f"worker {self.worker_id!r}: another process has registered under this name"))
-        if tenure != self._tenure:
+            self.stop(WorkerFenced(f"worker {self.worker_id!r}: another process has registered under this name"))
+        if generation != self._lease_generation:
             return 0.0
         self._left |= fetched.left
         self.instances.deliver(fetched.items)
@@ -605,16 +603,16 @@ class Runtime:
         """Replay what was fetched and is not in memory, beside the fetches: a long history holds up nothing else."""
         while True:
             await self.instances.replaying.arrived()
-            await self._availability.call(self.instances.replaying.take_round, self._replay)
+            await self._health.call(self.instances.replaying.take_round, self._replay)
             if not self.instances.replaying:
-                self._availability.given_up(self._replay)
+                self._health.given_up(self._replay)
 
     async def read_history(self, cursors: Sequence[HistoryCursor]) -> Sequence[HistoryPage]:
         """The next pages of some histories."""
         read = self._provider.read_history(cursors, max_bytes=self._options.max_batch_bytes)
         return await self.silence.watch("histories", read)
 
-    async def _disown(self) -> None:
+    async def _release_unknown_locks(self) -> None:
         """After a lost reply: free what is locked to us without our knowledge. No turn may be in flight meanwhile,
         since its reply could bring items that we are about to know of; nor can a fetch, as this is the fetching task.
         """
@@ -641,12 +639,12 @@ class Runtime:
         """Turn hints into looks and checks."""
         async with AsyncExitStack() as stack:
             subscribe = partial(stack.enter_async_context, self._provider.hints(self._identity))
-            hints = await self._availability.call(subscribe, self._listen)
-            self.poke()  # whatever came while nobody listened
+            hints = await self._health.call(subscribe, self._listen)
+            self.wake_fetcher()  # whatever came while nobody listened
             while True:
-                hint = await self._availability.call(partial(hints.wait, HINT_SECONDS), self._listen)
+                hint = await self._health.call(partial(hints.wait, HINT_SECONDS), self._listen)
                 if hint is not None and hint.work:
-                    self.poke()
+                    self.wake_fetcher()
                 if hint is not None and hint.cancel:
                     self._check.set()
 
@@ -655,23 +653,23 @@ class Runtime:
         long.
         """
         while True:
-            with anyio.move_on_after(CHORE_SECONDS):
+            with anyio.move_on_after(MAINTENANCE_SECONDS):
                 await self._check.wait()
             hinted = self._check.is_set()
             self._check = anyio.Event()
-            locks = self._locks.snapshot(older_than=0.0 if hinted else CHORE_SECONDS)
+            locks = self._locks.snapshot(older_than=0.0 if hinted else MAINTENANCE_SECONDS)
             if not locks:
-                self._availability.given_up(self._cancellations)
+                self._health.given_up(self._cancellations)
             for start in range(0, len(locks), MAX_BATCH):
                 batch = locks[start : start + MAX_BATCH]
                 check = partial(self._provider.check_work_item, batch)
-                alive = await self._availability.call(check, self._cancellations)
+                alive = await self._health.call(check, self._cancellations)
                 self.locks_lost([lock for lock, ok in zip(batch, alive, strict=True) if not ok])
 
     async def _expiries(self) -> None:
         """Once a second: expired sessions, idle state. Listeners may take their time, so this has a task of its own."""
         while True:
-            await anyio.sleep(CHORE_SECONDS)
+            await anyio.sleep(MAINTENANCE_SECONDS)
             await self.sessions.sweep()
             self._report_capacity()
 
@@ -693,21 +691,22 @@ class Runtime:
     async def _sweeps(self) -> None:
         """Once a second, by whichever worker comes first: stale marks and dead rows."""
         while True:
-            await anyio.sleep(CHORE_SECONDS * random.uniform(0.9, 1.1))  # noqa: S311
+            await anyio.sleep(MAINTENANCE_SECONDS * random.uniform(0.9, 1.1))  # noqa: S311
             if self._serving:
                 await self._sweep()
 
     async def _sweep(self) -> None:
         sweep = partial(
             self._provider.sweep,
-            interval=CHORE_SECONDS / 2,  # no worker is refused by its own last sweep, nor do N workers sweep N times
+            interval=MAINTENANCE_SECONDS
+            / 2,  # no worker is refused by its own last sweep, nor do N workers sweep N times
             session_retention=self._options.session_retention,
             worker_retention=self._options.session_retention,
             retention=Retention(instances=self._options.instance_retention, histories=self._options.history_retention),
         )
         more = True
         while more:
-            done = await self._availability.call(sweep, self._sweeps)
+            done = await self._health.call(sweep, self._sweeps)
             more = done.more
             if done.rerouted:
                 self._queued()  # whoever may take it now need not wait for its poll
@@ -728,23 +727,23 @@ class Runtime:
             code=self._code,
             limit=FETCH_LIMIT,
         )
-        taken = await self._availability.insist(retry)
+        taken = await self._health.retry(retry)
         for instance_id in taken:
             logger.info("instance %s was suspended; trying it with code %s", instance_id, self._code)
         if taken:
-            self.poke()
+            self.wake_fetcher()
         return len(taken) == FETCH_LIMIT
 
     # -- the lease (`LeaseListener`), on this loop
 
-    def lease_lapsed(self, reason: str) -> None:
+    def lease_expired(self, reason: str) -> None:
         """The lease is about to end: stop all that it covers."""
         logger.warning(
             "worker %s: lease lost (%s); stopping %d activities", self.worker_id, reason, len(self.activities)
         )
-        self._metrics.lapsed()
-        self._lapsed = True
-        self._tenure += 1
+        self._metrics.expired()
+        self._expired = True
+        self._lease_generation += 1
         # Session state stays in memory: a session that nobody took keeps its epoch, so nobody need hydrate it again. If
         # somebody did take it, its copy here is of an old epoch, never used, and goes when the session's time is over.
         self._stop_work(f"the worker's lease was lost: {reason}")
@@ -753,10 +752,10 @@ class Runtime:
         """The lease is back, and so are the sessions that nobody took."""
         logger.warning("worker %s: lease is back", self.worker_id)
         self._uncertain = True
-        self._lapsed = False
-        self.poke()
+        self._expired = False
+        self.wake_fetcher()
 
-    def lease_ended(self, error: BaseException) -> None:
+    def stop(self, error: BaseException) -> None:
         """This worker is over: fenced, stalled, or refused by the database for good; or its incarnation is, since the
         database has changed.
         """
@@ -764,7 +763,7 @@ class Runtime:
             if not isinstance(error, DatabaseChanged):
                 logger.error("worker %s: stopping: %s", self.worker_id, error)
             self.error = error
-        self._tenure += 1
+        self._lease_generation += 1
         self._stop_work(f"the worker is over: {error}")
         self._spawn(self.sessions.lost_all)
         self.ended.set()
@@ -810,12 +809,12 @@ class Runtime:
         """Nobody will hear any more what became of the results that are on their way: their memory is not to be
         trusted.
         """
-        for pledge in list(self._pledges):
-            pledge.settle(False)
+        for staged in list(self._unsettled):
+            staged.settle(False)
 
     async def _free_sessions(self) -> None:
         while True:
-            await self._availability.insist(partial(self._provider.drain_worker, self._identity))
+            await self._health.retry(partial(self._provider.drain_worker, self._identity))
             self._waker.hint(None)
             await anyio.sleep(DRAIN_STEP_SECONDS)
 

@@ -5,6 +5,10 @@ lock is taken to end `session_lock_timeout` after its last work was renewed or f
 longer (`affinity.provider.contract.SessionHold`), so the database is asked before its time is declared over. Ending
 early here is harmless: the cache disposes of state that would have to be hydrated again. Ending late is harmless too:
 state of an old epoch is never used.
+
+To run an activity a worker must also be able to read the record of its session. An activity whose session was written
+by later code is given back with such a need (`WorkAbandon.needs`). Each worker names those that it meets when it
+fetches.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from typing import TypeAlias
 from affinity.errors import ProviderError
 from affinity.limits import MAX_BATCH
 from affinity.orchestration.app import SessionListener
+from affinity.session.context import RecordReader
 
 logger = logging.getLogger("affinity.worker")
 
@@ -92,7 +97,7 @@ class HeldSessions:
                 await _told(listener.lost(session_id, held.epoch))
 
     async def lost_all(self) -> None:
-        """Every lease is gone: the worker's own has lapsed, or it ends."""
+        """Every lease is gone: the worker's own has expired, or it ends."""
         for session_id in list(self._held):
             await self.lost(session_id)
 
@@ -141,3 +146,14 @@ async def _told(telling: Awaitable[None]) -> None:
         await telling
     except Exception:
         logger.exception("a session listener failed")
+
+
+def record_need(kind: str, schema_version: int) -> str:
+    """To read records of this kind and schema version."""
+    return f"state {kind}@{schema_version}"
+
+
+def needs_met(listeners: Iterable[object]) -> frozenset[str]:
+    """What the session states among these listeners can read."""
+    readers = [one for one in listeners if isinstance(one, RecordReader)]
+    return frozenset(record_need(one.kind, version) for one in readers for version in one.readable_versions())

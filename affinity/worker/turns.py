@@ -96,7 +96,7 @@ def build_turn(
     runs: Mapping[int, ActivityRun] = NO_RUNS,
     lock_here: int,
     plain_here: int | None = None,
-    may_claim: Callable[[str], bool] = lambda _: False,
+    try_reserve_session: Callable[[str], bool] = lambda _: False,
 ) -> BuiltTurn:
     """Translate ``step`` of ``execution`` into the turn to commit.
 
@@ -111,13 +111,13 @@ def build_turn(
         runs: of activities whose results are among the events of the step, by event id: `Turn.runs`.
         lock_here: at most this many new work items ask to be run by this worker at once.
         plain_here: and at most so many session-free ones; the rest of a fan-out is for all workers. None: as many.
-        may_claim: whether a session may begin on this worker, if nobody holds it. Asked when it is the only one of the
-            step; the sessions of a fan-out are for all workers.
+        try_reserve_session: makes room for a session on this worker, and says whether there is any. Called when it is
+            the only one of the step; the sessions of a fan-out are for all workers.
     """
     session_id = _only_session(step) if lock_here else None
     rows = _Rows(
         birth=birth,
-        claim_here=session_id is not None and may_claim(session_id),
+        claim_here=session_id is not None and try_reserve_session(session_id),
         plain_here=lock_here if plain_here is None else plain_here,
     )
     for event_id, event in step.events:

@@ -6,10 +6,10 @@ What it opens, in the order in which things must close:
     incarnation  a task that owns all of the following
     provider     the database connections of the main loop
     the name     registration: the worker lease
-    keeper       a thread that renews the lease (`affinity.worker.lease`)
-    runtime      the loops (`affinity.worker.runtime`): fetch, group commits, activities, hints, chores
+    renewer      a thread that renews the lease (`affinity.worker.lease`)
+    runtime      the loops (`affinity.worker.runtime`): fetch, group commits, activities, hints, maintenance
 
-On the way out the runtime drains, the keeper stops, the name is released (which frees all sessions), and the
+On the way out the runtime drains, the lease renewer stops, the name is released (which frees all sessions), and the
 connections close. None of this is needed for correctness: a killed process leaves all of it to its lease.
 
 An incarnation follows one timeline (`affinity.provider.timeline`). When the database turns out to be another one, or to
@@ -45,11 +45,10 @@ from affinity.provider import migrate, open_provider, redact
 from affinity.provider.contract import Hint, Incarnation, Provider, WorkerIdentity
 from affinity.provider.timeline import Timeline
 from affinity.telemetry import instrumented
-from affinity.worker.lease import HeldLocks, Keeper, LeaseEnd
+from affinity.worker.lease import HeldLocks, LeaseDeadline, LeaseRenewer, LoopProgress
 from affinity.worker.metrics import Measured, Metrics
 from affinity.worker.options import RuntimeOptions
-from affinity.worker.progress import LoopProgress
-from affinity.worker.retry import Availability
+from affinity.worker.retry import DatabaseHealth
 from affinity.worker.runtime import Runtime
 
 logger = logging.getLogger("affinity.worker")
@@ -100,7 +99,7 @@ class Worker:
         self._listeners = [*app.session_listeners, *listeners]
         self._migrate = migrate
         self._labels = _describe_process(app)
-        self._availability = Availability(self.identity.worker_id)
+        self._health = DatabaseHealth(self.identity.worker_id)
         self._drain_begun = False
         self.drained = False
         """Whether a drain came to its end: False after a second signal."""
@@ -247,7 +246,7 @@ class Worker:
                 return
             timeline, patience = Timeline(timeline), None
             self.identity = _new_identity(self.identity.worker_id)
-            self._availability.given_up_by_all()
+            self._health.given_up_by_all()
 
     async def _until_over(self, runtime: Runtime) -> None:
         """Wait until the block is left or the database has changed. Any other end is the worker's."""
@@ -271,30 +270,30 @@ class Worker:
     async def _incarnation(self, timeline: Timeline, patience: float | None) -> AsyncIterator[Runtime]:
         async with AsyncExitStack() as stack:
             provider = self.metrics.observed(await self._open(stack, timeline, patience))
-            locks, lease_end = HeldLocks(), LeaseEnd()
+            locks, lease_deadline = HeldLocks(), LeaseDeadline()
             runtime = self._runtime = Runtime(
                 app=self._app,
                 provider=provider,
                 identity=self.identity,
                 options=self.options,
                 locks=locks,
-                lease_end=lease_end,
+                lease_deadline=lease_deadline,
                 listeners=self._listeners,
-                availability=self._availability,
+                health=self._health,
                 metrics=self.metrics,
             )
-            keeper = Keeper(
+            renewer = LeaseRenewer(
                 connect=partial(self._connect, timeline),
                 identity=self.identity,
                 options=self.options,
                 labels=self._labels,
                 locks=locks,
-                lease_end=lease_end,
+                lease_deadline=lease_deadline,
                 listener=runtime,
-                availability=self._availability,
+                health=self._health,
             )
             registered_at = await stack.enter_async_context(self._registered(provider, patience))
-            await stack.enter_async_context(self._running(runtime, keeper, registered_at))
+            await stack.enter_async_context(self._running(runtime, renewer, registered_at))
             logger.info("worker %s: running app %r at %s", self.identity.worker_id, self._app.name, redact(self._url))
             yield runtime
 
@@ -313,11 +312,11 @@ class Worker:
     async def _patiently(self, verb: Callable[[], Awaitable[T]], patience: float | None) -> T:
         """While the database does not answer, try for ``patience`` seconds; None: for ever."""
         if patience is None:
-            return await self._availability.insist(verb)
-        return await self._availability.start(verb, patience)
+            return await self._health.retry(verb)
+        return await self._health.start(verb, patience)
 
     async def _connect(self, timeline: Timeline) -> Provider:
-        name = f"affinity keeper {self.identity.worker_id}"
+        name = f"affinity lease {self.identity.worker_id}"
         return self.metrics.observed(await open_provider(self._url, application_name=name, timeline=timeline))
 
     @asynccontextmanager
@@ -342,13 +341,13 @@ class Worker:
                 await provider.wake({None: Hint()})
 
     @asynccontextmanager
-    async def _running(self, runtime: Runtime, keeper: Keeper, registered_at: float) -> AsyncIterator[None]:
-        """The loops and the keeper. An error of the block leaves as itself, not as a group."""
+    async def _running(self, runtime: Runtime, renewer: LeaseRenewer, registered_at: float) -> AsyncIterator[None]:
+        """The loops and the renewer. An error of the block leaves as itself, not as a group."""
         failure: Exception | None = None
         async with anyio.create_task_group() as tasks:
             runtime.start(tasks)
-            self._progress.on_beat = lambda: keeper.beat(runtime.silence.beat())
-            keeper.start(registered_at)
+            self._progress.on_beat = lambda: renewer.beat(runtime.silence.beat())
+            renewer.start(registered_at)
             try:
                 yield
                 if runtime.error is None:
@@ -358,7 +357,7 @@ class Worker:
             finally:
                 with anyio.CancelScope(shield=True):
                     await runtime.activities.aclose(LEAVE_SECONDS)
-                    await keeper.stop()
+                    await renewer.stop()
                     runtime.give_up()
                     await runtime.sessions.lost_all()
                 tasks.cancel_scope.cancel()

@@ -44,7 +44,7 @@ from affinity.provider.contract import (
 )
 from affinity.worker.instances import InstanceTable
 from affinity.worker.options import RuntimeOptions
-from affinity.worker.pledges import Pledge
+from affinity.worker.results import StagedResult
 from tests.model.cluster import TIMEOUTS
 from tests.model.databases import ModelDatabase
 from tests.model.leases import Violation
@@ -266,7 +266,7 @@ class TableWorker:
         options = RuntimeOptions.model_construct(max_attempts=1_000_000, instance_cache_size=2)
         self.table = InstanceTable(app, self, options, code="model", observe=lambda name, outcome: None)
 
-    # what the table asks for (`Surroundings`)
+    # what the table asks for (`WorkerServices`)
 
     @property
     def worker_id(self) -> str:
@@ -281,14 +281,14 @@ class TableWorker:
     def slots_for_plain_work(self) -> int:
         return 1
 
-    def may_claim(self, session_id: str) -> bool:
+    def try_reserve_session(self, session_id: str) -> bool:
         return session_id == "s1"
 
     def submit_turn(self, turn: Turn, done: Callable[[TurnResult | ProviderError], None]) -> None:
         self.turns.append((turn, done))
 
-    def submit_ack(self, ack: WorkAck, pledge: Pledge | None) -> None:
-        assert pledge is None
+    def submit_ack(self, ack: WorkAck, staged: StagedResult | None) -> None:
+        assert staged is None
         self.acks.append(ack)
 
     def submit_abandon(self, abandon: WorkAbandon) -> None:
@@ -321,9 +321,9 @@ class TableWorker:
 
     def hint_owner(self, instance_id: str) -> None: ...
 
-    def poke(self) -> None: ...
+    def wake_fetcher(self) -> None: ...
 
-    def look_in(self, seconds: float) -> None: ...
+    def fetch_after(self, seconds: float) -> None: ...
 
     # what the plan does
 

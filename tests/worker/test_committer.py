@@ -17,7 +17,7 @@ from affinity.errors import ConnectionLost, Contention, DatabaseFailure, DataRef
 from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES
 from affinity.worker import committer
 from affinity.worker.committer import HAND_OUT, SMALL, GroupCommit
-from affinity.worker.retry import Availability
+from affinity.worker.retry import DatabaseHealth
 
 pytestmark = pytest.mark.anyio
 
@@ -47,9 +47,9 @@ class Database:
 class Desk:
     """A group commit on a database, and what came back in order."""
 
-    def __init__(self, insist: bool) -> None:
+    def __init__(self, idempotent: bool) -> None:
         self.database = Database()
-        self.commits: GroupCommit[int, int] = GroupCommit(self.database.write, Availability("tests"), insist)
+        self.commits: GroupCommit[int, int] = GroupCommit(self.database.write, DatabaseHealth("tests"), idempotent)
         self.answers: list[tuple[int, int | ProviderError]] = []
 
     def submit(self, *numbers: int, weight: int = 0) -> None:
@@ -58,8 +58,8 @@ class Desk:
 
 
 @asynccontextmanager
-async def running(*, insist: bool = False) -> AsyncIterator[Desk]:
-    desk = Desk(insist)
+async def running(*, idempotent: bool = False) -> AsyncIterator[Desk]:
+    desk = Desk(idempotent)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(desk.commits.run)
         with anyio.fail_after(10):
@@ -232,10 +232,10 @@ async def test_a_batch_that_takes_too_long_is_written_in_halves() -> None:
         assert desk.commits.unwritten == []
 
 
-@pytest.mark.parametrize("insist", [False, True])
-async def test_a_failure_that_changed_nothing_is_waited_for(insist: bool) -> None:
+@pytest.mark.parametrize("idempotent", [False, True])
+async def test_a_failure_that_changed_nothing_is_waited_for(idempotent: bool) -> None:
     """However often it fails: no request gets an error."""
-    async with running(insist=insist) as desk:
+    async with running(idempotent=idempotent) as desk:
         for number in (1, 2, 3):
             desk.database.bad[number] = DatabaseFailure("the disk is full")
         desk.submit(1, 2, 3)
@@ -287,7 +287,7 @@ async def test_contention_is_tried_again_immediately_and_then_with_backoff(monke
 
 
 async def test_what_may_be_done_twice_is_done_again_after_a_lost_reply() -> None:
-    async with running(insist=True) as desk:
+    async with running(idempotent=True) as desk:
         desk.database.bad[2] = ConnectionLost("gone")
         desk.submit(1, 2, 3)
         desk.database.gate.set()

@@ -58,7 +58,7 @@ FAIL = """
     DECLARE code text;
     BEGIN
         SELECT state INTO code FROM fault;
-        IF code IS NOT NULL AND current_setting('application_name') ~ 'affinity (keeper )?worker' THEN
+        IF code IS NOT NULL AND current_setting('application_name') ~ 'affinity (lease )?worker' THEN
             IF current_setting('application_name') ~ 'commit$' THEN
                 PERFORM nextval('faults');  -- counts turns, though everything else is undone
             END IF;
@@ -299,7 +299,7 @@ async def test_a_worker_with_traffic_loses_nothing(postgres_migrated: str, clien
 
 
 async def test_a_worker_with_traffic_loses_nothing_on_sqlite(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each fault again and again, at a statement of the worker or of its keeper."""
+    """Each fault again and again, at a statement of the worker or of its lease renewer."""
     switches: list[FaultySqlite] = []
     really_open = SqliteProvider.open
 

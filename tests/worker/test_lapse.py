@@ -16,7 +16,7 @@ import pytest
 
 from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
 from affinity.client import Client
-from affinity.worker.silence import Silence
+from affinity.worker.lease import Silence
 from tests.board import open_board
 from tests.processes import open_workers
 from tests.provider.postgres_stage import administrator
@@ -149,11 +149,11 @@ async def test_the_reply_to_a_turn_that_is_read_after_a_lapse_starts_nothing(
             steps.gates[0].set()
             while not one.runtime._turns._in_flight:
                 await anyio.sleep(0)
-            network.hold("affinity keeper one quick")
+            network.hold("affinity lease one quick")
             await until_logged(caplog, "lease lost")
             async with Worker(steps.app, postgres_migrated, named("two")):
                 await steps.started(("one", 0), ("two", 1))
-                network.let_go("affinity keeper one quick")
+                network.let_go("affinity lease one quick")
                 await until_logged(caplog, "lease is back")
                 network.let_go("affinity one commit")
                 with anyio.fail_after(30):
@@ -208,7 +208,7 @@ async def test_a_process_that_was_paused_starts_nothing_that_its_lease_covered(p
             with anyio.fail_after(30):
                 while [event.type for event in await client.history("walk")].count("activity_completed") < 3:
                     await anyio.sleep(0.01)
-            network.hold("affinity keeper paused quick")
+            network.hold("affinity lease paused quick")
             paused.pause()
             direct.start("other")
             last = await board.next()
@@ -216,7 +216,7 @@ async def test_a_process_that_was_paused_starts_nothing_that_its_lease_covered(p
             network.let_go("affinity paused commit")
             paused.send(signal.SIGCONT)
             paused.wait_log("lease lost")
-            network.let_go("affinity keeper paused quick")
+            network.let_go("affinity lease paused quick")
             paused.wait_log("lease is back")
             await client.start("held_once", "held", instance_id="probe")
             probe = await board.next()  # calls come in order

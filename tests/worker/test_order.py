@@ -109,7 +109,7 @@ async def test_messages_of_a_turn_that_outlasts_the_lease_are_not_overtaken(
             while not runtime.instances._in_flight:
                 await anyio.sleep(0.01)
             first |= runtime.instances._in_flight
-            runtime.lease_lapsed("a test")
+            runtime.lease_expired("a test")
             await run.raise_event("message", 1)
             lapsed.set()
             runtime.lease_resumed()

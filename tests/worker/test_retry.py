@@ -17,16 +17,16 @@ from affinity.errors import (
     WorkerFenced,
 )
 from affinity.worker import retry
-from affinity.worker.retry import LONGEST_PAUSE, Availability, Backoff
+from affinity.worker.retry import LONGEST_PAUSE, Backoff, DatabaseHealth
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def database(monkeypatch: pytest.MonkeyPatch) -> Availability:
+def database(monkeypatch: pytest.MonkeyPatch) -> DatabaseHealth:
     """As a worker sees it; it is back as soon as nothing fails."""
     monkeypatch.setattr(retry, "SETTLED", 0.0)
-    return Availability("w")
+    return DatabaseHealth("w")
 
 
 class Verb:
@@ -51,7 +51,7 @@ LOST, BACK = "worker w: database lost", "worker w: database is back"
 
 
 def test_reads_that_succeed_do_not_hide_writes_that_fail(
-    database: Availability, caplog: pytest.LogCaptureFixture
+    database: DatabaseHealth, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A full disk: one line when it begins, and one when it is over, whatever else succeeds in between."""
     full = DatabaseFailure("no space left")
@@ -69,7 +69,7 @@ def test_reads_that_succeed_do_not_hide_writes_that_fail(
     assert said(caplog) == [LOST, BACK]
 
 
-def test_one_failure_is_no_outage(database: Availability, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_failure_is_no_outage(database: DatabaseHealth, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(5):
         database.failed(ConnectionLost("gone"), "commit")
         database.answered("commit")
@@ -78,7 +78,7 @@ def test_one_failure_is_no_outage(database: Availability, caplog: pytest.LogCapt
 
 
 def test_who_does_not_call_again_does_not_keep_the_database_lost(
-    database: Availability, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    database: DatabaseHealth, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for caller in ("commit", "save"):
         database.failed(ConnectionLost("gone"), caller)
@@ -96,21 +96,21 @@ FINAL = [DataRefused("x"), WorkerFenced("x")]
 
 
 @pytest.mark.parametrize("error", [*PASSING, *MISCONFIGURED], ids=lambda error: type(error).__name__)
-async def test_a_worker_that_runs_outlasts_every_fault(database: Availability, error: ProviderError) -> None:
+async def test_a_worker_that_runs_outlasts_every_fault(database: DatabaseHealth, error: ProviderError) -> None:
     verb = Verb(error, error)
-    assert await database.insist(verb) == "done"
+    assert await database.retry(verb) == "done"
     assert verb.calls == 3
 
 
 @pytest.mark.parametrize("error", PASSING, ids=lambda error: type(error).__name__)
-async def test_a_start_outlasts_what_passes_by_itself(database: Availability, error: ProviderError) -> None:
+async def test_a_start_outlasts_what_passes_by_itself(database: DatabaseHealth, error: ProviderError) -> None:
     assert await database.start(Verb(error), 30.0) == "done"
     with pytest.raises(type(error)):
         await database.start(Verb(error), 0.0)
 
 
 @pytest.mark.parametrize("error", [*MISCONFIGURED, *FINAL], ids=lambda error: type(error).__name__)
-async def test_a_start_ends_with_what_a_person_must_mend(database: Availability, error: ProviderError) -> None:
+async def test_a_start_ends_with_what_a_person_must_mend(database: DatabaseHealth, error: ProviderError) -> None:
     verb = Verb(error)
     with pytest.raises(type(error)):
         await database.start(verb, 30.0)
@@ -118,18 +118,18 @@ async def test_a_start_ends_with_what_a_person_must_mend(database: Availability,
 
 
 @pytest.mark.parametrize("error", FINAL, ids=lambda error: type(error).__name__)
-async def test_what_is_final_is_not_repeated(database: Availability, error: ProviderError) -> None:
-    for calling in (database.insist, database.insist_if_unchanged):
+async def test_what_is_final_is_not_repeated(database: DatabaseHealth, error: ProviderError) -> None:
+    for calling in (database.retry, database.retry_if_unchanged):
         verb = Verb(error)
         with pytest.raises(type(error)):
             await calling(verb)
         assert verb.calls == 1
 
 
-async def test_what_is_not_to_be_done_twice_is_repeated_while_nothing_was_changed(database: Availability) -> None:
+async def test_what_is_not_to_be_done_twice_is_repeated_while_nothing_was_changed(database: DatabaseHealth) -> None:
     verb = Verb(DatabaseFailure("full"), Contention("busy"), ConnectionLost("cut"))
     with pytest.raises(ConnectionLost):
-        await database.insist_if_unchanged(verb)
+        await database.retry_if_unchanged(verb)
     assert verb.calls == 3
 
 

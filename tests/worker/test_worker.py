@@ -271,10 +271,10 @@ async def test_a_worker_is_offered_no_more_sessions_than_it_has_room_for(
     async with Worker(app, any_url, RuntimeOptions.make(**OPTIONS, max_sessions_per_runtime=3)) as worker:
         await client.wait((await client.start("walk", 2, instance_id="held")).instance_id, timeout=30)
         runtime = worker.runtime
-        assert [runtime.may_claim(name) for name in ("held", "a", "b", "c")] == [False, True, True, False]
+        assert [runtime.try_reserve_session(name) for name in ("held", "a", "b", "c")] == [False, True, True, False]
         monkeypatch.setattr("affinity.worker.runtime.OFFER_SECONDS", 0.0)
         runtime._offers = dict.fromkeys(runtime._offers, 0.0)
-        assert [runtime.may_claim(name) for name in ("c", "d", "e")] == [True, True, True]
+        assert [runtime.try_reserve_session(name) for name in ("c", "d", "e")] == [True, True, True]
 
 
 async def test_two_sessions_on_two_workers_do_not_bounce(any_url: str, client: Client) -> None:

@@ -1,10 +1,10 @@
 """What must be kept together with an activity's result, on its way to the commit.
 
 An activity that opened the state of its session has *participants* enlisted (`affinity.records.Participant`). When its
-code has returned they are asked for what goes with the result, which the pledge carries beside it: in the turn, or in
-the plain ack. Whatever becomes of the result, the participants hear of it exactly once, and only a commit that this
-worker has seen counts as one. So memory is never ahead of the database: a copy of the state is used again only when the
-result that it belongs to is in the history.
+code has returned they are asked for what goes with the result. `StagedResult` carries that beside the result: in the
+turn, or in the plain ack. Each participant learns exactly once whether the result was committed, and only a commit that
+this worker has seen counts as one. So memory is never ahead of the database: a copy of the state is used again only
+when the result that it belongs to is in the history.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from affinity.records import Participant, StateWrite
 logger = logging.getLogger("affinity.worker")
 
 
-class Pledge:
+class StagedResult:
     """The participants of one run of an activity, and the state that goes with its result."""
 
     __slots__ = ("__weakref__", "_participants", "state")
@@ -30,21 +30,21 @@ class Pledge:
         self.state: StateWrite | None = None
 
     @classmethod
-    async def of(cls, participants: Sequence[Participant], session_id: str | None) -> Pledge:
-        """The pledge of a run whose code has returned, and had these enlisted.
+    async def of(cls, participants: Sequence[Participant], session_id: str | None) -> StagedResult:
+        """The staged result of a run whose code has returned, and had these enlisted.
 
         Raises:
             SessionError: more than one state for the session.
             Exception: what a participant raised. All are settled then.
         """
-        pledge = cls(participants)
+        staged = cls(participants)
         try:
             writes = [_checked(write) for each in participants if (write := await each.prepare()) is not None]
-            pledge.state = _only(writes, session_id)
+            staged.state = _only(writes, session_id)
         except BaseException:
-            pledge.settle(False)
+            staged.settle(False)
             raise
-        return pledge
+        return staged
 
     def settle(self, applied: bool) -> None:
         """Tell the participants, once."""
@@ -69,7 +69,7 @@ def _only(writes: Sequence[StateWrite], session_id: str | None) -> StateWrite | 
     return writes[0] if writes else None
 
 
-def again(lock: WorkLock) -> WorkAbandon:
+def requeue_after_conflict(lock: WorkLock) -> WorkAbandon:
     """How an activity is given back whose session state was refused: it runs again, from the state in the store.
 
     It counts as an attempt. Its code did run, and one whose state is refused again and again (because it writes the
@@ -79,7 +79,7 @@ def again(lock: WorkLock) -> WorkAbandon:
 
 
 def discard(context: ActivityContext) -> None:
-    """The run has no result: tell whoever was enlisted, unless `Pledge.of` has taken them over."""
+    """The run has no result: tell whoever was enlisted, unless `StagedResult.of` has taken them over."""
     for each in context._close():
         _tell(each, applied=False)
 
