@@ -4,32 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
 
 import anyio
 import click
 
 from affinity import provider
-from affinity.cli import shell as sh
-from affinity.cli.instances import with_client
-from affinity.cli.shell import Command, Shell, command
+from affinity.cli.arguments import LIMIT
+from affinity.cli.output import pairs, seconds, table
+from affinity.cli.shell import Command, Shell, command, with_client
 from affinity.client import Client
 from affinity.provider.contract import Quotas, WorkerInfo
 from affinity.provider.schema import SchemaReport
-
-
-class Limit(click.ParamType[int]):
-    """A number from 1, or ``none``, which is 0 here."""
-
-    name = "number|none"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        text = str(value)
-        if text == "none":
-            return 0
-        if not text.isdecimal() or not text.isascii() or not int(text[:20]):
-            self.fail(f"{text!r} is neither a number from 1 nor `none`", param, ctx)
-        return int(text)
 
 
 @click.command(cls=Command, short_help="Show the workers.")
@@ -38,7 +23,7 @@ def workers(shell: Shell) -> None:
     """Show the workers, also those that ended lately: which are alive, what they hold, where they run."""
     found = with_client(shell, lambda client: client.workers())
     columns = ("WORKER", "STATE", "SESSIONS", "LEASE", "STARTED", "LABELS")
-    shell.show(found, lambda: sh.table(columns, map(_worker_row, found), empty="no workers"))
+    shell.show(found, lambda: table(columns, map(_worker_row, found), empty="no workers"))
 
 
 def _worker_row(worker: WorkerInfo) -> tuple[object, ...]:
@@ -48,7 +33,7 @@ def _worker_row(worker: WorkerInfo) -> tuple[object, ...]:
         worker.worker_id,
         state,
         worker.sessions,
-        sh.seconds(worker.expires_in) if worker.alive else None,
+        seconds(worker.expires_in) if worker.alive else None,
         worker.started_at,
         labels,
     )
@@ -107,13 +92,13 @@ def _show_schema(shell: Shell, found: SchemaReport) -> None:
         "pending": found.pending,
         "behind": found.behind,
     }
-    shell.show(document, lambda: sh.pairs(lines))
+    shell.show(document, lambda: pairs(lines))
 
 
 @click.command(cls=Command, short_help="Show or set the limits of the database.")
-@click.option("--instances", type=Limit(), help="Instances in the database, ended ones included; `none`: no limit.")
-@click.option("--unread-events", type=Limit(), help="Events of one instance that it has not read.")
-@click.option("--instance-bytes", type=Limit(), help="Bytes of one instance: its history and what waits for it.")
+@click.option("--instances", type=LIMIT, help="Instances in the database, ended ones included; `none`: no limit.")
+@click.option("--unread-events", type=LIMIT, help="Events of one instance that it has not read.")
+@click.option("--instance-bytes", type=LIMIT, help="Bytes of one instance: its history and what waits for it.")
 @command
 def quotas(shell: Shell, **wanted: int | None) -> None:
     """Show the limits of the database, which are off by default, or set those that are named.
@@ -137,4 +122,4 @@ def quotas(shell: Shell, **wanted: int | None) -> None:
 
     document = asdict(with_client(shell, run))
     rows = [(name.replace("_", " "), limit or "none") for name, limit in document.items()]
-    shell.show(document, lambda: sh.pairs(rows))
+    shell.show(document, lambda: pairs(rows))

@@ -1,47 +1,31 @@
-"""The commands on instances: start, raise, wait, show, history, list, cancel, resume, reset, delete."""
+"""The commands that act on instances: start, raise, wait, cancel, resume, reset, delete, prune."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
-from typing import Any, Final, TypeVar, get_args
+from typing import Any, Final, TypeAlias, get_args
 
 import anyio
 import click
 
-from affinity.cli import shell as sh
-from affinity.cli.activities import activity_lines
-from affinity.cli.shell import FAILED, Command, JsonText, Shell, command
-from affinity.client import Client, HistoryRecord, Instance, Page, PendingActivity
-from affinity.limits import MAX_PAGE
+from affinity.cli.arguments import DURATION, JSON
+from affinity.cli.output import compact, counted, printable, table
+from affinity.cli.shell import FAILED, Command, Progress, Shell, command, confirm, with_client
+from affinity.client import Client, EndedStatus, Instance
 from affinity.orchestration.wire import details_document
 from affinity.provider import migrate
-from affinity.provider.contract import InstanceStatus, Resumption
+from affinity.provider.contract import Resumption
 
-T = TypeVar("T")
-
-_DEFAULT_LIMIT: Final = 50
 _ENDINGS: Final = {"failed": "failed", "cancelled": "was cancelled"}
-_EVENT_COLUMNS: Final = ("#", "TIME", "EVENT", "WORKER", "ATTEMPT", "DETAILS")
-_COLUMNS: Final = ("INSTANCE", "ORCHESTRATION", "STATUS", "SESSION", "OWNER", "EVENTS", "CREATED", "CUSTOM STATUS")
+_HINT: Final = "; what is removed stays removed, and the command may be started again"
 
-
-def with_client(shell: Shell, work: Callable[[Client], Awaitable[T]]) -> T:
-    """Open a client, do ``work`` with it, and close it."""
-
-    async def run() -> T:
-        async with Client(shell.url) as client:
-            return await work(client)
-
-    return anyio.run(run)
-
-
-# --- start, raise, cancel, delete -------------------------------------------------------------------------------------
+_Removed: TypeAlias = dict[str, int]
+"""The numbers of a report, by what they count."""
 
 
 @click.command(cls=Command, short_help="Start an orchestration.")
 @click.argument("name")
-@click.option("--input", "value", type=JsonText(), default=None, help="Its input: JSON text, @FILE, or - for stdin.")
+@click.option("--input", "value", type=JSON, default=None, help="Its input: JSON text, @FILE, or - for stdin.")
 @click.option("--id", "instance_id", help="Instance id; makes the command idempotent  [default: random]")
 @click.option("--version", help="Version of the orchestration  [default: the latest that the worker knows]")
 @click.option("--session", "session_id", help="Session that it works for, as logs and listings show it.")
@@ -91,7 +75,7 @@ def start(
 @click.command("raise", cls=Command, short_help="Send an event to an instance.")
 @click.argument("instance_id", metavar="ID")
 @click.argument("event")
-@click.option("--data", type=JsonText(), default=None, help="What it carries: JSON text, @FILE, or - for stdin.")
+@click.option("--data", type=JSON, default=None, help="What it carries: JSON text, @FILE, or - for stdin.")
 @command
 def raise_event(shell: Shell, instance_id: str, event: str, data: Any) -> None:
     """Send the event EVENT to the instance ID; it is buffered until the orchestration waits for one of that name.
@@ -139,7 +123,7 @@ def resume(shell: Shell, instance_ids: tuple[str, ...], everything: bool, reason
     outcome = with_client(shell, run)
     shell.show(
         {"instances": outcome},
-        lambda: sh.table(("INSTANCE", "OUTCOME"), outcome.items(), empty="no instances are suspended"),
+        lambda: table(("INSTANCE", "OUTCOME"), outcome.items(), empty="no instances are suspended"),
     )
     if not everything and set(outcome.values()) != {"resumed"}:
         click.get_current_context().exit(FAILED)
@@ -175,9 +159,6 @@ def delete(shell: Shell, instance_id: str, force: bool, keep_children: bool) -> 
     shell.show({"instance_id": instance_id, "deleted": True}, lambda: None)
 
 
-# --- wait -------------------------------------------------------------------------------------------------------------
-
-
 @click.command(cls=Command, short_help="Wait for an instance and print its result.")
 @click.argument("instance_id", metavar="ID")
 @click.option("--timeout", type=float, help="Seconds  [default: for ever]")
@@ -198,171 +179,72 @@ async def _report_end(shell: Shell, client: Client, instance_id: str, timeout: f
     ended = await client.wait_finished(instance_id, timeout)
     document = {"instance_id": instance_id, **more, "status": ended.status}
     if ended.error is None:
-        shell.show(document | {"output": ended.output}, lambda: click.echo(sh.compact(ended.output)))
+        shell.show(document | {"output": ended.output}, lambda: click.echo(compact(ended.output)))
         return
     error = ended.error
     text = f"instance {instance_id!r} {_ENDINGS[ended.status]}: {error.type}: {error.message}"
-    known = error._asdict() | _details_document(ended)
-    shell.show(document | {"error": known}, lambda: click.echo(sh.printable(text), err=True))
+    known = error._asdict() | error_details(ended)
+    shell.show(document | {"error": known}, lambda: click.echo(printable(text), err=True))
     click.get_current_context().exit(FAILED)
 
 
-# --- show, history, list ----------------------------------------------------------------------------------------------
-
-
-@click.command(cls=Command, short_help="Show how an instance is.")
-@click.argument("instance_id", metavar="ID")
-@command
-def show(shell: Shell, instance_id: str) -> None:
-    """Show the state of the instance ID: status, result or error, custom status, owner.
-
-    While it goes on, also its activities (which run, which wait, which are tried again, when, and after which error),
-    and events that do not fit what it waits for.
-    """
-
-    async def read(client: Client) -> tuple[Instance, Sequence[PendingActivity], Sequence[HistoryRecord]]:
-        instance = await client.status(instance_id)
-        if instance.finished:
-            return instance, (), ()
-        events = client.iter_history(instance_id, execution_id=instance.execution_id)
-        refused = [event async for event in events if event.type == "event_refused"]
-        return instance, await client.activities(instance_id), refused
-
-    instance, activities, refused = with_client(shell, read)
-    document = {
-        **asdict(instance),
-        "error_details": _details_document(instance),
-        "activities": activities,
-        "refused_events": refused,
-    }
-    shell.show(document, lambda: sh.pairs([*_details(instance), *activity_lines(activities), *map(_refusal, refused)]))
-
-
-def _details_document(instance: Instance) -> dict[str, Any]:
+def error_details(instance: Instance) -> dict[str, Any]:
     """Category, bases and fields of its error, as far as it has them."""
     return {} if instance.error_details is None else details_document(instance.error_details)
 
 
-def _refusal(event: HistoryRecord) -> tuple[str, object]:
-    return "refused event", f"{event.fields['name']}: {event.fields['message']}"
-
-
-def _details(instance: Instance) -> list[tuple[str, object]]:
-    error, why = instance.error, instance.suspension
-    return [
-        ("instance", instance.instance_id),
-        ("orchestration", instance.name),
-        ("version", instance.version),
-        ("status", instance.status),
-        ("custom status", None if instance.custom_status is None else sh.compact(instance.custom_status)),
-        ("output", sh.compact(instance.output) if instance.status == "completed" else None),
-        ("error", None if error is None else f"{error.type}: {error.message}"),
-        ("suspended for", None if why is None else f"{why.error_type}: {why.message}"),
-        ("suspended at", None if why is None else why.at),
-        ("suspended by", None if why is None else f"{why.worker_id}, code {why.code}"),
-        ("parent", instance.parent_id),
-        ("session", instance.session_id),
-        ("owner", instance.owner),
-        ("execution", instance.execution_id),
-        ("events", instance.event_count),
-        ("created", instance.created_at),
-        ("updated", instance.updated_at),
-    ]
-
-
-@click.command(cls=Command, short_help="Show what happened in an instance.")
-@click.argument("instance_id", metavar="ID")
-@click.option("--execution", type=click.IntRange(min=1), help="Which, after continue_as_new  [default: the last]")
-@command
-def history(shell: Shell, instance_id: str, execution: int | None) -> None:
-    """Show the events of the instance ID, oldest first: what it asked for, what came of it, what it received.
-
-    With the time and the worker of each, and the attempt that gave a result, if it was not the first.
-    """
-
-    async def read(client: Client) -> Sequence[Any]:
-        events = client.iter_history(instance_id, execution_id=execution)
-        return [event if shell.as_json else _event_row(event) async for event in events]
-
-    found = with_client(shell, read)
-    shell.show(
-        {"instance_id": instance_id, "events": found},
-        lambda: sh.table(_EVENT_COLUMNS, found, empty="no events"),
-    )
-
-
-def _event_row(event: HistoryRecord) -> tuple[object, ...]:
-    """As short as it is shown: all rows are in memory together."""
-    run = event.attempt if event.attempt != 1 else None
-    details = sh.cell(sh.compact(dict(event.fields)))
-    return event.event_id, event.recorded_at, event.type, event.worker_id, run, details
-
-
-@click.command("list", cls=Command, short_help="List instances, newest first.")
+@click.command(cls=Command, short_help="Remove instances that ended long ago.")
+@click.option("--older-than", type=DURATION, required=True, help="Ended so long ago: 90s, 15m, 12h, 30d, 4w.")
 @click.option(
-    "--status", multiple=True, type=click.Choice(get_args(InstanceStatus)), help="Only these; may be repeated."
+    "--status",
+    multiple=True,
+    type=click.Choice(get_args(EndedStatus)),
+    help="Only those that ended so; may be repeated  [default: completed]",
 )
-@click.option("--name", help="Only of this orchestration.")
-@click.option("--prefix", help="Only ids that start with this.")
-@click.option("--parent", help="Only sub-orchestrations of this instance.")
-@click.option("--session", "session_id", help="Only those that were started with this session, and their children.")
-@click.option("--limit", type=click.IntRange(1, MAX_PAGE), help=f"Instances on a page  [default: {_DEFAULT_LIMIT}]")
-@click.option("--after", metavar="CURSOR", help="The page after this cursor, which the page before ended with.")
-@click.option("--all", "everything", is_flag=True, help="All pages.")
+@click.option("--histories", is_flag=True, help="Histories of former executions, in place of instances.")
+@click.option("--dry-run", is_flag=True, help="Only say how many would be removed.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @command
-def list_instances(
-    shell: Shell,
-    *,
-    status: tuple[InstanceStatus, ...],
-    name: str | None,
-    prefix: str | None,
-    parent: str | None,
-    session_id: str | None,
-    limit: int | None,
-    after: str | None,
-    everything: bool,
+def prune(
+    shell: Shell, *, older_than: float, status: tuple[EndedStatus, ...], histories: bool, dry_run: bool, yes: bool
 ) -> None:
-    """List instances, newest first. An empty list is an answer too: exit code 0.
+    """Remove instances that ended long ago, with their histories and sub-orchestrations.
+
+    A sub-orchestration goes with its parent, and a tree stays while something in it has not ended for that long. What
+    runs or is suspended is never removed. With --histories the instances stay: removed are the histories of executions
+    after which continue_as_new, or a reset, began another one.
 
     Examples:
-      affinity list --status failed --name conversation
-      affinity list --prefix chat- --all --json | jq -r '.instances[].instance_id'
+      affinity prune --older-than 30d --dry-run
+      affinity prune --older-than 30d --status completed --status cancelled --yes
+      affinity prune --histories --older-than 7d --yes
     """
-    if everything and (limit is not None or after is not None):
-        raise click.UsageError("--all contradicts --limit and --after")
+    if histories and status:
+        raise click.UsageError("--status is about instances: it contradicts --histories")
+    chosen = status or ("completed",)
 
-    async def read(client: Client) -> Page:
-        if everything:
-            found = client.list_instances(
-                status=status, name=name, prefix=prefix, parent_id=parent, session_id=session_id
-            )
-            return Page(items=[instance async for instance in found], next=None)
-        return await client.list_page(
-            status=status,
-            name=name,
-            prefix=prefix,
-            parent_id=parent,
-            session_id=session_id,
-            after=after,
-            limit=limit or _DEFAULT_LIMIT,
-        )
+    def run(*, dry: bool) -> _Removed:
+        async def work(client: Client) -> _Removed:
+            with Progress("would remove" if dry else "removed", hint=_HINT) as progress:
+                if histories:
+                    return {
+                        "histories": await client.prune_histories(older_than=older_than, dry_run=dry, progress=progress)
+                    }
+                return asdict(await client.prune(older_than=older_than, status=chosen, dry_run=dry, progress=progress))
 
-    page = with_client(shell, read)
-    document = {"instances": page.items, "next": page.next}
-    shell.show(document, lambda: sh.table(_COLUMNS, map(_row, page.items), empty="no instances"))
-    if page.next is not None and not shell.as_json:
-        click.echo(f"more: --after '{page.next}'", err=True)
+        return with_client(shell, work)
+
+    removed = run(dry=not yes or dry_run)
+    if any(removed.values()) and not (yes or dry_run):
+        confirm(f"Remove {_words(removed)}?")
+        removed = run(dry=False)
+    shell.show({**removed, "dry_run": dry_run}, lambda: None)
+    click.echo(f"{'would remove' if dry_run else 'removed'} {_words(removed)}", err=True)
 
 
-def _row(instance: Instance) -> tuple[object, ...]:
-    status = None if instance.custom_status is None else sh.compact(instance.custom_status)
-    return (
-        instance.instance_id,
-        instance.name if instance.version is None else f"{instance.name}@{instance.version}",
-        instance.status,
-        instance.session_id,
-        instance.owner,
-        instance.event_count,
-        instance.created_at,
-        status,
-    )
+def _words(removed: _Removed) -> str:
+    if "histories" in removed:
+        return counted(removed["histories"], "history", "histories")
+    children = removed["instances"] - removed["roots"]
+    below = f" and {counted(children, 'sub-orchestration')}" if children else ""
+    return f"{counted(removed['roots'], 'instance')}{below}"

@@ -6,10 +6,11 @@ from typing import Any
 
 import click
 
-from affinity.cli import cluster, instances, management, pruning, worker
+from affinity.cli import cluster, inspection, instances, worker
 from affinity.cli.demo import demo
+from affinity.cli.output import printable
 from affinity.cli.sessions import sessions
-from affinity.cli.shell import INTERRUPTED, exit_code, keep_examples, printable
+from affinity.cli.shell import INTERRUPTED, exit_code, keep_examples
 from affinity.errors import AffinityError
 
 
@@ -65,17 +66,17 @@ for command in (
     instances.start,
     instances.raise_event,
     instances.wait,
-    instances.show,
-    instances.history,
-    instances.list_instances,
-    management.executions,
-    management.tree,
-    management.stats,
+    inspection.show,
+    inspection.history,
+    inspection.list_instances,
+    inspection.executions,
+    inspection.tree,
+    inspection.stats,
     instances.cancel,
     instances.resume,
     instances.reset,
     instances.delete,
-    pruning.prune,
+    instances.prune,
     sessions,
     cluster.workers,
     cluster.migrate,

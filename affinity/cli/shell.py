@@ -1,4 +1,4 @@
-"""What the commands share: the database option, JSON arguments, exit codes, and output for people and for scripts."""
+"""What the commands share: the database option, exit codes, output for scripts, a client, questions, progress."""
 
 from __future__ import annotations
 
@@ -6,26 +6,34 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from datetime import datetime
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
 
+import anyio
 import click
 from pydantic_core import to_json
-from rich.console import Console
-from rich.table import Table
 
-from affinity.errors import AffinityError, InvalidInput, NotSerializable, ProviderError, WaitTimeout
-from affinity.orchestration.codec import read_json
+from affinity.cli.output import printable
+from affinity.client import Client
+from affinity.errors import AffinityError, InvalidInput, ProviderError, WaitTimeout
+from affinity.limits import MAX_PAGE
 from affinity.provider import has_password
 from affinity.worker.options import check_environment
 
 R = TypeVar("R")
+T = TypeVar("T")
+
+_FIRST_SHOWN: Final = 1.0  # seconds until the first line of progress; each pause is longer than the one before …
+_SHOWN_EVERY: Final = 10.0  # … up to this
 
 DEFAULT_URL: Final = "sqlite:///affinity.db"
 """In the working directory: the embedded default."""
+
+DEFAULT_PAGE: Final = 50
+"""Items on a page of a list."""
 
 FAILED, MISUSED, NO_DATABASE, TIMED_OUT, INTERRUPTED = 1, 2, 3, 4, 130
 
@@ -35,17 +43,11 @@ URL_IS_VISIBLE: Final = (
 )
 
 SIGNALLED: Final = 128
-"""Plus the number of the signal: the exit code of a process that a signal ended, by the shell's custom."""
-
-_PIPE_WIDTH: Final = 250
-"""Columns of a table that goes to a file or a pipe, where nothing says how wide it may be."""
-
-_CELL: Final = 100
-"""Characters of a value in a table; ``--json`` shows all of it."""
+"""Plus the number of the signal: the exit code of a process that a signal ended, as shells report it."""
 
 
 def exit_code(error: AffinityError) -> int:
-    """What the process returns for an error; the meaning is told by ``affinity --help``."""
+    """What the process returns for an error; ``affinity --help`` explains them."""
     if isinstance(error, InvalidInput):
         return MISUSED
     if isinstance(error, ProviderError):
@@ -53,30 +55,9 @@ def exit_code(error: AffinityError) -> int:
     return TIMED_OUT if isinstance(error, WaitTimeout) else FAILED
 
 
-# --- arguments --------------------------------------------------------------------------------------------------------
-
-
-class JsonText(click.ParamType[Any]):
-    """A JSON value: the text itself, ``@FILE``, or ``-`` for stdin."""
-
-    name = "json"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            return read_json(_text_of(str(value)))
-        except (NotSerializable, OSError, UnicodeDecodeError) as error:
-            self.fail(f"{error}; give JSON text, @FILE, or - for stdin", param, ctx)
-
-
-def _text_of(value: str) -> str:
-    if value == "-":
-        return sys.stdin.read()
-    return Path(value[1:]).read_text(encoding="utf-8") if value.startswith("@") else value
-
-
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """What a command was told beside its own arguments."""
+    """The options that all commands have."""
 
     url: str = field(repr=False)  # may hold a password
     as_json: bool
@@ -87,6 +68,38 @@ class Shell:
             click.echo(to_json(document, indent=2))
         else:
             text()
+
+    def show_cursor(self, cursor: str | None) -> None:
+        """Say how to get the next page of a list, unless ``--json`` has said so."""
+        if cursor is not None and not self.as_json:
+            click.echo(f"more: --after '{printable(cursor)}'", err=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PageOptions:
+    """Which page of a list a command shows."""
+
+    limit: int
+    after: str | None
+    everything: bool
+
+
+def paged(items: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Give a command that lists ``items`` the options of paging, and call it with ``page``, the `PageOptions`."""
+
+    def decorate(function: Callable[..., R]) -> Callable[..., R]:
+        @click.option("--limit", type=click.IntRange(1, MAX_PAGE), help=f"{items} on a page  [default: {DEFAULT_PAGE}]")
+        @click.option("--after", metavar="CURSOR", help="The page after this cursor, which the page before ended with.")
+        @click.option("--all", "everything", is_flag=True, help="All pages.")
+        @functools.wraps(function)
+        def called(*args: Any, limit: int | None, after: str | None, everything: bool, **arguments: Any) -> R:
+            if everything and (limit is not None or after is not None):
+                raise click.UsageError("--all contradicts --limit and --after")
+            return function(*args, page=PageOptions(limit or DEFAULT_PAGE, after, everything), **arguments)
+
+        return called
+
+    return decorate
 
 
 def check_call(url: str | None) -> None:
@@ -130,57 +143,63 @@ def command(function: Callable[..., R]) -> Callable[..., R]:
     return called
 
 
-# --- output for people ------------------------------------------------------------------------------------------------
+def with_client(shell: Shell, work: Callable[[Client], Awaitable[T]]) -> T:
+    """Open a client, do ``work`` with it, and close it."""
+
+    async def run() -> T:
+        async with Client(shell.url) as client:
+            return await work(client)
+
+    return anyio.run(run)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """Print rows under their columns; without rows, say ``empty`` on stderr."""
-    grid = Table(*columns, box=None, pad_edge=False, header_style="bold")
-    for row in rows:
-        grid.add_row(*map(cell, row))
-    if not grid.row_count:
-        click.echo(empty, err=True)
-        return
-    width = None if sys.stdout.isatty() else _PIPE_WIDTH
-    # What is printed comes from the database: nothing in it is markup.
-    Console(width=width, markup=False, emoji=False, highlight=False).print(grid)
+def confirm(question: str) -> None:
+    """Ask the user; unless the answer is yes, end the command with exit code 0.
+
+    Raises:
+        click.UsageError: stdin is no terminal.
+    """
+    if not is_interactive():
+        raise click.UsageError(f"{question} Nobody is at the terminal to ask: give --yes, or --dry-run to look first")
+    try:
+        agreed = click.confirm(question, err=True)
+    except click.Abort:  # Ctrl-C at the question is Ctrl-C
+        raise KeyboardInterrupt from None
+    if not agreed:
+        click.echo("nothing was changed", err=True)
+        click.get_current_context().exit(0)
 
 
-def pairs(values: Iterable[tuple[str, object]]) -> None:
-    """Print names and values, one a line; what is None is left out."""
-    shown = [(name, value) for name, value in values if value is not None]
-    width = max(len(name) for name, _ in shown)
-    for name, value in shown:
-        click.echo(f"{name:<{width}}  {printable(value)}")
+def is_interactive() -> bool:
+    """Whether stdin is a terminal; a process may have been started without any stdin."""
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
-def cell(value: object) -> str:
-    """A value as one short line."""
-    text = printable(value).replace("\n", " ")
-    return text if len(text) <= _CELL else text[: _CELL - 1] + "…"
+class Progress:
+    """Reports on stderr how far long work has come, and how far it came when it fails.
 
+    Work that takes less than a second reports nothing.
+    """
 
-def printable(value: object) -> str:
-    """A value as text that cannot do anything to a terminal."""
-    if value is None:
-        return ""
-    if isinstance(value, datetime):
-        return value.astimezone().isoformat(sep=" ", timespec="milliseconds")
-    text = str(value)
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+    def __init__(self, done: str, *, hint: str = "") -> None:
+        """Lines read "``done`` 5000"; ``hint`` follows the last one of work that did not come to its end."""
+        self._count = 0
+        self._done, self._hint = done, hint
+        self._pause = _FIRST_SHOWN
+        self._next = time.monotonic() + self._pause
 
+    def __call__(self, count: int) -> None:
+        self._count = count
+        if (now := time.monotonic()) >= self._next:
+            self._pause = min(self._pause * 1.5, _SHOWN_EVERY)
+            self._next = now + self._pause
+            click.echo(f"{self._done} {count} …", err=True)
 
-def compact(value: Any) -> str:
-    """A JSON value as one line of JSON."""
-    return to_json(value).decode()
+    def __enter__(self) -> Self:
+        return self
 
-
-def seconds(value: float) -> str:
-    """A duration for people: "0.4 s", "3 min 20 s", "2 h 5 min"."""
-    whole = round(abs(value))
-    sign = "-" if value < 0 else ""
-    if whole < 60:  # noqa: PLR2004
-        return f"{value:.1f} s"
-    if whole < 3600:  # noqa: PLR2004
-        return f"{sign}{whole // 60} min {whole % 60} s"
-    return f"{sign}{whole // 3600} h {whole % 3600 // 60} min"
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and self._count:
+            click.echo(f"{self._done} {self._count} before it ended{self._hint}", err=True)

@@ -12,7 +12,8 @@ import anyio
 import click
 import pytest
 
-from affinity.cli.sessions import options, sessions
+from affinity.cli import shell
+from affinity.cli.sessions import sessions
 from affinity.cli.shell import FAILED, INTERRUPTED, MISUSED, NO_DATABASE
 from affinity.client import open_store
 from affinity.records import SessionMetadata, SessionState, SessionStore
@@ -53,7 +54,7 @@ def family(database: Path) -> None:
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody is there to be asked."""
-    monkeypatch.setattr(options, "somebody_is_there", lambda: True)
+    monkeypatch.setattr(shell, "is_interactive", lambda: True)
 
 
 # --- the group --------------------------------------------------------------------------------------------------------
@@ -399,9 +400,9 @@ def test_ctrl_c_is_clean(database: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_long_work_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     now, said = 0.0, list[str]()
-    monkeypatch.setattr("affinity.cli.sessions.options.time.monotonic", lambda: now)
+    monkeypatch.setattr("affinity.cli.shell.time.monotonic", lambda: now)
     monkeypatch.setattr(click, "echo", lambda text, err: said.append(text))
-    progress = options.Progress("removed", hint="; go on")
+    progress = shell.Progress("removed", hint="; go on")
     for count, now in enumerate((0.5, 1.0, 1.5, 2.5), 1):  # noqa: B007
         progress(count)
     assert said == ["removed 2 …", "removed 4 …"]

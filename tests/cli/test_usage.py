@@ -9,7 +9,8 @@ import pytest
 from affinity import RuntimeOptions
 from affinity.cli import main
 from affinity.cli.loading import load_app
-from affinity.cli.shell import MISUSED, NO_DATABASE, cell, printable, seconds
+from affinity.cli.output import cell, printable, seconds
+from affinity.cli.shell import MISUSED, NO_DATABASE
 from affinity.cli.worker import FLAGS
 from affinity.errors import InvalidApp
 from tests.cli.conftest import refused, run, succeed

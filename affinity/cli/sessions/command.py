@@ -6,10 +6,9 @@ from typing import Any
 
 import click
 
-from affinity.cli import shell as sh
-from affinity.cli.instances import with_client
+from affinity.cli.output import seconds, table
 from affinity.cli.sessions import delete, release, show, transfer
-from affinity.cli.shell import Command, Shell, command, keep_examples
+from affinity.cli.shell import Command, Shell, command, keep_examples, with_client
 from affinity.client import Client
 from affinity.provider.contract import SessionInfo
 
@@ -80,7 +79,7 @@ def _show_leases(shell: Shell, worker: str | None, held: bool) -> None:
         return [session async for session in client.sessions() if fits(session)]
 
     found = with_client(shell, read)
-    shell.show(found, lambda: sh.table(_COLUMNS, map(_lease_row, found), empty="no sessions"))
+    shell.show(found, lambda: table(_COLUMNS, map(_lease_row, found), empty="no sessions"))
 
 
 def _lease_row(session: SessionInfo) -> tuple[object, ...]:
@@ -89,8 +88,8 @@ def _lease_row(session: SessionInfo) -> tuple[object, ...]:
         "yes" if session.held else "no",
         session.worker_id or None,
         session.epoch,
-        sh.seconds(session.idle),
-        sh.seconds(session.expires_in) if session.held else None,
+        seconds(session.idle),
+        seconds(session.expires_in) if session.held else None,
         session.queued,
     )
 

@@ -7,10 +7,10 @@ from typing import cast
 
 import click
 
-from affinity.cli import shell as sh
-from affinity.cli.instances import with_client
-from affinity.cli.sessions.options import Duration, Label, Progress, confirm, counted, labels_of
-from affinity.cli.shell import Command, Shell, command
+from affinity.cli.arguments import DURATION, LABEL
+from affinity.cli.output import counted, printable
+from affinity.cli.sessions.filters import labels_of
+from affinity.cli.shell import Command, Progress, Shell, command, confirm, with_client
 from affinity.client import Client
 from affinity.session import Pruned
 
@@ -52,16 +52,16 @@ def _family(session_ids: Sequence[str]) -> str:
         return "nothing"
     children = len(session_ids) - 1
     with_them = f" and {counted(children, 'child', 'children')} of it" if children else ""
-    return f"{sh.printable(session_ids[0])!r}{with_them}"
+    return f"{printable(session_ids[0])!r}{with_them}"
 
 
 @click.command(cls=Command, short_help="Remove records that nobody has written for long, or too many.")
-@click.option("--older-than", type=Duration(), help="Those not written for so long: 90s, 15m, 12h, 30d, 4w.")
+@click.option("--older-than", type=DURATION, help="Those not written for so long: 90s, 15m, 12h, 30d, 4w.")
 @click.option("--keep", type=click.IntRange(min=0), help="All but so many of the newest.")
 @click.option("--either", is_flag=True, help="With both: what is old, and what is not kept.")
 @click.option("--family", is_flag=True, help="Judge and remove a record with all its descendants, by the newest.")
 @click.option("--kind", help="Only states of this kind; --keep counts only these.")
-@click.option("--label", "labels", multiple=True, type=Label(), help="Only with this label; may be repeated.")
+@click.option("--label", "labels", multiple=True, type=LABEL, help="Only with this label; may be repeated.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @command
@@ -129,5 +129,5 @@ def _count(pruned: Pruned) -> str:
 def _report(shell: Shell, document: dict[str, object], what: str) -> None:
     """The ids go to stdout, for people as for pipes; what became of them to stderr."""
     removed = cast("Sequence[str]", document["removed"])
-    shell.show(document, lambda: click.echo("".join(f"{sh.printable(each)}\n" for each in removed), nl=False))
+    shell.show(document, lambda: click.echo("".join(f"{printable(each)}\n" for each in removed), nl=False))
     click.echo(f"{'would remove' if document['dry_run'] else 'removed'} {what}", err=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import click
 
-from affinity.cli import shell as sh
-from affinity.cli.instances import with_client
-from affinity.cli.shell import FAILED, Command, Shell, command
+from affinity.cli.output import table
+from affinity.cli.shell import FAILED, Command, Shell, command, with_client
 from affinity.client import Client
 from affinity.provider.contract import SessionRelease
 
@@ -29,6 +28,6 @@ def release(shell: Shell, *, session_ids: tuple[str, ...]) -> None:
         return {session_id: await client.release_session(session_id) for session_id in session_ids}
 
     outcome = with_client(shell, run)
-    shell.show({"sessions": outcome}, lambda: sh.table(("SESSION", "OUTCOME"), outcome.items(), empty=""))
+    shell.show({"sessions": outcome}, lambda: table(("SESSION", "OUTCOME"), outcome.items(), empty=""))
     if "busy" in outcome.values():
         click.get_current_context().exit(FAILED)

@@ -7,27 +7,22 @@ from typing import Any, Final
 
 import click
 
-from affinity.cli import shell as sh
-from affinity.cli.instances import with_client
-from affinity.cli.sessions.options import filter_of, filters
-from affinity.cli.shell import Command, Shell, command
+from affinity.cli.output import compact, pairs, table
+from affinity.cli.sessions.filters import filter_of, filters
+from affinity.cli.shell import Command, PageOptions, Shell, command, paged, with_client
 from affinity.client import Client
 from affinity.client.views import read_cursor
-from affinity.limits import MAX_PAGE
 from affinity.records import SessionSummary
 from affinity.session import SessionPage, readable
 
-_DEFAULT_LIMIT: Final = 50
 _COLUMNS: Final = ("SESSION", "KIND", "NAME", "SIZE", "SCHEMA", "VERSION", "HOLDER", "PARENT", "UPDATED", "LABELS")
 
 
 @click.command("list", cls=Command, short_help="List records, newest first.")
 @filters
-@click.option("--limit", type=click.IntRange(1, MAX_PAGE), help=f"Records on a page  [default: {_DEFAULT_LIMIT}]")
-@click.option("--after", metavar="CURSOR", help="The page after this cursor, which the page before ended with.")
-@click.option("--all", "everything", is_flag=True, help="All pages.")
+@paged("Records")
 @command
-def list_records(shell: Shell, *, limit: int | None, after: str | None, everything: bool, **chosen: Any) -> None:
+def list_records(shell: Shell, *, page: PageOptions, **chosen: Any) -> None:
     """List the records of sessions, the last written first, without their states. It changes nothing.
 
     Examples:
@@ -35,23 +30,20 @@ def list_records(shell: Shell, *, limit: int | None, after: str | None, everythi
       affinity sessions list --holder worker-0 --updated-after 2026-07-31
       affinity sessions list --idle-for 30d --all --json | jq -r '.sessions[].session_id'
     """
-    if everything and (limit is not None or after is not None):
-        raise click.UsageError("--all contradicts --limit and --after")
-    where = replace(filter_of(chosen), after=None if after is None else read_cursor(after))
+    where = replace(filter_of(chosen), after=None if page.after is None else read_cursor(page.after))
 
     async def read(client: Client) -> SessionPage:
-        if everything:
+        if page.everything:
             return SessionPage(items=[record async for record in client.session_manager.list(where)], next=None)
-        return await client.session_manager.page(where, limit=limit or _DEFAULT_LIMIT)
+        return await client.session_manager.page(where, limit=page.limit)
 
-    page = with_client(shell, read)
-    cursor = None if page.next is None else f"{page.next[0].isoformat()}/{page.next[1]}"
+    found = with_client(shell, read)
+    cursor = None if found.next is None else f"{found.next[0].isoformat()}/{found.next[1]}"
     shell.show(
-        {"sessions": [*map(_document, page.items)], "next": cursor},
-        lambda: sh.table(_COLUMNS, map(_row, page.items), empty="no records"),
+        {"sessions": [*map(_document, found.items)], "next": cursor},
+        lambda: table(_COLUMNS, map(_row, found.items), empty="no records"),
     )
-    if cursor is not None and not shell.as_json:
-        click.echo(f"more: --after '{sh.printable(cursor)}'", err=True)
+    shell.show_cursor(cursor)
 
 
 def _document(record: SessionSummary) -> dict[str, Any]:
@@ -131,8 +123,8 @@ def family(shell: Shell, session_id: str) -> None:
     }
 
     def show_family() -> None:
-        sh.table(_COLUMNS, map(_row, found.members), empty="no records")
-        sh.pairs([("messages", found.message_count), ("participants", ", ".join(found.participants) or None)])
+        table(_COLUMNS, map(_row, found.members), empty="no records")
+        pairs([("messages", found.message_count), ("participants", ", ".join(found.participants) or None)])
 
     shell.show(document, show_family)
 
@@ -149,12 +141,12 @@ def show(shell: Shell, session_id: str) -> None:
     """
     record = with_client(shell, lambda client: client.session_manager.show(session_id))
     document = readable(record)
-    shell.show(document, lambda: sh.pairs(_details(document, len(record.state))))
+    shell.show(document, lambda: pairs(_details(document, len(record.state))))
 
 
 def _details(document: dict[str, Any], size: int) -> list[tuple[str, object]]:
     packed = document.get("state_base64")
-    state = sh.compact(document["state"]) if packed is None else f"{packed} (base64)"
+    state = compact(document["state"]) if packed is None else f"{packed} (base64)"
     return [
         ("session", document["session_id"]),
         ("kind", document["kind"] or None),

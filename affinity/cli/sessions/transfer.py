@@ -12,9 +12,9 @@ from typing import IO, Any, Final, get_args
 
 import click
 
-from affinity.cli.instances import with_client
-from affinity.cli.sessions.options import Progress, counted, filter_of, filters
-from affinity.cli.shell import Command, Shell, command
+from affinity.cli.output import counted
+from affinity.cli.sessions.filters import filter_of, filters
+from affinity.cli.shell import Command, Progress, Shell, command, with_client
 from affinity.client import Client
 from affinity.records import SessionFilter
 from affinity.session import Imported

@@ -1,0 +1,261 @@
+"""The commands that show instances: show, history, list, executions, tree, stats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any, Final, get_args
+
+import click
+
+from affinity.cli.instances import error_details
+from affinity.cli.output import cell, compact, pairs, printable, seconds, table
+from affinity.cli.shell import Command, PageOptions, Shell, command, paged, with_client
+from affinity.client import (
+    Client,
+    ExecutionSummary,
+    HistoryRecord,
+    Instance,
+    Page,
+    PendingActivity,
+    TreeNode,
+    WorkStatistics,
+)
+from affinity.limits import MAX_COUNT, MAX_PAGE
+from affinity.provider.contract import InstanceStatus
+
+_MAX_LINES: Final = 20
+"""Lines at most; ``--json`` shows more."""
+
+_EVENT_COLUMNS: Final = ("#", "TIME", "EVENT", "WORKER", "ATTEMPT", "DETAILS")
+_COLUMNS: Final = ("INSTANCE", "ORCHESTRATION", "STATUS", "SESSION", "OWNER", "EVENTS", "CREATED", "CUSTOM STATUS")
+
+
+@click.command(cls=Command, short_help="Show how an instance is.")
+@click.argument("instance_id", metavar="ID")
+@command
+def show(shell: Shell, instance_id: str) -> None:
+    """Show the state of the instance ID: status, result or error, custom status, owner.
+
+    While it goes on, also its activities (which run, which wait, which are tried again, when, and after which error),
+    and events that do not fit what it waits for.
+    """
+
+    async def read(client: Client) -> tuple[Instance, Sequence[PendingActivity], Sequence[HistoryRecord]]:
+        instance = await client.status(instance_id)
+        if instance.finished:
+            return instance, (), ()
+        events = client.iter_history(instance_id, execution_id=instance.execution_id)
+        refused = [event async for event in events if event.type == "event_refused"]
+        return instance, await client.activities(instance_id), refused
+
+    instance, activities, refused = with_client(shell, read)
+    document = {
+        **asdict(instance),
+        "error_details": error_details(instance),
+        "activities": activities,
+        "refused_events": refused,
+    }
+    shell.show(document, lambda: pairs([*_details(instance), *_activity_lines(activities), *map(_refusal, refused)]))
+
+
+def _refusal(event: HistoryRecord) -> tuple[str, object]:
+    return "refused event", f"{event.fields['name']}: {event.fields['message']}"
+
+
+def _details(instance: Instance) -> list[tuple[str, object]]:
+    error, why = instance.error, instance.suspension
+    return [
+        ("instance", instance.instance_id),
+        ("orchestration", instance.name),
+        ("version", instance.version),
+        ("status", instance.status),
+        ("custom status", None if instance.custom_status is None else compact(instance.custom_status)),
+        ("output", compact(instance.output) if instance.status == "completed" else None),
+        ("error", None if error is None else f"{error.type}: {error.message}"),
+        ("suspended for", None if why is None else f"{why.error_type}: {why.message}"),
+        ("suspended at", None if why is None else why.at),
+        ("suspended by", None if why is None else f"{why.worker_id}, code {why.code}"),
+        ("parent", instance.parent_id),
+        ("session", instance.session_id),
+        ("owner", instance.owner),
+        ("execution", instance.execution_id),
+        ("events", instance.event_count),
+        ("created", instance.created_at),
+        ("updated", instance.updated_at),
+    ]
+
+
+@click.command(cls=Command, short_help="Show what happened in an instance.")
+@click.argument("instance_id", metavar="ID")
+@click.option("--execution", type=click.IntRange(min=1), help="Which, after continue_as_new  [default: the last]")
+@command
+def history(shell: Shell, instance_id: str, execution: int | None) -> None:
+    """Show the events of the instance ID, oldest first: what it asked for, what came of it, what it received.
+
+    With the time and the worker of each, and the attempt that gave a result, if it was not the first.
+    """
+
+    async def read(client: Client) -> Sequence[Any]:
+        events = client.iter_history(instance_id, execution_id=execution)
+        return [event if shell.as_json else _event_row(event) async for event in events]
+
+    found = with_client(shell, read)
+    shell.show(
+        {"instance_id": instance_id, "events": found},
+        lambda: table(_EVENT_COLUMNS, found, empty="no events"),
+    )
+
+
+def _event_row(event: HistoryRecord) -> tuple[object, ...]:
+    """As short as it is shown: all rows are in memory together."""
+    run = event.attempt if event.attempt != 1 else None
+    details = cell(compact(dict(event.fields)))
+    return event.event_id, event.recorded_at, event.type, event.worker_id, run, details
+
+
+@click.command("list", cls=Command, short_help="List instances, newest first.")
+@click.option(
+    "--status", multiple=True, type=click.Choice(get_args(InstanceStatus)), help="Only these; may be repeated."
+)
+@click.option("--name", help="Only of this orchestration.")
+@click.option("--prefix", help="Only ids that start with this.")
+@click.option("--parent", help="Only sub-orchestrations of this instance.")
+@click.option("--session", "session_id", help="Only those that were started with this session, and their children.")
+@paged("Instances")
+@command
+def list_instances(
+    shell: Shell,
+    *,
+    status: tuple[InstanceStatus, ...],
+    name: str | None,
+    prefix: str | None,
+    parent: str | None,
+    session_id: str | None,
+    page: PageOptions,
+) -> None:
+    """List instances, newest first. An empty list is an answer too: exit code 0.
+
+    Examples:
+      affinity list --status failed --name conversation
+      affinity list --prefix chat- --all --json | jq -r '.instances[].instance_id'
+    """
+
+    async def read(client: Client) -> Page:
+        if page.everything:
+            found = client.list_instances(
+                status=status, name=name, prefix=prefix, parent_id=parent, session_id=session_id
+            )
+            return Page(items=[instance async for instance in found], next=None)
+        return await client.list_page(
+            status=status,
+            name=name,
+            prefix=prefix,
+            parent_id=parent,
+            session_id=session_id,
+            after=page.after,
+            limit=page.limit,
+        )
+
+    found = with_client(shell, read)
+    document = {"instances": found.items, "next": found.next}
+    shell.show(document, lambda: table(_COLUMNS, map(_row, found.items), empty="no instances"))
+    shell.show_cursor(found.next)
+
+
+def _row(instance: Instance) -> tuple[object, ...]:
+    status = None if instance.custom_status is None else compact(instance.custom_status)
+    return (
+        instance.instance_id,
+        instance.name if instance.version is None else f"{instance.name}@{instance.version}",
+        instance.status,
+        instance.session_id,
+        instance.owner,
+        instance.event_count,
+        instance.created_at,
+        status,
+    )
+
+
+def _activity_lines(activities: Sequence[PendingActivity]) -> list[tuple[str, object]]:
+    """Pending activities as lines of `affinity show`; first those that wait for their next attempt."""
+    ordered = sorted(activities, key=lambda one: one.state != "retrying")
+    lines: list[tuple[str, object]] = [(f"activity {one.activity_id}", _activity(one)) for one in ordered[:_MAX_LINES]]
+    if len(ordered) > _MAX_LINES:
+        lines.append(("activities", f"{len(ordered) - _MAX_LINES} more: see --json"))
+    return lines
+
+
+def _activity(one: PendingActivity) -> str:
+    why = "" if one.last_error is None else f", after {one.last_error}"
+    if one.state == "running":
+        return f"{one.name}: attempt {one.attempt} runs on {one.worker_id}{why}"
+    if one.state == "retrying":
+        return f"{one.name}: attempt {one.attempt} at {printable(one.next_attempt_at)}{why}"
+    return f"{one.name}: attempt {one.attempt} waits for a worker{why}"
+
+
+@click.command(cls=Command, short_help="Show the executions of an instance.")
+@click.argument("instance_id", metavar="ID")
+@click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True, help="Executions at most.")
+@click.option("--before", type=click.IntRange(min=1), help="Only those before this one.")
+@command
+def executions(shell: Shell, instance_id: str, limit: int, before: int | None) -> None:
+    """Show the executions of the instance ID, newest first: one begins with each continue_as_new, and with each reset.
+
+    `affinity history ID --execution N` shows the events of one. Those whose history was pruned are not listed.
+    """
+    found = with_client(shell, lambda client: client.executions(instance_id, limit=limit, before=before))
+    columns = ("EXECUTION", "STATUS", "EVENTS", "STARTED", "ENDED")
+    shell.show(
+        {"instance_id": instance_id, "executions": found},
+        lambda: table(columns, map(_execution_row, found), empty="no executions"),
+    )
+
+
+def _execution_row(one: ExecutionSummary) -> tuple[object, ...]:
+    return one.execution_id, one.status, one.event_count, one.started_at, one.ended_at
+
+
+@click.command(cls=Command, short_help="Show an instance and its sub-orchestrations.")
+@click.argument("instance_id", metavar="ID")
+@click.option(
+    "--limit", type=click.IntRange(1, MAX_PAGE), default=MAX_PAGE, show_default=True, help="Instances at most."
+)
+@command
+def tree(shell: Shell, instance_id: str, limit: int) -> None:
+    """Show the instance ID with its sub-orchestrations and theirs, each below its parent."""
+    found = with_client(shell, lambda client: client.tree(instance_id, limit=limit))
+    shell.show(
+        found,
+        lambda: table(("INSTANCE", "ORCHESTRATION", "STATUS", "CREATED"), map(_node_row, found.nodes), empty=""),
+    )
+    if found.truncated and not shell.as_json:
+        click.echo(f"more than {limit} instances: those nearest to the root are shown", err=True)
+
+
+def _node_row(node: TreeNode) -> tuple[object, ...]:
+    label = node.name if node.version is None else f"{node.name}@{node.version}"
+    return "  " * node.depth + node.instance_id, label, node.status, node.created_at
+
+
+@click.command(cls=Command, short_help="Show how much there is to do.")
+@click.option(
+    "--limit", type=click.IntRange(1, MAX_COUNT), default=MAX_COUNT, show_default=True, help="Where counts stop."
+)
+@command
+def stats(shell: Shell, limit: int) -> None:
+    """Show how many instances there are of each status, what is in the queues, and how long the oldest work has waited.
+
+    A number of activities or messages that is as large as --limit means: that many, or more.
+    """
+    found = with_client(shell, lambda client: client.statistics(limit=limit))
+    shell.show(found, lambda: pairs(_counts(found)))
+
+
+def _counts(found: WorkStatistics) -> Iterable[tuple[str, object]]:
+    yield from ((f"instances {status}", number) for status, number in found.instances.items())
+    yield from ((f"activities {state}", number) for state, number in found.work_items.items())
+    yield from ((f"messages {state}", number) for state, number in found.messages.items())
+    for what, age in (("activity", found.oldest_work_item), ("message", found.oldest_message)):
+        yield f"oldest waiting {what}", None if age is None else seconds(age)
