@@ -108,10 +108,10 @@ to whoever prunes by hand, with a ``statement_timeout`` to match.
 MAX_RETENTION_SECONDS: Final = 100 * 366 * 86_400.0
 """A hundred years: a longer retention is a unit mistake (milliseconds for seconds)."""
 
-SHARE_ROUNDS: Final = 2
+SHARE_DIVISOR: Final = 2
 """In how many rounds, about, the workers take a burst: see `fair_share`."""
 
-LEAST_SHARE: Final = 5
+MIN_SHARE: Final = 5
 """What one fetch takes however small the burst: a few sessions are no burden, a look for each would be."""
 
 MAX_STATE_BYTES: Final = 64 * 1024 * 1024
@@ -149,7 +149,7 @@ def fair_share(waiting: int, workers: int) -> int:
     A fixed part of what is *left*, so that shares become smaller and smaller and the last ones even out what chance did
     with the first ones ("guided self-scheduling": Polychronopoulos and Kuck, 1987).
     """
-    return max(LEAST_SHARE, ceil(waiting / (SHARE_ROUNDS * workers)))
+    return max(MIN_SHARE, ceil(waiting / (SHARE_DIVISOR * workers)))
 
 
 def check_id(value: object, what: str) -> str:

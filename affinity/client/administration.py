@@ -442,7 +442,7 @@ class Administration(ClientBase):
         executions, more = 0, True
         while more:
             pruned = await retry(partial(self._provider.prune_histories, older_than, dry_run=dry_run))
-            executions, more = executions + pruned.executions, pruned.more
+            executions, more = executions + pruned.executions, pruned.limit_reached
             progress(executions)
         return executions
 

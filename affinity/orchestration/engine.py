@@ -66,7 +66,7 @@ class Step:
     A wait that an event has ended within the step is not among them.
     """
 
-    unholds: Sequence[int]
+    ended_holds: Sequence[int]
     """Waits that held a session before the step and are over."""
 
     unread: int | None
@@ -274,7 +274,7 @@ class Execution:
             outcome=self.outcome if events else None,
             consumed=consumed,
             holds=begun,
-            unholds=over,
+            ended_holds=over,
             unread=self._report_unread(),
         )
 

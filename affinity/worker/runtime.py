@@ -21,7 +21,7 @@ from anyio.abc import TaskGroup
 from cachetools import LRUCache
 
 from affinity.errors import Contention, DatabaseChanged, ProviderError, WorkerFenced
-from affinity.limits import LEAST_SHARE, MAX_BATCH, SCRAPE_COUNT
+from affinity.limits import MAX_BATCH, MIN_SHARE, SCRAPE_COUNT
 from affinity.orchestration import App
 from affinity.orchestration.app import SessionListener
 from affinity.orchestration.events import Event
@@ -79,7 +79,7 @@ SHARE_SECONDS = 0.005
 up.
 """
 
-CORES = min(LEAST_SHARE, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+CORES = min(MIN_SHARE, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 """Session-free items of one turn that a worker starts by itself while others could have them: one for each core, and a
 few at most, since one Python process hardly uses more.
 """
@@ -535,15 +535,15 @@ class Runtime:
         if generation != self._lease_generation:
             self._uncertain = True
             return 0.0
-        self._backlog = fetched.more and limit < FETCH_LIMIT
-        self._left |= fetched.left
+        self._backlog = fetched.limit_reached and limit < FETCH_LIMIT
+        self._left |= fetched.unclaimed_remaining
         self._alone = fetched.alone
         for item in fetched.items:
             self.run(item)
         pause = self._options.poll_interval if fetched.next_due is None else fetched.next_due
         if fetched.crowded:
             pause = min(pause, await self._make_room(options))
-        return 0.0 if fetched.raced or fetched.items else pause
+        return 0.0 if fetched.claim_lost or fetched.items else pause
 
     async def _make_room(self, options: FetchOptions) -> float:
         """Release idle sessions for work that no worker has room for; seconds until the next look."""
@@ -593,9 +593,9 @@ class Runtime:
             self.stop(WorkerFenced(f"worker {self.worker_id!r}: another process has registered under this name"))
         if generation != self._lease_generation:
             return 0.0
-        self._left |= fetched.left
+        self._left |= fetched.unclaimed_remaining
         self.instances.deliver(fetched.items)
-        if fetched.raced or fetched.items:
+        if fetched.claim_lost or fetched.items:
             return 0.0
         return self._options.poll_interval if fetched.next_due is None else fetched.next_due
 
@@ -618,13 +618,13 @@ class Runtime:
         """
         async with self._turns.paused():
             delivered = list(self._delivered)
-            await self._provider.disown_work_item(self._identity, self._known_locks(), delivered)
+            await self._provider.release_unknown_locks(self._identity, self._known_locks(), delivered)
             for lock in delivered:
                 self._delivered.pop(lock, None)
             self._uncertain = False
 
     def _note_delivered(self, locks: Iterable[WorkLock]) -> None:
-        """What becomes of these is not written: should they be disowned, their delivery was one."""
+        """What becomes of these is not written: should their locks be released as unknown, their delivery was one."""
         for lock in locks:
             self._delivered[lock] = None
 
@@ -707,7 +707,7 @@ class Runtime:
         more = True
         while more:
             done = await self._health.call(sweep, self._sweeps)
-            more = done.more
+            more = done.limit_reached
             if done.rerouted:
                 self._queued()  # whoever may take it now need not wait for its poll
 

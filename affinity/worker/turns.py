@@ -140,7 +140,7 @@ def build_turn(
         cancel_activities=rows.cancel_activities,
         cancel_timers=rows.cancel_timers,
         holds=[SessionHold(hold.session_id, event_id, hold.seconds) for event_id, hold in step.holds.items()],
-        unholds=step.unholds,
+        ended_holds=step.ended_holds,
         watches=rows.watches,
         release_sessions=rows.release_sessions,
         runs=runs,

@@ -313,7 +313,7 @@ def test_show_tells_of_an_activity_in_back_off(play: Play) -> None:
     async def fail(puppet: Puppet) -> None:
         await puppet.hold("t", "s")
         options = FetchOptions(limit=10, max_sessions=10, names=["act"], unknown_after=300, timeouts=TIMEOUTS)
-        assert await puppet.provider.disown_work_item(puppet.identity, []) == 1
+        assert await puppet.provider.release_unknown_locks(puppet.identity, []) == 1
         (item,) = (await puppet.provider.fetch_work_item(puppet.identity, options)).items
         again = WorkAbandon(lock=item.lock, failed=True, delay=600, error="ValueError: \x1b[31mred")
         await puppet.provider.abandon_work_item(puppet.identity, [again])

@@ -317,7 +317,7 @@ class Cluster:
             rows = {row.worker_id for row in await self.provider.list_workers()}
             self.model.sweep_workers(retention, named & rows)
             await self._look(swept=True)
-            if not done.more:
+            if not done.limit_reached:
                 return
         raise Violation("sweep says `more` for ever")
 
@@ -497,8 +497,8 @@ class Cluster:
             for item in self.model.items()
             if item.holder == worker.identity and item.token not in {lock.token for lock in known}
         ]
-        found = await self.provider.disown_work_item(worker.identity, known)
-        expect("disowned", found, len(unheard))
+        found = await self.provider.release_unknown_locks(worker.identity, known)
+        expect("released", found, len(unheard))
         for item in unheard:
             self.model.unlock(item, counted=False)
         await self._look()

@@ -38,11 +38,11 @@ def test_a_hold_begins_with_the_wait_and_ends_with_its_event() -> None:
     live = Live(held)
     step = live.start()
     assert new_events(step)[1:] == [ev.EventAwaited("e", HOUR)]
-    assert (step.holds, step.unholds) == ({2: HOUR}, [])
+    assert (step.holds, step.ended_holds) == ({2: HOUR}, [])
     step = live.feed(ev.EventRaised("other", "1"))
-    assert (step.holds, step.unholds) == ({}, [])
+    assert (step.holds, step.ended_holds) == ({}, [])
     step = live.feed(ev.EventRaised("e", "1"))
-    assert (step.holds, step.unholds) == ({}, [2])
+    assert (step.holds, step.ended_holds) == ({}, [2])
     assert live.outcome == ev.OrchestrationCompleted("1")
 
 
@@ -51,7 +51,7 @@ def test_a_wait_that_loses_ends_its_hold() -> None:
     assert live.start().holds == {3: ev.Hold("s", 60.0)}
     step = live.feed(ev.TimerFired(2))
     assert ev.EventAwaitCancelled(3) in new_events(step)
-    assert (step.holds, step.unholds) == ({}, [3])
+    assert (step.holds, step.ended_holds) == ({}, [3])
 
 
 def test_a_wait_whose_event_was_buffered_holds_nothing() -> None:
@@ -59,7 +59,7 @@ def test_a_wait_whose_event_was_buffered_holds_nothing() -> None:
     live.feed(ev.EventRaised("e", "1"))
     step = live.start()
     assert ev.EventAwaited("e", HOUR) in new_events(step)
-    assert (step.holds, step.unholds) == ({}, [])
+    assert (step.holds, step.ended_holds) == ({}, [])
     assert live.outcome == ev.OrchestrationCompleted("1")
 
 
@@ -67,14 +67,14 @@ def test_a_wait_that_begins_and_ends_in_one_step_holds_nothing() -> None:
     live = Live(held_in_a_race)
     step = live.feed(ev.OrchestrationStarted("held_in_a_race", "1.0.0", "null"), ev.EventRaised("e", "1"))
     assert ev.EventAwaited("e", ev.Hold("s", 60.0)) in new_events(step)
-    assert (step.holds, step.unholds) == ({}, [])
+    assert (step.holds, step.ended_holds) == ({}, [])
 
 
 def test_holds_end_one_by_one() -> None:
     live = Live(held_twice)
     assert live.start().holds == {2: HOUR, 3: ev.Hold("t", 9.0)}
-    assert live.feed(ev.EventRaised("e", "1")).unholds == [2]
-    assert live.feed(ev.EventRaised("e", "2")).unholds == [3]
+    assert live.feed(ev.EventRaised("e", "1")).ended_holds == [2]
+    assert live.feed(ev.EventRaised("e", "2")).ended_holds == [3]
 
 
 def test_an_event_that_goes_back_to_another_wait_ends_its_hold() -> None:
@@ -90,9 +90,9 @@ def test_an_event_that_goes_back_to_another_wait_ends_its_hold() -> None:
 
     live = Live(two)
     assert live.start().holds == {2: ev.Hold("heir", 3600.0)}
-    assert live.feed(ev.EventRaised("e", "1")).unholds == [2]
+    assert live.feed(ev.EventRaised("e", "1")).ended_holds == [2]
     assert list(live.feed(ev.EventRaised("e", "2")).holds) == [7]
-    assert live.feed(ev.EventRaised("e", "3")).unholds == [7]
+    assert live.feed(ev.EventRaised("e", "3")).ended_holds == [7]
 
 
 @pytest.mark.parametrize("ending", ["cancel", "continue"])
@@ -106,7 +106,7 @@ def test_the_end_of_the_execution_leaves_no_hold(ending: str) -> None:
     assert live.start().holds == {2: HOUR}
     step = live.feed(ev.CancelRequested("enough") if ending == "cancel" else ev.TimerFired(3))
     assert step.outcome is not None
-    assert (step.holds, step.unholds) == ({}, [2])
+    assert (step.holds, step.ended_holds) == ({}, [2])
 
 
 def test_replay_begins_no_hold_again_and_still_ends_it() -> None:
@@ -115,9 +115,9 @@ def test_replay_begins_no_hold_again_and_still_ends_it() -> None:
     live.feed(ev.EventRaised("e", "1"))
     again = live.replayed()
     step = live.advance(again, ev.EventRaised("noise", "1"))
-    assert (step.holds, step.unholds) == ({}, [])
+    assert (step.holds, step.ended_holds) == ({}, [])
     step = live.advance(again, ev.EventRaised("e", "2"))
-    assert (step.holds, step.unholds) == ({}, [3])
+    assert (step.holds, step.ended_holds) == ({}, [3])
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_how_long_may_change() -> None:
     execution = Execution(define(held), "i", 1)
     execution.replay([started, ev.EventAwaited("e", ev.Hold("s", 5.0))])
     step = Live(held).advance(execution, ev.EventRaised("e", "1"))
-    assert step.unholds == [2]
+    assert step.ended_holds == [2]
 
 
 @pytest.mark.parametrize("session_id", ["", "a\nb", "é" * 129, 5, b"s"])

@@ -66,7 +66,7 @@ def test_any_order_of_inputs_replays_from_any_step(seed: int) -> None:
         assert len(history) < 5_000
         step = advance(live.execution, *batches[-1])
         history += new_events(step)
-        holds.append((step.holds, step.unholds))
+        holds.append((step.holds, step.ended_holds))
         boundaries.append(len(history))
         batches.append([random_input(history, chance) for _ in range(chance.randrange(1, 4))])
     batches.pop()
@@ -81,7 +81,7 @@ def test_any_order_of_inputs_replays_from_any_step(seed: int) -> None:
         assert again.event_count == boundary
         rest = [advance(again, *batch) for batch in batches[number + 1 :]]
         assert [event for step in rest for event in new_events(step)] == history[boundary:]
-        assert [(step.holds, step.unholds) for step in rest] == holds[number + 1 :]
+        assert [(step.holds, step.ended_holds) for step in rest] == holds[number + 1 :]
         assert again.outcome == live.outcome
 
 

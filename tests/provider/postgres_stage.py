@@ -185,7 +185,7 @@ def session_verbs(peer: Peer, at: OrchestrationItem) -> list[Callable[[], Awaita
         lambda: states.save(SessionState(session_id="u", state=b"3"), epoch=hand["u"].session_epoch),
         lambda: peer.provider.check_session(peer.identity, ["u", "v", "w"]),
         partial(hold, 2, holds=[SessionHold("u", 7, 600.0)], watches=[SessionWatch("u", "moved")]),
-        partial(hold, 3, unholds=[7]),
+        partial(hold, 3, ended_holds=[7]),
         other.register,
         lambda: peer.give_back(hand["u"], release_session=True),
         move,

@@ -42,7 +42,7 @@ async def test_a_hold_that_was_made_meanwhile_is_not_cut(stage: Stage) -> None:
         "WITH s AS (UPDATE sessions SET touched_at = clock())"
         " INSERT INTO session_holds VALUES ('other', 1, 1, 's', clock() + '1 h', 300)"
     )
-    ended = stage.peer.commit_one(replace(stage.at, event_count=2), unholds=[5])
+    ended = stage.peer.commit_one(replace(stage.at, event_count=2), ended_holds=[5])
     assert (await stage.overtaken(made, ended)).committed
     assert stage.rival.execute(LOCK).fetchone() == (pytest.approx(HOUR, abs=60),)
 
@@ -85,7 +85,7 @@ async def test_expired_holds_are_swept_in_steps(stage: Stage) -> None:
     await stage.commit(acks=[stage.item.lock], watches=[SessionWatch("s", "moved")])
     stage.rival.execute("UPDATE sessions SET locked_until = clock() - '1 h'::interval")
     sweeps = [await stage.peer.provider.sweep(interval=0, session_retention=1, worker_retention=HOUR) for _ in range(2)]
-    assert [sweep.more for sweep in sweeps] == [True, False]
+    assert [sweep.limit_reached for sweep in sweeps] == [True, False]
     left = "SELECT (SELECT count(*) FROM session_holds), (SELECT count(*) FROM sessions)"
     assert stage.rival.execute(left).fetchone() == (0, 1)
     stage.rival.execute("DELETE FROM session_watches")

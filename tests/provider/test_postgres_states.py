@@ -299,7 +299,7 @@ async def test_writes_in_opposite_order_do_not_deadlock_and_are_all_counted(post
                     replace(at, event_count=events[name]),
                     states=[_write(name, versions[name], epoch)],
                     holds=[SessionHold(other_name, round_, HOUR)],
-                    unholds=[round_ - 1],
+                    ended_holds=[round_ - 1],
                 )
                 for at, name, other_name in zip(owned, names, reversed(names), strict=True)
             ]

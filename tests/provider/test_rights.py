@@ -99,7 +99,7 @@ REFUSED: Final[dict[str, Callable[[Provider], Awaitable[object]]]] = {
     "drain_worker": lambda p: p.drain_worker(ME),
     "fetch_work_item": lambda p: p.fetch_work_item(ME, fetch_options()),
     "fetch_orchestration_item": lambda p: p.fetch_orchestration_item(ME, limit=1, names=(), unknown_after=1.0),
-    "disown_work_item": lambda p: p.disown_work_item(ME, []),
+    "release_unknown_locks": lambda p: p.release_unknown_locks(ME, []),
     "release_instance": lambda p: p.release_instance(ME, [Release(instance_id="i")]),
     "resume_instance": lambda p: p.resume_instance(["i"]),
     "reset_instance": lambda p: p.reset_instance(

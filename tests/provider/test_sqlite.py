@@ -232,7 +232,7 @@ async def test_a_client_wakes_the_worker_that_shares_its_provider(provider: Sqli
 
 # --- plans ----------------------------------------------------------------------------------------------------------
 
-RARE = {"disown", "counts", "count_instances", "renew_epochs", "untried", "is_behind", "count_suspended"}
+RARE = {"release_unknown_locks", "counts", "count_instances", "renew_epochs", "untried", "is_behind", "count_suspended"}
 """Statements that may read a whole table: after a lost reply, for status pages, when a quota is set, when a timeline
 begins, at a migration; or all that is suspended, every ten seconds or up to a limit.
 """

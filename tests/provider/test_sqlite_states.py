@@ -121,9 +121,9 @@ async def test_the_sweep_removes_old_holds_step_by_step(world: World, path: Path
     first, last = [SessionHold("s", number, 10.0) for number in range(MAX_REROUTE)], SessionHold("t", MAX_REROUTE, 10.0)
     await a.go_on(at, holds=[*first, last, SessionHold("u", MAX_REROUTE + 1, 1_000.0)])
     await world.advance(20)
-    assert (await world.sweep()).more
+    assert (await world.sweep()).limit_reached
     assert rows(path, "session_holds") == 2
-    assert not (await world.sweep()).more
+    assert not (await world.sweep()).limit_reached
     assert rows(path, "session_holds") == 1
 
 

@@ -33,7 +33,7 @@ def test_a_held_wait_makes_a_hold_and_a_watch() -> None:
     live = Live(companion)
     turn = turn_of(live, live.start())
     assert turn.holds == [SessionHold("s", 2, 60.0)]
-    assert turn.unholds == []
+    assert turn.ended_holds == []
     (watch,) = turn.watches
     assert watch.session_id == "s"
 
@@ -54,7 +54,7 @@ def test_the_turn_that_ends_a_wait_ends_its_hold() -> None:
     live.start()
     step = live.feed(ev.EventRaised("e", '"more"'))
     turn = turn_of(live, step)
-    assert turn.unholds == [2]
+    assert turn.ended_holds == [2]
     assert turn.holds == [SessionHold("s", turn.event_count + 3, 60.0)]  # behind the event and the loser's end
     assert turn.watches == []
 
@@ -64,7 +64,7 @@ def test_an_unanswered_turn_says_nothing_again_after_replay() -> None:
     live.start()
     live.execution = live.replayed()
     turn = turn_of(live, live.feed(ev.EventRaised("other", "1")))
-    assert (turn.holds, turn.unholds, turn.watches) == ([], [], [])
+    assert (turn.holds, turn.ended_holds, turn.watches) == ([], [], [])
 
 
 def test_a_watch_outlives_its_execution_and_not_its_instance() -> None:

@@ -83,9 +83,9 @@ class OrchestrationFetch:
     """Answer to `Provider.fetch_orchestration_item`."""
 
     items: Sequence[OrchestrationItem]
-    raced: bool
+    claim_lost: bool
     next_due: float | None
-    left: bool = False  # as in `WorkFetch`
+    unclaimed_remaining: bool = False  # as in `WorkFetch`
     fenced: bool = False  # another process has the caller's name; then there is nothing for it
 
 

@@ -29,7 +29,7 @@ class Sweep:
     workers_removed: int = 0
     instances_removed: int = 0  # those that had ended, with their children
     executions_removed: int = 0  # whose histories went
-    more: bool = False  # a bound was reached: call again without waiting
+    limit_reached: bool = False  # a bound was reached: call again without waiting
 
 
 @frozen(kw_only=True)
@@ -46,4 +46,4 @@ class HistoryPruning:
     """What one step of `Provider.prune_histories` removed, or all that it would remove."""
 
     executions: int
-    more: bool  # a bound was reached: call again
+    limit_reached: bool  # a bound was reached: call again

@@ -16,7 +16,7 @@ class SessionHold(NamedTuple):
 
     As far as a live worker holds the session, the lock is extended to that time; nothing else is promised: a holder
     that dies, drains or gives it up is not kept by it. A touch never shortens a lock. When the hold ends
-    (``Turn.unholds``, or its execution does), the lock is cut back to the session lock timeout from now, or to the
+    (``Turn.ended_holds``, or its execution does), the lock is cut back to the session lock timeout from now, or to the
     latest other hold of that session.
     """
 

@@ -52,7 +52,7 @@ class Turn:
     unread: int | None = None  # messages that were consumed, now or before, and not read; None: as many as before
     states: Sequence[StateWrite] = ()  # session state of the activities whose results are in ``history``
     holds: Sequence[SessionHold] = ()
-    unholds: Sequence[int] = ()  # hold ids of this execution that end
+    ended_holds: Sequence[int] = ()  # hold ids of this execution that end
     watches: Sequence[SessionWatch] = ()
     # By event id: runs of activities whose results are in ``history``, but for first attempts on the committing worker.
     runs: Mapping[int, ActivityRun] = field(default_factory=dict)

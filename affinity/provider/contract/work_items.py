@@ -91,10 +91,10 @@ class WorkFetch:
     """Answer to `Provider.fetch_work_item`."""
 
     items: Sequence[WorkItem]
-    raced: bool  # a claim was lost to another worker, or a row was locked by one: try again at once
+    claim_lost: bool  # a claim was lost to another worker, or a row was locked by one: try again at once
     next_due: float | None  # seconds until something of ours, or unclaimed, becomes visible, when ``items`` is empty
-    left: bool = False  # it was a share: more waits that nobody holds, left to others for a moment
-    more: bool = False  # it ended at a limit: more waits that the caller could have immediately
+    unclaimed_remaining: bool = False  # it was a share: more waits that nobody holds, left to others for a moment
+    limit_reached: bool = False  # it ended at a limit: more waits that the caller could have immediately
     crowded: bool = False  # work waits that the caller could claim, if it held fewer sessions
     alone: bool = False  # no other worker is alive and takes work
 

@@ -105,7 +105,7 @@ class WorkerProvider(ProviderConnection, Protocol):
         """
         ...
 
-    async def disown_work_item(
+    async def release_unknown_locks(
         self, identity: WorkerIdentity, known: Sequence[WorkLock], delivered: Sequence[WorkLock] = ()
     ) -> int:
         """Free every item that this incarnation has locked under a token that is not in ``known``; returns their

@@ -8,7 +8,7 @@ from typing import Final
 
 from psycopg.types.numeric import Int8
 
-from affinity.limits import LEAST_SHARE, MAX_BATCH, MAX_BATCH_BYTES, MAX_PAGE_EVENTS, MAX_REROUTE, SHARE_ROUNDS
+from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES, MAX_PAGE_EVENTS, MAX_REROUTE, MIN_SHARE, SHARE_DIVISOR
 from affinity.provider.contract import (
     HistoryCursor,
     HistoryPage,
@@ -46,8 +46,8 @@ class OrchestrationVerbs(Verbs):
         params = {
             **who(identity),
             "limit": Int8(limit),
-            "rounds": Int8(SHARE_ROUNDS),
-            "least": Int8(LEAST_SHARE),
+            "rounds": Int8(SHARE_DIVISOR),
+            "least": Int8(MIN_SHARE),
             "scan": Int8(limit * _WINDOW),
             "names": Texts(names),
             "unknown_after": float(unknown_after),
@@ -60,9 +60,9 @@ class OrchestrationVerbs(Verbs):
         items = [_item(list(group)) for id_, group in groupby(rows, key=lambda row: row[3]) if id_ is not None]
         raced, next_due, left, *_, fenced = rows[0]
         if items:
-            return OrchestrationFetch(items=items, raced=False, next_due=None, left=left)
+            return OrchestrationFetch(items=items, claim_lost=False, next_due=None, unclaimed_remaining=left)
         due = None if next_due is None else max(0.0, next_due)
-        return OrchestrationFetch(items=[], raced=raced, next_due=due, fenced=fenced)
+        return OrchestrationFetch(items=[], claim_lost=raced, next_due=due, fenced=fenced)
 
     async def read_history(
         self, cursors: Sequence[HistoryCursor], *, max_bytes: int = MAX_BATCH_BYTES

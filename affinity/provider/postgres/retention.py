@@ -35,9 +35,9 @@ class RetentionVerbs(Verbs):
         bounds = {"older_than": float(older_than), "window": Int8(PRUNE_WINDOW), "events": Int8(PRUNE_EVENTS)}
         if dry_run:
             ((executions,),) = await self._links.misc.run(_SQL["count_histories"], {"older_than": float(older_than)})
-            return HistoryPruning(executions=executions, more=False)
+            return HistoryPruning(executions=executions, limit_reached=False)
         ((executions, more),) = await self._links.misc.run(_SQL["prune_histories"], bounds)
-        return HistoryPruning(executions=executions, more=more)
+        return HistoryPruning(executions=executions, limit_reached=more)
 
     async def _sweep_ended(self, retention: Retention, after: datetime | None) -> tuple[int, int]:
         """One step of each that is wanted; instances and executions that were removed."""

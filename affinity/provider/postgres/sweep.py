@@ -82,5 +82,5 @@ class SweepVerbs(RetentionVerbs):
             workers_removed=workers,
             instances_removed=instances,
             executions_removed=executions,
-            more=more,
+            limit_reached=more,
         )

@@ -94,7 +94,7 @@ def _does_more(turn: Turn) -> bool:
 
 
 def _holds(turn: Turn) -> bool:
-    return bool(turn.holds or turn.unholds or turn.watches) or ends(turn)
+    return bool(turn.holds or turn.ended_holds or turn.watches) or ends(turn)
 
 
 def _numbered(turns: Sequence[Turn]) -> Iterable[tuple[int, Turn]]:
@@ -216,20 +216,20 @@ def _run_columns(turns: Sequence[Turn]) -> Columns:
 def _hold_columns(turns: Sequence[Turn]) -> Columns:
     """Holds that begin, but for those that end with the same turn, and holds that end."""
     holds = [(n, hold) for n, turn in _numbered(turns) if not ends(turn) for hold in _lasting(turn)]
-    unholds = [(n, hold) for n, turn in _numbered(turns) for hold in turn.unholds]
+    ended_holds = [(n, hold) for n, turn in _numbered(turns) for hold in turn.ended_holds]
     return {
         "hold_turn": Ints([n for n, _ in holds]),
         "hold_id": Ints([hold.hold_id for _, hold in holds]),
         "hold_session": Texts([hold.session_id for _, hold in holds]),
         "hold_seconds": Floats([float(hold.seconds) for _, hold in holds]),
-        "unhold_turn": Ints([n for n, _ in unholds]),
-        "unhold_id": Ints([hold for _, hold in unholds]),
+        "unhold_turn": Ints([n for n, _ in ended_holds]),
+        "unhold_id": Ints([hold for _, hold in ended_holds]),
         "end": Texts([turn.instance_id for turn in turns if ends(turn)]),
     }
 
 
 def _lasting(turn: Turn) -> Iterable[SessionHold]:
-    return {hold.hold_id: hold for hold in turn.holds if hold.hold_id not in turn.unholds}.values()
+    return {hold.hold_id: hold for hold in turn.holds if hold.hold_id not in turn.ended_holds}.values()
 
 
 def _watch_columns(turns: Sequence[Turn]) -> Columns:

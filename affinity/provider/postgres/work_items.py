@@ -9,7 +9,7 @@ from typing import Final
 from psycopg.types.numeric import Int8
 
 from affinity.errors import Contention, ProviderError
-from affinity.limits import LEAST_SHARE, MAX_BATCH, MAX_REROUTE, SHARE_ROUNDS
+from affinity.limits import MAX_BATCH, MAX_REROUTE, MIN_SHARE, SHARE_DIVISOR
 from affinity.provider.contract import (
     TOUCH_SLACK,
     FetchOptions,
@@ -31,13 +31,13 @@ from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "work_items.sql")
 _CLAIM: Final = (_SQL["claim_alone"], _SQL["claim"])
-_SHARES: Final = {"rounds": Int8(SHARE_ROUNDS), "least": Int8(LEAST_SHARE), "count": Int8(MAX_BATCH)}
+_SHARES: Final = {"rounds": Int8(SHARE_DIVISOR), "least": Int8(MIN_SHARE), "count": Int8(MAX_BATCH)}
 _ACK: Final = without(_SQL["ack"], "state")
 _ACK_WITH_STATE: Final = without(_SQL["ack"], "plain")
 
 
 class WorkItemVerbs(Verbs):
-    """`fetch_work_item` to `disown_work_item`."""
+    """`fetch_work_item` to `release_unknown_locks`."""
 
     async def fetch_work_item(self, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
         """See `affinity.provider.contract.Provider`.
@@ -49,10 +49,10 @@ class WorkItemVerbs(Verbs):
         offered, unheld, raced, next_due, left, cut, size, more, crowded, alone, *_ = rows[0]
         found = WorkFetch(
             items=[_work_item(row[11:]) for row in rows if row[10] is not None],
-            raced=bool(raced),
+            claim_lost=bool(raced),
             next_due=_positive(next_due),
-            left=bool(left),
-            more=more,
+            unclaimed_remaining=bool(left),
+            limit_reached=more,
             crowded=bool(crowded),
             alone=alone,
         )
@@ -60,7 +60,9 @@ class WorkItemVerbs(Verbs):
         if (offered or unheld) and room > 0:
             found = await self._with_claims(identity, replace(options, max_bytes=room), found, offered, unheld)
         full = len(found.items) >= options.limit
-        return replace(found, next_due=None if found.items else found.next_due, more=cut or (found.more and full))
+        return replace(
+            found, next_due=None if found.items else found.next_due, limit_reached=cut or (found.limit_reached and full)
+        )
 
     async def _with_claims(
         self, identity: WorkerIdentity, options: FetchOptions, found: WorkFetch, offered: int, unheld: int
@@ -71,9 +73,9 @@ class WorkItemVerbs(Verbs):
         except ProviderError as error:
             if error.maybe_done or not (found.items or isinstance(error, Contention)):
                 raise
-            return replace(found, raced=True)  # what was found is locked to us already
+            return replace(found, claim_lost=True)  # what was found is locked to us already
         items = [*found.items, *claimed]
-        return replace(found, items=items, raced=raced or (found.raced and not items))
+        return replace(found, items=items, claim_lost=raced or (found.claim_lost and not items))
 
     async def _claim(
         self, identity: WorkerIdentity, options: FetchOptions, offered: int, unheld: int
@@ -151,7 +153,7 @@ class WorkItemVerbs(Verbs):
         rows = await self._links.quick.run(_SQL["abandon"], params)
         return flags(len(items), (places[n - 1] + 1 for (n,) in rows))
 
-    async def disown_work_item(
+    async def release_unknown_locks(
         self, identity: WorkerIdentity, known: Sequence[WorkLock], delivered: Sequence[WorkLock] = ()
     ) -> int:
         """See `affinity.provider.contract.Provider`. Reads the whole queue: it is for accidents."""
@@ -160,7 +162,7 @@ class WorkItemVerbs(Verbs):
             "token": Texts(lock.token for lock in known),
             "delivered": Texts(lock.token for lock in delivered),
         }
-        return len(await self._links.misc.run(_SQL["disown"], params))
+        return len(await self._links.misc.run(_SQL["release_unknown_locks"], params))
 
     async def begin_work_item(self, identity: WorkerIdentity, lock: WorkLock, attempt: int) -> bool:
         """See `affinity.provider.contract.Provider`."""

@@ -437,7 +437,7 @@ WHERE instance_id = %(instance)s AND execution_id = %(execution)s AND activity_i
   AND lock_token = %(token)s AND lock_incarnation = %(incarnation)s AND locked_until > clock()
 RETURNING 1
 
--- disown: free what this incarnation has locked under tokens that it does not know; what was handed to code was a delivery
+-- release_unknown_locks: free items locked under tokens that this incarnation does not know; `delivered` keep their attempt
 WITH unheard AS MATERIALIZED (
     SELECT instance_id, execution_id, activity_id FROM worker_queue
     WHERE lock_incarnation = %(incarnation)s AND lock_token NOT IN (SELECT unnest(%(token)s))

@@ -13,7 +13,7 @@ never the items of other workers' sessions:
 Of all that it finds there, the oldest is taken.
 
 Stale marks that are met are repaired on the spot. That bounds the scan without ever stranding work or spinning: a
-fetch that met too many of them says ``raced``, and there are fewer of them when it is repeated.
+fetch that met too many of them says ``claim_lost``, and there are fewer of them when it is repeated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from affinity.limits import LEAST_SHARE, MAX_BATCH, SHARE_ROUNDS, fair_share
+from affinity.limits import MAX_BATCH, MIN_SHARE, SHARE_DIVISOR, fair_share
 from affinity.provider.contract import FetchOptions, WorkerIdentity, WorkFetch, WorkItem, WorkKey, WorkLock
 from affinity.provider.sqlite import sessions
 from affinity.provider.sqlite.database import Database, Tx, to_json
@@ -33,7 +33,7 @@ from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "work_items.sql")
 
-NOTHING: Final = WorkFetch(items=(), raced=False, next_due=None)
+NOTHING: Final = WorkFetch(items=(), claim_lost=False, next_due=None)
 
 SPARES: Final = (0, 50, 50, 50)
 """Scans of one range, each but the first after the repair of stale marks that the one before met: how many items they
@@ -76,7 +76,7 @@ def _look(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch 
     due = tx.value(SQL["next_due"], {**arguments, "claims": claims})
     return WorkFetch(
         items=(),
-        raced=False,
+        claim_lost=False,
         next_due=None if due is None else due - tx.now,
         crowded=peeked.is_full(options) and _unheld(tx, arguments),
         alone=peeked.workers <= 1,
@@ -154,9 +154,9 @@ class _Harvest:
     def _share_of(self, count: str, workers: int) -> int:
         """What one fetch takes of what waits and is anyone's, while ``workers`` could, the caller being one."""
         limit = self._options.limit
-        if limit <= LEAST_SHARE:
-            return LEAST_SHARE
-        most = min(MAX_BATCH, SHARE_ROUNDS * workers * limit)
+        if limit <= MIN_SHARE:
+            return MIN_SHARE
+        most = min(MAX_BATCH, SHARE_DIVISOR * workers * limit)
         waiting = self._tx.value(SQL[count], {**self._arguments, "count": most})
         share = fair_share(waiting, workers)
         self._left |= share < min(waiting, limit)
@@ -196,7 +196,7 @@ class _Harvest:
         payloads = read_payloads(self._tx, SQL["payloads"], list(self._picked), self._options.max_bytes)
         picked = [one for one in self._picked.values() if one.id in payloads]
         if not picked:
-            return WorkFetch(items=(), raced=self._raced, next_due=None)
+            return WorkFetch(items=(), claim_lost=self._raced, next_due=None)
         wanted = {one.session_id for one in picked}
         self._claimed = {name: lease for name, lease in self._claimed.items() if name in wanted}
         session_lock = self._options.timeouts.session_lock
@@ -221,7 +221,9 @@ class _Harvest:
             for one in picked
         ]
         more = len(items) < len(self._picked) or self._more()
-        return WorkFetch(items=items, raced=False, next_due=None, left=self._left, more=more)
+        return WorkFetch(
+            items=items, claim_lost=False, next_due=None, unclaimed_remaining=self._left, limit_reached=more
+        )
 
     def _more(self) -> bool:
         """After all that was picked is locked, whether there would be something for another fetch."""

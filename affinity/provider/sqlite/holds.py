@@ -21,7 +21,7 @@ def apply(tx: Tx, turns: Sequence[Turn], session_lock: float) -> None:
     """End the holds that turns end, begin those that they begin, and set their watches. Goes behind the touches of the
     same commit, which extend locks by ``session_lock`` seconds. What has finished is left to `clear`.
     """
-    named = [(turn.instance_id, turn.execution_id, hold_id) for turn in turns for hold_id in turn.unholds]
+    named = [(turn.instance_id, turn.execution_id, hold_id) for turn in turns for hold_id in turn.ended_holds]
     continued = [turn.instance_id for turn in turns if turn.update is not None and turn.update.continued]
     _cut_back(tx, [*_end(tx, "end_some", named), *_end(tx, "end_all", continued)])
     begun = [(turn, hold) for turn in turns for hold in _lasting(turn)]
@@ -52,7 +52,7 @@ def _lasting(turn: Turn) -> list[SessionHold]:
     """The holds of a turn that do not end with it."""
     if turn.update is not None and (turn.update.continued or turn.update.status in FINISHED):
         return []
-    return [hold for hold in turn.holds if hold.hold_id not in turn.unholds]
+    return [hold for hold in turn.holds if hold.hold_id not in turn.ended_holds]
 
 
 def _end(tx: Tx, statement: str, rows: Sequence[object]) -> list[Row]:

@@ -111,7 +111,7 @@ def _look(tx: Tx, identity: WorkerIdentity, wanted: Wanted) -> OrchestrationFetc
         search.read_messages()
         return search.answer()
     due = tx.value(SQL["next_due"], {**search.arguments, "draining": draining})
-    return OrchestrationFetch(items=(), raced=False, next_due=None if due is None else due - tx.now)
+    return OrchestrationFetch(items=(), claim_lost=False, next_due=None if due is None else due - tx.now)
 
 
 def _take(tx: Tx, identity: WorkerIdentity, wanted: Wanted) -> OrchestrationFetch:
@@ -132,7 +132,7 @@ def _take(tx: Tx, identity: WorkerIdentity, wanted: Wanted) -> OrchestrationFetc
 
 def _nothing(tx: Tx, identity: WorkerIdentity) -> OrchestrationFetch:
     """The answer to a caller that is not alive or not current."""
-    return OrchestrationFetch(items=(), raced=False, next_due=None, fenced=read_caller(tx, identity).replaced)
+    return OrchestrationFetch(items=(), claim_lost=False, next_due=None, fenced=read_caller(tx, identity).replaced)
 
 
 class _Search:
@@ -216,7 +216,9 @@ class _Search:
     def answer(self) -> OrchestrationFetch:
         """What was found, with its messages."""
         items = [self._item(row, self._messages[row[0]]) for row in self.found.values()]
-        return OrchestrationFetch(items=items, raced=self._raced and not items, next_due=None, left=self._left)
+        return OrchestrationFetch(
+            items=items, claim_lost=self._raced and not items, next_due=None, unclaimed_remaining=self._left
+        )
 
     def _see(self, row: list[Any], route: str, most: int) -> None:
         instance_id, owner, incarnation = row[0], row[8], row[9]

@@ -211,11 +211,11 @@ class SqliteProvider:
         """See `Provider.abandon_work_item`."""
         return await self._write(work_items.abandon, identity, items)
 
-    async def disown_work_item(
+    async def release_unknown_locks(
         self, identity: WorkerIdentity, known: Sequence[WorkLock], delivered: Sequence[WorkLock] = ()
     ) -> int:
-        """See `Provider.disown_work_item`."""
-        return await self._write(work_items.disown, identity, known, delivered)
+        """See `Provider.release_unknown_locks`."""
+        return await self._write(work_items.release_unknown_locks, identity, known, delivered)
 
     async def begin_work_item(self, identity: WorkerIdentity, lock: WorkLock, attempt: int) -> bool:
         """See `Provider.begin_work_item`."""

@@ -34,16 +34,16 @@ def prune_histories(tx: Tx, older_than: float, *, dry_run: bool) -> HistoryPruni
     """See `Provider.prune_histories`."""
     cutoff = tx.now - older_than
     if dry_run:
-        return HistoryPruning(executions=tx.value(SQL["count_histories"], {"cutoff": cutoff}), more=False)
+        return HistoryPruning(executions=tx.value(SQL["count_histories"], {"cutoff": cutoff}), limit_reached=False)
     due = tx.rows(SQL["histories"], {"cutoff": cutoff, "window": PRUNE_WINDOW})
     room, executions = PRUNE_EVENTS, 0
     for instance_id, execution_id in due:
         at = {"instance_id": instance_id, "execution_id": execution_id}
         room -= tx.run(SQL["cut_history"], {**at, "events": room})
         if room <= 0:
-            return HistoryPruning(executions=executions, more=True)
+            return HistoryPruning(executions=executions, limit_reached=True)
         executions += tx.run(SQL["forget"], at)
-    return HistoryPruning(executions=executions, more=len(due) == PRUNE_WINDOW)
+    return HistoryPruning(executions=executions, limit_reached=len(due) == PRUNE_WINDOW)
 
 
 def sweep(tx: Tx, retention: Retention) -> tuple[int, int]:

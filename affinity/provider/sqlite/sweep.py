@@ -57,7 +57,7 @@ def sweep(tx: Tx, *, interval: float, session_retention: float, worker_retention
         workers_removed=workers_removed,
         instances_removed=instances,
         executions_removed=executions,
-        more=more,
+        limit_reached=more,
     )
 
 

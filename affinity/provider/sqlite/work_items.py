@@ -76,10 +76,12 @@ def abandon(tx: Tx, identity: WorkerIdentity, items: Sequence[WorkAbandon]) -> l
     return [_abandon(tx, identity, item, may_free=alive) for item in items]
 
 
-def disown(tx: Tx, identity: WorkerIdentity, known: Sequence[WorkLock], delivered: Sequence[WorkLock]) -> int:
-    """See `Provider.disown_work_item`."""
+def release_unknown_locks(
+    tx: Tx, identity: WorkerIdentity, known: Sequence[WorkLock], delivered: Sequence[WorkLock]
+) -> int:
+    """See `Provider.release_unknown_locks`."""
     tokens = {"known": _tokens(known), "delivered": _tokens(delivered)}
-    return tx.run(SQL["disown"], {"incarnation": identity.incarnation, **tokens})
+    return tx.run(SQL["release_unknown_locks"], {"incarnation": identity.incarnation, **tokens})
 
 
 def begin(tx: Tx, identity: WorkerIdentity, lock: WorkLock, attempt: int) -> bool:

@@ -139,7 +139,7 @@ WHERE id = :id;
 -- begin: count a delivery that its fetch did not count
 UPDATE worker_queue SET attempts = max(attempts, :attempt) WHERE id = :id;
 
--- disown: unlock what an incarnation has in hand under tokens that it does not know; what was handed to code was delivered
+-- release_unknown_locks: free items locked under tokens that this incarnation does not know; `delivered` keep their attempt
 UPDATE worker_queue SET
     lock_worker = NULL, lock_incarnation = NULL, lock_token = NULL, locked_until = NULL,
     attempts = attempts - (lock_token NOT IN (SELECT value FROM json_each(:delivered)))

@@ -161,7 +161,7 @@ class BatchRules(Rules):
         assert list(await provider.send_message([])) == []
         assert list(await provider.get_instance([])) == []
         assert list(await provider.delete_instance([])) == []
-        assert await provider.disown_work_item(identity, []) == 0
+        assert await provider.release_unknown_locks(identity, []) == 0
         await provider.release_instance(identity, [])
         await provider.wake({})
 

@@ -79,7 +79,7 @@ class ByteLimitRules(Rules):
         for expected in ([1, 2, 3], [4, 5, 6], [7]):
             fetched = await a.fetch(100, max_bytes=ROOM)
             assert [item.lock.key.activity_id for item in fetched.items] == expected
-            assert fetched.more == (7 not in expected)
+            assert fetched.limit_reached == (7 not in expected)
             assert all(item.attempts == 1 for item in fetched.items)
         assert await a.take_all() == []
 
@@ -111,7 +111,7 @@ class ByteLimitRules(Rules):
         await _queue(a, "s", 3)
         fetched = await a.fetch(10, max_bytes=ROOM)
         assert [item.session_id for item in fetched.items] == [None, None, "s"]
-        assert fetched.more
+        assert fetched.limit_reached
         assert [item.session_id for item in await a.take(10)] == ["s", "s"]
 
     async def test_a_history_is_read_in_pages(self, world: World) -> None:

@@ -4,7 +4,7 @@ fetch takes.
 
 from __future__ import annotations
 
-from affinity.limits import LEAST_SHARE, fair_share
+from affinity.limits import MIN_SHARE, fair_share
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import SESSION_LOCK, SHORT_LEASE, new_instance
 from affinity.testing.conformance.providers.world import World, at_once
@@ -52,7 +52,7 @@ class CapacityRules(Rules):
             for peer in (a, b):
                 fetched = await peer.fetch(100)
                 assert len({item.session_id for item in fetched.items}) == min(waiting, fair_share(waiting, workers))
-                assert fetched.left == (fair_share(waiting, workers) < waiting)
+                assert fetched.unclaimed_remaining == (fair_share(waiting, workers) < waiting)
                 waiting -= len(fetched.items)
                 taken[peer.worker_id] += len(fetched.items)
         assert sum(taken.values()) == 60
@@ -68,7 +68,7 @@ class CapacityRules(Rules):
         for peer in (a, b, a, b):
             fetched = await peer.fetch_instances(100, exclude=seen)
             assert len(fetched.items) == fair_share(waiting, workers)
-            assert fetched.left
+            assert fetched.unclaimed_remaining
             waiting -= len(fetched.items)
             seen += [message.id for item in fetched.items for message in item.messages]
 
@@ -76,12 +76,12 @@ class CapacityRules(Rules):
         """It is not worth several looks (contract: fetch_work_item)."""
         a = await world.worker("a")
         await world.worker("b")
-        await world.enqueue(*[f"s{number}" for number in range(LEAST_SHARE)])
+        await world.enqueue(*[f"s{number}" for number in range(MIN_SHARE)])
         fetched = await a.fetch(100)
-        assert (len(fetched.items), fetched.left) == (LEAST_SHARE, False)
-        await a.provider.create_instance([new_instance(f"i{number}") for number in range(LEAST_SHARE)])
+        assert (len(fetched.items), fetched.unclaimed_remaining) == (MIN_SHARE, False)
+        await a.provider.create_instance([new_instance(f"i{number}") for number in range(MIN_SHARE)])
         instances = await a.fetch_instances(100)
-        assert (len(instances.items), instances.left) == (LEAST_SHARE, False)
+        assert (len(instances.items), instances.unclaimed_remaining) == (MIN_SHARE, False)
 
     async def test_who_is_alone_takes_all(self, world: World) -> None:
         """A worker that drains is no company: it claims nothing (contract: fetch_work_item)."""
@@ -89,25 +89,25 @@ class CapacityRules(Rules):
         await world.enqueue(*[f"s{number}" for number in range(60)])
         await (await world.clerk()).drain()
         fetched = await a.fetch(50)
-        assert (len(fetched.items), fetched.left) == (50, False)
+        assert (len(fetched.items), fetched.unclaimed_remaining) == (50, False)
         await a.provider.create_instance([new_instance(f"i{number}") for number in range(60)])
         instances = await a.fetch_instances(50)
-        assert (len(instances.items), instances.left) == (50, False)
+        assert (len(instances.items), instances.unclaimed_remaining) == (50, False)
 
     async def test_a_fetch_that_ends_at_its_limit_says_whether_there_is_more(self, world: World) -> None:
-        """Of whichever kind (contract: WorkFetch.more)."""
+        """Of whichever kind (contract: WorkFetch.limit_reached)."""
         a = await world.worker("a")
         await world.use(a, "s")
         for kind in (["s", "s", "s"], [None, None, None], ["s", "s", None], ["s", None, "t"], ["u", "v", "w"]):
             await world.enqueue(*kind)
             found = [await a.fetch(2) for _ in range(2)]
-            assert [(len(one.items), one.more) for one in found] == [(2, True), (1, False)], kind
+            assert [(len(one.items), one.limit_reached) for one in found] == [(2, True), (1, False)], kind
             await world.enqueue(*kind)
             fetched = await a.fetch(3)
-            assert (len(fetched.items), fetched.more) == (3, False), kind
+            assert (len(fetched.items), fetched.limit_reached) == (3, False), kind
 
     async def test_what_the_caller_could_not_have_is_not_more(self, world: World) -> None:
-        """Later, or in hand, or another's, or unknown, or of a session too many (contract: WorkFetch.more)."""
+        """Later, or in hand, or another's, or unknown, or of a session too many (contract: WorkFetch.limit_reached)."""
         a, b = await world.worker("a"), await world.worker("b")
         await world.use(a, "s")
         await world.use(b, "theirs")
@@ -119,11 +119,11 @@ class CapacityRules(Rules):
         await world.enqueue("theirs", "s", "new")
         await b.give_back(unheard_of, unknown=True, count_attempt=False)
         fetched = await a.fetch(1, max_sessions=1)
-        assert ([item.session_id for item in fetched.items], fetched.more) == (["s"], False)
+        assert ([item.session_id for item in fetched.items], fetched.limit_reached) == (["s"], False)
         await world.enqueue("s")
         await a.drain()
         fetched = await a.fetch(1)
-        assert ([item.session_id for item in fetched.items], fetched.more) == (["s"], False)
+        assert ([item.session_id for item in fetched.items], fetched.limit_reached) == (["s"], False)
 
     async def test_capacity_zero_takes_no_session_work(self, world: World) -> None:
         """But session-free work (design 4.7)."""

@@ -221,7 +221,7 @@ async def fetch_work_item(stage: FaultStage) -> Attempt:
         assert await stage.clean.ack(*items) == [True] * len(keys)
 
     async def recover() -> None:
-        await stage.clean.disown()
+        await stage.clean.release_unknown()
 
     return Attempt(lambda: stage.provider.fetch_work_item(stage.me, fetch_options(10)), check, recover)
 
@@ -298,9 +298,9 @@ async def abandon_work_item(stage: FaultStage) -> Attempt:
 
 
 @_verb
-async def disown_work_item(stage: FaultStage) -> Attempt:
+async def release_unknown_locks(stage: FaultStage) -> Attempt:
     item = await stage.item()
-    attempt = Attempt(lambda: stage.provider.disown_work_item(stage.me, []))
+    attempt = Attempt(lambda: stage.provider.release_unknown_locks(stage.me, []))
 
     async def check(result: object) -> None:
         assert result == 1 or (attempt.unknown and result == 0)

@@ -100,7 +100,7 @@ class HolderRules(Rules):
         longer = await a.hold("j", "s", 2 * HOLD)
         await world.advance(SESSION_LOCK + 100)
         assert (await world.sweep(session_retention=0)).sessions_removed == 0
-        await a.go_on(longer, unholds=[1])
+        await a.go_on(longer, ended_holds=[1])
         assert about((await world.session("s")).expires_in, HOLD - SESSION_LOCK - 100)
 
     async def test_check_session_tells_for_how_long(self, world: World) -> None:

@@ -23,7 +23,7 @@ ENDS: Final = {
 
 
 class HoldRules(Rules):
-    """`Turn.holds` and `Turn.unholds`: when a hold begins, and when it ends."""
+    """`Turn.holds` and `Turn.ended_holds`: when a hold begins, and when it ends."""
 
     async def test_a_held_session_outlives_its_lock_but_not_its_hold(self, world: World) -> None:
         """For so many seconds from the commit (contract: SessionHold)."""
@@ -84,7 +84,7 @@ class HoldRules(Rules):
         await world.use(a, "s")
         at = await a.hold("i", "s", HOLD)
         await world.advance(100)
-        await a.go_on(at, unholds=[1])
+        await a.go_on(at, ended_holds=[1])
         assert about((await world.session("s")).expires_in, SESSION_LOCK)
         await world.enqueue("s")
         await world.pass_time(SESSION_LOCK - 20)
@@ -100,27 +100,27 @@ class HoldRules(Rules):
         middle = await b.hold("j", "s", 2 * HOLD)
         short = await b.hold("k", "s", HOLD)
         assert about((await world.session("s")).expires_in, 3 * HOLD)
-        await b.go_on(short, unholds=[1])
+        await b.go_on(short, ended_holds=[1])
         assert about((await world.session("s")).expires_in, 3 * HOLD)
-        await a.go_on(long, unholds=[1])
+        await a.go_on(long, ended_holds=[1])
         assert about((await world.session("s")).expires_in, 2 * HOLD)
-        await b.go_on(middle, unholds=[1])
+        await b.go_on(middle, ended_holds=[1])
         assert about((await world.session("s")).expires_in, SESSION_LOCK)
 
     async def test_holds_of_one_instance_are_told_apart(self, world: World) -> None:
-        """By their ids; an unknown id, or that of another instance, ends nothing (contract: Turn.unholds)."""
+        """By their ids; an unknown id, or that of another instance, ends nothing (contract: Turn.ended_holds)."""
         a = await world.worker("a")
         await world.use(a, "s")
         await world.use(a, "t")
         holds = [SessionHold("s", 1, HOLD), SessionHold("s", 2, 2 * HOLD), SessionHold("t", 3, HOLD)]
         at = await a.go_on(await a.own("i"), holds=holds)
-        other = await a.go_on(await a.own("j"), unholds=[1, 2, 3])
-        at = await a.go_on(at, unholds=[9])
+        other = await a.go_on(await a.own("j"), ended_holds=[1, 2, 3])
+        at = await a.go_on(at, ended_holds=[9])
         assert about((await world.session("s")).expires_in, 2 * HOLD)
-        await a.go_on(at, unholds=[2])
+        await a.go_on(at, ended_holds=[2])
         assert about((await world.session("s")).expires_in, HOLD)
         assert about((await world.session("t")).expires_in, HOLD)
-        await a.go_on(other, unholds=[1])
+        await a.go_on(other, ended_holds=[1])
         assert about((await world.session("s")).expires_in, HOLD)
 
     async def test_a_hold_that_is_over_cuts_nothing_short(self, world: World) -> None:
@@ -130,7 +130,7 @@ class HoldRules(Rules):
         await a.hold("i", "s", 400.0)
         long = await a.hold("j", "s", HOLD)
         await world.advance(500)
-        await a.go_on(long, unholds=[1])
+        await a.go_on(long, ended_holds=[1])
         assert about((await world.session("s")).expires_in, SESSION_LOCK)
 
     async def test_unhold_after_the_time_is_over_extends_nothing(self, world: World) -> None:
@@ -139,7 +139,7 @@ class HoldRules(Rules):
         await world.use(a, "s")
         at = await a.hold("i", "s", HOLD)
         await world.advance(HOLD + 10)
-        await a.go_on(at, unholds=[1])
+        await a.go_on(at, ended_holds=[1])
         assert await world.holders() == {}
         assert (await world.use(b, "s")).session_id == "s"
 
@@ -149,7 +149,7 @@ class HoldRules(Rules):
         await world.use(a, "s")
         at = await a.hold("i", "s", SESSION_LOCK + 50)
         await world.advance(200)
-        await a.go_on(at, unholds=[1])
+        await a.go_on(at, ended_holds=[1])
         assert about((await world.session("s")).expires_in, SESSION_LOCK - 150)
 
     async def test_a_turn_may_touch_hold_and_end_holds(self, world: World) -> None:
@@ -159,16 +159,16 @@ class HoldRules(Rules):
         items = await a.take(10)
         at = await a.go_on(await a.own("i"), acks=[items[0].lock], holds=[SessionHold("s", 1, 3 * HOLD)])
         assert about((await world.session("s")).expires_in, 3 * HOLD)
-        at = await a.go_on(at, acks=[items[1].lock], unholds=[1], holds=[SessionHold("s", 2, HOLD)])
+        at = await a.go_on(at, acks=[items[1].lock], ended_holds=[1], holds=[SessionHold("s", 2, HOLD)])
         assert about((await world.session("s")).expires_in, HOLD)
-        await a.go_on(at, acks=[items[2].lock], unholds=[2])
+        await a.go_on(at, acks=[items[2].lock], ended_holds=[2])
         assert about((await world.session("s")).expires_in, SESSION_LOCK)
 
     async def test_a_hold_that_ends_in_its_own_turn_holds_nothing(self, world: World) -> None:
-        """What the instance waited for was there already (contract: Turn.unholds)."""
+        """What the instance waited for was there already (contract: Turn.ended_holds)."""
         a = await world.worker("a")
         await world.use(a, "s")
-        await a.go_on(await a.own("i"), holds=[SessionHold("s", 1, HOLD)], unholds=[1])
+        await a.go_on(await a.own("i"), holds=[SessionHold("s", 1, HOLD)], ended_holds=[1])
         assert about((await world.session("s")).expires_in, SESSION_LOCK)
 
     @pytest.mark.parametrize("update", ENDS.values(), ids=ENDS.keys())
@@ -189,7 +189,7 @@ class HoldRules(Rules):
         await world.pass_time(SESSION_LOCK + 110)
         await world.use(b, "s")
         await world.advance(100)
-        await a.go_on(at, unholds=[1])
+        await a.go_on(at, ended_holds=[1])
         assert await world.holders() == {"s": "b"}
         assert about((await world.session("s")).expires_in, SESSION_LOCK - 100)
 
@@ -213,7 +213,7 @@ class HoldRules(Rules):
         long = await a.hold("j", "s", 2 * HOLD)
         assert list(await a.provider.delete_instance(["i"], force=True)) == ["deleted"]
         assert about((await world.session("s")).expires_in, 2 * HOLD)
-        await a.go_on(long, unholds=[1])
+        await a.go_on(long, ended_holds=[1])
         assert about((await world.session("s")).expires_in, SESSION_LOCK)
         await a.hold("k", "s", HOLD)
         assert list(await a.provider.delete_instance(["k"], force=True)) == ["deleted"]
@@ -229,7 +229,7 @@ class HoldRules(Rules):
             replace(at, execution_id=at.execution_id + 1, event_count=0), holds=[SessionHold("s", 1, 2 * HOLD)]
         )
         assert about((await world.session("s")).expires_in, 2 * HOLD)
-        await a.go_on(at, unholds=[1])
+        await a.go_on(at, ended_holds=[1])
         assert about((await world.session("s")).expires_in, SESSION_LOCK)
 
     async def test_a_refused_turn_holds_nothing_and_ends_nothing(self, world: World) -> None:
@@ -238,6 +238,6 @@ class HoldRules(Rules):
         await world.use(a, "s")
         await world.use(a, "t")
         at = await a.hold("i", "s", HOLD)
-        assert not (await b.commit_one(at, holds=[SessionHold("t", 2, HOLD)], unholds=[1])).committed
+        assert not (await b.commit_one(at, holds=[SessionHold("t", 2, HOLD)], ended_holds=[1])).committed
         assert about((await world.session("s")).expires_in, HOLD)
         assert about((await world.session("t")).expires_in, SESSION_LOCK)

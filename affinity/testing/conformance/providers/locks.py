@@ -1,4 +1,4 @@
-"""Locks on work items: who may renew, finish, check and disown, and with which token."""
+"""Locks on work items: who may renew, finish, check and release_unknown, and with which token."""
 
 from __future__ import annotations
 
@@ -146,13 +146,13 @@ class LockRules(Rules):
         assert await a.check(first, second) == [False, False]
 
     async def test_disowning_frees_what_a_lost_reply_locked(self, world: World) -> None:
-        """At once and without counting the lost delivery; what is known stays (contract: disown_work_item)."""
+        """At once and without counting the lost delivery; what is known stays (contract: release_unknown_locks)."""
         a, b = await world.worker("a"), await world.worker("b")
         await world.enqueue(None, "s", None)
         heard, *unheard = await a.take_all()
         assert len(unheard) == 2
-        assert await a.disown(heard.lock) == 2
-        assert await a.disown(heard.lock) == 0
+        assert await a.release_unknown(heard.lock) == 2
+        assert await a.release_unknown(heard.lock) == 0
         assert await a.check(heard, *unheard) == [True, False, False]
         free = await b.take_one()
         held = await a.take_one()
@@ -160,11 +160,11 @@ class LockRules(Rules):
         assert (held.session_id, held.attempts) == ("s", 1)
 
     async def test_disowning_counts_what_was_handed_to_code(self, world: World) -> None:
-        """Only a delivery that never reached code is taken back (contract: disown_work_item)."""
+        """Only a delivery that never reached code is taken back (contract: release_unknown_locks)."""
         a = await world.worker("a")
         await world.enqueue("begun", None)
         taken = {item.session_id: item for item in await a.take_all()}
-        assert await a.disown(delivered=[taken["begun"]]) == 2
+        assert await a.release_unknown(delivered=[taken["begun"]]) == 2
         again = {item.session_id: item.attempts for item in await a.take_all()}
         assert again == {"begun": 2, None: 1}
 
@@ -175,11 +175,11 @@ class LockRules(Rules):
         for expected in (1, 2, 3, 3, 3):
             items = await a.take_all(uncounted_after=2)
             assert [item.attempts for item in items] == [expected, expected]
-            await a.disown(delivered=items)
+            await a.release_unknown(delivered=items)
         items = await a.take_all(uncounted_after=2)
         for item in items + items:  # done twice is done once
             assert await a.begin(item)
-        await a.disown(delivered=items)
+        await a.release_unknown(delivered=items)
         assert [item.attempts for item in await a.take_all(uncounted_after=2)] == [4, 4]
 
     async def test_a_claim_counts_a_delivery_as_any_fetch(self, world: World) -> None:
@@ -211,10 +211,10 @@ class LockRules(Rules):
         assert (await b.take_one()).attempts == 1
 
     async def test_disowning_touches_nothing_of_other_workers(self, world: World) -> None:
-        """Nor of another incarnation (contract: disown_work_item)."""
+        """Nor of another incarnation (contract: release_unknown_locks)."""
         a, b = await world.worker("a"), await world.worker("b")
         await world.enqueue(None)
         item = await a.take_one()
-        assert await b.disown() == 0
-        assert await (await world.peer("a")).disown() == 0
+        assert await b.release_unknown() == 0
+        assert await (await world.peer("a")).release_unknown() == 0
         assert await a.renew(item) == [True]

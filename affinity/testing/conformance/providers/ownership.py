@@ -96,7 +96,7 @@ class OwnershipRules(Rules):
     async def test_nothing_is_due_without_messages(self, world: World) -> None:
         """None (contract: OrchestrationFetch)."""
         fetched = await (await world.worker("a")).fetch_instances()
-        assert (list(fetched.items), fetched.raced, fetched.next_due) == ([], False, None)
+        assert (list(fetched.items), fetched.claim_lost, fetched.next_due) == ([], False, None)
 
     async def test_racing_workers_share_the_instances(self, world: World) -> None:
         """Each instance has one winner, and none is left (contract: owned instance)."""

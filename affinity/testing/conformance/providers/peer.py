@@ -93,7 +93,7 @@ class Peer:
                 fetched = await self.fetch(limit, **choices)
             except Contention:
                 continue  # nothing was changed: try again at once
-            if fetched.items or not fetched.raced:
+            if fetched.items or not fetched.claim_lost:
                 return list(fetched.items)
         raise AssertionError(f"fetch_work_item lost {_MAX_RACES} races in a row")
 
@@ -130,8 +130,8 @@ class Peer:
         abandons = [WorkAbandon(lock=item.lock, **flags) for item in items]
         return list(await self.provider.abandon_work_item(self.identity, abandons))
 
-    async def disown(self, *known: WorkLock, delivered: Sequence[WorkItem] = ()) -> int:
-        return await self.provider.disown_work_item(self.identity, known, [item.lock for item in delivered])
+    async def release_unknown(self, *known: WorkLock, delivered: Sequence[WorkItem] = ()) -> int:
+        return await self.provider.release_unknown_locks(self.identity, known, [item.lock for item in delivered])
 
     async def begin(self, item: WorkItem) -> bool:
         return await self.provider.begin_work_item(self.identity, item.lock, item.attempts)
@@ -172,7 +172,7 @@ class Peer:
                 fetched = await self.fetch_instances(limit, names=names)
             except Contention:
                 continue  # nothing was changed: try again at once
-            if fetched.items or not fetched.raced:
+            if fetched.items or not fetched.claim_lost:
                 return list(fetched.items)
         raise AssertionError(f"fetch_orchestration_item lost {_MAX_RACES} races in a row")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from affinity.limits import LEAST_SHARE
+from affinity.limits import MIN_SHARE
 from affinity.provider.contract import OFFER_SECONDS, NewWorkItem, OrchestrationItem, Placed
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import ITEM_LOCK, SESSION_LOCK, SHORT_LEASE, work_item
@@ -155,11 +155,11 @@ class PlacingRules(Rules):
         assert here == [1, 3, 5, 6]
 
     async def test_a_lost_reply_of_a_commit_is_disowned(self, world: World) -> None:
-        """Items locked here that the worker has never heard of are freed, uncounted (contract: disown_work_item)."""
+        """Items locked here under unknown tokens are freed, uncounted (contract: release_unknown_locks)."""
         a, b = await world.worker("a"), await world.worker("b")
         instance = await a.own("i")
         await place(a, instance, lock_here(instance, 1))
-        assert await a.disown() == 1
+        assert await a.release_unknown() == 1
         assert (await b.take_one()).attempts == 1
 
     # -- work of sessions that nobody holds, and that the committer would like to claim
@@ -180,10 +180,10 @@ class PlacingRules(Rules):
         """And does not lessen it (contract: fetch_work_item)."""
         a, _ = await world.worker("a"), await world.worker("b")
         instance = await a.own("i")
-        others = [f"s{number}" for number in range(2 * LEAST_SHARE)]
+        others = [f"s{number}" for number in range(2 * MIN_SHARE)]
         await world.enqueue(*others)
         await place(a, instance, claim_here(instance, 1, "mine"))
-        assert {item.session_id for item in await a.take(100)} == {"mine", *others[:LEAST_SHARE]}
+        assert {item.session_id for item in await a.take(100)} == {"mine", *others[:MIN_SHARE]}
 
     async def test_what_is_older_comes_before_what_is_offered(self, world: World) -> None:
         """Also when there is room for one session only (contract: fetch_work_item)."""

@@ -161,7 +161,7 @@ class RetentionRules(Rules):
         third = await a.go_on(replace(at, execution_id=3, event_count=0))
         assert (await a.provider.prune_histories(DAY, dry_run=True)).executions == 1
         pruned = await a.provider.prune_histories(DAY)
-        assert (pruned.executions, pruned.more) == (1, False)
+        assert (pruned.executions, pruned.limit_reached) == (1, False)
         histories = [await read_whole_history(a.provider, "i", execution) for execution in (1, 2, 3)]
         assert list(map(len, histories)) == [0, 1, 1]
         assert (await a.provider.prune_histories(DAY)).executions == 0
@@ -174,7 +174,7 @@ class RetentionRules(Rules):
         events = [str(n) for n in range(12_000)]
         assert (await a.commit_one(at, history=events, update=CONTINUED)).committed
         first = await a.provider.prune_histories(0.0)
-        assert (first.executions, first.more) == (0, True)
+        assert (first.executions, first.limit_reached) == (0, True)
         assert await a.history(at) == events[: len(await a.history(at))] != []
         assert (await a.provider.prune_histories(0.0)).executions == 1
         assert await a.history(at) == []

@@ -171,7 +171,7 @@ class RoutingRules(Rules):
     async def test_nothing_is_due_in_an_empty_queue(self, world: World) -> None:
         """None, and nothing to race for (contract: WorkFetch)."""
         fetched = await (await world.worker("a")).fetch()
-        assert (list(fetched.items), fetched.raced, fetched.next_due) == ([], False, None)
+        assert (list(fetched.items), fetched.claim_lost, fetched.next_due) == ([], False, None)
 
     async def test_what_another_holder_waits_for_is_not_due_here(self, world: World) -> None:
         """Only something of ours, or unclaimed (contract: WorkFetch)."""

@@ -47,7 +47,7 @@ class SameTurnRules(Rules):
         await a.take_one()
         (before,) = await a.provider.check_session(a.identity, ["s"])
         hold = SessionHold("s", 7, 10_000.0)
-        await a.commit_one(replace(instance, event_count=1), holds=[hold], unholds=[7])
+        await a.commit_one(replace(instance, event_count=1), holds=[hold], ended_holds=[7])
         (after,) = await a.provider.check_session(a.identity, ["s"])
         assert before is not None
         assert after is not None

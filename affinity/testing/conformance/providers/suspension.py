@@ -48,7 +48,7 @@ class SuspensionRules(Rules):
         await world.pass_time(100)
         for peer in (a, b):
             fetched = await peer.fetch_instances()
-            assert (list(fetched.items), fetched.raced, fetched.next_due) == ([], False, None)
+            assert (list(fetched.items), fetched.claim_lost, fetched.next_due) == ([], False, None)
         assert await a.history(at) == ["1"]
         assert (await a.provider.count_work())["messages"] == 2
 

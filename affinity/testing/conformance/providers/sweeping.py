@@ -89,7 +89,7 @@ class SweepRules(Rules):
         await a.own("i")
         swept = await world.sweep()
         assert swept.swept
-        assert (swept.rerouted, swept.sessions_removed, swept.workers_removed, swept.more) == (0, 0, 0, False)
+        assert (swept.rerouted, swept.sessions_removed, swept.workers_removed, swept.limit_reached) == (0, 0, 0, False)
 
     async def test_work_of_a_dead_holder_is_found(self, world: World) -> None:
         """Its items were marked for it, and nobody was there to re-mark them when its lease ended (design 5.5)."""

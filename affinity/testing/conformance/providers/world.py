@@ -126,7 +126,7 @@ class World:
     async def sweep_all(self) -> int:
         """Sweep until nothing is left to do; returns the number of sweeps."""
         for sweeps in range(1, _MAX_SWEEPS + 1):
-            if not (await self.sweep()).more:
+            if not (await self.sweep()).limit_reached:
                 return sweeps
         raise AssertionError(f"sweep says `more` {_MAX_SWEEPS} times in a row")
 
