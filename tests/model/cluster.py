@@ -132,7 +132,7 @@ def expect(what: str, found: object, wanted: object) -> None:
         raise Violation(f"{what}: the provider says {found!r}, the model {wanted!r}")
 
 
-class Cluster:
+class SimulatedCluster:
     """One plan's run on one database."""
 
     def __init__(self, database: ModelDatabase) -> None:

@@ -22,7 +22,7 @@ from affinity.provider.contract import (
 from affinity.provider.postgres import states
 from affinity.provider.timeline import Timeline
 from affinity.worker.instances import InstanceTable
-from tests.model.cluster import Cluster
+from tests.model.cluster import SimulatedCluster
 from tests.model.conftest import Look
 from tests.model.databases import ModelDatabase
 from tests.model.leases import Violation
@@ -132,7 +132,7 @@ def test_the_contract(
 
     monkeypatch.setattr(database, "provider", provider)
     with pytest.raises(Violation):
-        look(PLANS, Cluster, usual=USUAL, made_plain=False)
+        look(PLANS, SimulatedCluster, usual=USUAL, made_plain=False)
 
 
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
@@ -153,7 +153,7 @@ def test_a_script_that_writes_during_a_first_claim(look: Look, monkeypatch: pyte
         statement = statement.replace(part, without)
     monkeypatch.setattr(states, "_SQL", {**states._SQL, verb: statement})
     with pytest.raises(Violation):
-        look(PLANS, Cluster, usual=USUAL, made_plain=False)
+        look(PLANS, SimulatedCluster, usual=USUAL, made_plain=False)
 
 
 def test_a_lost_tail_of_which_nobody_learns(
@@ -166,7 +166,7 @@ def test_a_lost_tail_of_which_nobody_learns(
 
     monkeypatch.setattr(database, "show_loss", show_loss)
     with pytest.raises(Violation):
-        look(PLANS, Cluster, usual=USUAL, made_plain=False)
+        look(PLANS, SimulatedCluster, usual=USUAL, made_plain=False)
 
 
 def test_messages_that_go_back_are_overtaken(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ short as it can be, and printed as a program that carries it out by itself.
 
 from __future__ import annotations
 
-from tests.model.cluster import Cluster
+from tests.model.cluster import SimulatedCluster
 from tests.model.conftest import Look
 from tests.model.steps import PLANS
 from tests.model.tables import TABLE_PLANS, TableCluster
@@ -14,7 +14,7 @@ from tests.model.tables import TABLE_PLANS, TableCluster
 
 def test_the_contract(look: Look) -> None:
     """Simulated workers say and hear whatever the contract has words for."""
-    look(PLANS, Cluster, usual=20)
+    look(PLANS, SimulatedCluster, usual=20)
 
 
 def test_instances_in_memory(look: Look) -> None:

@@ -13,8 +13,8 @@ from psycopg import sql
 
 from affinity.provider.contract import Provider
 from affinity.testing.conformance.providers import Harness, ProviderConformance
+from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.fault_verbs import VERBS
-from affinity.testing.conformance.providers.world import World
 from tests.provider.harnesses import SCHEMA, PostgresHarness, SqliteHarness
 from tests.provider.postgres_stage import hot_verbs, session_verbs, some_sessions, some_work
 
@@ -62,14 +62,14 @@ async def test_a_schema_that_was_used_is_as_a_migration_leaves_it(postgres_share
     """Whatever the rule before did, and though it left a transaction open."""
     await PostgresHarness.prepare(postgres_database)
     new = _everything(postgres_database)
-    world = World(await PostgresHarness.create(postgres_shared))
-    peer = await world.worker("a")
+    cluster = Cluster(await PostgresHarness.create(postgres_shared))
+    peer = await cluster.worker("a")
     for verb in session_verbs(peer, await some_sessions(peer)):
         await verb()
     for verb in hot_verbs(peer, await some_work(peer)):
         await verb()
-    await world.advance(5.0)
-    await world.aclose()
+    await cluster.advance(5.0)
+    await cluster.aclose()
     assert {name for name, found in _everything(postgres_shared).items() if found != new.get(name)} >= {
         "workers", "history", "(sizes)", "(sequences)", "(functions)"
     }  # fmt: skip

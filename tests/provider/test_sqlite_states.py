@@ -17,8 +17,8 @@ from affinity.provider.sqlite import SqliteProvider
 from affinity.provider.sqlite.migration import MIGRATIONS, migrate
 from affinity.records import SessionFilter
 from affinity.testing.conformance.providers.builders import state, state_write, work_item
+from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.peer import Peer
-from affinity.testing.conformance.providers.world import World
 from tests.provider.harnesses import SqliteHarness
 from tests.provider.old_records import check_record_before_births
 
@@ -28,45 +28,45 @@ LARGE: Final = 25 * 1024 * 1024
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     """A migrated file, and workers on it."""
-    world = World(await SqliteHarness.create(tmp_path))
-    yield world
-    await world.aclose()
+    cluster = Cluster(await SqliteHarness.create(tmp_path))
+    yield cluster
+    await cluster.aclose()
 
 
 @pytest.fixture
-async def path(world: World, tmp_path: Path) -> Path:
-    """The file of that world."""
+async def path(cluster: Cluster, tmp_path: Path) -> Path:
+    """The file of that cluster."""
     return tmp_path / "affinity.db"
 
 
 # --- large states -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_state_of_25_mb_goes_both_ways(world: World) -> None:
+async def test_a_state_of_25_mb_goes_both_ways(cluster: Cluster) -> None:
     """By hand, with a turn, with an ack; its size is told without reading it."""
-    a, store = await world.worker("a"), await world.states()
+    a, store = await cluster.worker("a"), await cluster.states()
     first, second, third = (secrets.token_bytes(LARGE) for _ in range(3))
     await store.save(state("s", first))
-    assert (await world.record("s")).state == first
-    await world.enqueue("s", "s")
+    assert (await cluster.record("s")).state == first
+    await cluster.enqueue("s", "s")
     one, other = await a.take(2)
     step = {"acks": [one.lock], "states": [state_write(one, second, base=1)]}
     assert (await a.commit_one(await a.own("i"), **step)).committed
-    assert (await world.record("s")).state == second
+    assert (await cluster.record("s")).state == second
     assert await a.ack_with(other, state_write(other, third, base=2))
-    assert (await world.record("s")).state == third
+    assert (await cluster.record("s")).state == third
     assert [row.size for row in await store.list(SessionFilter(), 10)] == [LARGE]
 
 
 # --- what a statement costs -------------------------------------------------------------------------------------------
 
 
-async def test_a_plain_turn_runs_no_statement_for_sessions_that_it_does_not_write(world: World) -> None:
+async def test_a_plain_turn_runs_no_statement_for_sessions_that_it_does_not_write(cluster: Cluster) -> None:
     """Neither a commit nor an ack, as long as no state comes with them and no execution ends."""
-    a = await world.worker("a")
-    await world.enqueue("s", "s")
+    a = await cluster.worker("a")
+    await cluster.enqueue("s", "s")
     one, other = await a.take(2)
     at = await a.own("i")
     ran = await traced(a)
@@ -76,11 +76,11 @@ async def test_a_plain_turn_runs_no_statement_for_sessions_that_it_does_not_writ
     assert mentioned(ran, "session_") == []
 
 
-async def test_a_batch_with_states_reads_once_and_writes_each_once(world: World) -> None:
+async def test_a_batch_with_states_reads_once_and_writes_each_once(cluster: Cluster) -> None:
     """However many there are."""
-    a = await world.worker("a")
+    a = await cluster.worker("a")
     sessions = [f"s{number}" for number in range(20)]
-    await world.enqueue(*sessions)
+    await cluster.enqueue(*sessions)
     items = await a.take_all()
     at = await a.own("i")
     ran = await traced(a)
@@ -92,9 +92,9 @@ async def test_a_batch_with_states_reads_once_and_writes_each_once(world: World)
     assert mentioned(ran, "session_labels") + mentioned(ran, "session_participants") == []
 
 
-async def test_labels_are_written_when_they_change(world: World, path: Path) -> None:
+async def test_labels_are_written_when_they_change(cluster: Cluster, path: Path) -> None:
     """And follow their record, until it is gone."""
-    a, store = await world.worker("a"), await world.states()
+    a, store = await cluster.worker("a"), await cluster.states()
     await store.save(state("other", labels={"x": "1"}))
     await store.save(state("s", labels={"x": "1", "y": "2"}))
     ran = await traced(a)
@@ -104,7 +104,7 @@ async def test_labels_are_written_when_they_change(world: World, path: Path) -> 
     assert labels(path) == [("other", "x", "1"), ("s", "x", "1"), ("s", "y", "2")]
     await store.save(state("s", labels={"y": "3"}))
     assert labels(path) == [("other", "x", "1"), ("s", "y", "3")]
-    item = await world.use(a, "s")
+    item = await cluster.use(a, "s")
     assert (await a.commit_one(await a.own("i"), states=[state_write(item, base=3)])).committed
     assert labels(path) == [("other", "x", "1")]
     await store.delete(["other"])
@@ -114,23 +114,23 @@ async def test_labels_are_written_when_they_change(world: World, path: Path) -> 
 # --- holds ------------------------------------------------------------------------------------------------------------
 
 
-async def test_the_sweep_removes_old_holds_step_by_step(world: World, path: Path) -> None:
+async def test_the_sweep_removes_old_holds_step_by_step(cluster: Cluster, path: Path) -> None:
     """And says when there are more of them; what still holds stays."""
-    a = await world.worker("a")
+    a = await cluster.worker("a")
     at = await a.own("i")
     first, last = [SessionHold("s", number, 10.0) for number in range(MAX_REROUTE)], SessionHold("t", MAX_REROUTE, 10.0)
     await a.go_on(at, holds=[*first, last, SessionHold("u", MAX_REROUTE + 1, 1_000.0)])
-    await world.advance(20)
-    assert (await world.sweep()).limit_reached
+    await cluster.advance(20)
+    assert (await cluster.sweep()).limit_reached
     assert rows(path, "session_holds") == 2
-    assert not (await world.sweep()).limit_reached
+    assert not (await cluster.sweep()).limit_reached
     assert rows(path, "session_holds") == 1
 
 
 @pytest.mark.parametrize("way", ["completed", "deleted"])
-async def test_nothing_of_an_instance_is_left(world: World, path: Path, way: str) -> None:
+async def test_nothing_of_an_instance_is_left(cluster: Cluster, path: Path, way: str) -> None:
     """Neither of its former turns nor of the one that ends it."""
-    a = await world.worker("a")
+    a = await cluster.worker("a")
     waits: dict[str, Any] = {"holds": [SessionHold("s", 1, 10.0)], "watches": [SessionWatch("s", "moved")]}
     at = await a.go_on(await a.own("i"), **waits)
     assert [rows(path, table) for table in ("session_holds", "session_watches")] == [1, 1]

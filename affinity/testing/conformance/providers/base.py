@@ -1,4 +1,4 @@
-"""What every theme of the suite shares: the world, made anew for each test."""
+"""Base class of the suite's themes: the fixture `cluster`, fresh for each test."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.harness import Harness
-from affinity.testing.conformance.providers.world import World
 
 
 class Rules:
@@ -21,9 +21,9 @@ class Rules:
         return "asyncio"
 
     @pytest.fixture
-    async def world(self, harness: Harness) -> AsyncIterator[World]:
+    async def cluster(self, harness: Harness) -> AsyncIterator[Cluster]:
         """A fresh database and everything opened on it."""
-        world = World(harness)
-        await world.clerk()
-        yield world
-        await world.aclose()
+        cluster = Cluster(harness)
+        await cluster.enqueuer()
+        yield cluster
+        await cluster.aclose()

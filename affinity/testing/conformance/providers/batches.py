@@ -16,44 +16,44 @@ from affinity.testing.conformance.providers.builders import (
     turn,
     work_item,
 )
-from affinity.testing.conformance.providers.world import World
+from affinity.testing.conformance.providers.cluster import Cluster
 
 
 class BatchRules(Rules):
     """One refused element changes nothing and does not disturb the others (contract: rules for every verb)."""
 
-    async def test_renewals_answer_one_by_one(self, world: World) -> None:
+    async def test_renewals_answer_one_by_one(self, cluster: Cluster) -> None:
         """A bad lock amid good ones (contract: renew_work_item_lock)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue("s", None, "t")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue("s", None, "t")
         first, bad, last = await a.take_all()
-        await world.advance(ITEM_LOCK - 10)
+        await cluster.advance(ITEM_LOCK - 10)
         assert await a.renew(first, forged(bad), last) == [True, False, True]
-        await world.pass_time(11)
+        await cluster.pass_time(11)
         assert await a.check(first, bad, last) == [True, True, True]
         taken = await b.take_all() + await a.take_all()
         assert [item.lock.key for item in taken] == [bad.lock.key]
 
-    async def test_acks_answer_one_by_one(self, world: World) -> None:
+    async def test_acks_answer_one_by_one(self, cluster: Cluster) -> None:
         """A bad lock amid good ones; results in order (contract: ack_work_item)."""
-        a = await world.worker("a")
-        await world.enqueue("s", None, "t")
+        a = await cluster.worker("a")
+        await cluster.enqueue("s", None, "t")
         first, bad, last = await a.take_all()
         assert await a.ack(first, forged(bad), last) == [True, False, True]
-        assert len(await world.results()) == 2
+        assert len(await cluster.results()) == 2
         assert await a.check(first, bad, last) == [False, True, False]
 
-    async def test_gifts_back_answer_one_by_one(self, world: World) -> None:
+    async def test_gifts_back_answer_one_by_one(self, cluster: Cluster) -> None:
         """A bad lock amid good ones (contract: abandon_work_item)."""
-        a = await world.worker("a")
-        await world.enqueue("s", None, "t")
+        a = await cluster.worker("a")
+        await cluster.enqueue("s", None, "t")
         first, bad, last = await a.take_all()
         assert await a.give_back(first, forged(bad), last) == [True, False, True]
         assert sorted(item.lock.key for item in await a.take_all()) == sorted([first.lock.key, last.lock.key])
 
-    async def test_turns_are_committed_one_by_one(self, world: World) -> None:
+    async def test_turns_are_committed_one_by_one(self, cluster: Cluster) -> None:
         """In one transaction, yet a refused turn leaves the others alone (contract: commit_turn)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         mine = [await a.own(f"i{number}") for number in range(3)]
         other = await b.own("other")
         stale = replace(mine[1], event_count=5)
@@ -64,11 +64,11 @@ class BatchRules(Rules):
         assert [item.lock.key.instance_id for item in await a.take_all()] == ["i0", "i2"]
         assert [await a.history(at) for at in (*mine, other)] == [["event"], [], ["event"], []]
 
-    async def test_a_dead_ack_refuses_its_own_turn_only(self, world: World) -> None:
+    async def test_a_dead_ack_refuses_its_own_turn_only(self, cluster: Cluster) -> None:
         """Each turn has its fence (contract: TurnResult.lost_acks)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         first, second = await a.own("i"), await a.own("j")
-        await world.enqueue(None, "s")
+        await cluster.enqueue(None, "s")
         items = await a.take_all()
         bad = forged(items[0])
         results = await a.commit(turn(first, acks=[bad.lock]), turn(second, acks=[items[1].lock]))
@@ -76,9 +76,9 @@ class BatchRules(Rules):
         assert [list(result.lost_acks) for result in results] == [[bad.lock], []]
         assert await a.check(*items) == [True, False]
 
-    async def test_turns_of_one_commit_may_send_to_each_other(self, world: World) -> None:
+    async def test_turns_of_one_commit_may_send_to_each_other(self, cluster: Cluster) -> None:
         """Messages and children of one reach the others (contract: commit_turn)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         ids = [f"i{number}" for number in range(4)]
         owned = [await a.own(name) for name in ids]
         turns = [
@@ -96,9 +96,9 @@ class BatchRules(Rules):
         assert [text for texts in found.values() for text in texts].count("taken") == 3
         assert all(sorted(text for text in texts if text != "taken") == ids for texts in found.values())
 
-    async def test_a_message_to_an_instance_that_finishes_in_the_same_commit_is_gone(self, world: World) -> None:
+    async def test_a_message_to_an_instance_that_finishes_in_the_same_commit_is_gone(self, cluster: Cluster) -> None:
         """Before or after: a finished instance has no queue rows (contract: Turn.update)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         owned = [await a.own(name) for name in ("first", "ending", "last")]
         done = InstanceUpdate(status="completed")
         message = NewMessage(instance_id="ending", payload="x")
@@ -111,9 +111,9 @@ class BatchRules(Rules):
         assert await a.take_instances() == []
         assert (await a.provider.count_work())["messages"] == 0
 
-    async def test_instances_are_created_one_by_one(self, world: World) -> None:
+    async def test_instances_are_created_one_by_one(self, cluster: Cluster) -> None:
         """Those that were there are left as they were; a duplicate is there already (contract: create_instance)."""
-        client = await world.open()
+        client = await cluster.open()
         await client.create_instance([new_instance("b", name="old")])
         created = await client.create_instance([new_instance(name) for name in ("a", "b", "c", "a")])
         assert list(created) == [True, False, True, False]
@@ -121,9 +121,9 @@ class BatchRules(Rules):
         assert [row and row.name for row in rows] == ["flow", None, "old", "flow", "flow"]
         assert (await client.count_work())["messages"] == 3
 
-    async def test_deletions_answer_one_by_one(self, world: World) -> None:
+    async def test_deletions_answer_one_by_one(self, cluster: Cluster) -> None:
         """Deleted, unknown and running in one call (contract: delete_instance)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         for name in ("x", "z"):
             await a.commit_one(await a.own(name), update=InstanceUpdate(status="completed"))
         await a.own("y")
@@ -134,22 +134,22 @@ class BatchRules(Rules):
             "deleted",
         ]
 
-    async def test_a_duplicate_has_its_effect_once(self, world: World) -> None:
+    async def test_a_duplicate_has_its_effect_once(self, cluster: Cluster) -> None:
         """The same lock twice: one result sent, one attempt given back (contract: rules for every verb)."""
-        a = await world.worker("a")
-        await world.enqueue(None, None, None)
+        a = await cluster.worker("a")
+        await cluster.enqueue(None, None, None)
         acked, returned, renewed = await a.take_all()
         assert (await a.ack(acked, acked))[0]
-        assert await world.results() == ["done"]
+        assert await cluster.results() == ["done"]
         assert (await a.give_back(returned, returned, count_attempt=False, failed=True))[0]
         assert await a.renew(renewed, renewed) == [True, True]
         assert await a.check(renewed, renewed) == [True, True]
         again = await a.take_one()
         assert (again.lock.key, again.attempts, again.failures) == (returned.lock.key, 1, 1)
 
-    async def test_an_empty_batch_is_nothing(self, world: World) -> None:
+    async def test_an_empty_batch_is_nothing(self, cluster: Cluster) -> None:
         """Every verb takes it (contract: rules for every verb)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         provider, identity = a.provider, a.identity
         assert list(await provider.renew_work_item_lock(identity, [], TIMEOUTS)) == []
         assert list(await provider.check_work_item([])) == []
@@ -165,9 +165,9 @@ class BatchRules(Rules):
         await provider.release_instance(identity, [])
         await provider.wake({})
 
-    async def test_releases_are_made_one_by_one(self, world: World) -> None:
+    async def test_releases_are_made_one_by_one(self, cluster: Cluster) -> None:
         """Freed, handed over and not ours in one call (contract: release_instance)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         for name in ("free", "given", "kept"):
             await a.own(name)
         releases = [Release(instance_id="free"), Release(instance_id="missing"), Release(instance_id="given", to="b")]
@@ -175,10 +175,10 @@ class BatchRules(Rules):
         assert {item.instance_id for item in await b.take_instances()} == {"free", "given"}
         assert [item.instance_id for item in await a.take_instances()] == ["kept"]
 
-    async def test_a_worker_that_registers_nothing_fetches_too(self, world: World) -> None:
+    async def test_a_worker_that_registers_nothing_fetches_too(self, cluster: Cluster) -> None:
         """No name is known, so everything is delivered until somebody gives it back as unknown (contract: names)."""
-        a = await world.worker("a")
-        await world.enqueue(None)
+        a = await cluster.worker("a")
+        await cluster.enqueue(None)
         fetched = await a.provider.fetch_work_item(a.identity, fetch_options(names=()))
         assert len(fetched.items) == 1
 

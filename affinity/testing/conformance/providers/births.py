@@ -7,16 +7,16 @@ from dataclasses import replace
 from affinity.provider.contract import NewMessage, OrchestrationItem
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import message_ids, new_instance, payloads, turn, work_item
+from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.peer import Peer
-from affinity.testing.conformance.providers.world import World
 
 
 class BirthRules(Rules):
     """Deletion, and creation under the same id."""
 
-    async def test_each_instance_has_a_birth_token(self, world: World) -> None:
+    async def test_each_instance_has_a_birth_token(self, cluster: Cluster) -> None:
         """It stays, and a successor has another (contract: Birth)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         await a.provider.create_instance([new_instance("j")])
         first = await a.own("i")
         await a.commit_one(first)
@@ -26,9 +26,9 @@ class BirthRules(Rules):
         assert first.birth == same.birth
         assert len({first.birth, second.birth, other.birth}) == 3
 
-    async def test_a_turn_of_a_deleted_instance_is_refused_by_its_successor(self, world: World) -> None:
+    async def test_a_turn_of_a_deleted_instance_is_refused_by_its_successor(self, cluster: Cluster) -> None:
         """At the very same place in its history, though the caller owns it (contract: Turn)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         old = await a.own("i")
         await a.commit_one(old, work_items=[work_item(old, 1)])
         new = await recreated(a, old)
@@ -38,17 +38,17 @@ class BirthRules(Rules):
         assert await a.history(new) == ["new"]
         assert (await a.commit_one(replace(new, event_count=1))).committed
 
-    async def test_other_turns_of_the_batch_pass(self, world: World) -> None:
+    async def test_other_turns_of_the_batch_pass(self, cluster: Cluster) -> None:
         """One of a deleted instance is refused alone (contract: rules for every verb)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         old, other = await a.own("i"), await a.own("j")
         await recreated(a, old)
         results = await a.commit(turn(old), turn(other))
         assert [result.committed for result in results] == [False, True]
 
-    async def test_a_message_to_a_deleted_instance_does_not_reach_its_successor(self, world: World) -> None:
+    async def test_a_message_to_a_deleted_instance_does_not_reach_its_successor(self, cluster: Cluster) -> None:
         """The answer of its child, for one; from a turn, and on its own (contract: NewMessage.birth)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         sender, old = await a.own("sender"), await a.own("i")
         new = await recreated(a, old)
         messages = [
@@ -60,9 +60,9 @@ class BirthRules(Rules):
         (found,) = await a.take_instances()
         assert payloads(found) == [*payloads(new), "new", "any", "new", "any"]
 
-    async def test_a_turn_consumes_messages_of_its_own_instance_only(self, world: World) -> None:
+    async def test_a_turn_consumes_messages_of_its_own_instance_only(self, cluster: Cluster) -> None:
         """A message id alone says nothing: a database that lost its tail gives it again (contract: Turn.consumed)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         first, second = await a.own("i"), await a.own("j")
         assert (await a.commit_one(first, consumed=[*message_ids(first), *message_ids(second)])).committed
         assert [item.instance_id for item in await a.take_instances()] == ["j"]

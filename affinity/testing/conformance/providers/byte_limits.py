@@ -8,8 +8,8 @@ from typing import Final
 from affinity.provider.contract import HistoryCursor, NewMessage, OrchestrationItem
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import message_ids, new_instance, payloads, work_item
+from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.peer import Peer
-from affinity.testing.conformance.providers.world import World
 
 SIZE: Final = 100_000
 """UTF-8 bytes of each payload: half as many characters."""
@@ -21,9 +21,9 @@ ROOM: Final = 3 * SIZE - 1
 class ByteLimitRules(Rules):
     """``max_bytes`` of `fetch_orchestration_item`, `fetch_work_item` and `read_history`."""
 
-    async def test_a_fetch_brings_messages_of_so_many_bytes(self, world: World) -> None:
+    async def test_a_fetch_brings_messages_of_so_many_bytes(self, cluster: Cluster) -> None:
         """In their order over several fetches, the rest immediately and at the end nothing (contract: max_bytes)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         await _own_with_messages(a, "i", 7)
         seen: list[str] = []
         known: list[int] = []
@@ -36,9 +36,9 @@ class ByteLimitRules(Rules):
         assert seen == [_payload(number) for number in range(7)]
         assert sizes == [3, 3, 1]
 
-    async def test_a_fetch_brings_at_least_one_message(self, world: World) -> None:
+    async def test_a_fetch_brings_at_least_one_message(self, cluster: Cluster) -> None:
         """However large it is (contract: max_bytes)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         at = await _own_with_messages(a, "i", 3)
         for number in range(3):
             (item,) = (await a.fetch_instances(max_bytes=1)).items
@@ -46,35 +46,35 @@ class ByteLimitRules(Rules):
             at = await a.go_on(at, consumed=message_ids(item))
         assert not (await a.fetch_instances(max_bytes=1)).items
 
-    async def test_one_backlog_keeps_no_other_instance_waiting(self, world: World) -> None:
+    async def test_one_backlog_keeps_no_other_instance_waiting(self, cluster: Cluster) -> None:
         """The first message of each instance comes before the second of any (contract: max_bytes)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         await _own_with_messages(a, "i", 5)
         await _own_with_messages(a, "j", 2)
         items = (await a.fetch_instances(max_bytes=ROOM)).items
         assert {item.instance_id: len(item.messages) for item in items} == {"i": 2, "j": 1}
 
-    async def test_an_instance_without_room_for_a_message_is_not_taken(self, world: World) -> None:
+    async def test_an_instance_without_room_for_a_message_is_not_taken(self, cluster: Cluster) -> None:
         """Its claims are not counted, and another worker may have it (contract: max_bytes)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.provider.create_instance([new_instance(name, start=_payload(0)) for name in ("i", "j")])
         (first,) = (await a.fetch_instances(max_bytes=1)).items
         (second,) = (await b.fetch_instances(max_bytes=1)).items
         assert {first.instance_id, second.instance_id} == {"i", "j"}
         assert (first.claims, second.claims) == (1, 1)
 
-    async def test_a_message_left_behind_is_there_for_the_next_owner(self, world: World) -> None:
+    async def test_a_message_left_behind_is_there_for_the_next_owner(self, cluster: Cluster) -> None:
         """Together with those that were fetched and not consumed (contract: max_bytes)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         await _own_with_messages(a, "i", 4)
         assert (await a.fetch_instances(max_bytes=ROOM)).items
         await a.leave()
         (item,) = (await b.fetch_instances()).items
         assert payloads(item) == [_payload(number) for number in range(4)]
 
-    async def test_a_fetch_brings_work_of_so_many_bytes(self, world: World) -> None:
+    async def test_a_fetch_brings_work_of_so_many_bytes(self, cluster: Cluster) -> None:
         """Oldest first over several fetches, each of which says that there is more (contract: FetchOptions)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         await _queue(a, None, 7)
         for expected in ([1, 2, 3], [4, 5, 6], [7]):
             fetched = await a.fetch(100, max_bytes=ROOM)
@@ -83,18 +83,18 @@ class ByteLimitRules(Rules):
             assert all(item.attempts == 1 for item in fetched.items)
         assert await a.take_all() == []
 
-    async def test_a_fetch_brings_at_least_one_work_item(self, world: World) -> None:
+    async def test_a_fetch_brings_at_least_one_work_item(self, cluster: Cluster) -> None:
         """However large it is, of whichever kind (contract: FetchOptions)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         await _queue(a, None, 2)
         await _queue(a, "s", 2)
         found = [(await a.take_one(max_bytes=1)).lock.key for _ in range(4)]
         assert len(set(found)) == 4
         assert await a.take_all() == []
 
-    async def test_a_session_without_room_for_its_work_is_not_claimed(self, world: World) -> None:
+    async def test_a_session_without_room_for_its_work_is_not_claimed(self, cluster: Cluster) -> None:
         """Another worker may have it; the rest of a claimed one waits for its holder (contract: FetchOptions)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         await _queue(a, "s", 2)
         await _queue(a, "t", 2)
         (first,) = await a.take(10, max_bytes=1)
@@ -104,9 +104,9 @@ class ByteLimitRules(Rules):
             (rest,) = await worker.take(10)
             assert (rest.session_id, rest.session_epoch) == (item.session_id, item.session_epoch)
 
-    async def test_work_and_new_sessions_share_the_bound(self, world: World) -> None:
+    async def test_work_and_new_sessions_share_the_bound(self, cluster: Cluster) -> None:
         """The oldest first, and as much of a new session as there is room for (contract: FetchOptions)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         await _queue(a, None, 2)
         await _queue(a, "s", 3)
         fetched = await a.fetch(10, max_bytes=ROOM)
@@ -114,9 +114,9 @@ class ByteLimitRules(Rules):
         assert fetched.limit_reached
         assert [item.session_id for item in await a.take(10)] == ["s", "s"]
 
-    async def test_a_history_is_read_in_pages(self, world: World) -> None:
+    async def test_a_history_is_read_in_pages(self, cluster: Cluster) -> None:
         """From a cursor on, at least one event a page, nothing twice and nothing left out (contract: read_history)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         at = await a.own("i")
         events = [_payload(number) for number in range(7)]
         await a.commit_one(at, history=events)
@@ -133,9 +133,9 @@ class ByteLimitRules(Rules):
             assert found == events
             assert [size for size in sizes if size] == expected
 
-    async def test_pages_of_several_histories_share_the_bound(self, world: World) -> None:
+    async def test_pages_of_several_histories_share_the_bound(self, cluster: Cluster) -> None:
         """In the order of the cursors; what has no room left says that there is more (contract: read_history)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         for name, count in (("i", 2), ("j", 2), ("k", 1)):
             await a.commit_one(await a.own(name), history=[_payload(number) for number in range(count)])
         cursors = [HistoryCursor(name, 1) for name in ("i", "j", "k")]

@@ -7,47 +7,47 @@ from __future__ import annotations
 from affinity.limits import MIN_SHARE, fair_share
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import SESSION_LOCK, SHORT_LEASE, new_instance
-from affinity.testing.conformance.providers.world import World, at_once
+from affinity.testing.conformance.providers.cluster import Cluster, at_once
 
 
 class CapacityRules(Rules):
     """``FetchOptions.max_sessions``, and ``limit``."""
 
-    async def test_a_full_worker_claims_no_new_session(self, world: World) -> None:
+    async def test_a_full_worker_claims_no_new_session(self, cluster: Cluster) -> None:
         """The next worker does (design 4.7)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue("s", "t", "u")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue("s", "t", "u")
         assert len(await a.take(10, max_sessions=2)) == 2
         assert await a.take(10, max_sessions=2) == []
         assert [item.session_id for item in await b.take(10, max_sessions=2)] == ["u"]
 
-    async def test_a_full_worker_serves_the_sessions_that_it_holds(self, world: World) -> None:
+    async def test_a_full_worker_serves_the_sessions_that_it_holds(self, cluster: Cluster) -> None:
         """And session-free work (design 4.7)."""
-        a = await world.worker("a")
-        await world.enqueue("s")
+        a = await cluster.worker("a")
+        await cluster.enqueue("s")
         await a.take_one(max_sessions=1)
-        await world.enqueue("new", "s", None, "new", "s")
+        await cluster.enqueue("new", "s", None, "new", "s")
         taken = [item.session_id for item in await a.take_all(max_sessions=1)]
         assert sorted(taken, key=str) == [None, "s", "s"]
 
-    async def test_one_session_counts_once(self, world: World) -> None:
+    async def test_one_session_counts_once(self, cluster: Cluster) -> None:
         """However many of its items come with the claim (design 4.7)."""
-        a = await world.worker("a")
-        await world.enqueue("s", "s", "t", "s", "t")
+        a = await cluster.worker("a")
+        await cluster.enqueue("s", "s", "t", "s", "t")
         assert len(await a.take(10, max_sessions=2)) == 5
 
-    async def test_a_single_fetch_does_not_exceed_the_capacity(self, world: World) -> None:
+    async def test_a_single_fetch_does_not_exceed_the_capacity(self, cluster: Cluster) -> None:
         """The check is in the claim itself (design 4.7)."""
-        a = await world.worker("a")
-        await world.enqueue(*[f"s{number}" for number in range(20)])
+        a = await cluster.worker("a")
+        await cluster.enqueue(*[f"s{number}" for number in range(20)])
         await a.take_all(max_sessions=7)
-        assert len(await world.holders()) == 7
+        assert len(await cluster.holders()) == 7
 
-    async def test_a_burst_of_sessions_is_shared(self, world: World) -> None:
+    async def test_a_burst_of_sessions_is_shared(self, cluster: Cluster) -> None:
         """Each look takes a part of what is left, and says that it left something (contract: fetch_work_item)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        workers, waiting, taken = 3, 60, {"a": 0, "b": 0}  # the clerk is a worker too
-        await world.enqueue(*[f"s{number}" for number in range(waiting)])
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        workers, waiting, taken = 3, 60, {"a": 0, "b": 0}  # the enqueuer is a worker too
+        await cluster.enqueue(*[f"s{number}" for number in range(waiting)])
         while waiting:
             for peer in (a, b):
                 fetched = await peer.fetch(100)
@@ -58,10 +58,10 @@ class CapacityRules(Rules):
         assert sum(taken.values()) == 60
         assert min(taken.values()) >= 24
 
-    async def test_a_burst_of_instances_is_shared(self, world: World) -> None:
+    async def test_a_burst_of_instances_is_shared(self, cluster: Cluster) -> None:
         """In the same way (contract: fetch_orchestration_item)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.clerk()
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueuer()
         workers, waiting = 3, 60
         seen: list[int] = []
         await a.provider.create_instance([new_instance(f"i{number}") for number in range(waiting)])
@@ -72,107 +72,107 @@ class CapacityRules(Rules):
             waiting -= len(fetched.items)
             seen += [message.id for item in fetched.items for message in item.messages]
 
-    async def test_a_small_burst_goes_to_whoever_looks(self, world: World) -> None:
+    async def test_a_small_burst_goes_to_whoever_looks(self, cluster: Cluster) -> None:
         """It is not worth several looks (contract: fetch_work_item)."""
-        a = await world.worker("a")
-        await world.worker("b")
-        await world.enqueue(*[f"s{number}" for number in range(MIN_SHARE)])
+        a = await cluster.worker("a")
+        await cluster.worker("b")
+        await cluster.enqueue(*[f"s{number}" for number in range(MIN_SHARE)])
         fetched = await a.fetch(100)
         assert (len(fetched.items), fetched.unclaimed_remaining) == (MIN_SHARE, False)
         await a.provider.create_instance([new_instance(f"i{number}") for number in range(MIN_SHARE)])
         instances = await a.fetch_instances(100)
         assert (len(instances.items), instances.unclaimed_remaining) == (MIN_SHARE, False)
 
-    async def test_who_is_alone_takes_all(self, world: World) -> None:
+    async def test_who_is_alone_takes_all(self, cluster: Cluster) -> None:
         """A worker that drains is no company: it claims nothing (contract: fetch_work_item)."""
-        a = await world.worker("a")
-        await world.enqueue(*[f"s{number}" for number in range(60)])
-        await (await world.clerk()).drain()
+        a = await cluster.worker("a")
+        await cluster.enqueue(*[f"s{number}" for number in range(60)])
+        await (await cluster.enqueuer()).drain()
         fetched = await a.fetch(50)
         assert (len(fetched.items), fetched.unclaimed_remaining) == (50, False)
         await a.provider.create_instance([new_instance(f"i{number}") for number in range(60)])
         instances = await a.fetch_instances(50)
         assert (len(instances.items), instances.unclaimed_remaining) == (50, False)
 
-    async def test_a_fetch_that_ends_at_its_limit_says_whether_there_is_more(self, world: World) -> None:
+    async def test_a_fetch_that_ends_at_its_limit_says_whether_there_is_more(self, cluster: Cluster) -> None:
         """Of whichever kind (contract: WorkFetch.limit_reached)."""
-        a = await world.worker("a")
-        await world.use(a, "s")
+        a = await cluster.worker("a")
+        await cluster.use(a, "s")
         for kind in (["s", "s", "s"], [None, None, None], ["s", "s", None], ["s", None, "t"], ["u", "v", "w"]):
-            await world.enqueue(*kind)
+            await cluster.enqueue(*kind)
             found = [await a.fetch(2) for _ in range(2)]
             assert [(len(one.items), one.limit_reached) for one in found] == [(2, True), (1, False)], kind
-            await world.enqueue(*kind)
+            await cluster.enqueue(*kind)
             fetched = await a.fetch(3)
             assert (len(fetched.items), fetched.limit_reached) == (3, False), kind
 
-    async def test_what_the_caller_could_not_have_is_not_more(self, world: World) -> None:
+    async def test_what_the_caller_could_not_have_is_not_more(self, cluster: Cluster) -> None:
         """Later, or in hand, or another's, or unknown, or of a session too many (contract: WorkFetch.limit_reached)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.use(a, "s")
-        await world.use(b, "theirs")
-        await world.enqueue(None)
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.use(a, "s")
+        await cluster.use(b, "theirs")
+        await cluster.enqueue(None)
         await b.take_one()
-        await world.enqueue(None, name="unheard of")
+        await cluster.enqueue(None, name="unheard of")
         unheard_of = await b.take_one()
-        await world.enqueue("s", None, delay=60)
-        await world.enqueue("theirs", "s", "new")
+        await cluster.enqueue("s", None, delay=60)
+        await cluster.enqueue("theirs", "s", "new")
         await b.give_back(unheard_of, unknown=True, count_attempt=False)
         fetched = await a.fetch(1, max_sessions=1)
         assert ([item.session_id for item in fetched.items], fetched.limit_reached) == (["s"], False)
-        await world.enqueue("s")
+        await cluster.enqueue("s")
         await a.drain()
         fetched = await a.fetch(1)
         assert ([item.session_id for item in fetched.items], fetched.limit_reached) == (["s"], False)
 
-    async def test_capacity_zero_takes_no_session_work(self, world: World) -> None:
+    async def test_capacity_zero_takes_no_session_work(self, cluster: Cluster) -> None:
         """But session-free work (design 4.7)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue("s", None, "t")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue("s", None, "t")
         assert [item.session_id for item in await a.take_all(max_sessions=0)] == [None]
-        assert await world.sessions() == {}
+        assert await cluster.sessions() == {}
         assert len(await b.take_all()) == 2
 
-    async def test_concurrent_fetches_of_one_worker_do_not_exceed_the_capacity(self, world: World) -> None:
+    async def test_concurrent_fetches_of_one_worker_do_not_exceed_the_capacity(self, cluster: Cluster) -> None:
         """Through as many provider objects as it likes (design 4.7)."""
-        a = await world.worker("a")
-        fetchers = [await world.beside(a) for _ in range(4)]
-        await world.enqueue(*[f"s{number}" for number in range(40)])
+        a = await cluster.worker("a")
+        fetchers = [await cluster.beside(a) for _ in range(4)]
+        await cluster.enqueue(*[f"s{number}" for number in range(40)])
         await at_once(*(lambda peer=peer: peer.take_all(max_sessions=5) for peer in fetchers))
-        assert len(await world.holders()) == 5
+        assert len(await cluster.holders()) == 5
 
-    async def test_workers_fill_up_independently(self, world: World) -> None:
+    async def test_workers_fill_up_independently(self, cluster: Cluster) -> None:
         """Racing workers each reach their capacity, and no further (design 4.7)."""
-        peers = [await world.worker(name) for name in "abc"]
-        await world.enqueue(*[f"s{number}" for number in range(40)])
+        peers = [await cluster.worker(name) for name in "abc"]
+        await cluster.enqueue(*[f"s{number}" for number in range(40)])
         await at_once(*(lambda peer=peer: peer.take_all(max_sessions=4) for peer in peers))
-        held = list((await world.holders()).values())
+        held = list((await cluster.holders()).values())
         assert [held.count(peer.worker_id) for peer in peers] == [4, 4, 4]
 
-    async def test_an_expired_session_makes_room(self, world: World) -> None:
+    async def test_an_expired_session_makes_room(self, cluster: Cluster) -> None:
         """Only sessions held now count (design 4.7)."""
-        a = await world.worker("a")
-        await world.enqueue("s")
+        a = await cluster.worker("a")
+        await cluster.enqueue("s")
         await a.ack(await a.take_one(max_sessions=1))
-        await world.enqueue("t")
+        await cluster.enqueue("t")
         assert await a.take(max_sessions=1) == []
-        await world.pass_time(SESSION_LOCK + 1)
+        await cluster.pass_time(SESSION_LOCK + 1)
         assert (await a.take_one(max_sessions=1)).session_id == "t"
 
-    async def test_a_session_given_up_makes_room(self, world: World) -> None:
+    async def test_a_session_given_up_makes_room(self, cluster: Cluster) -> None:
         """So a worker that knows better work can take it (contract: WorkAbandon.release_session)."""
-        a = await world.worker("a")
-        await world.enqueue("s")
+        a = await cluster.worker("a")
+        await cluster.enqueue("s")
         item = await a.take_one(max_sessions=1)
-        await world.enqueue("t")
+        await cluster.enqueue("t")
         await a.give_back(item, delay=100, release_session=True)
         assert (await a.take_one(max_sessions=1)).session_id == "t"
 
-    async def test_a_dead_worker_s_sessions_fill_nobody_else(self, world: World) -> None:
+    async def test_a_dead_worker_s_sessions_fill_nobody_else(self, cluster: Cluster) -> None:
         """A survivor with room takes over as much as fits (design 4.2, 4.7)."""
-        a, b = await world.worker("a", SHORT_LEASE), await world.worker("b")
-        await world.enqueue("s", "t", "u")
+        a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
+        await cluster.enqueue("s", "t", "u")
         await a.take_all()
-        await world.pass_time(SHORT_LEASE + 1)
+        await cluster.pass_time(SHORT_LEASE + 1)
         assert len(await b.take_all(max_sessions=2)) == 2
-        assert len(await world.holders()) == 2
+        assert len(await cluster.holders()) == 2

@@ -17,8 +17,8 @@ from affinity.provider.contract import (
 )
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import message_ids, new_instance, payloads, timer, work_item
+from affinity.testing.conformance.providers.cluster import ENQUEUER, Cluster
 from affinity.testing.conformance.providers.peer import Peer
-from affinity.testing.conformance.providers.world import CLERK, World
 
 DONE = InstanceUpdate(status="completed", output='"done"')
 
@@ -26,9 +26,9 @@ DONE = InstanceUpdate(status="completed", output='"done"')
 class ClientRules(Rules):
     """`create_instance`, `send_message`, `get_instance`, `list_instances`, `delete_instance`."""
 
-    async def test_a_new_instance_is_pending(self, world: World) -> None:
+    async def test_a_new_instance_is_pending(self, cluster: Cluster) -> None:
         """With nothing of a turn in it (contract: InstanceInfo)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         created = new_instance("i", version="1", parent_id="p")
         assert list(await a.provider.create_instance([created])) == [True]
         row = await a.info("i")
@@ -38,9 +38,9 @@ class ClientRules(Rules):
         assert row.created_at <= row.updated_at
         assert row.created_at.utcoffset() == timedelta(0)
 
-    async def test_creating_again_changes_nothing(self, world: World) -> None:
+    async def test_creating_again_changes_nothing(self, cluster: Cluster) -> None:
         """Starting is idempotent by id, also of a finished instance (contract: create_instance)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = await a.own("i")
         again = new_instance("i", name="other", version="9", start="again", parent_id="p")
         assert list(await a.provider.create_instance([again])) == [False]
@@ -51,9 +51,9 @@ class ClientRules(Rules):
         assert await a.info("i") == before
         assert await a.take_instances() == []
 
-    async def test_a_message_says_what_became_of_it(self, world: World) -> None:
+    async def test_a_message_says_what_became_of_it(self, cluster: Cluster) -> None:
         """Delivered, unknown, or finished (contract: send_message)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         await a.own("i")
         await a.commit_one(await a.own("ended"), update=DONE)
         messages = [NewMessage(instance_id=name, payload=name) for name in ("ended", "i", "missing", "i")]
@@ -62,32 +62,32 @@ class ClientRules(Rules):
         assert payloads((await a.take_instances())[0]) == ["start", "i", "i"]
         assert (await a.provider.count_work())["messages"] == 3
 
-    async def test_the_time_of_a_change_is_kept(self, world: World) -> None:
+    async def test_the_time_of_a_change_is_kept(self, cluster: Cluster) -> None:
         """By the database's clock (contract: InstanceInfo.updated_at; design 4.1)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = await a.own("i")
-        await world.advance(1_000)
+        await cluster.advance(1_000)
         await a.commit_one(instance)
         row = await a.info("i")
         assert timedelta(seconds=1_000) <= row.updated_at - row.created_at < timedelta(seconds=1_100)
 
-    async def test_instances_are_listed_newest_first(self, world: World) -> None:
+    async def test_instances_are_listed_newest_first(self, cluster: Cluster) -> None:
         """By (created_at, instance_id), however they were created (contract: InstanceFilter)."""
-        client = await world.open()
+        client = await cluster.open()
         for names in (["b", "a", "c"], ["e"], ["d"]):
             await client.create_instance([new_instance(name) for name in names])
-            await world.advance(1)
-        rows = [row for row in await client.list_instances(InstanceFilter(), 100) if row.instance_id != CLERK]
+            await cluster.advance(1)
+        rows = [row for row in await client.list_instances(InstanceFilter(), 100) if row.instance_id != ENQUEUER]
         assert {row.instance_id for row in rows} == set("abcde")
         assert [row.instance_id for row in rows][:2] == ["d", "e"]
         assert _keys(rows) == sorted(_keys(rows), reverse=True)
 
-    async def test_a_listing_is_read_page_by_page(self, world: World) -> None:
+    async def test_a_listing_is_read_page_by_page(self, cluster: Cluster) -> None:
         """Each row once, in the order of the whole, while others are added (contract: InstanceFilter.after)."""
-        client = await world.open()
+        client = await cluster.open()
         await client.create_instance([new_instance(f"i{number}") for number in range(7)])
         whole = _keys(await client.list_instances(InstanceFilter(prefix="i"), 100))
-        await world.advance(1)
+        await cluster.advance(1)
         seen: list[tuple[datetime, str]] = []
         where = InstanceFilter(after=None, prefix="i")
         while rows := await client.list_instances(where, 3):
@@ -97,9 +97,9 @@ class ClientRules(Rules):
             where = InstanceFilter(prefix="i", after=(rows[-1].created_at, rows[-1].instance_id))
         assert seen == whole
 
-    async def test_a_listing_is_filtered_by_status(self, world: World) -> None:
+    async def test_a_listing_is_filtered_by_status(self, cluster: Cluster) -> None:
         """One, several or any of the five (contract: InstanceFilter.status)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         statuses: list[InstanceStatus] = ["running", "completed", "failed", "cancelled"]
         for status in statuses:
             await a.commit_one(await a.own(status), update=InstanceUpdate(status=status))
@@ -109,9 +109,9 @@ class ClientRules(Rules):
             assert await self._list(a, InstanceFilter(status=chosen)) == sorted(chosen)
         assert await self._list(a, InstanceFilter()) == sorted([*statuses, "pending"])
 
-    async def test_a_listing_is_filtered_by_name_prefix_and_parent(self, world: World) -> None:
+    async def test_a_listing_is_filtered_by_name_prefix_and_parent(self, cluster: Cluster) -> None:
         """All conditions at once; a prefix is text, not a pattern (contract: InstanceFilter)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         ids = ["50%x", "50%y", "500", "x50%", "a_b", "axb", "Axb"]
         await a.provider.create_instance([new_instance(name) for name in ids])
         await a.provider.create_instance([new_instance("50%z", name="other", parent_id="a_b")])
@@ -122,11 +122,11 @@ class ClientRules(Rules):
         assert await self._list(a, InstanceFilter(parent_id="a_b")) == ["50%z"]
         assert await self._list(a, InstanceFilter(parent_id="a_b", name="flow")) == []
 
-    async def test_an_instance_has_the_session_that_it_was_started_with(self, world: World) -> None:
+    async def test_an_instance_has_the_session_that_it_was_started_with(self, cluster: Cluster) -> None:
         """For its worker, whether it takes it or has it, and for its clients; through executions and a reset (contract:
         NewInstance.session_id).
         """
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         await a.provider.create_instance([new_instance("i", session_id="s"), new_instance("j")])
         taken = {item.instance_id: item for item in await a.take_instances(2)}
         assert {name: item.session_id for name, item in taken.items()} == {"i": "s", "j": None}
@@ -142,11 +142,11 @@ class ClientRules(Rules):
         assert await a.provider.reset_instance(reset)
         assert [row and row.session_id for row in await a.provider.get_instance(["i", "j"])] == ["s", None]
 
-    async def test_a_child_has_the_session_of_its_parent(self, world: World) -> None:
+    async def test_a_child_has_the_session_of_its_parent(self, cluster: Cluster) -> None:
         """And its children too, unless the parent is another one under the same id (contract:
         NewInstance.session_id).
         """
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         await a.provider.create_instance([new_instance("parent", session_id="s")])
         (parent,) = await a.take_instances()
         of_it = {"parent_id": "parent", "parent_birth": parent.birth}
@@ -161,12 +161,12 @@ class ClientRules(Rules):
         found = await a.provider.get_instance(["grandchild", "stranger", "own"])
         assert [row and row.session_id for row in found] == ["s", None, "own"]
 
-    async def test_a_listing_is_filtered_by_session(self, world: World) -> None:
+    async def test_a_listing_is_filtered_by_session(self, cluster: Cluster) -> None:
         """Page by page, with all other conditions (contract: InstanceFilter.session_id)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         for name in ("a1", "b1", "b2"):
             await a.provider.create_instance([new_instance(name, session_id="s"), new_instance(f"{name} other")])
-            await world.advance(1)
+            await cluster.advance(1)
         await a.provider.create_instance([new_instance("b3", parent_id="b2"), new_instance("x", session_id="S")])
         assert await self._list(a, InstanceFilter(session_id="s")) == ["a1", "b1", "b2", "b3"]
         assert await self._list(a, InstanceFilter(session_id="s", prefix="b", parent_id="b2")) == ["b3"]
@@ -176,9 +176,9 @@ class ClientRules(Rules):
         rest = await a.provider.list_instances(where, 10)
         assert [row.instance_id for row in (*first, *rest)] == ["b3", "b2", "b1", "a1"]
 
-    async def test_a_finished_instance_is_deleted_with_all_its_rows(self, world: World) -> None:
+    async def test_a_finished_instance_is_deleted_with_all_its_rows(self, cluster: Cluster) -> None:
         """Its history and executions too; afterwards the id is new again (contract: delete_instance)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = await a.own("i")
         await a.commit_one(instance, history=["1"], update=DONE)
         assert list(await a.provider.delete_instance(["i"])) == ["deleted"]
@@ -187,11 +187,11 @@ class ClientRules(Rules):
         assert list(await a.provider.delete_instance(["i"])) == ["unknown"]
         assert (await a.own("i")).event_count == 0
 
-    async def test_a_running_instance_is_deleted_only_by_force(self, world: World) -> None:
+    async def test_a_running_instance_is_deleted_only_by_force(self, cluster: Cluster) -> None:
         """Then with its queue rows; its owner commits no more, its children live if asked to (contract:
         delete_instance).
         """
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         before = await a.provider.count_work()
         instance = await a.own("i")
         child = new_instance("child", parent_id="i")
@@ -207,9 +207,9 @@ class ClientRules(Rules):
         assert {kind: after[kind] - before[kind] for kind in grown} == grown
         assert await a.history(instance) == []
 
-    async def test_a_payload_is_stored_as_it_is(self, world: World) -> None:
+    async def test_a_payload_is_stored_as_it_is(self, cluster: Cluster) -> None:
         """Opaque to the provider, up to its limit (limits: MAX_PAYLOAD_BYTES)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         texts = ["", '"\\u0000"', "'; DROP TABLE instances; --", "é 漢字 🙂\n\t{}", "x" * MAX_PAYLOAD_BYTES]
         instance = await a.own("i")
         await a.commit_one(instance, consumed=message_ids(instance), history=texts)
@@ -220,7 +220,7 @@ class ClientRules(Rules):
     @staticmethod
     async def _list(peer: Peer, where: InstanceFilter) -> list[str]:
         found = {row.instance_id for row in await peer.provider.list_instances(where, 100)}
-        return sorted(found - {CLERK})
+        return sorted(found - {ENQUEUER})
 
 
 def _keys(rows: Sequence[InstanceInfo]) -> list[tuple[datetime, str]]:

@@ -20,7 +20,7 @@ from affinity.testing.conformance.providers.builders import (
     state_write,
     work_item,
 )
-from affinity.testing.conformance.providers.world import World, at_once
+from affinity.testing.conformance.providers.cluster import Cluster, at_once
 
 Change = Callable[[SessionStore], Awaitable[object]]
 
@@ -83,17 +83,17 @@ class EpochRules(Rules):
     """`Provider.states` next to leases."""
 
     @each_change
-    async def test_a_change_by_hand_ends_the_epoch(self, world: World, change: Change) -> None:
+    async def test_a_change_by_hand_ends_the_epoch(self, cluster: Cluster, change: Change) -> None:
         """The holder stays, and so does its time; what it works on is refused, and what it fetches next is not."""
-        a, states = await world.worker("a"), await world.states()
+        a, states = await cluster.worker("a"), await cluster.states()
         await states.save(state("s", parent="parent"))
         await states.save(state("parent"))
-        await world.enqueue("s", "s")
+        await cluster.enqueue("s", "s")
         item = await a.take_one()
-        before = await world.session("s")
-        await world.advance(10)
+        before = await cluster.session("s")
+        await cluster.advance(10)
         await change(states)
-        after = await world.session("s")
+        after = await cluster.session("s")
         assert after.epoch > before.epoch == item.session_epoch
         assert replace(after, epoch=before.epoch, expires_in=0, idle=0) == replace(before, expires_in=0, idle=0)
         assert before.expires_in - 20 < after.expires_in <= before.expires_in - 10
@@ -107,12 +107,12 @@ class EpochRules(Rules):
         assert await a.ack(item) == [True]
 
     @each_change
-    async def test_a_fused_item_carries_the_new_epoch(self, world: World, change: Change) -> None:
+    async def test_a_fused_item_carries_the_new_epoch(self, cluster: Cluster, change: Change) -> None:
         """The turn that queues it reads the epoch as it is now (contract: commit_turn)."""
-        a, states = await world.worker("a"), await world.states()
+        a, states = await cluster.worker("a"), await cluster.states()
         await states.save(state("s", parent="parent"))
         await states.save(state("parent"))
-        await world.enqueue("s")
+        await cluster.enqueue("s")
         item = await a.take_one()
         at = await a.own("i")
         await change(states)
@@ -120,71 +120,73 @@ class EpochRules(Rules):
         result = await a.commit_one(at, consumed=message_ids(at), acks=[item.lock], work_items=[here])
         placed = result.placed[0].item
         assert placed is not None
-        assert placed.session_epoch == (await world.session("s")).epoch > (item.session_epoch or 0)
+        assert placed.session_epoch == (await cluster.session("s")).epoch > (item.session_epoch or 0)
         assert await a.ack_with(placed, state_write(placed, base=await _version(states, "s")))
 
     @each_non_change
-    async def test_what_changes_no_record_ends_no_epoch(self, world: World, change: Change) -> None:
+    async def test_what_changes_no_record_ends_no_epoch(self, cluster: Cluster, change: Change) -> None:
         """Nothing was written: what the holder remembers is still the truth (records: Fences)."""
-        a, states = await world.worker("a"), await world.states()
+        a, states = await cluster.worker("a"), await cluster.states()
         await states.save(state("s"), idempotency_key="key")
-        await world.enqueue("s")
+        await cluster.enqueue("s")
         item = await a.take_one()
         await change(states)
-        assert (await world.session("s")).epoch == item.session_epoch
+        assert (await cluster.session("s")).epoch == item.session_epoch
         assert await a.ack_with(item, state_write(item, base=1))
 
-    async def test_deleting_no_record_ends_no_epoch(self, world: World) -> None:
+    async def test_deleting_no_record_ends_no_epoch(self, cluster: Cluster) -> None:
         """There was nothing that anybody could remember (records: Fences)."""
-        a, states = await world.worker("a"), await world.states()
-        await world.enqueue("s")
+        a, states = await cluster.worker("a"), await cluster.states()
+        await cluster.enqueue("s")
         item = await a.take_one()
         assert list(await states.delete(["s"])) == []
         assert await a.ack_with(item, state_write(item))
 
     @each_change
-    async def test_a_change_by_hand_of_a_session_without_a_row_makes_one(self, world: World, change: Change) -> None:
+    async def test_a_change_by_hand_of_a_session_without_a_row_makes_one(
+        self, cluster: Cluster, change: Change
+    ) -> None:
         """Of a new epoch, held by no worker, for a while: who claims it meanwhile hydrates anew (records: Fences)."""
-        a, states = await world.worker("a"), await world.states()
+        a, states = await cluster.worker("a"), await cluster.states()
         await states.save(state("s", parent="parent"))
         await states.save(state("parent"))
-        old = await world.use(a, "s")
-        await world.advance(SESSION_LOCK + 100)
-        await world.sweep(session_retention=10)
-        assert await world.sessions() == {}
+        old = await cluster.use(a, "s")
+        await cluster.advance(SESSION_LOCK + 100)
+        await cluster.sweep(session_retention=10)
+        assert await cluster.sessions() == {}
         await change(states)
-        made = await world.session("s")
+        made = await cluster.session("s")
         assert (made.worker_id, made.held, made.queued) == ("", False, 0)
         assert made.epoch > (old.session_epoch or 0)
         assert made.expires_in <= 0
-        assert ((await world.use(a, "s")).session_epoch or 0) > made.epoch
-        assert (await world.session("s")).worker_id == "a"
-        await world.advance(SESSION_LOCK + 100)
-        await world.sweep(session_retention=10)
-        assert await world.sessions() == {}
+        assert ((await cluster.use(a, "s")).session_epoch or 0) > made.epoch
+        assert (await cluster.session("s")).worker_id == "a"
+        await cluster.advance(SESSION_LOCK + 100)
+        await cluster.sweep(session_retention=10)
+        assert await cluster.sessions() == {}
 
-    async def test_what_changes_no_record_makes_no_session(self, world: World) -> None:
+    async def test_what_changes_no_record_makes_no_session(self, cluster: Cluster) -> None:
         """A dry run, a deletion of nothing, a save under a lease, and reading (records: Fences)."""
-        states = await world.states()
+        states = await cluster.states()
         await states.save(state("s"), epoch=1)
         await states.delete(["s"], dry_run=True)
         await states.delete(["t"])
         await states.load("s")
-        assert await world.sessions() == {}
+        assert await cluster.sessions() == {}
 
-    async def test_a_save_by_hand_during_a_first_claim_is_seen_by_it(self, world: World) -> None:
+    async def test_a_save_by_hand_during_a_first_claim_is_seen_by_it(self, cluster: Cluster) -> None:
         """What the claim hydrates is what was saved, or its epoch has ended (records: Fences)."""
-        a, states = await world.worker("a"), (await world.open()).states
+        a, states = await cluster.worker("a"), (await cluster.open()).states
         for n in range(10):
             name = f"s{n}"
             await states.save(state(name, b"old"), epoch=1)
-            await world.enqueue(name)
+            await cluster.enqueue(name)
 
             claimed: list[tuple[WorkItem, bytes]] = []
 
             async def claim(name: str = name, claimed: list[tuple[WorkItem, bytes]] = claimed) -> None:
                 item = await a.take_one()
-                claimed.append((item, (await world.record(name)).state))
+                claimed.append((item, (await cluster.record(name)).state))
 
             async def save(name: str = name) -> None:
                 await states.save(state(name, b"new" * 1_000_000))
@@ -192,47 +194,47 @@ class EpochRules(Rules):
             await at_once(claim, save)
             ((item, hydrated),) = claimed
             if hydrated == b"old":
-                assert (await world.session(name)).epoch > (item.session_epoch or 0)
+                assert (await cluster.session(name)).epoch > (item.session_epoch or 0)
             assert await a.ack(item) == [True]
 
-    async def test_a_save_under_the_epoch_of_the_lease_ends_nothing(self, world: World) -> None:
+    async def test_a_save_under_the_epoch_of_the_lease_ends_nothing(self, cluster: Cluster) -> None:
         """It is the holder who writes; the record is then of that epoch (SessionStore.save)."""
-        a, states = await world.worker("a"), await world.states()
-        await world.enqueue("s")
+        a, states = await cluster.worker("a"), await cluster.states()
+        await cluster.enqueue("s")
         item = await a.take_one()
         assert await states.save(state("s"), epoch=item.session_epoch, expected_version=0) == 1
-        assert ((await world.record("s")).epoch, (await world.session("s")).epoch) == (item.session_epoch,) * 2
+        assert ((await cluster.record("s")).epoch, (await cluster.session("s")).epoch) == (item.session_epoch,) * 2
         assert await a.ack_with(item, state_write(item, base=1))
 
-    async def test_a_save_under_an_older_epoch_than_the_session_is_refused(self, world: World) -> None:
+    async def test_a_save_under_an_older_epoch_than_the_session_is_refused(self, cluster: Cluster) -> None:
         """Though no record says so: the session has moved (SessionStore.save)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        states = await world.states()
-        old = await world.use(a, "s")
-        await world.pass_time(SESSION_LOCK + 1)
-        await world.use(b, "s")
-        before = await world.session("s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        states = await cluster.states()
+        old = await cluster.use(a, "s")
+        await cluster.pass_time(SESSION_LOCK + 1)
+        await cluster.use(b, "s")
+        before = await cluster.session("s")
         with pytest.raises(SessionWriteConflict) as caught:
             await states.save(state("s"), epoch=old.session_epoch)
         assert (caught.value.session_id, caught.value.version) == ("s", None)
         assert await states.load("s") is None
-        assert (await world.session("s")).epoch == before.epoch
+        assert (await cluster.session("s")).epoch == before.epoch
 
-    async def test_a_session_that_begins_again_may_write_its_record(self, world: World) -> None:
+    async def test_a_session_that_begins_again_may_write_its_record(self, cluster: Cluster) -> None:
         """Its row was removed, its record stayed: the new epoch is greater than that of the record (design 4.3)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         for base in range(3):
-            await world.enqueue("s")
+            await cluster.enqueue("s")
             item = await a.take_one()
             assert await a.ack_with(item, state_write(item, base=base))
-            await world.advance(SESSION_LOCK + 100)
-            assert (await world.sweep(session_retention=10)).sessions_removed == 1
+            await cluster.advance(SESSION_LOCK + 100)
+            assert (await cluster.sweep(session_retention=10)).sessions_removed == 1
 
-    async def test_a_save_by_hand_and_a_result_do_not_both_pass(self, world: World) -> None:
+    async def test_a_save_by_hand_and_a_result_do_not_both_pass(self, cluster: Cluster) -> None:
         """At once: either the save comes first and the result is refused, or the save counts on it."""
-        a, states = await world.worker("a"), (await world.open()).states
+        a, states = await cluster.worker("a"), (await cluster.open()).states
         for _ in range(10):
-            await world.enqueue("s")
+            await cluster.enqueue("s")
             item, base = await a.take_one(), await _version(states, "s")
 
             async def work(item: WorkItem = item, base: int = base) -> int:
@@ -242,80 +244,80 @@ class EpochRules(Rules):
                 return await states.save(state("s"))
 
             acked, version = await at_once(work, save)
-            assert (version, (await world.record("s")).state) == (base + 1 + acked, b"by hand")
+            assert (version, (await cluster.record("s")).state) == (base + 1 + acked, b"by hand")
             assert await a.ack(item) == [not acked]
 
-    async def test_idle_only_spares_what_is_held_or_has_work(self, world: World) -> None:
+    async def test_idle_only_spares_what_is_held_or_has_work(self, cluster: Cluster) -> None:
         """Held idle, held running, queued for whoever comes, delayed; the dead hold nothing (SessionStore.delete)."""
-        a, states = await world.worker("a"), await world.states()
+        a, states = await cluster.worker("a"), await cluster.states()
         for name in ("held", "running", "queued", "later", "left", "expired", "none"):
             await states.save(state(name))
-        await world.use(a, "expired")
-        await world.advance(SESSION_LOCK + 1)
-        dead = await world.worker("dead", SHORT_LEASE)
-        await world.use(dead, "left")
-        await world.use(a, "held")
-        await world.enqueue("running")
+        await cluster.use(a, "expired")
+        await cluster.advance(SESSION_LOCK + 1)
+        dead = await cluster.worker("dead", SHORT_LEASE)
+        await cluster.use(dead, "left")
+        await cluster.use(a, "held")
+        await cluster.enqueue("running")
         await a.take_one()
-        await world.enqueue("queued")
-        await world.enqueue("later", delay=1_000)
-        await world.advance(SHORT_LEASE + 1)
+        await cluster.enqueue("queued")
+        await cluster.enqueue("later", delay=1_000)
+        await cluster.advance(SHORT_LEASE + 1)
         names = ["held", "running", "queued", "later", "left", "expired", "none", "unknown"]
         idle = ["left", "expired", "none"]
         assert list(await states.delete(names, idle_only=True, dry_run=True)) == idle
         assert list(await states.delete(names, idle_only=True)) == idle
         assert list(await states.delete(names)) == ["held", "running", "queued", "later"]
 
-    async def test_a_child_in_use_is_spared_too(self, world: World) -> None:
+    async def test_a_child_in_use_is_spared_too(self, cluster: Cluster) -> None:
         """With its own children, as it stays; but who is named goes (SessionStore.delete)."""
-        a, states = await world.worker("a"), await world.states()
+        a, states = await cluster.worker("a"), await cluster.states()
         for name, parent in (("a", None), ("b", "a"), ("c", "b"), ("d", "b"), ("e", "a")):
             await states.save(state(name, parent=parent))
-        await world.use(a, "b")
+        await cluster.use(a, "b")
         removed = await states.delete(["a", "d"], cascade=True, idle_only=True)
         assert (list(removed)[:2], sorted(removed)) == (["a", "d"], ["a", "d", "e"])
 
-    async def test_a_family_in_use_is_spared_as_a_whole(self, world: World) -> None:
+    async def test_a_family_in_use_is_spared_as_a_whole(self, cluster: Cluster) -> None:
         """Whether a member is held or has queued work; others go with all their members (SessionStore.delete)."""
-        a, states = await world.worker("a"), await world.states()
+        a, states = await cluster.worker("a"), await cluster.states()
         for head in ("held", "queued", "idle"):
             await states.save(state(head))
             await states.save(state(f"{head} child", parent=head))
-        await world.use(a, "held child")
-        await world.enqueue("queued child")
+        await cluster.use(a, "held child")
+        await cluster.enqueue("queued child")
         heads = ["held", "queued", "idle"]
         told = list(await states.delete(heads, cascade=True, idle_only=True, whole=True, dry_run=True))
         assert (
             list(await states.delete(heads, cascade=True, idle_only=True, whole=True)) == told == ["idle", "idle child"]
         )
 
-    async def test_records_are_found_by_their_holder(self, world: World) -> None:
+    async def test_records_are_found_by_their_holder(self, cluster: Cluster) -> None:
         """Who is alive and holds the session now; the rest have none (SessionFilter.holder)."""
-        a, b = await world.worker("a"), await world.worker("b", SHORT_LEASE)
-        states = await world.states()
+        a, b = await cluster.worker("a"), await cluster.worker("b", SHORT_LEASE)
+        states = await cluster.states()
         for name in ("s1", "s2", "s3", "nobody's"):
             await states.save(state(name))
-        await world.use(a, "s1")
-        await world.use(a, "s2")
-        await world.use(a, "without a record")
-        await world.use(b, "s3")
+        await cluster.use(a, "s1")
+        await cluster.use(a, "s2")
+        await cluster.use(a, "without a record")
+        await cluster.use(b, "s3")
         assert await _found(states, "a") == {"s1": "a", "s2": "a"}
         assert await _found(states, "b") == {"s3": "b"}
         assert await _found(states, None) == {"s1": "a", "s2": "a", "s3": "b", "nobody's": None}
-        await world.advance(SHORT_LEASE + 1)
+        await cluster.advance(SHORT_LEASE + 1)
         assert await _found(states, "b") == {}
         assert (await _found(states, None))["s3"] is None
         await a.drain()
         assert await _found(states, "a") == {}
 
-    async def test_the_holder_is_a_condition_among_others(self, world: World) -> None:
+    async def test_the_holder_is_a_condition_among_others(self, cluster: Cluster) -> None:
         """And the cursor goes on within it (SessionFilter)."""
-        a, states = await world.worker("a"), await world.states()
+        a, states = await cluster.worker("a"), await cluster.states()
         for name in ("s1", "s2", "s3", "t"):
             await states.save(state(name, kind="k" if name != "s2" else "other"))
-            await world.advance(1)
+            await cluster.advance(1)
         for name in ("s1", "s2", "s3"):
-            await world.use(a, name)
+            await cluster.use(a, name)
         first = await states.list(SessionFilter(holder="a", kind="k"), 1)
         after = (first[0].updated_at, first[0].session_id)
         rest = await states.list(SessionFilter(holder="a", kind="k", after=after), 10)

@@ -19,9 +19,9 @@ from affinity.errors import (
 )
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import turn, work_item
-from affinity.testing.conformance.providers.fault_verbs import VERBS, Attempt, FaultStage
+from affinity.testing.conformance.providers.cluster import Cluster
+from affinity.testing.conformance.providers.fault_verbs import VERBS, Attempt, FaultFixtures
 from affinity.testing.conformance.providers.harness import Fault
-from affinity.testing.conformance.providers.world import World
 
 ERRORS: Final[dict[Fault, type[ProviderError]]] = {
     "disk_full": DatabaseFailure,
@@ -49,19 +49,19 @@ class FaultRules(Rules):
     """Both providers agree on which error it is and on whether to try again (contract: rules for every verb)."""
 
     @pytest.mark.parametrize("fault", ERRORS)
-    async def test_every_verb_survives(self, world: World, fault: Fault) -> None:
+    async def test_every_verb_survives(self, cluster: Cluster, fault: Fault) -> None:
         """At each of its requests in turn: a typed error that may be retried, nothing half done, and the same verb
         succeeds when it is called again (contract: rules for every verb).
         """
-        if fault not in world.harness.faults:
+        if fault not in cluster.harness.faults:
             pytest.skip("this database has no connection")
-        stage = await FaultStage.build(world)
+        fixtures = await FaultFixtures.build(cluster)
         for prepare in VERBS:
             for after in count():
-                stage.number += 1
-                attempt = await prepare(stage)
+                fixtures.number += 1
+                attempt = await prepare(fixtures)
                 try:
-                    met = await self._survives(stage, attempt, fault, after)
+                    met = await self._survives(fixtures, attempt, fault, after)
                 except BaseException as error:
                     error.add_note(f"{prepare.__name__}, with {fault} after {after} requests")
                     raise
@@ -69,15 +69,15 @@ class FaultRules(Rules):
                     break
             assert after or prepare.__name__ in NO_REQUEST, f"{prepare.__name__} never met {fault}"
 
-    async def _survives(self, stage: FaultStage, attempt: Attempt, fault: Fault, after: int) -> bool:
+    async def _survives(self, fixtures: FaultFixtures, attempt: Attempt, fault: Fault, after: int) -> bool:
         """Whether the fault was met."""
-        before = await stage.snapshot()
-        stage.faulty.inject(fault, after)
+        before = await fixtures.snapshot()
+        fixtures.faulty.inject(fault, after)
         for _ in range(MOST_TRIES):
             result = await _outcome(attempt)
             if not isinstance(result, ProviderError):
                 await attempt.check(result)
-                return stage.faulty.met
+                return fixtures.faulty.met
             assert type(result) is ERRORS[fault]
             assert result.retryable
             assert str(result)
@@ -85,12 +85,12 @@ class FaultRules(Rules):
                 attempt.unknown = True
                 await attempt.recover()
             else:
-                assert await stage.snapshot() == before, "half done"
+                assert await fixtures.snapshot() == before, "half done"
         raise AssertionError(f"it did not succeed in {MOST_TRIES} tries")
 
-    async def test_a_row_that_was_there_is_a_duplicate(self, world: World) -> None:
+    async def test_a_row_that_was_there_is_a_duplicate(self, cluster: Cluster) -> None:
         """It is the data's fault: not to be retried, and nothing was changed (contract: commit_turn)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         at = await a.own("i")
         with pytest.raises(Duplicate) as caught:
             await a.commit_one(at, work_items=[work_item(at, 1), work_item(at, 1)])
@@ -98,10 +98,10 @@ class FaultRules(Rules):
         assert await a.history(at) == []
         assert (await a.commit(turn(at, work_items=[work_item(at, 1)])))[0].committed
 
-    async def test_losing_the_name_is_not_to_be_retried(self, world: World) -> None:
+    async def test_losing_the_name_is_not_to_be_retried(self, cluster: Cluster) -> None:
         """The process must stop at once (contract: renew_worker)."""
-        first = await world.worker("a")
-        await world.worker("a")
+        first = await cluster.worker("a")
+        await cluster.worker("a")
         with pytest.raises(WorkerFenced) as caught:
             await first.renew_lease()
         assert caught.value.retryable is False

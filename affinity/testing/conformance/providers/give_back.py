@@ -5,7 +5,7 @@ from __future__ import annotations
 from affinity.provider.contract import Timeouts
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import ITEM_LOCK, LONG_LEASE, SESSION_LOCK, SHORT_LEASE
-from affinity.testing.conformance.providers.world import World
+from affinity.testing.conformance.providers.cluster import Cluster
 
 LONG_ITEM_LOCK = Timeouts(work_item_lock=LONG_LEASE, session_lock=SESSION_LOCK)
 
@@ -13,74 +13,74 @@ LONG_ITEM_LOCK = Timeouts(work_item_lock=LONG_LEASE, session_lock=SESSION_LOCK)
 class GiveBackRules(Rules):
     """`abandon_work_item`, and attempts that end without it."""
 
-    async def test_an_item_given_back_is_free_at_once(self, world: World) -> None:
+    async def test_an_item_given_back_is_free_at_once(self, cluster: Cluster) -> None:
         """For anyone, and the delivery counts (contract: WorkAbandon)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue(None)
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue(None)
         assert await a.give_back(await a.take_one()) == [True]
         again = await b.take_one()
         assert (again.attempts, again.failures) == (2, 0)
 
-    async def test_giving_back_revokes_the_token(self, world: World) -> None:
+    async def test_giving_back_revokes_the_token(self, cluster: Cluster) -> None:
         """It neither renews, nor acks, nor gives back again (design 4.10)."""
-        a = await world.worker("a")
-        await world.enqueue(None)
+        a = await cluster.worker("a")
+        await cluster.enqueue(None)
         item = await a.take_one()
         await a.give_back(item)
         assert await a.renew(item) == [False]
         assert await a.ack(item) == [False]
         assert await a.give_back(item) == [False]
-        assert await world.results() == []
+        assert await cluster.results() == []
         assert (await a.take_one()).attempts == 2
 
-    async def test_a_delivery_that_does_not_count_is_taken_out(self, world: World) -> None:
+    async def test_a_delivery_that_does_not_count_is_taken_out(self, cluster: Cluster) -> None:
         """Work that a drain interrupted burns no attempt (design 4.9)."""
-        a = await world.worker("a")
-        await world.enqueue("s")
+        a = await cluster.worker("a")
+        await cluster.enqueue("s")
         for _ in range(5):
             item = await a.take_one()
             assert item.attempts == 1
             await a.give_back(item, count_attempt=False)
 
-    async def test_failures_are_counted_apart_from_interruptions(self, world: World) -> None:
+    async def test_failures_are_counted_apart_from_interruptions(self, cluster: Cluster) -> None:
         """``attempts - failures`` were interrupted or run now (contract: WorkItem.failures)."""
-        a = await world.worker("a")
-        await world.enqueue(None)
+        a = await cluster.worker("a")
+        await cluster.enqueue(None)
         await a.give_back(await a.take_one(), failed=True)
         await a.give_back(await a.take_one())
         await a.give_back(await a.take_one(), failed=True)
         item = await a.take_one()
         assert (item.attempts, item.failures) == (4, 2)
 
-    async def test_a_delay_is_respected(self, world: World) -> None:
+    async def test_a_delay_is_respected(self, cluster: Cluster) -> None:
         """Free and held items alike, and ``next_due`` knows (contract: WorkAbandon.delay)."""
-        a = await world.worker("a")
-        await world.enqueue(None, "s")
+        a = await cluster.worker("a")
+        await cluster.enqueue(None, "s")
         await a.give_back(*await a.take_all(), delay=40)
         early = await a.fetch(10)
         assert list(early.items) == []
         assert early.next_due is not None
         assert 30 < early.next_due <= 40
-        await world.advance(40)
+        await cluster.advance(40)
         assert len(await a.take_all()) == 2
 
-    async def test_an_item_knows_how_long_ago_it_was_queued(self, world: World) -> None:
+    async def test_an_item_knows_how_long_ago_it_was_queued(self, cluster: Cluster) -> None:
         """In all its deliveries, whichever worker gave it back, and why (contract: WorkItem.queued_for)."""
-        a = await world.worker("a")
-        await world.enqueue(None, "s")
-        await world.advance(40)
+        a = await cluster.worker("a")
+        await cluster.enqueue(None, "s")
+        await cluster.advance(40)
         for item in await a.take_all():
             assert 40 <= item.queued_for < 50
             await a.give_back(item, delay=30, failed=item.session_id is None)
-        await world.advance(30)
+        await cluster.advance(30)
         assert all(70 <= item.queued_for < 80 for item in await a.take_all())
 
-    async def test_a_dead_token_gives_nothing_back(self, world: World) -> None:
+    async def test_a_dead_token_gives_nothing_back(self, cluster: Cluster) -> None:
         """The new delivery is undisturbed (contract: abandon_work_item)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue(None)
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue(None)
         lost = await a.take_one()
-        await world.pass_time(ITEM_LOCK + 1)
+        await cluster.pass_time(ITEM_LOCK + 1)
         running = await b.take_one()
         assert await a.give_back(lost, failed=True, count_attempt=False) == [False]
         assert await b.renew(running) == [True]
@@ -88,42 +88,42 @@ class GiveBackRules(Rules):
         again = await b.take_one()
         assert (again.attempts, again.failures) == (3, 0)
 
-    async def test_giving_back_frees_only_a_session_that_the_caller_holds(self, world: World) -> None:
+    async def test_giving_back_frees_only_a_session_that_the_caller_holds(self, cluster: Cluster) -> None:
         """A session that moved stays where it is (contract: WorkAbandon.release_session)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue("s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue("s")
         running = await a.take_one(timeouts=LONG_ITEM_LOCK)
-        await world.pass_time(SESSION_LOCK + 1)
-        await world.enqueue("s")
+        await cluster.pass_time(SESSION_LOCK + 1)
+        await cluster.enqueue("s")
         await b.take_one()
         assert await a.give_back(running, release_session=True) == [True]
-        assert await world.holders() == {"s": "b"}
+        assert await cluster.holders() == {"s": "b"}
         assert (await b.take_one()).lock.key == running.lock.key
 
-    async def test_attempts_survive_the_death_of_every_worker(self, world: World) -> None:
+    async def test_attempts_survive_the_death_of_every_worker(self, cluster: Cluster) -> None:
         """The poison count is where it cannot be lost (design 4.9)."""
-        await world.enqueue("s", None)
+        await cluster.enqueue("s", None)
         for attempt in range(1, 5):
-            killed = await world.worker(f"w{attempt}", SHORT_LEASE)
+            killed = await cluster.worker(f"w{attempt}", SHORT_LEASE)
             assert [item.attempts for item in await killed.take_all()] == [attempt, attempt]
-            await world.pass_time(SHORT_LEASE + 1)
+            await cluster.pass_time(SHORT_LEASE + 1)
 
-    async def test_attempts_survive_restarts_under_one_name(self, world: World) -> None:
+    async def test_attempts_survive_restarts_under_one_name(self, cluster: Cluster) -> None:
         """An activity that kills its worker is found out though its session never moves (design 4.9)."""
-        await world.enqueue("s")
-        attempts = [(await (await world.worker("a")).take_one()).attempts for _ in range(4)]
+        await cluster.enqueue("s")
+        attempts = [(await (await cluster.worker("a")).take_one()).attempts for _ in range(4)]
         assert attempts == [1, 2, 3, 4]
 
-    async def test_attempts_are_counted_while_the_lease_is_dead(self, world: World) -> None:
+    async def test_attempts_are_counted_while_the_lease_is_dead(self, cluster: Cluster) -> None:
         """The delivery after the lease's end sees all of them, and its end can be recorded (design 4.9)."""
-        a = await world.worker("a", SHORT_LEASE)
-        await world.enqueue("s")
+        a = await cluster.worker("a", SHORT_LEASE)
+        await cluster.enqueue("s")
         for _ in range(3):
             await a.take_one()
-            await world.pass_time(ITEM_LOCK + 1)
+            await cluster.pass_time(ITEM_LOCK + 1)
             await a.register(SHORT_LEASE, resume=True)
         last = await a.take_one()
         assert last.attempts == 4
-        await world.advance(SHORT_LEASE + 1)
+        await cluster.advance(SHORT_LEASE + 1)
         assert await a.ack(last, message="poisoned") == [True]
-        assert await world.results() == ["poisoned"]
+        assert await cluster.results() == ["poisoned"]

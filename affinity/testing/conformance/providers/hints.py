@@ -7,8 +7,8 @@ import anyio
 from affinity.provider.contract import Hint, HintSource
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import SHORT_LEASE, new_instance
+from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.peer import Peer
-from affinity.testing.conformance.providers.world import World
 
 PATIENCE = 30.0  # seconds of real time; a wait ends when the hint comes
 
@@ -16,28 +16,28 @@ PATIENCE = 30.0  # seconds of real time; a wait ends when the hint comes
 class HintRules(Rules):
     """Who is woken by a hint, and what it says (contract: hints, wake)."""
 
-    async def test_closing_is_idempotent(self, world: World) -> None:
+    async def test_closing_is_idempotent(self, cluster: Cluster) -> None:
         """And does not disturb other provider objects (contract: aclose)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue(None)
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue(None)
         await a.provider.aclose()
         await a.provider.aclose()
         assert len(await b.take()) == 1
 
-    async def test_a_provider_names_its_dialect(self, world: World) -> None:
+    async def test_a_provider_names_its_dialect(self, cluster: Cluster) -> None:
         """For logs and metrics (contract: dialect)."""
-        assert (await world.open()).dialect
+        assert (await cluster.open()).dialect
 
-    async def test_a_hint_reaches_the_worker_that_it_names(self, world: World) -> None:
+    async def test_a_hint_reaches_the_worker_that_it_names(self, cluster: Cluster) -> None:
         """With what it says (contract: wake)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         async with a.provider.hints(a.identity) as source:
             await b.provider.wake({"a": Hint(work=False, cancel=True)})
             assert (await self._collect(source, 1)).cancel
 
-    async def test_a_hint_to_all_reaches_all(self, world: World) -> None:
+    async def test_a_hint_to_all_reaches_all(self, cluster: Cluster) -> None:
         """Each of them (contract: wake)."""
-        peers = [await world.worker(name) for name in "abc"]
+        peers = [await cluster.worker(name) for name in "abc"]
         heard = [anyio.Event() for _ in peers]
         listening = [anyio.Event() for _ in peers]
 
@@ -52,43 +52,43 @@ class HintRules(Rules):
                 group.start_soon(listen, peer, ready, done)
             for ready in listening:
                 await ready.wait()
-            await (await world.open()).wake({None: Hint()})
+            await (await cluster.open()).wake({None: Hint()})
         assert all(done.is_set() for done in heard)
 
-    async def test_the_owner_of_an_instance_can_be_told(self, world: World) -> None:
+    async def test_the_owner_of_an_instance_can_be_told(self, cluster: Cluster) -> None:
         """By whoever it is, the owner too (contract: wake)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.own("i")
         async with a.provider.hints(a.identity) as source:
-            for provider in (b.provider, a.provider, await world.open()):
+            for provider in (b.provider, a.provider, await cluster.open()):
                 await provider.wake({}, ["i"])
                 assert (await self._collect(source, 1)).work
             await b.provider.wake({None: Hint(work=False, cancel=True)}, ["i"])
             assert await self._collect(source, 2) == Hint(work=True, cancel=True)
 
-    async def test_for_an_instance_that_nobody_owns_all_are_told(self, world: World) -> None:
+    async def test_for_an_instance_that_nobody_owns_all_are_told(self, cluster: Cluster) -> None:
         """Be it that its owner is dead, or that there is none (contract: wake)."""
-        a, b = await world.worker("a", SHORT_LEASE), await world.worker("b")
+        a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
         await a.own("i")
         await b.provider.create_instance([new_instance("new")])
-        await world.advance(SHORT_LEASE + 1)
+        await cluster.advance(SHORT_LEASE + 1)
         async with b.provider.hints(b.identity) as source:
             for instance_id in ("i", "new"):
                 await a.provider.wake({"a": Hint()}, [instance_id])
                 assert (await self._collect(source, 1)).work
 
-    async def test_hints_that_came_together_are_merged(self, world: World) -> None:
+    async def test_hints_that_came_together_are_merged(self, cluster: Cluster) -> None:
         """Nothing of them is lost (contract: HintSource.wait)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         async with a.provider.hints(a.identity) as source:
             await b.provider.wake({"a": Hint(work=True)})
             await b.provider.wake({"a": Hint(work=False, cancel=True)})
             merged = await self._collect(source, 2)
         assert merged == Hint(work=True, cancel=True)
 
-    async def test_waiting_ends_without_a_hint(self, world: World) -> None:
+    async def test_waiting_ends_without_a_hint(self, cluster: Cluster) -> None:
         """None after the time given (contract: HintSource.wait)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         async with a.provider.hints(a.identity) as source:
             while await source.wait(0.05) is not None:
                 pass  # what the registration may have set off

@@ -10,31 +10,31 @@ import pytest
 from affinity.provider.contract import SessionHold, Timeouts, WorkItem
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import LONG_LEASE, SESSION_LOCK, SHORT_LEASE, about
+from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.holds import HOLD
 from affinity.testing.conformance.providers.peer import Peer
-from affinity.testing.conformance.providers.world import World
 
 LONG_ITEM_LOCK: Final = Timeouts(work_item_lock=LONG_LEASE, session_lock=SESSION_LOCK)
 
 
-async def _fetch(world: World, a: Peer, item: WorkItem) -> None:
-    await world.enqueue("s")
+async def _fetch(cluster: Cluster, a: Peer, item: WorkItem) -> None:
+    await cluster.enqueue("s")
     assert (await a.take_one()).session_epoch == item.session_epoch
 
 
-async def _renew(world: World, a: Peer, item: WorkItem) -> None:
+async def _renew(cluster: Cluster, a: Peer, item: WorkItem) -> None:
     assert await a.renew(item) == [True]
 
 
-async def _ack(world: World, a: Peer, item: WorkItem) -> None:
+async def _ack(cluster: Cluster, a: Peer, item: WorkItem) -> None:
     assert await a.ack(item) == [True]
 
 
-async def _commit(world: World, a: Peer, item: WorkItem) -> None:
+async def _commit(cluster: Cluster, a: Peer, item: WorkItem) -> None:
     assert (await a.commit_one(await a.own("touching"), acks=[item.lock])).committed
 
 
-Touch = Callable[[World, Peer, WorkItem], Awaitable[None]]
+Touch = Callable[[Cluster, Peer, WorkItem], Awaitable[None]]
 TOUCHES: Final[dict[str, Touch]] = {"fetch": _fetch, "renewal": _renew, "ack": _ack, "commit": _commit}
 
 
@@ -42,75 +42,75 @@ class HolderRules(Rules):
     """`SessionHold` and the worker that holds the session; `check_session`."""
 
     @pytest.mark.parametrize("touch", TOUCHES.values(), ids=TOUCHES.keys())
-    async def test_a_touch_shortens_no_hold(self, world: World, touch: Touch) -> None:
+    async def test_a_touch_shortens_no_hold(self, cluster: Cluster, touch: Touch) -> None:
         """A touch never shortens a lock (contract: SessionHold)."""
-        a = await world.worker("a")
-        await world.enqueue("s")
+        a = await cluster.worker("a")
+        await cluster.enqueue("s")
         item = await a.take_one(timeouts=LONG_ITEM_LOCK)
         await a.hold("i", "s", HOLD)
-        await world.advance(100)
-        await touch(world, a, item)
-        assert about((await world.session("s")).expires_in, HOLD - 100)
+        await cluster.advance(100)
+        await touch(cluster, a, item)
+        assert about((await cluster.session("s")).expires_in, HOLD - 100)
 
-    async def test_a_dead_holder_is_not_kept(self, world: World) -> None:
+    async def test_a_dead_holder_is_not_kept(self, cluster: Cluster) -> None:
         """Two conditions own a session (design 4.2; contract: SessionHold)."""
-        a, b = await world.worker("a", SHORT_LEASE), await world.worker("b")
-        await world.use(a, "s")
+        a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
+        await cluster.use(a, "s")
         await b.hold("i", "s", HOLD)
-        await world.enqueue("s")
-        await world.pass_time(SHORT_LEASE + 1)
+        await cluster.enqueue("s")
+        await cluster.pass_time(SHORT_LEASE + 1)
         assert (await b.take_one()).session_id == "s"
 
-    async def test_a_draining_holder_is_not_kept(self, world: World) -> None:
+    async def test_a_draining_holder_is_not_kept(self, cluster: Cluster) -> None:
         """Its session is free at once (design 4.10; contract: SessionHold)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.use(a, "s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.use(a, "s")
         await b.hold("i", "s", HOLD)
         assert await a.drain() == 0
-        assert (await world.use(b, "s")).session_id == "s"
+        assert (await cluster.use(b, "s")).session_id == "s"
 
-    async def test_a_holder_may_leave_or_give_the_session_up(self, world: World) -> None:
+    async def test_a_holder_may_leave_or_give_the_session_up(self, cluster: Cluster) -> None:
         """The hold keeps nobody (contract: SessionHold)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.use(a, "s")
-        await world.use(a, "t")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.use(a, "s")
+        await cluster.use(a, "t")
         await b.go_on(await b.own("i"), holds=[SessionHold("s", 1, HOLD), SessionHold("t", 2, HOLD)])
-        await world.enqueue("s")
+        await cluster.enqueue("s")
         assert await a.give_back(await a.take_one(), release_session=True) == [True]
         assert (await b.take_one()).session_id == "s"
         await a.leave()
-        assert (await world.use(b, "t")).session_id == "t"
+        assert (await cluster.use(b, "t")).session_id == "t"
 
-    async def test_a_restarted_holder_adopts_the_session_while_its_hold_lasts(self, world: World) -> None:
+    async def test_a_restarted_holder_adopts_the_session_while_its_hold_lasts(self, cluster: Cluster) -> None:
         """The lock is not expired, whatever made it long (contract: register_worker)."""
-        old, b = await world.worker("a"), await world.worker("b")
-        first = await world.use(old, "s")
+        old, b = await cluster.worker("a"), await cluster.worker("b")
+        first = await cluster.use(old, "s")
         await b.hold("i", "s", HOLD)
-        await world.advance(SESSION_LOCK + 100)
-        new = await world.worker("a")
-        await world.enqueue("s")
+        await cluster.advance(SESSION_LOCK + 100)
+        new = await cluster.worker("a")
+        await cluster.enqueue("s")
         assert await b.take() == []
         assert ((await new.take_one()).session_epoch or 0) > (first.session_epoch or 0)
 
-    async def test_a_held_session_survives_the_sweep(self, world: World) -> None:
+    async def test_a_held_session_survives_the_sweep(self, cluster: Cluster) -> None:
         """And so do its holds: one that ends uncovers the other (contract: sweep)."""
-        a = await world.worker("a")
-        await world.use(a, "s")
+        a = await cluster.worker("a")
+        await cluster.use(a, "s")
         await a.hold("i", "s", HOLD)
         longer = await a.hold("j", "s", 2 * HOLD)
-        await world.advance(SESSION_LOCK + 100)
-        assert (await world.sweep(session_retention=0)).sessions_removed == 0
+        await cluster.advance(SESSION_LOCK + 100)
+        assert (await cluster.sweep(session_retention=0)).sessions_removed == 0
         await a.go_on(longer, ended_holds=[1])
-        assert about((await world.session("s")).expires_in, HOLD - SESSION_LOCK - 100)
+        assert about((await cluster.session("s")).expires_in, HOLD - SESSION_LOCK - 100)
 
-    async def test_check_session_tells_for_how_long(self, world: World) -> None:
+    async def test_check_session_tells_for_how_long(self, cluster: Cluster) -> None:
         """For each asked for, in order; None for what the caller does not hold (contract: check_session)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.use(a, "s")
-        await world.use(a, "held")
-        await world.use(b, "other")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.use(a, "s")
+        await cluster.use(a, "held")
+        await cluster.use(b, "other")
         await b.hold("i", "held", HOLD)
-        await world.advance(100)
+        await cluster.advance(100)
         none, held, unknown, lock, again = await a.holds_for("other", "held", "unknown", "s", "s")
         assert (none, unknown) == (None, None)
         assert held is not None
@@ -121,27 +121,27 @@ class HolderRules(Rules):
         assert about(again, SESSION_LOCK - 100)
         assert await a.holds_for() == []
 
-    async def test_check_session_reads_only(self, world: World) -> None:
+    async def test_check_session_reads_only(self, cluster: Cluster) -> None:
         """Asking extends nothing (contract: check_session)."""
-        a = await world.worker("a")
-        await world.use(a, "s")
-        await world.advance(200)
+        a = await cluster.worker("a")
+        await cluster.use(a, "s")
+        await cluster.advance(200)
         for _ in range(3):
             await a.holds_for("s")
-        assert (await world.session("s")).expires_in <= SESSION_LOCK - 200
-        await world.advance(SESSION_LOCK - 199)
+        assert (await cluster.session("s")).expires_in <= SESSION_LOCK - 200
+        await cluster.advance(SESSION_LOCK - 199)
         assert await a.holds_for("s") == [None]
-        assert await world.holders() == {}
+        assert await cluster.holders() == {}
 
-    async def test_check_session_knows_who_is_alive_and_current(self, world: World) -> None:
+    async def test_check_session_knows_who_is_alive_and_current(self, cluster: Cluster) -> None:
         """A worker whose lease ended holds nothing, nor does one that was replaced (contract: check_session)."""
-        a, late = await world.worker("a"), await world.worker("late", SHORT_LEASE)
-        await world.use(a, "s")
-        await world.use(late, "t")
-        successor = await world.worker("a")
+        a, late = await cluster.worker("a"), await cluster.worker("late", SHORT_LEASE)
+        await cluster.use(a, "s")
+        await cluster.use(late, "t")
+        successor = await cluster.worker("a")
         assert await a.holds_for("s") == [None]
         (seconds,) = await successor.holds_for("s")
         assert seconds is not None
         assert about(seconds, SESSION_LOCK)
-        await world.advance(SHORT_LEASE + 1)
+        await cluster.advance(SHORT_LEASE + 1)
         assert await late.holds_for("t") == [None]

@@ -10,7 +10,7 @@ import pytest
 from affinity.provider.contract import InstanceUpdate, SessionHold
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import SESSION_LOCK, about
-from affinity.testing.conformance.providers.world import World
+from affinity.testing.conformance.providers.cluster import Cluster
 
 HOLD: Final = 1_000.0
 
@@ -25,219 +25,219 @@ ENDS: Final = {
 class HoldRules(Rules):
     """`Turn.holds` and `Turn.ended_holds`: when a hold begins, and when it ends."""
 
-    async def test_a_held_session_outlives_its_lock_but_not_its_hold(self, world: World) -> None:
+    async def test_a_held_session_outlives_its_lock_but_not_its_hold(self, cluster: Cluster) -> None:
         """For so many seconds from the commit (contract: SessionHold)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.use(a, "s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.use(a, "s")
         await a.hold("i", "s", HOLD)
-        assert about((await world.session("s")).expires_in, HOLD)
-        await world.enqueue("s")
-        await world.pass_time(HOLD - 20)
+        assert about((await cluster.session("s")).expires_in, HOLD)
+        await cluster.enqueue("s")
+        await cluster.pass_time(HOLD - 20)
         assert await b.take() == []
-        assert await world.holders() == {"s": "a"}
-        await world.pass_time(30)
+        assert await cluster.holders() == {"s": "a"}
+        await cluster.pass_time(30)
         assert (await b.take_one()).session_id == "s"
 
-    async def test_the_held_session_is_idle_and_its_holder_has_room(self, world: World) -> None:
+    async def test_the_held_session_is_idle_and_its_holder_has_room(self, cluster: Cluster) -> None:
         """Nothing of it runs, and what comes for it goes to the holder (contract: SessionHold)."""
-        a = await world.worker("a")
-        first = await world.use(a, "s")
+        a = await cluster.worker("a")
+        first = await cluster.use(a, "s")
         await a.hold("i", "s", HOLD)
-        await world.pass_time(HOLD - 20)
-        assert (await world.session("s")).queued == 0
-        await world.enqueue("s", None)
+        await cluster.pass_time(HOLD - 20)
+        assert (await cluster.session("s")).queued == 0
+        await cluster.enqueue("s", None)
         items = {item.session_id: item for item in await a.take_all()}
         assert set(items) == {"s", None}
         assert items["s"].session_epoch == first.session_epoch
 
-    async def test_who_holds_need_not_be_who_waits(self, world: World) -> None:
+    async def test_who_holds_need_not_be_who_waits(self, cluster: Cluster) -> None:
         """The instance may run on another worker than the session (contract: SessionHold)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.use(a, "s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.use(a, "s")
         await b.hold("i", "s", HOLD)
-        await world.enqueue("s")
-        await world.pass_time(HOLD - 20)
+        await cluster.enqueue("s")
+        await cluster.pass_time(HOLD - 20)
         assert await b.take() == []
         assert (await a.take_one()).session_id == "s"
 
-    async def test_a_short_hold_shortens_nothing(self, world: World) -> None:
+    async def test_a_short_hold_shortens_nothing(self, cluster: Cluster) -> None:
         """It extends the lock or leaves it (contract: SessionHold)."""
-        a = await world.worker("a")
-        await world.use(a, "s")
+        a = await cluster.worker("a")
+        await cluster.use(a, "s")
         await a.hold("i", "s", 1.0)
-        assert about((await world.session("s")).expires_in, SESSION_LOCK)
+        assert about((await cluster.session("s")).expires_in, SESSION_LOCK)
 
-    async def test_a_session_that_nobody_holds_is_not_held_by_it(self, world: World) -> None:
+    async def test_a_session_that_nobody_holds_is_not_held_by_it(self, cluster: Cluster) -> None:
         """Nor is a row made, or another's lock extended that has expired (contract: SessionHold)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.hold("i", "never used", HOLD)
-        await world.use(a, "s")
-        await world.advance(SESSION_LOCK + 1)
+        await cluster.use(a, "s")
+        await cluster.advance(SESSION_LOCK + 1)
         await a.hold("j", "s", HOLD)
-        assert set(await world.sessions()) == {"s"}
-        assert await world.holders() == {}
-        assert (await world.use(b, "s")).session_id == "s"
+        assert set(await cluster.sessions()) == {"s"}
+        assert await cluster.holders() == {}
+        assert (await cluster.use(b, "s")).session_id == "s"
 
-    async def test_unhold_cuts_the_lock_back(self, world: World) -> None:
+    async def test_unhold_cuts_the_lock_back(self, cluster: Cluster) -> None:
         """To the session lock timeout from now (contract: SessionHold)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.use(a, "s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.use(a, "s")
         at = await a.hold("i", "s", HOLD)
-        await world.advance(100)
+        await cluster.advance(100)
         await a.go_on(at, ended_holds=[1])
-        assert about((await world.session("s")).expires_in, SESSION_LOCK)
-        await world.enqueue("s")
-        await world.pass_time(SESSION_LOCK - 20)
+        assert about((await cluster.session("s")).expires_in, SESSION_LOCK)
+        await cluster.enqueue("s")
+        await cluster.pass_time(SESSION_LOCK - 20)
         assert await b.take() == []
-        await world.pass_time(30)
+        await cluster.pass_time(30)
         assert (await b.take_one()).session_id == "s"
 
-    async def test_the_latest_of_several_holds_governs(self, world: World) -> None:
+    async def test_the_latest_of_several_holds_governs(self, cluster: Cluster) -> None:
         """Of different instances, whichever came first and ends first (contract: SessionHold)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.use(a, "s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.use(a, "s")
         long = await a.hold("i", "s", 3 * HOLD)
         middle = await b.hold("j", "s", 2 * HOLD)
         short = await b.hold("k", "s", HOLD)
-        assert about((await world.session("s")).expires_in, 3 * HOLD)
+        assert about((await cluster.session("s")).expires_in, 3 * HOLD)
         await b.go_on(short, ended_holds=[1])
-        assert about((await world.session("s")).expires_in, 3 * HOLD)
+        assert about((await cluster.session("s")).expires_in, 3 * HOLD)
         await a.go_on(long, ended_holds=[1])
-        assert about((await world.session("s")).expires_in, 2 * HOLD)
+        assert about((await cluster.session("s")).expires_in, 2 * HOLD)
         await b.go_on(middle, ended_holds=[1])
-        assert about((await world.session("s")).expires_in, SESSION_LOCK)
+        assert about((await cluster.session("s")).expires_in, SESSION_LOCK)
 
-    async def test_holds_of_one_instance_are_told_apart(self, world: World) -> None:
+    async def test_holds_of_one_instance_are_told_apart(self, cluster: Cluster) -> None:
         """By their ids; an unknown id, or that of another instance, ends nothing (contract: Turn.ended_holds)."""
-        a = await world.worker("a")
-        await world.use(a, "s")
-        await world.use(a, "t")
+        a = await cluster.worker("a")
+        await cluster.use(a, "s")
+        await cluster.use(a, "t")
         holds = [SessionHold("s", 1, HOLD), SessionHold("s", 2, 2 * HOLD), SessionHold("t", 3, HOLD)]
         at = await a.go_on(await a.own("i"), holds=holds)
         other = await a.go_on(await a.own("j"), ended_holds=[1, 2, 3])
         at = await a.go_on(at, ended_holds=[9])
-        assert about((await world.session("s")).expires_in, 2 * HOLD)
+        assert about((await cluster.session("s")).expires_in, 2 * HOLD)
         await a.go_on(at, ended_holds=[2])
-        assert about((await world.session("s")).expires_in, HOLD)
-        assert about((await world.session("t")).expires_in, HOLD)
+        assert about((await cluster.session("s")).expires_in, HOLD)
+        assert about((await cluster.session("t")).expires_in, HOLD)
         await a.go_on(other, ended_holds=[1])
-        assert about((await world.session("s")).expires_in, HOLD)
+        assert about((await cluster.session("s")).expires_in, HOLD)
 
-    async def test_a_hold_that_is_over_cuts_nothing_short(self, world: World) -> None:
+    async def test_a_hold_that_is_over_cuts_nothing_short(self, cluster: Cluster) -> None:
         """When a longer one ends after it, the session lock timeout from now is left (contract: SessionHold)."""
-        a = await world.worker("a")
-        await world.use(a, "s")
+        a = await cluster.worker("a")
+        await cluster.use(a, "s")
         await a.hold("i", "s", 400.0)
         long = await a.hold("j", "s", HOLD)
-        await world.advance(500)
+        await cluster.advance(500)
         await a.go_on(long, ended_holds=[1])
-        assert about((await world.session("s")).expires_in, SESSION_LOCK)
+        assert about((await cluster.session("s")).expires_in, SESSION_LOCK)
 
-    async def test_unhold_after_the_time_is_over_extends_nothing(self, world: World) -> None:
+    async def test_unhold_after_the_time_is_over_extends_nothing(self, cluster: Cluster) -> None:
         """It cuts back, and there is nothing left to cut (contract: SessionHold)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.use(a, "s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.use(a, "s")
         at = await a.hold("i", "s", HOLD)
-        await world.advance(HOLD + 10)
+        await cluster.advance(HOLD + 10)
         await a.go_on(at, ended_holds=[1])
-        assert await world.holders() == {}
-        assert (await world.use(b, "s")).session_id == "s"
+        assert await cluster.holders() == {}
+        assert (await cluster.use(b, "s")).session_id == "s"
 
-    async def test_cutting_back_extends_nothing(self, world: World) -> None:
+    async def test_cutting_back_extends_nothing(self, cluster: Cluster) -> None:
         """What is left may be less than the session lock timeout (contract: SessionHold)."""
-        a = await world.worker("a")
-        await world.use(a, "s")
+        a = await cluster.worker("a")
+        await cluster.use(a, "s")
         at = await a.hold("i", "s", SESSION_LOCK + 50)
-        await world.advance(200)
+        await cluster.advance(200)
         await a.go_on(at, ended_holds=[1])
-        assert about((await world.session("s")).expires_in, SESSION_LOCK - 150)
+        assert about((await cluster.session("s")).expires_in, SESSION_LOCK - 150)
 
-    async def test_a_turn_may_touch_hold_and_end_holds(self, world: World) -> None:
+    async def test_a_turn_may_touch_hold_and_end_holds(self, cluster: Cluster) -> None:
         """One wait after another, with a result that touches the session in the same turn (contract: Turn)."""
-        a = await world.worker("a")
-        await world.enqueue("s", "s", "s")
+        a = await cluster.worker("a")
+        await cluster.enqueue("s", "s", "s")
         items = await a.take(10)
         at = await a.go_on(await a.own("i"), acks=[items[0].lock], holds=[SessionHold("s", 1, 3 * HOLD)])
-        assert about((await world.session("s")).expires_in, 3 * HOLD)
+        assert about((await cluster.session("s")).expires_in, 3 * HOLD)
         at = await a.go_on(at, acks=[items[1].lock], ended_holds=[1], holds=[SessionHold("s", 2, HOLD)])
-        assert about((await world.session("s")).expires_in, HOLD)
+        assert about((await cluster.session("s")).expires_in, HOLD)
         await a.go_on(at, acks=[items[2].lock], ended_holds=[2])
-        assert about((await world.session("s")).expires_in, SESSION_LOCK)
+        assert about((await cluster.session("s")).expires_in, SESSION_LOCK)
 
-    async def test_a_hold_that_ends_in_its_own_turn_holds_nothing(self, world: World) -> None:
+    async def test_a_hold_that_ends_in_its_own_turn_holds_nothing(self, cluster: Cluster) -> None:
         """What the instance waited for was there already (contract: Turn.ended_holds)."""
-        a = await world.worker("a")
-        await world.use(a, "s")
+        a = await cluster.worker("a")
+        await cluster.use(a, "s")
         await a.go_on(await a.own("i"), holds=[SessionHold("s", 1, HOLD)], ended_holds=[1])
-        assert about((await world.session("s")).expires_in, SESSION_LOCK)
+        assert about((await cluster.session("s")).expires_in, SESSION_LOCK)
 
     @pytest.mark.parametrize("update", ENDS.values(), ids=ENDS.keys())
     async def test_a_hold_of_the_turn_that_ends_its_execution_holds_nothing(
-        self, world: World, update: InstanceUpdate
+        self, cluster: Cluster, update: InstanceUpdate
     ) -> None:
         """It ends with that very turn (contract: SessionHold)."""
-        a = await world.worker("a")
-        await world.use(a, "s")
+        a = await cluster.worker("a")
+        await cluster.use(a, "s")
         await a.go_on(await a.own("i"), holds=[SessionHold("s", 1, HOLD)], update=update)
-        assert about((await world.session("s")).expires_in, SESSION_LOCK)
+        assert about((await cluster.session("s")).expires_in, SESSION_LOCK)
 
-    async def test_unhold_leaves_a_session_that_moved_alone(self, world: World) -> None:
+    async def test_unhold_leaves_a_session_that_moved_alone(self, cluster: Cluster) -> None:
         """Its new holder's lock is no hold's (contract: SessionHold)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.use(a, "s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.use(a, "s")
         at = await a.hold("i", "s", SESSION_LOCK + 100)
-        await world.pass_time(SESSION_LOCK + 110)
-        await world.use(b, "s")
-        await world.advance(100)
+        await cluster.pass_time(SESSION_LOCK + 110)
+        await cluster.use(b, "s")
+        await cluster.advance(100)
         await a.go_on(at, ended_holds=[1])
-        assert await world.holders() == {"s": "b"}
-        assert about((await world.session("s")).expires_in, SESSION_LOCK - 100)
+        assert await cluster.holders() == {"s": "b"}
+        assert about((await cluster.session("s")).expires_in, SESSION_LOCK - 100)
 
     @pytest.mark.parametrize("update", ENDS.values(), ids=ENDS.keys())
-    async def test_a_hold_ends_with_its_execution(self, world: World, update: InstanceUpdate) -> None:
+    async def test_a_hold_ends_with_its_execution(self, cluster: Cluster, update: InstanceUpdate) -> None:
         """However that ends; the holds of others stay (contract: SessionHold)."""
-        a = await world.worker("a")
-        await world.use(a, "s")
-        await world.use(a, "t")
+        a = await cluster.worker("a")
+        await cluster.use(a, "s")
+        await cluster.use(a, "t")
         at = await a.go_on(await a.own("i"), holds=[SessionHold("s", 1, HOLD), SessionHold("t", 2, HOLD)])
         await a.hold("j", "t", HOLD)
         await a.go_on(at, update=update)
-        assert about((await world.session("s")).expires_in, SESSION_LOCK)
-        assert about((await world.session("t")).expires_in, HOLD)
+        assert about((await cluster.session("s")).expires_in, SESSION_LOCK)
+        assert about((await cluster.session("t")).expires_in, HOLD)
 
-    async def test_a_hold_ends_with_its_instance(self, world: World) -> None:
+    async def test_a_hold_ends_with_its_instance(self, cluster: Cluster) -> None:
         """When that is removed by force (contract: delete_instance)."""
-        a = await world.worker("a")
-        await world.use(a, "s")
+        a = await cluster.worker("a")
+        await cluster.use(a, "s")
         await a.hold("i", "s", HOLD)
         long = await a.hold("j", "s", 2 * HOLD)
         assert list(await a.provider.delete_instance(["i"], force=True)) == ["deleted"]
-        assert about((await world.session("s")).expires_in, 2 * HOLD)
+        assert about((await cluster.session("s")).expires_in, 2 * HOLD)
         await a.go_on(long, ended_holds=[1])
-        assert about((await world.session("s")).expires_in, SESSION_LOCK)
+        assert about((await cluster.session("s")).expires_in, SESSION_LOCK)
         await a.hold("k", "s", HOLD)
         assert list(await a.provider.delete_instance(["k"], force=True)) == ["deleted"]
-        assert about((await world.session("s")).expires_in, SESSION_LOCK)
+        assert about((await cluster.session("s")).expires_in, SESSION_LOCK)
 
-    async def test_the_next_execution_may_hold_under_the_same_id(self, world: World) -> None:
+    async def test_the_next_execution_may_hold_under_the_same_id(self, cluster: Cluster) -> None:
         """Event ids begin anew (contract: SessionHold)."""
-        a = await world.worker("a")
-        await world.use(a, "s")
+        a = await cluster.worker("a")
+        await cluster.use(a, "s")
         at = await a.hold("i", "s", HOLD)
         await a.go_on(at, update=ENDS["continued"])
         at = await a.go_on(
             replace(at, execution_id=at.execution_id + 1, event_count=0), holds=[SessionHold("s", 1, 2 * HOLD)]
         )
-        assert about((await world.session("s")).expires_in, 2 * HOLD)
+        assert about((await cluster.session("s")).expires_in, 2 * HOLD)
         await a.go_on(at, ended_holds=[1])
-        assert about((await world.session("s")).expires_in, SESSION_LOCK)
+        assert about((await cluster.session("s")).expires_in, SESSION_LOCK)
 
-    async def test_a_refused_turn_holds_nothing_and_ends_nothing(self, world: World) -> None:
+    async def test_a_refused_turn_holds_nothing_and_ends_nothing(self, cluster: Cluster) -> None:
         """Nothing of it is applied (contract: Turn)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.use(a, "s")
-        await world.use(a, "t")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.use(a, "s")
+        await cluster.use(a, "t")
         at = await a.hold("i", "s", HOLD)
         assert not (await b.commit_one(at, holds=[SessionHold("t", 2, HOLD)], ended_holds=[1])).committed
-        assert about((await world.session("s")).expires_in, HOLD)
-        assert about((await world.session("t")).expires_in, SESSION_LOCK)
+        assert about((await cluster.session("s")).expires_in, HOLD)
+        assert about((await cluster.session("t")).expires_in, SESSION_LOCK)

@@ -10,7 +10,7 @@ from affinity.limits import MAX_ID_BYTES, check_id
 from affinity.provider.contract import InstanceFilter, InstanceUpdate, NewMessage, Release
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import message_ids, new_instance, payloads, work_item
-from affinity.testing.conformance.providers.world import World
+from affinity.testing.conformance.providers.cluster import Cluster
 
 IDS: Final = {
     "route free": "free",
@@ -34,26 +34,26 @@ class IdRules(Rules):
     """Workers, sessions, instances and names, called by such an id."""
 
     @exotic_id
-    async def test_work_flows_under_any_id(self, world: World, exotic: str) -> None:
+    async def test_work_flows_under_any_id(self, cluster: Cluster, exotic: str) -> None:
         """Claimed, kept from others, touched, given up and listed (limits: check_id)."""
         check_id(exotic, "id")
-        a, b = await world.worker(exotic), await world.worker("b")
-        await world.enqueue(exotic, name=exotic)
+        a, b = await cluster.worker(exotic), await cluster.worker("b")
+        await cluster.enqueue(exotic, name=exotic)
         item = await a.take_one(names=[exotic])
         assert (item.session_id, item.name) == (exotic, exotic)
-        assert await world.holders() == {exotic: exotic}
-        await world.enqueue(exotic)
+        assert await cluster.holders() == {exotic: exotic}
+        await cluster.enqueue(exotic)
         assert await b.take() == []
         assert await a.renew(item) == [True]
         assert await a.ack(item) == [True]
         assert await a.drain() == 0
         assert (await b.take_one()).session_id == exotic
-        assert await world.holders() == {exotic: "b"}
+        assert await cluster.holders() == {exotic: "b"}
 
     @exotic_id
-    async def test_instances_live_under_any_id(self, world: World, exotic: str) -> None:
+    async def test_instances_live_under_any_id(self, cluster: Cluster, exotic: str) -> None:
         """Created, owned, messaged, committed, listed, handed over and deleted (limits: check_id)."""
-        a, b = await world.worker(exotic), await world.worker("b")
+        a, b = await cluster.worker(exotic), await cluster.worker("b")
         created = new_instance(exotic, name=exotic, version=exotic)
         assert list(await b.provider.create_instance([created])) == [True]
         (item,) = await a.take_instances(names=[f"{exotic}@{exotic}"])
@@ -70,12 +70,12 @@ class IdRules(Rules):
         await b.commit_one(given, update=InstanceUpdate(status="completed"))
         assert list(await a.provider.delete_instance([exotic])) == ["deleted"]
 
-    async def test_ids_that_differ_are_different(self, world: World) -> None:
+    async def test_ids_that_differ_are_different(self, cluster: Cluster) -> None:
         """In case, in spaces, in composition: no two are taken for one (limits: check_id)."""
-        a, b = await world.worker("a"), await world.worker("A")
+        a, b = await cluster.worker("a"), await cluster.worker("A")
         ids = ["s", "S", " s", "s ", "\u00e9", "e\u0301", "w:s", "w:w:s"]
-        await world.enqueue(*ids)
+        await cluster.enqueue(*ids)
         assert len(await a.take(len(ids) // 2)) + len(await b.take(len(ids))) == len(ids)
-        assert set(await world.sessions()) == set(ids)
-        assert set((await world.holders()).values()) == {"a", "A"}
+        assert set(await cluster.sessions()) == set(ids)
+        assert set((await cluster.holders()).values()) == {"a", "A"}
         assert list(await a.provider.create_instance([new_instance(name) for name in ids])) == [True] * len(ids)

@@ -7,48 +7,48 @@ from datetime import timedelta
 from affinity.provider.contract import WorkerInfo
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import LONG_LEASE, SESSION_LOCK, SHORT_LEASE
-from affinity.testing.conformance.providers.world import CLERK, World
+from affinity.testing.conformance.providers.cluster import ENQUEUER, Cluster
 
 
 class ListingRules(Rules):
     """`list_sessions`, `list_workers`, `count_work`."""
 
-    async def test_a_session_row_says_who_holds_it_and_for_how_long(self, world: World) -> None:
+    async def test_a_session_row_says_who_holds_it_and_for_how_long(self, cluster: Cluster) -> None:
         """And what is queued for it, running items included (contract: SessionInfo)."""
-        a = await world.worker("a")
-        await world.enqueue("s")
+        a = await cluster.worker("a")
+        await cluster.enqueue("s")
         item = await a.take_one()
-        await world.enqueue("s", "s", "other")
-        row = await world.session("s")
+        await cluster.enqueue("s", "s", "other")
+        row = await cluster.session("s")
         assert (row.session_id, row.worker_id, row.incarnation) == ("s", "a", a.identity.incarnation)
         assert (row.epoch, row.held, row.queued) == (item.session_epoch, True, 3)
         assert 0 <= row.idle < 10
         assert SESSION_LOCK - 10 < row.expires_in <= SESSION_LOCK
 
-    async def test_a_session_that_expired_is_listed_as_not_held(self, world: World) -> None:
+    async def test_a_session_that_expired_is_listed_as_not_held(self, cluster: Cluster) -> None:
         """With a negative time left, its last holder still named (contract: SessionInfo)."""
-        a = await world.worker("a")
-        await world.enqueue("s")
+        a = await cluster.worker("a")
+        await cluster.enqueue("s")
         await a.ack(await a.take_one())
-        await world.advance(SESSION_LOCK + 60)
-        row = await world.session("s")
+        await cluster.advance(SESSION_LOCK + 60)
+        row = await cluster.session("s")
         assert (row.held, row.worker_id, row.queued) == (False, "a", 0)
         assert -70 < row.expires_in <= -60
         assert SESSION_LOCK + 60 <= row.idle < SESSION_LOCK + 70
 
-    async def test_a_session_of_a_dead_worker_is_listed_as_not_held(self, world: World) -> None:
+    async def test_a_session_of_a_dead_worker_is_listed_as_not_held(self, cluster: Cluster) -> None:
         """Though its own lock runs (design 4.2)."""
-        a = await world.worker("a", SHORT_LEASE)
-        await world.enqueue("s")
+        a = await cluster.worker("a", SHORT_LEASE)
+        await cluster.enqueue("s")
         await a.take_one()
-        await world.advance(SHORT_LEASE + 1)
-        assert not (await world.session("s")).held
+        await cluster.advance(SHORT_LEASE + 1)
+        assert not (await cluster.session("s")).held
 
-    async def test_sessions_are_listed_page_by_page(self, world: World) -> None:
+    async def test_sessions_are_listed_page_by_page(self, cluster: Cluster) -> None:
         """By id (contract: list_sessions)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         names = [f"s{number}" for number in range(5)]
-        await world.enqueue(*names)
+        await cluster.enqueue(*names)
         await a.take_all()
         seen: list[str] = []
         while rows := await a.provider.list_sessions(after=seen[-1] if seen else None, limit=2):
@@ -56,14 +56,14 @@ class ListingRules(Rules):
             seen += [row.session_id for row in rows]
         assert seen == names
 
-    async def test_workers_are_listed_with_what_they_said_of_themselves(self, world: World) -> None:
+    async def test_workers_are_listed_with_what_they_said_of_themselves(self, cluster: Cluster) -> None:
         """By id, with their leases and sessions (contract: WorkerInfo)."""
-        a = await world.peer("a")
+        a = await cluster.peer("a")
         await a.provider.register_worker(a.identity, SHORT_LEASE, {"host": "h'1", "pid": "7"})
-        await world.worker("b")
-        await world.enqueue("s", "t", None)
+        await cluster.worker("b")
+        await cluster.enqueue("s", "t", None)
         await a.take_all()
-        rows = {row.worker_id: row for row in await self._workers(world)}
+        rows = {row.worker_id: row for row in await self._workers(cluster)}
         assert list(rows) == ["a", "b"]
         row = rows["a"]
         assert (row.incarnation, row.alive, row.draining, row.sessions) == (a.identity.incarnation, True, False, 2)
@@ -72,42 +72,42 @@ class ListingRules(Rules):
         assert row.started_at.utcoffset() == timedelta(0)
         assert (rows["b"].sessions, dict(rows["b"].labels)) == (0, {})
 
-    async def test_a_restart_is_a_new_start(self, world: World) -> None:
+    async def test_a_restart_is_a_new_start(self, cluster: Cluster) -> None:
         """A resumption is none (contract: WorkerInfo.started_at)."""
-        a = await world.worker("a", SHORT_LEASE)
-        (first,) = await self._workers(world)
-        await world.advance(100)
+        a = await cluster.worker("a", SHORT_LEASE)
+        (first,) = await self._workers(cluster)
+        await cluster.advance(100)
         await a.register(resume=True)
-        (resumed,) = await self._workers(world)
-        await world.worker("a")
-        (restarted,) = await self._workers(world)
+        (resumed,) = await self._workers(cluster)
+        await cluster.worker("a")
+        (restarted,) = await self._workers(cluster)
         assert resumed.started_at == first.started_at
         assert restarted.started_at - first.started_at >= timedelta(seconds=100)
 
-    async def test_dead_and_draining_workers_are_listed_as_such(self, world: World) -> None:
+    async def test_dead_and_draining_workers_are_listed_as_such(self, cluster: Cluster) -> None:
         """With a negative time left (contract: WorkerInfo)."""
-        await world.worker("dead", SHORT_LEASE)
-        await (await world.worker("draining", LONG_LEASE)).drain()
-        await world.advance(SHORT_LEASE + 60)
-        dead, draining = await self._workers(world)
+        await cluster.worker("dead", SHORT_LEASE)
+        await (await cluster.worker("draining", LONG_LEASE)).drain()
+        await cluster.advance(SHORT_LEASE + 60)
+        dead, draining = await self._workers(cluster)
         assert (dead.alive, dead.draining, dead.sessions) == (False, False, 0)
         assert -70 < dead.expires_in <= -60
         assert (draining.alive, draining.draining) == (True, True)
 
-    async def test_rows_are_counted_by_kind(self, world: World) -> None:
+    async def test_rows_are_counted_by_kind(self, cluster: Cluster) -> None:
         """All kinds, present or not (contract: count_work)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         before = await a.provider.count_work()
         assert set(before) == {"work_items", "messages", "sessions", "workers", "instances"}
-        await world.enqueue("s", "s", None)
+        await cluster.enqueue("s", "s", None)
         await a.take_all()
         await a.own("i")
-        await world.worker("b")
+        await cluster.worker("b")
         after = await a.provider.count_work()
         grown = {kind: after[kind] - before[kind] for kind in before}
         assert grown == {"work_items": 3, "messages": 1, "sessions": 1, "workers": 1, "instances": 1}
 
     @staticmethod
-    async def _workers(world: World) -> list[WorkerInfo]:
-        rows = await (await world.clerk()).provider.list_workers()
-        return [row for row in rows if row.worker_id != CLERK]
+    async def _workers(cluster: Cluster) -> list[WorkerInfo]:
+        rows = await (await cluster.enqueuer()).provider.list_workers()
+        return [row for row in rows if row.worker_id != ENQUEUER]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from affinity.provider.contract import Timeouts, Token, WorkAck, WorkLock
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import ITEM_LOCK, LONG_LEASE, SESSION_LOCK, SHORT_LEASE
-from affinity.testing.conformance.providers.world import World
+from affinity.testing.conformance.providers.cluster import Cluster
 
 SHORT_SESSION = Timeouts(work_item_lock=LONG_LEASE, session_lock=10.0)
 LONG_ITEM_LOCK = Timeouts(work_item_lock=LONG_LEASE, session_lock=SESSION_LOCK)
@@ -14,117 +14,117 @@ LONG_ITEM_LOCK = Timeouts(work_item_lock=LONG_LEASE, session_lock=SESSION_LOCK)
 class LockRules(Rules):
     """Renewal needs owner, token and time left; an ack needs a live token (design 4.5, 4.6)."""
 
-    async def test_a_renewal_after_expiry_does_not_resurrect(self, world: World) -> None:
+    async def test_a_renewal_after_expiry_does_not_resurrect(self, cluster: Cluster) -> None:
         """False, nothing extended, and the item goes to whoever asks (design 4.5)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue(None, "s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue(None, "s")
         items = await a.take_all()
-        await world.pass_time(ITEM_LOCK + 1)
-        before = (await world.session("s")).expires_in
+        await cluster.pass_time(ITEM_LOCK + 1)
+        before = (await cluster.session("s")).expires_in
         assert await a.renew(*items) == [False, False]
-        assert (await world.session("s")).expires_in <= before
+        assert (await cluster.session("s")).expires_in <= before
         assert [item.attempts for item in await b.take(10)] == [2]  # the free one; the session is still held by a
 
-    async def test_a_renewal_with_a_wrong_token_fails(self, world: World) -> None:
+    async def test_a_renewal_with_a_wrong_token_fails(self, cluster: Cluster) -> None:
         """And the lock of the right one is as it was (design 4.5)."""
-        a = await world.worker("a")
-        await world.enqueue("s")
+        a = await cluster.worker("a")
+        await cluster.enqueue("s")
         item = await a.take_one()
         forged = WorkLock(item.lock.key, Token("forged"))
-        await world.advance(20)
+        await cluster.advance(20)
         assert list(await a.provider.renew_work_item_lock(a.identity, [forged], LONG_ITEM_LOCK)) == [False]
-        await world.pass_time(11)
+        await cluster.pass_time(11)
         assert (await a.take_one()).attempts == 2
 
-    async def test_a_renewal_by_another_worker_fails(self, world: World) -> None:
+    async def test_a_renewal_by_another_worker_fails(self, cluster: Cluster) -> None:
         """Even with the token (design 4.5)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue(None)
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue(None)
         item = await a.take_one()
-        await world.advance(20)
+        await cluster.advance(20)
         assert await b.renew(item) == [False]
-        await world.pass_time(11)
+        await cluster.pass_time(11)
         assert (await b.take_one()).attempts == 2
 
-    async def test_a_renewal_by_another_incarnation_fails(self, world: World) -> None:
+    async def test_a_renewal_by_another_incarnation_fails(self, cluster: Cluster) -> None:
         """The owner is the process, not the name (design 4.4, 4.5)."""
-        old = await world.worker("a")
-        await world.enqueue(None)
+        old = await cluster.worker("a")
+        await cluster.enqueue(None)
         item = await old.take_one()
-        new = await world.worker("a")
+        new = await cluster.worker("a")
         assert await new.renew(item) == [False]
         assert (await new.take_one()).attempts == 2
 
-    async def test_an_ack_removes_the_item_and_sends_its_result(self, world: World) -> None:
+    async def test_an_ack_removes_the_item_and_sends_its_result(self, cluster: Cluster) -> None:
         """In one step, once (contract: ack_work_item)."""
-        a = await world.worker("a")
-        await world.enqueue("s", None)
+        a = await cluster.worker("a")
+        await cluster.enqueue("s", None)
         assert await a.ack(*await a.take_all(), message="result") == [True, True]
-        assert await world.results() == ["result", "result"]
-        await world.pass_time(SESSION_LOCK + 1)
+        assert await cluster.results() == ["result", "result"]
+        await cluster.pass_time(SESSION_LOCK + 1)
         assert await a.take(10) == []
         assert (await a.provider.count_work())["work_items"] == 0
 
-    async def test_an_ack_succeeds_after_the_session_moved(self, world: World) -> None:
+    async def test_an_ack_succeeds_after_the_session_moved(self, cluster: Cluster) -> None:
         """The session is routing, the item lock governs the result (design 4.6)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue("s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue("s")
         running = await a.take_one(timeouts=SHORT_SESSION)
-        await world.pass_time(11)
-        await world.enqueue("s")
+        await cluster.pass_time(11)
+        await cluster.enqueue("s")
         await b.take_one()
-        assert await world.holders() == {"s": "b"}
+        assert await cluster.holders() == {"s": "b"}
         assert await a.renew(running) == [True]
         assert await a.ack(running, message="kept") == [True]
-        assert await world.results() == ["kept"]
+        assert await cluster.results() == ["kept"]
 
-    async def test_an_ack_of_an_expired_lock_is_refused(self, world: World) -> None:
+    async def test_an_ack_of_an_expired_lock_is_refused(self, cluster: Cluster) -> None:
         """Though nobody has taken the item yet; nothing changes (design 4.6)."""
-        a = await world.worker("a")
-        await world.enqueue("s")
+        a = await cluster.worker("a")
+        await cluster.enqueue("s")
         item = await a.take_one()
-        await world.advance(ITEM_LOCK + 1)
+        await cluster.advance(ITEM_LOCK + 1)
         assert await a.ack(item) == [False]
-        assert await world.results() == []
+        assert await cluster.results() == []
         assert (await a.take_one()).attempts == 2
 
-    async def test_an_ack_of_a_redelivered_item_is_refused(self, world: World) -> None:
+    async def test_an_ack_of_a_redelivered_item_is_refused(self, cluster: Cluster) -> None:
         """The new delivery is undisturbed and has its own result (design 4.6)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue(None)
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue(None)
         lost = await a.take_one()
-        await world.pass_time(ITEM_LOCK + 1)
+        await cluster.pass_time(ITEM_LOCK + 1)
         running = await b.take_one()
         assert await a.ack(lost, message="late") == [False]
         assert await b.renew(running) == [True]
         assert await b.ack(running, message="right") == [True]
-        assert await world.results() == ["right"]
+        assert await cluster.results() == ["right"]
 
-    async def test_an_ack_with_a_forged_token_is_refused(self, world: World) -> None:
+    async def test_an_ack_with_a_forged_token_is_refused(self, cluster: Cluster) -> None:
         """Nor does it matter that the item exists (design 4.6)."""
-        a = await world.worker("a")
-        await world.enqueue("s")
+        a = await cluster.worker("a")
+        await cluster.enqueue("s")
         item = await a.take_one()
         forged = WorkAck(lock=WorkLock(item.lock.key, Token("forged")), message="forged")
         assert list(await a.provider.ack_work_item(a.identity, [forged], LONG_ITEM_LOCK)) == [False]
-        assert await world.results() == []
+        assert await cluster.results() == []
         assert await a.ack(item) == [True]
 
-    async def test_the_token_of_a_dead_worker_acks_until_somebody_fetches_the_item(self, world: World) -> None:
+    async def test_the_token_of_a_dead_worker_acks_until_somebody_fetches_the_item(self, cluster: Cluster) -> None:
         """No result is thrown away without need (contract: live token)."""
-        a, b = await world.worker("a", SHORT_LEASE), await world.worker("b")
-        await world.enqueue(None, None)
+        a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
+        await cluster.enqueue(None, None)
         items = await a.take(10, timeouts=LONG_ITEM_LOCK)
-        await world.pass_time(SHORT_LEASE + 1)
+        await cluster.pass_time(SHORT_LEASE + 1)
         taken = await b.take_one()
         assert await a.ack(*items, message="a") == [item.lock.key != taken.lock.key for item in items]
-        assert await world.results() == ["a"]
+        assert await cluster.results() == ["a"]
         assert await b.ack(taken) == [True]
 
-    async def test_every_delivery_has_another_token(self, world: World) -> None:
+    async def test_every_delivery_has_another_token(self, cluster: Cluster) -> None:
         """So that an old one says nothing about the new (contract: Token)."""
-        a = await world.worker("a")
-        await world.enqueue(None)
+        a = await cluster.worker("a")
+        await cluster.enqueue(None)
         tokens = set()
         for _ in range(5):
             item = await a.take_one()
@@ -132,10 +132,10 @@ class LockRules(Rules):
             await a.give_back(item)
         assert len(tokens) == 5
 
-    async def test_a_lock_can_be_checked_by_its_token(self, world: World) -> None:
+    async def test_a_lock_can_be_checked_by_its_token(self, cluster: Cluster) -> None:
         """Held, given back, delivered again, finished (contract: check_work_item)."""
-        a = await world.worker("a")
-        await world.enqueue("s")
+        a = await cluster.worker("a")
+        await cluster.enqueue("s")
         first = await a.take_one()
         assert await a.check(first) == [True]
         await a.give_back(first)
@@ -145,10 +145,10 @@ class LockRules(Rules):
         await a.ack(second)
         assert await a.check(first, second) == [False, False]
 
-    async def test_disowning_frees_what_a_lost_reply_locked(self, world: World) -> None:
+    async def test_disowning_frees_what_a_lost_reply_locked(self, cluster: Cluster) -> None:
         """At once and without counting the lost delivery; what is known stays (contract: release_unknown_locks)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue(None, "s", None)
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue(None, "s", None)
         heard, *unheard = await a.take_all()
         assert len(unheard) == 2
         assert await a.release_unknown(heard.lock) == 2
@@ -159,19 +159,19 @@ class LockRules(Rules):
         assert (free.session_id, free.attempts) == (None, 1)
         assert (held.session_id, held.attempts) == ("s", 1)
 
-    async def test_disowning_counts_what_was_handed_to_code(self, world: World) -> None:
+    async def test_disowning_counts_what_was_handed_to_code(self, cluster: Cluster) -> None:
         """Only a delivery that never reached code is taken back (contract: release_unknown_locks)."""
-        a = await world.worker("a")
-        await world.enqueue("begun", None)
+        a = await cluster.worker("a")
+        await cluster.enqueue("begun", None)
         taken = {item.session_id: item for item in await a.take_all()}
         assert await a.release_unknown(delivered=[taken["begun"]]) == 2
         again = {item.session_id: item.attempts for item in await a.take_all()}
         assert again == {"begun": 2, None: 1}
 
-    async def test_a_delivery_after_many_interruptions_is_counted_when_it_begins(self, world: World) -> None:
+    async def test_a_delivery_after_many_interruptions_is_counted_when_it_begins(self, cluster: Cluster) -> None:
         """Until then, an interruption is none (contract: FetchOptions.uncounted_after, begin_work_item)."""
-        a = await world.worker("a")
-        await world.enqueue(None, "s")  # fetched; the second time, of a session that is held
+        a = await cluster.worker("a")
+        await cluster.enqueue(None, "s")  # fetched; the second time, of a session that is held
         for expected in (1, 2, 3, 3, 3):
             items = await a.take_all(uncounted_after=2)
             assert [item.attempts for item in items] == [expected, expected]
@@ -182,39 +182,39 @@ class LockRules(Rules):
         await a.release_unknown(delivered=items)
         assert [item.attempts for item in await a.take_all(uncounted_after=2)] == [4, 4]
 
-    async def test_a_claim_counts_a_delivery_as_any_fetch(self, world: World) -> None:
+    async def test_a_claim_counts_a_delivery_as_any_fetch(self, cluster: Cluster) -> None:
         """Whoever held the session before (contract: FetchOptions.uncounted_after)."""
-        a = await world.worker("a")
-        await world.enqueue("s")
+        a = await cluster.worker("a")
+        await cluster.enqueue("s")
         for expected in (1, 2, 3, 3):
             item = await a.take_one(uncounted_after=2)
             assert item.attempts == expected
             await a.give_back(item, release_session=True)
 
-    async def test_failures_are_no_interruptions(self, world: World) -> None:
+    async def test_failures_are_no_interruptions(self, cluster: Cluster) -> None:
         """Deliveries that ended with an error of the activity are counted at their fetch, however many."""
-        a = await world.worker("a")
-        await world.enqueue(None)
+        a = await cluster.worker("a")
+        await cluster.enqueue(None)
         for expected in (1, 2, 3):
             item = await a.take_one(uncounted_after=1)
             assert (item.attempts, item.failures) == (expected, expected - 1)
             await a.give_back(item, failed=True)
 
-    async def test_only_who_has_an_item_counts_its_delivery(self, world: World) -> None:
+    async def test_only_who_has_an_item_counts_its_delivery(self, cluster: Cluster) -> None:
         """With a live token, and as the incarnation that took it (contract: begin_work_item)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue(None)
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue(None)
         item = await a.take_one(uncounted_after=0)
         assert not await b.begin(item)
         await a.give_back(item)
         assert not await a.begin(item)
         assert (await b.take_one()).attempts == 1
 
-    async def test_disowning_touches_nothing_of_other_workers(self, world: World) -> None:
+    async def test_disowning_touches_nothing_of_other_workers(self, cluster: Cluster) -> None:
         """Nor of another incarnation (contract: release_unknown_locks)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue(None)
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue(None)
         item = await a.take_one()
         assert await b.release_unknown() == 0
-        assert await (await world.peer("a")).release_unknown() == 0
+        assert await (await cluster.peer("a")).release_unknown() == 0
         assert await a.renew(item) == [True]

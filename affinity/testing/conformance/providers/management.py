@@ -8,9 +8,9 @@ from dataclasses import replace
 from affinity.provider.contract import EVENT_HEAD, InstanceUpdate, NewMessage
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import message_ids, new_instance, timer, work_item
+from affinity.testing.conformance.providers.cluster import ENQUEUER, Cluster
 from affinity.testing.conformance.providers.resets import reset
 from affinity.testing.conformance.providers.trees import child_of
-from affinity.testing.conformance.providers.world import CLERK, World
 
 DONE = InstanceUpdate(status="completed", output='"done"')
 BEGUN = InstanceUpdate(status="running")
@@ -20,9 +20,9 @@ OVER = InstanceUpdate(status="running", continued=True)
 class ManagementRules(Rules):
     """`list_work_items`, `list_executions`, `list_tree`, `measure_queues`, `count_instances`."""
 
-    async def test_work_items_of_an_instance_are_listed(self, world: World) -> None:
+    async def test_work_items_of_an_instance_are_listed(self, cluster: Cluster) -> None:
         """Running, waiting and delayed, and not those of others (contract: WorkItemInfo)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         at = await a.own("i")
         other = await a.own("j")
         await a.commit_one(other, work_items=[work_item(other, 1)])
@@ -42,26 +42,26 @@ class ManagementRules(Rules):
         await a.leave()
         assert {one.state for one in await a.provider.list_work_items("i", 2)} == {"waiting"}
 
-    async def test_an_item_that_is_tried_again_says_why(self, world: World) -> None:
+    async def test_an_item_that_is_tried_again_says_why(self, cluster: Cluster) -> None:
         """Until it is gone, whatever else becomes of it (contract: WorkAbandon.error)."""
-        a = await world.worker("a")
-        await world.enqueue(None)
+        a = await cluster.worker("a")
+        await cluster.enqueue(None)
         await a.give_back(await a.take_one(), failed=True, delay=40, error="ValueError: no")
-        (item,) = await a.provider.list_work_items(CLERK, 10)
+        (item,) = await a.provider.list_work_items(ENQUEUER, 10)
         assert (item.state, item.attempts, item.failures, item.last_error) == ("delayed", 1, 1, "ValueError: no")
-        await world.advance(40)
+        await cluster.advance(40)
         await a.give_back(await a.take_one(), count_attempt=False)
-        (item,) = await a.provider.list_work_items(CLERK, 10)
+        (item,) = await a.provider.list_work_items(ENQUEUER, 10)
         assert (item.state, item.attempts, item.last_error) == ("waiting", 1, "ValueError: no")
         await a.give_back(await a.take_one(), failed=True, error="KeyError: 1")
-        (item,) = await a.provider.list_work_items(CLERK, 10)
+        (item,) = await a.provider.list_work_items(ENQUEUER, 10)
         assert item.last_error == "KeyError: 1"
 
-    async def test_executions_are_listed_with_their_times(self, world: World) -> None:
+    async def test_executions_are_listed_with_their_times(self, cluster: Cluster) -> None:
         """Newest first, page by page; also one whose history has not begun, or was reset (contract: ExecutionInfo)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         at = await a.own("i")
-        await world.advance(60)
+        await cluster.advance(60)
         await a.commit_one(at, history=["1", "x" * 100], update=OVER)
         (now, first) = await a.provider.list_executions("i", 10)
         assert (now.execution_id, now.event_count, now.ended_at, now.last_event) == (2, 0, None, None)
@@ -71,7 +71,7 @@ class ManagementRules(Rules):
         assert first.ended_at is not None
         assert first.started_at is not None
         assert 60 <= (first.ended_at - first.started_at).total_seconds() < 70
-        await world.advance(60)
+        await cluster.advance(60)
         await a.commit_one(replace(at, execution_id=2), history=["2", "3"], update=DONE)
         assert await reset(a, replace(at, execution_id=2, event_count=2), keep=1)
         third, second, _ = await a.provider.list_executions("i", 10)
@@ -85,9 +85,9 @@ class ManagementRules(Rules):
         assert list(await a.provider.list_executions("i", 2, before=1)) == []
         assert list(await a.provider.list_executions("nobody", 2)) == []
 
-    async def test_a_tree_is_an_instance_with_its_children_and_theirs(self, world: World) -> None:
+    async def test_a_tree_is_an_instance_with_its_children_and_theirs(self, cluster: Cluster) -> None:
         """Those of this very parent (contract: list_tree)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         root = await a.own("root")
         children = [child_of(root, name) for name in ("x", "y")]
         await a.commit_one(root, consumed=message_ids(root), instances=children)
@@ -106,14 +106,14 @@ class ManagementRules(Rules):
         assert near == {"root", "x", "y"}
         assert list(await a.provider.list_tree("nobody", 10)) == []
 
-    async def test_what_there_is_to_do_is_counted(self, world: World) -> None:
+    async def test_what_there_is_to_do_is_counted(self, cluster: Cluster) -> None:
         """Items and messages by state, suspended instances, up to a limit (contract: QueueStatistics)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         empty = await a.provider.measure_queues(100)
         assert sum(empty.work_items.values()) == sum(empty.messages.values()) == 0
         assert (empty.oldest_work_item, empty.oldest_message) == (None, None)
-        await world.enqueue(None, "s", "s", "t")
-        await world.enqueue(None, delay=60)
+        await cluster.enqueue(None, "s", "s", "t")
+        await cluster.enqueue(None, delay=60)
         await a.take(2)
         instance = await a.own("i")
         at = await a.go_on(instance, consumed=message_ids(instance), messages=[timer(instance, 2, 60)], update=BEGUN)
@@ -121,7 +121,7 @@ class ManagementRules(Rules):
         await a.suspend(suspended)
         await a.own("new")
         await a.provider.send_message([NewMessage(instance_id="i", payload="m")] * 2)
-        await world.advance(10)
+        await cluster.advance(10)
         found = await a.provider.measure_queues(100)
         assert found.work_items == {"running": 2, "waiting": 2, "delayed": 1}
         assert found.messages == {"waiting": 3, "delayed": 1, "suspended": 1}
@@ -137,9 +137,9 @@ class ManagementRules(Rules):
             await a.go_on(at if item.instance_id == "i" else item, consumed=message_ids(item))
         assert (await a.provider.measure_queues(100)).oldest_message is None
 
-    async def test_instances_are_counted_by_status(self, world: World) -> None:
+    async def test_instances_are_counted_by_status(self, cluster: Cluster) -> None:
         """Page by page (contract: count_instances)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         empty = await a.provider.count_instances(100)
         for name in ("x", "y", "z"):
             await a.commit_one(await a.own(name), update=DONE)

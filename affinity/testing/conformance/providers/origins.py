@@ -8,9 +8,9 @@ from datetime import datetime
 from affinity.provider.contract import InstanceUpdate, Release
 from affinity.records import ActivityRun
 from affinity.testing.conformance.providers.base import Rules
+from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.peer import Peer
 from affinity.testing.conformance.providers.resets import reset
-from affinity.testing.conformance.providers.world import World
 
 
 async def times(peer: Peer, execution_id: int = 1) -> list[datetime]:
@@ -21,15 +21,15 @@ async def times(peer: Peer, execution_id: int = 1) -> list[datetime]:
 class OriginRules(Rules):
     """`read_origins`."""
 
-    async def test_each_event_has_the_time_and_the_worker_of_its_turn(self, world: World) -> None:
+    async def test_each_event_has_the_time_and_the_worker_of_its_turn(self, cluster: Cluster) -> None:
         """Events of one turn have the same, and those of a batch do not mix (contract: EventOrigin)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         at = await a.own("i")
         created = (await a.info("i")).created_at
         other = await a.own("j")
         assert (await a.commit_one(at, history=["1", "2", "3"])).committed
         await a.provider.release_instance(a.identity, [Release(instance_id="i")])
-        await world.advance(60)
+        await cluster.advance(60)
         (at,) = [one for one in await b.take_instances() if one.instance_id == "i"]
         assert (await b.commit_one(at, history=["4", "5"])).committed
         assert (await a.commit_one(other, history=["1"])).committed
@@ -44,23 +44,23 @@ class OriginRules(Rules):
         assert len(await a.provider.read_origins("j", 1)) == 1
         assert list(await a.provider.read_origins("i", 2)) == list(await a.provider.read_origins("k", 1)) == []
 
-    async def test_a_result_knows_its_run(self, world: World) -> None:
+    async def test_a_result_knows_its_run(self, cluster: Cluster) -> None:
         """Where the turn says so, and that event only (contract: Turn.runs)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         at = await a.own("i")
         runs = {1: ActivityRun("b", 2), 3: ActivityRun("a", 7)}
         assert (await a.commit_one(at, history=["1", "2", "3"], runs=runs)).committed
         assert (await a.commit_one(replace(at, event_count=3), history=["4"])).committed
         assert [origin.run for origin in await a.provider.read_origins("i", 1)] == [runs[1], None, runs[3], None]
 
-    async def test_what_a_reset_takes_over_keeps_its_origin(self, world: World) -> None:
+    async def test_what_a_reset_takes_over_keeps_its_origin(self, cluster: Cluster) -> None:
         """The event of the reset has its own time, and was recorded by no worker (contract: read_origins)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         at = await a.own("i")
         run = {2: ActivityRun("b", 2)}
         assert (await a.commit_one(at, history=["1", "2", "3"], runs=run)).committed
         former = await times(a)
-        await world.advance(60)
+        await cluster.advance(60)
         assert await reset(a, replace(at, event_count=3), keep=2)
         again = await a.provider.read_origins("i", 2)
         assert [(one.event_id, one.worker_id, one.run) for one in again] == [
@@ -71,9 +71,9 @@ class OriginRules(Rules):
         assert [one.recorded_at for one in again[:2]] == former[:2]
         assert 60 <= (again[2].recorded_at - former[2]).total_seconds() < 70
 
-    async def test_each_execution_has_its_own_origins(self, world: World) -> None:
+    async def test_each_execution_has_its_own_origins(self, cluster: Cluster) -> None:
         """Also in the turn that ends the one before (contract: read_origins)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         at = await a.own("i")
         over = InstanceUpdate(status="running", continued=True)
         assert (await a.commit_one(at, history=["1", "2"], update=over)).committed

@@ -6,16 +6,16 @@ from affinity.limits import MAX_BATCH
 from affinity.provider.contract import NewMessage, Release
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import SHORT_LEASE, message_ids, new_instance, payloads, turn
+from affinity.testing.conformance.providers.cluster import Cluster, at_once
 from affinity.testing.conformance.providers.peer import Peer
-from affinity.testing.conformance.providers.world import World, at_once
 
 
 class OwnershipRules(Rules):
     """`fetch_orchestration_item` and `release_instance`."""
 
-    async def test_the_first_fetch_takes_a_new_instance(self, world: World) -> None:
+    async def test_the_first_fetch_takes_a_new_instance(self, cluster: Cluster) -> None:
         """With its start message, at the beginning of its first execution (contract: OrchestrationItem)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         await a.provider.create_instance([new_instance("i", version="1", start="go")])
         (item,) = await a.take_instances()
         assert (item.instance_id, item.name, item.version) == ("i", "flow", "1")
@@ -23,46 +23,46 @@ class OwnershipRules(Rules):
         assert payloads(item) == ["go"]
         assert (await a.info("i")).owner == "a"
 
-    async def test_nobody_else_gets_the_messages_of_an_owned_instance(self, world: World) -> None:
+    async def test_nobody_else_gets_the_messages_of_an_owned_instance(self, cluster: Cluster) -> None:
         """While its owner lives (contract: owned instance)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.own("i")
         await send(b, "i", "x")
         fetched = await b.fetch_instances()
         assert (list(fetched.items), fetched.next_due) == ([], None)
         assert [payloads(item) for item in await a.take_instances()] == [["start", "x"]]
 
-    async def test_messages_stay_until_a_turn_has_consumed_them(self, world: World) -> None:
+    async def test_messages_stay_until_a_turn_has_consumed_them(self, cluster: Cluster) -> None:
         """The owner is given them again; that is not another claim (contract: Message)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         first = await a.own("i")
         (again,) = await a.take_instances()
         assert (again.messages, again.claims) == (first.messages, 1)
 
-    async def test_excluded_messages_are_left_out(self, world: World) -> None:
+    async def test_excluded_messages_are_left_out(self, cluster: Cluster) -> None:
         """And an instance that has no others (contract: fetch_orchestration_item)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         first, second = await a.own("i"), await a.own("j")
         await send(a, "i", "new")
         exclude = [*message_ids(first), *message_ids(second)]
         fetched = await a.fetch_instances(exclude=exclude)
         assert [(item.instance_id, payloads(item)) for item in fetched.items] == [("i", ["new"])]
 
-    async def test_messages_come_in_order_of_visibility_then_of_arrival(self, world: World) -> None:
+    async def test_messages_come_in_order_of_visibility_then_of_arrival(self, cluster: Cluster) -> None:
         """Across one send and several (contract: OrchestrationItem)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         await a.own("i")
         await a.provider.send_message([NewMessage(instance_id="i", payload="late", delay=60)])
         await a.provider.send_message([NewMessage(instance_id="i", payload=text) for text in "123"])
         await send(a, "i", "4")
         assert payloads((await a.take_instances())[0]) == ["start", "1", "2", "3", "4"]
-        await world.advance(60)
+        await cluster.advance(60)
         await send(a, "i", "5")
         assert payloads((await a.take_instances())[0]) == ["start", "1", "2", "3", "4", "late", "5"]
 
-    async def test_no_more_messages_than_a_batch_at_a_time(self, world: World) -> None:
+    async def test_no_more_messages_than_a_batch_at_a_time(self, cluster: Cluster) -> None:
         """The oldest first; the rest comes when those are consumed (contract: fetch_orchestration_item)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = await a.own("i")
         await a.commit_one(instance, history=[], consumed=message_ids(instance))
         texts = [str(number) for number in range(MAX_BATCH + 20)]
@@ -73,34 +73,34 @@ class OwnershipRules(Rules):
         await a.commit_one(first, history=[], consumed=message_ids(first))
         assert payloads((await a.take_instances())[0]) == texts[MAX_BATCH:]
 
-    async def test_a_fetch_takes_no_more_instances_than_its_limit(self, world: World) -> None:
+    async def test_a_fetch_takes_no_more_instances_than_its_limit(self, cluster: Cluster) -> None:
         """What it does not return it has not taken (contract: fetch_orchestration_item)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.provider.create_instance([new_instance(f"i{number}") for number in range(5)])
         taken = [item.instance_id for item in await a.take_instances(2)]
         left = [item.instance_id for item in await b.take_instances(10)]
         assert len(taken) == 2
         assert sorted(taken + left) == [f"i{number}" for number in range(5)]
 
-    async def test_a_start_can_be_delayed(self, world: World) -> None:
+    async def test_a_start_can_be_delayed(self, cluster: Cluster) -> None:
         """The instance exists, its start message comes later (contract: NewInstance.delay)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         assert list(await a.provider.create_instance([new_instance("i", delay=60)])) == [True]
         early = await a.fetch_instances()
         assert list(early.items) == []
         assert early.next_due is not None
         assert 50 < early.next_due <= 60
-        await world.advance(60)
+        await cluster.advance(60)
         assert len(await a.take_instances()) == 1
 
-    async def test_nothing_is_due_without_messages(self, world: World) -> None:
+    async def test_nothing_is_due_without_messages(self, cluster: Cluster) -> None:
         """None (contract: OrchestrationFetch)."""
-        fetched = await (await world.worker("a")).fetch_instances()
+        fetched = await (await cluster.worker("a")).fetch_instances()
         assert (list(fetched.items), fetched.claim_lost, fetched.next_due) == ([], False, None)
 
-    async def test_racing_workers_share_the_instances(self, world: World) -> None:
+    async def test_racing_workers_share_the_instances(self, cluster: Cluster) -> None:
         """Each instance has one winner, and none is left (contract: owned instance)."""
-        peers = [await world.worker(name) for name in "ab"]
+        peers = [await cluster.worker(name) for name in "ab"]
         names = [f"i{number:02}" for number in range(30)]
         await peers[0].provider.create_instance([new_instance(name) for name in names])
         taken: list[str] = []
@@ -113,60 +113,60 @@ class OwnershipRules(Rules):
         await at_once(*(lambda peer=peer: race(peer) for peer in peers))
         assert sorted(taken) == names
 
-    async def test_the_instances_of_a_dead_worker_are_taken(self, world: World) -> None:
+    async def test_the_instances_of_a_dead_worker_are_taken(self, cluster: Cluster) -> None:
         """With their history and messages, and one more claim counted (design 4.9)."""
-        a, b = await world.worker("a", SHORT_LEASE), await world.worker("b")
+        a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
         instance = await a.own("i")
-        await world.pass_time(SHORT_LEASE + 1)
+        await cluster.pass_time(SHORT_LEASE + 1)
         (item,) = await b.take_instances()
         assert (item.claims, item.event_count, payloads(item)) == (2, 0, ["start"])
         assert (await b.info("i")).owner == "b"
         assert not (await a.commit_one(instance)).committed
 
-    async def test_the_instances_of_a_restarted_worker_are_taken(self, world: World) -> None:
+    async def test_the_instances_of_a_restarted_worker_are_taken(self, cluster: Cluster) -> None:
         """By its new process, or anyone: ownership is of the incarnation (contract: owned instance)."""
-        old = await world.worker("a")
+        old = await cluster.worker("a")
         await old.own("i")
-        new = await world.worker("a")
-        await world.sweep_all()
+        new = await cluster.worker("a")
+        await cluster.sweep_all()
         (item,) = await new.take_instances()
         assert item.claims == 2
 
-    async def test_a_worker_that_resumes_still_owns_what_nobody_took(self, world: World) -> None:
+    async def test_a_worker_that_resumes_still_owns_what_nobody_took(self, cluster: Cluster) -> None:
         """The very incarnation is alive again (contract: owned instance)."""
-        a = await world.worker("a", SHORT_LEASE)
+        a = await cluster.worker("a", SHORT_LEASE)
         instance = await a.own("i")
-        await world.pass_time(SHORT_LEASE + 1)
+        await cluster.pass_time(SHORT_LEASE + 1)
         assert not (await a.commit_one(instance)).committed
         await a.register(resume=True)
         (again,) = await a.take_instances()
         assert (await a.commit_one(again)).committed
 
-    async def test_claims_are_counted_until_a_turn_is_committed(self, world: World) -> None:
+    async def test_claims_are_counted_until_a_turn_is_committed(self, cluster: Cluster) -> None:
         """An instance that kills its workers is found out; one that goes on is not (design 4.9)."""
         for number in range(1, 4):
-            peer = await world.worker(f"w{number}", SHORT_LEASE)
+            peer = await cluster.worker(f"w{number}", SHORT_LEASE)
             item = await peer.own("i")
             assert item.claims == number
-            await world.pass_time(SHORT_LEASE + 1)
-        last = await world.worker("last", SHORT_LEASE)
+            await cluster.pass_time(SHORT_LEASE + 1)
+        last = await cluster.worker("last", SHORT_LEASE)
         await last.commit_one((await last.take_instances())[0])
         assert (await last.take_instances())[0].claims == 0
-        await world.pass_time(SHORT_LEASE + 1)
-        assert (await (await world.worker("next")).take_instances())[0].claims == 1
+        await cluster.pass_time(SHORT_LEASE + 1)
+        assert (await (await cluster.worker("next")).take_instances())[0].claims == 1
 
-    async def test_a_released_instance_is_for_anyone(self, world: World) -> None:
+    async def test_a_released_instance_is_for_anyone(self, cluster: Cluster) -> None:
         """At once, and its former owner commits no more (contract: release_instance)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await a.provider.release_instance(a.identity, [Release(instance_id="i")])
         assert not (await a.commit_one(instance)).committed
         (item,) = await b.take_instances()
         assert (await b.commit_one(item)).committed
 
-    async def test_an_instance_can_be_handed_over(self, world: World) -> None:
+    async def test_an_instance_can_be_handed_over(self, cluster: Cluster) -> None:
         """To a worker by name; nobody else gets it, the giver included (contract: Release.to)."""
-        a, b, c = await world.worker("a"), await world.worker("b"), await world.worker("c")
+        a, b, c = await cluster.worker("a"), await cluster.worker("b"), await cluster.worker("c")
         instance = await a.own("i")
         await a.provider.release_instance(a.identity, [Release(instance_id="i", to="b")])
         assert not (await a.commit_one(instance)).committed
@@ -176,12 +176,12 @@ class OwnershipRules(Rules):
         assert (await b.commit_one(item)).committed
         assert (await a.info("i")).owner == "b"
 
-    async def test_an_instance_handed_to_nobody_is_for_anyone(self, world: World) -> None:
+    async def test_an_instance_handed_to_nobody_is_for_anyone(self, cluster: Cluster) -> None:
         """The receiver is dead, drains, or never was (contract: Release.to)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.worker("dead", SHORT_LEASE)
-        await (await world.worker("draining")).drain()
-        await world.advance(SHORT_LEASE + 1)
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.worker("dead", SHORT_LEASE)
+        await (await cluster.worker("draining")).drain()
+        await cluster.advance(SHORT_LEASE + 1)
         for receiver in ("dead", "draining", "missing"):
             await a.own(receiver)
             await a.provider.release_instance(a.identity, [Release(instance_id=receiver, to=receiver)])
@@ -189,9 +189,9 @@ class OwnershipRules(Rules):
             await b.commit_one((await b.take_instances())[0], consumed=[])
             await b.provider.delete_instance([receiver], force=True)
 
-    async def test_only_the_owner_gives_an_instance_up(self, world: World) -> None:
+    async def test_only_the_owner_gives_an_instance_up(self, cluster: Cluster) -> None:
         """Nothing happens when the caller does not own it (contract: Release)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         releases = [Release(instance_id="i", to="b", unknown=True), Release(instance_id="missing")]
         await b.provider.release_instance(b.identity, releases)

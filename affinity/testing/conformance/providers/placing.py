@@ -8,16 +8,16 @@ from affinity.limits import MIN_SHARE
 from affinity.provider.contract import OFFER_SECONDS, NewWorkItem, OrchestrationItem, Placed
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import ITEM_LOCK, SESSION_LOCK, SHORT_LEASE, work_item
+from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.peer import Peer
-from affinity.testing.conformance.providers.world import World
 
 
 class PlacingRules(Rules):
     """``TurnResult.placed``, ``NewWorkItem.lock_here`` and ``claim_here`` (design 5.4)."""
 
-    async def test_a_session_free_item_is_locked_here(self, world: World) -> None:
+    async def test_a_session_free_item_is_locked_here(self, cluster: Cluster) -> None:
         """With a fresh token, as a first attempt (contract: commit_turn)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         placed = await place(a, instance, lock_here(instance, 1))
         assert placed.item is not None
@@ -28,23 +28,23 @@ class PlacingRules(Rules):
         assert await b.take_all() == []
         assert await a.ack(placed.item) == [True]
 
-    async def test_an_item_of_a_session_held_here_is_locked_here(self, world: World) -> None:
+    async def test_an_item_of_a_session_held_here_is_locked_here(self, cluster: Cluster) -> None:
         """Under the epoch of the lease, which is touched (contract: commit_turn)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = await a.own("i")
-        held = await hold(world, a, "s")
-        await world.advance(SESSION_LOCK / 2)
+        held = await hold(cluster, a, "s")
+        await cluster.advance(SESSION_LOCK / 2)
         placed = await place(a, instance, lock_here(instance, 1, "s"))
         assert placed.item is not None
         assert (placed.item.session_id, placed.item.session_epoch) == ("s", held)
-        assert (await world.session("s")).expires_in > SESSION_LOCK - 10
+        assert (await cluster.session("s")).expires_in > SESSION_LOCK - 10
         assert await a.renew(placed.item) == [True]
 
-    async def test_the_fused_turn_takes_the_place_of_ack_and_fetch(self, world: World) -> None:
+    async def test_the_fused_turn_takes_the_place_of_ack_and_fetch(self, cluster: Cluster) -> None:
         """The result of one activity in, the next one out, in one transaction (design 5.4)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = await a.own("i")
-        await world.enqueue("s")
+        await cluster.enqueue("s")
         running = await a.take_one()
         for number in range(1, 6):
             at = replace(instance, event_count=number - 1)
@@ -55,108 +55,108 @@ class PlacingRules(Rules):
             running = following
         assert await a.check(running) == [True]
 
-    async def test_an_item_of_a_session_held_elsewhere_goes_to_its_holder(self, world: World) -> None:
+    async def test_an_item_of_a_session_held_elsewhere_goes_to_its_holder(self, cluster: Cluster) -> None:
         """Whom the answer names (contract: Placed.holder)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
-        epoch = await hold(world, b, "s")
+        epoch = await hold(cluster, b, "s")
         for number, wanted in enumerate((lock_here(instance, 1, "s"), work_item(instance, 2, "s"))):
             placed = await place(a, replace(instance, event_count=number), wanted)
             assert placed == Placed(item=None, holder="b")
         assert await a.take_all() == []
         assert [item.session_epoch for item in await b.take_all()] == [epoch, epoch]
 
-    async def test_an_item_of_a_session_that_nobody_holds_is_for_anyone(self, world: World) -> None:
+    async def test_an_item_of_a_session_that_nobody_holds_is_for_anyone(self, cluster: Cluster) -> None:
         """A commit claims nothing, even where it may lock (contract: Placed)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         assert await place(a, instance, lock_here(instance, 1, "s")) == Placed(item=None, holder=None)
-        assert await world.sessions() == {}
+        assert await cluster.sessions() == {}
         assert (await b.take_one()).session_id == "s"
 
-    async def test_an_expired_session_is_held_by_nobody(self, world: World) -> None:
+    async def test_an_expired_session_is_held_by_nobody(self, cluster: Cluster) -> None:
         """Not even here (contract: held session)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = await a.own("i")
-        await hold(world, a, "s")
-        await world.advance(SESSION_LOCK + 1)
+        await hold(cluster, a, "s")
+        await cluster.advance(SESSION_LOCK + 1)
         assert await place(a, instance, lock_here(instance, 1, "s")) == Placed(item=None, holder=None)
-        assert await world.holders() == {}
+        assert await cluster.holders() == {}
 
-    async def test_a_session_of_a_dead_worker_is_held_by_nobody(self, world: World) -> None:
+    async def test_a_session_of_a_dead_worker_is_held_by_nobody(self, cluster: Cluster) -> None:
         """Its lock may run, its worker does not (design 4.2)."""
-        a, b = await world.worker("a"), await world.worker("b", SHORT_LEASE)
+        a, b = await cluster.worker("a"), await cluster.worker("b", SHORT_LEASE)
         instance = await a.own("i")
-        await hold(world, b, "s")
-        await world.advance(SHORT_LEASE + 1)
+        await hold(cluster, b, "s")
+        await cluster.advance(SHORT_LEASE + 1)
         assert await place(a, instance, lock_here(instance, 1, "s")) == Placed(item=None, holder=None)
-        await world.sweep_all()
+        await cluster.sweep_all()
         assert (await a.take_one()).session_id == "s"
 
-    async def test_an_item_that_is_not_wanted_here_is_queued(self, world: World) -> None:
+    async def test_an_item_that_is_not_wanted_here_is_queued(self, cluster: Cluster) -> None:
         """Though it could have been locked; its holder is named (contract: NewWorkItem.lock_here)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
-        await hold(world, a, "s")
+        await hold(cluster, a, "s")
         items = [work_item(instance, 1), work_item(instance, 2, "s")]
         result = await a.commit_one(instance, work_items=items)
         assert list(result.placed) == [Placed(item=None, holder=None), Placed(item=None, holder="a")]
         assert [item.session_id for item in await b.take_all()] == [None]
         assert [item.session_id for item in await a.take_all()] == ["s"]
 
-    async def test_a_draining_worker_locks_nothing_here(self, world: World) -> None:
+    async def test_a_draining_worker_locks_nothing_here(self, cluster: Cluster) -> None:
         """Its turns are committed, the work is for others (design 4.10; contract: commit_turn)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await a.drain()
         assert await place(a, instance, lock_here(instance, 1)) == Placed(item=None, holder=None)
         assert (await b.take_one()).attempts == 1
 
-    async def test_a_dead_worker_commits_nothing(self, world: World) -> None:
+    async def test_a_dead_worker_commits_nothing(self, cluster: Cluster) -> None:
         """It owns no instance any more, so it locks nothing either (contract: owned instance)."""
-        a = await world.worker("a", SHORT_LEASE)
+        a = await cluster.worker("a", SHORT_LEASE)
         instance = await a.own("i")
-        await world.advance(SHORT_LEASE + 1)
+        await cluster.advance(SHORT_LEASE + 1)
         assert not (await a.commit_one(instance, work_items=[lock_here(instance, 1)])).committed
         assert (await a.provider.count_work())["work_items"] == 0
 
-    async def test_a_delayed_item_is_not_locked_here(self, world: World) -> None:
+    async def test_a_delayed_item_is_not_locked_here(self, cluster: Cluster) -> None:
         """It waits in the queue until it is visible, then goes to the holder (contract: commit_turn)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = await a.own("i")
-        await hold(world, a, "s")
+        await hold(cluster, a, "s")
         items = [replace(lock_here(instance, 1), delay=60), replace(lock_here(instance, 2, "s"), delay=60)]
         result = await a.commit_one(instance, work_items=items)
         assert [placed.item for placed in result.placed] == [None, None]
         assert await a.take_all() == []
-        await world.advance(60)
+        await cluster.advance(60)
         assert len(await a.take_all()) == 2
 
-    async def test_an_item_locked_here_is_an_item_like_any_other(self, world: World) -> None:
+    async def test_an_item_locked_here_is_an_item_like_any_other(self, cluster: Cluster) -> None:
         """Its lock expires and it is delivered again, the attempt counted (contract: commit_turn)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await place(a, instance, lock_here(instance, 1))
-        await world.pass_time(ITEM_LOCK - 10)
+        await cluster.pass_time(ITEM_LOCK - 10)
         assert await b.take() == []
-        await world.pass_time(11)
+        await cluster.pass_time(11)
         assert (await b.take_one()).attempts == 2
 
-    async def test_the_answer_has_a_place_for_each_item_in_order(self, world: World) -> None:
+    async def test_the_answer_has_a_place_for_each_item_in_order(self, cluster: Cluster) -> None:
         """A mix of all cases in one turn (contract: TurnResult.placed)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
-        await hold(world, a, "mine")
-        await hold(world, b, "other")
+        await hold(cluster, a, "mine")
+        await hold(cluster, b, "other")
         wanted = [lock_here(instance, n, s) for n, s in enumerate((None, "other", "mine", "nobody", "mine", None), 1)]
         result = await a.commit_one(instance, work_items=wanted)
         assert [placed.holder for placed in result.placed if placed.item is None] == ["b", None]
         here = [placed.item.lock.key.activity_id for placed in result.placed if placed.item is not None]
         assert here == [1, 3, 5, 6]
 
-    async def test_a_lost_reply_of_a_commit_is_disowned(self, world: World) -> None:
+    async def test_a_lost_reply_of_a_commit_is_disowned(self, cluster: Cluster) -> None:
         """Items locked here under unknown tokens are freed, uncounted (contract: release_unknown_locks)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await place(a, instance, lock_here(instance, 1))
         assert await a.release_unknown() == 1
@@ -164,91 +164,91 @@ class PlacingRules(Rules):
 
     # -- work of sessions that nobody holds, and that the committer would like to claim
 
-    async def test_an_item_can_be_offered_to_the_committer(self, world: World) -> None:
+    async def test_an_item_can_be_offered_to_the_committer(self, cluster: Cluster) -> None:
         """A commit claims nothing; but nobody else does before it (contract: NewWorkItem.claim_here)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         assert await place(a, instance, claim_here(instance, 1)) == Placed(item=None, holder=None)
-        assert await world.sessions() == {}
-        await world.sweep_all()
+        assert await cluster.sessions() == {}
+        await cluster.sweep_all()
         assert await b.take_all() == []
         item = await a.take_one()
         assert (item.session_id, item.attempts) == ("s", 1)
-        assert await world.holders() == {"s": "a"}
+        assert await cluster.holders() == {"s": "a"}
 
-    async def test_what_is_offered_comes_with_a_share_of_the_rest(self, world: World) -> None:
+    async def test_what_is_offered_comes_with_a_share_of_the_rest(self, cluster: Cluster) -> None:
         """And does not lessen it (contract: fetch_work_item)."""
-        a, _ = await world.worker("a"), await world.worker("b")
+        a, _ = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         others = [f"s{number}" for number in range(2 * MIN_SHARE)]
-        await world.enqueue(*others)
+        await cluster.enqueue(*others)
         await place(a, instance, claim_here(instance, 1, "mine"))
         assert {item.session_id for item in await a.take(100)} == {"mine", *others[:MIN_SHARE]}
 
-    async def test_what_is_older_comes_before_what_is_offered(self, world: World) -> None:
+    async def test_what_is_older_comes_before_what_is_offered(self, cluster: Cluster) -> None:
         """Also when there is room for one session only (contract: fetch_work_item)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = await a.own("i")
-        await world.enqueue("older")
+        await cluster.enqueue("older")
         await place(a, instance, claim_here(instance, 1, "mine"))
         assert [item.session_id for item in await a.take(10, max_sessions=1)] == ["older"]
 
-    async def test_what_was_offered_and_not_taken_is_for_anyone(self, world: World) -> None:
+    async def test_what_was_offered_and_not_taken_is_for_anyone(self, cluster: Cluster) -> None:
         """After about a second, by a sweep (contract: OFFER_SECONDS)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await place(a, instance, claim_here(instance, 1))
-        await world.pass_time(OFFER_SECONDS / 2)
+        await cluster.pass_time(OFFER_SECONDS / 2)
         assert await b.take_all() == []
-        await world.pass_time(OFFER_SECONDS)
+        await cluster.pass_time(OFFER_SECONDS)
         assert (await b.take_one()).session_id == "s"
 
-    async def test_an_offer_to_a_full_worker_is_for_anyone_later(self, world: World) -> None:
+    async def test_an_offer_to_a_full_worker_is_for_anyone_later(self, cluster: Cluster) -> None:
         """It claims nothing, so it does not claim that either (design 4.7)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
-        await hold(world, a, "other")
+        await hold(cluster, a, "other")
         await place(a, instance, claim_here(instance, 1))
         assert await a.take(max_sessions=1) == []
-        await world.pass_time(OFFER_SECONDS + 1)
+        await cluster.pass_time(OFFER_SECONDS + 1)
         assert (await b.take_one()).session_id == "s"
 
-    async def test_an_offer_to_a_draining_worker_is_for_anyone_later(self, world: World) -> None:
+    async def test_an_offer_to_a_draining_worker_is_for_anyone_later(self, cluster: Cluster) -> None:
         """In the same way (design 4.10)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await place(a, instance, claim_here(instance, 1))
         await a.drain()
         assert await a.take() == []
-        await world.pass_time(OFFER_SECONDS + 1)
+        await cluster.pass_time(OFFER_SECONDS + 1)
         assert (await b.take_one()).session_id == "s"
 
-    async def test_an_offer_dies_with_its_worker(self, world: World) -> None:
+    async def test_an_offer_dies_with_its_worker(self, cluster: Cluster) -> None:
         """Whether it dies or leaves (design 4.2)."""
-        a, b, c = await world.worker("a", SHORT_LEASE), await world.worker("b"), await world.worker("c")
+        a, b, c = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b"), await cluster.worker("c")
         first, second = await a.own("i"), await b.own("j")
         await place(a, first, claim_here(first, 1, "s"))
         await place(b, second, claim_here(second, 1, "t"))
         await b.leave()
-        await world.pass_time(SHORT_LEASE + 1)
+        await cluster.pass_time(SHORT_LEASE + 1)
         assert {item.session_id for item in await c.take_all()} == {"s", "t"}
 
-    async def test_an_offer_follows_the_session_that_somebody_else_claimed(self, world: World) -> None:
+    async def test_an_offer_follows_the_session_that_somebody_else_claimed(self, cluster: Cluster) -> None:
         """For another item of it: at most one worker has the session (design 4.11)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await place(a, instance, claim_here(instance, 1))
-        await world.enqueue("s")
+        await cluster.enqueue("s")
         assert len(await b.take_all()) == 2
         assert await a.take_all() == []
-        assert await world.holders() == {"s": "b"}
+        assert await cluster.holders() == {"s": "b"}
 
-    async def test_nothing_is_offered_of_a_session_that_is_held(self, world: World) -> None:
+    async def test_nothing_is_offered_of_a_session_that_is_held(self, cluster: Cluster) -> None:
         """Its holder gets the item, here or elsewhere (contract: NewWorkItem.claim_here)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
-        await hold(world, b, "s")
-        await hold(world, a, "t")
+        await hold(cluster, b, "s")
+        await hold(cluster, a, "t")
         items = [replace(claim_here(instance, 1, "s"), lock_here=True), claim_here(instance, 2, "t")]
         result = await a.commit_one(
             instance, work_items=[*items, replace(claim_here(instance, 3, "t"), lock_here=True)]
@@ -260,17 +260,17 @@ class PlacingRules(Rules):
         ]
         assert [item.lock.key.activity_id for item in await b.take_all()] == [1]
 
-    async def test_a_delayed_item_is_offered_to_nobody(self, world: World) -> None:
+    async def test_a_delayed_item_is_offered_to_nobody(self, cluster: Cluster) -> None:
         """When it is visible, it is for anyone (contract: NewWorkItem.claim_here)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await place(a, instance, replace(claim_here(instance, 1), delay=60))
-        await world.advance(60)
+        await cluster.advance(60)
         assert (await b.take_one()).session_id == "s"
 
-    async def test_a_session_free_item_is_offered_to_nobody(self, world: World) -> None:
+    async def test_a_session_free_item_is_offered_to_nobody(self, cluster: Cluster) -> None:
         """There is nothing to claim (contract: NewWorkItem.claim_here)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await place(a, instance, replace(work_item(instance, 1), claim_here=True))
         assert (await b.take_one()).session_id is None
@@ -294,9 +294,9 @@ async def place(peer: Peer, at: OrchestrationItem, item: NewWorkItem) -> Placed:
     return placed
 
 
-async def hold(world: World, peer: Peer, session_id: str) -> int:
+async def hold(cluster: Cluster, peer: Peer, session_id: str) -> int:
     """Let the worker claim a session; its epoch."""
-    await world.enqueue(session_id)
+    await cluster.enqueue(session_id)
     item = await peer.take_one()
     assert await peer.ack(item) == [True]
     return item.session_epoch or 0

@@ -11,9 +11,9 @@ from affinity.errors import QuotaExceeded
 from affinity.provider.contract import Delivery, InstanceUpdate, NewMessage, Quotas
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import message_ids, new_instance, timer
+from affinity.testing.conformance.providers.cluster import Cluster, at_once
 from affinity.testing.conformance.providers.peer import Peer
 from affinity.testing.conformance.providers.trees import child_of
-from affinity.testing.conformance.providers.world import World, at_once
 
 ROOMY = 1_000_000
 
@@ -21,9 +21,9 @@ ROOMY = 1_000_000
 class QuotaRules(Rules):
     """`set_quotas`, and what they do to `create_instance` and `send_message`."""
 
-    async def test_there_are_none_until_they_are_set(self, world: World) -> None:
+    async def test_there_are_none_until_they_are_set(self, cluster: Cluster) -> None:
         """And everybody sees the same (contract: get_quotas)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         assert await a.provider.get_quotas() == Quotas()
         some = Quotas(instances=10, instance_bytes=2**40)
         await a.provider.set_quotas(some)
@@ -32,9 +32,9 @@ class QuotaRules(Rules):
         await b.provider.set_quotas(Quotas())
         assert await a.provider.get_quotas() == Quotas()
 
-    async def test_instances_are_limited(self, world: World) -> None:
+    async def test_instances_are_limited(self, cluster: Cluster) -> None:
         """Those that were there before count; nothing of a batch that is too large is created (contract: Quotas)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         there = (await a.provider.count_work())["instances"]
         await a.provider.set_quotas(Quotas(instances=there + 3))
         assert await _create(a, "i", "j") == [True, True]
@@ -51,18 +51,18 @@ class QuotaRules(Rules):
         await a.provider.set_quotas(Quotas())
         assert await _create(a, "n") == [True]
 
-    async def test_children_are_counted_and_not_refused(self, world: World) -> None:
+    async def test_children_are_counted_and_not_refused(self, cluster: Cluster) -> None:
         """A turn is never refused for a quota (contract: set_quotas)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         parent = await a.own("parent")
         await a.provider.set_quotas(Quotas(instances=(await a.provider.count_work())["instances"] + 1))
         await a.go_on(parent, consumed=message_ids(parent), instances=[child_of(parent, "c"), child_of(parent, "d")])
         with pytest.raises(QuotaExceeded):
             await _create(a, "i")
 
-    async def test_unread_events_are_limited(self, world: World) -> None:
+    async def test_unread_events_are_limited(self, cluster: Cluster) -> None:
         """By the smaller of what the sender and the database allow; others do not count (contract: send_message)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         at = await a.own("i")
         await a.go_on(at, consumed=message_ids(at), messages=[timer(at, 2, 60)])
         await a.provider.set_quotas(Quotas(unread_events=2))
@@ -71,9 +71,9 @@ class QuotaRules(Rules):
         await a.provider.set_quotas(Quotas(unread_events=100))
         assert await _send(a, 2, limit=4) == ["delivered", "full"]
 
-    async def test_the_bytes_of_an_instance_are_limited(self, world: World) -> None:
+    async def test_the_bytes_of_an_instance_are_limited(self, cluster: Cluster) -> None:
         """Events of its history, and what waits for it, in UTF-8; a request to end it passes (contract: Quotas)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         at = await a.own("i")
         await a.provider.set_quotas(Quotas(instance_bytes=100))
         at = await a.go_on(at, consumed=message_ids(at), history=["é" * 15])
@@ -85,9 +85,9 @@ class QuotaRules(Rules):
         at = await a.go_on(at, consumed=message_ids(item), history=["é" * 30])
         assert await _send(a, 2, payload="x" * 10) == ["delivered", "over_quota"]
 
-    async def test_a_new_execution_begins_without_the_bytes_of_the_one_before(self, world: World) -> None:
+    async def test_a_new_execution_begins_without_the_bytes_of_the_one_before(self, cluster: Cluster) -> None:
         """So does another instance of that id (contract: Quotas)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         at = await a.own("i")
         await a.provider.set_quotas(Quotas(instance_bytes=100))
         at = await a.go_on(at, consumed=message_ids(at), history=["x" * 95])
@@ -101,9 +101,9 @@ class QuotaRules(Rules):
         await _create(a, "i")
         assert await _send(a, 1, payload="x" * 10) == ["delivered"]
 
-    async def test_a_start_that_is_too_large_is_refused(self, world: World) -> None:
+    async def test_a_start_that_is_too_large_is_refused(self, cluster: Cluster) -> None:
         """(contract: create_instance)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         await a.provider.set_quotas(Quotas(instance_bytes=100))
         with pytest.raises(QuotaExceeded) as caught:
             await a.provider.create_instance([new_instance("i"), new_instance("j", start="é" * 51)])

@@ -8,8 +8,8 @@ from dataclasses import replace
 from affinity.provider.contract import OFFER_SECONDS, InstanceUpdate, SessionWatch
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import SESSION_LOCK, fetch_options, turn, work_item
+from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.peer import Peer
-from affinity.testing.conformance.providers.world import World
 
 REST = 30.0
 """Seconds without work after which the worker of a test lets a session go."""
@@ -20,21 +20,21 @@ class ReleaseRules(Rules):
 
     # -- by hand
 
-    async def test_a_released_session_is_for_any_worker(self, world: World) -> None:
+    async def test_a_released_session_is_for_any_worker(self, cluster: Cluster) -> None:
         """Another worker claims it at a greater epoch, with what waited for it (contract: release_session)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        before = await world.use(a, "s")
-        await world.enqueue("s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        before = await cluster.use(a, "s")
+        await cluster.enqueue("s")
         assert await a.provider.release_session(["s", "never"]) == ["released", "not_held"]
         assert await a.holds_for("s") == [None]
         item = await b.take_one()
         assert (item.session_id, item.session_epoch or 0) > ("s", before.session_epoch or 0)
-        assert await world.holders() == {"s": "b"}
+        assert await cluster.holders() == {"s": "b"}
 
-    async def test_a_session_with_work_in_hand_is_busy(self, world: World) -> None:
+    async def test_a_session_with_work_in_hand_is_busy(self, cluster: Cluster) -> None:
         """Nothing changes until that has ended (contract: release_session)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue("s", "s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue("s", "s")
         item = await a.take_one()
         assert await b.provider.release_session(["s"]) == ["busy"]
         assert await b.take(10) == []
@@ -42,157 +42,157 @@ class ReleaseRules(Rules):
         assert await b.provider.release_session(["s"]) == ["released"]
         assert len(await b.take(10)) == 1
 
-    async def test_a_release_ends_no_hold_for_ever(self, world: World) -> None:
+    async def test_a_release_ends_no_hold_for_ever(self, cluster: Cluster) -> None:
         """A holder that gives its session up is not kept by one (contract: SessionHold)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.use(a, "s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.use(a, "s")
         await a.hold("i", "s", 10 * SESSION_LOCK)
         assert await b.provider.release_session(["s"]) == ["released"]
-        await world.use(b, "s")
-        assert await world.holders() == {"s": "b"}
+        await cluster.use(b, "s")
+        assert await cluster.holders() == {"s": "b"}
 
-    async def test_a_release_is_no_change_of_holder_until_another_claims(self, world: World) -> None:
+    async def test_a_release_is_no_change_of_holder_until_another_claims(self, cluster: Cluster) -> None:
         """The same incarnation comes back to its epoch; another's claim is reported (contract: SessionWatch)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        first = await world.use(a, "s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        first = await cluster.use(a, "s")
         at = await a.own("i")
         await a.go_on(at, consumed=[m.id for m in at.messages], watches=[SessionWatch("s", "moved")])
         await a.provider.release_session(["s"])
-        assert (await world.use(a, "s")).session_epoch == first.session_epoch
+        assert (await cluster.use(a, "s")).session_epoch == first.session_epoch
         assert await a.take_instances() == []
         await a.provider.release_session(["s"])
-        await world.use(b, "s")
+        await cluster.use(b, "s")
         (told,) = await a.take_instances()
         assert [message.payload for message in told.messages] == ["moved"]
 
     # -- with a turn
 
-    async def test_a_turn_releases_sessions(self, world: World) -> None:
+    async def test_a_turn_releases_sessions(self, cluster: Cluster) -> None:
         """Also the one whose result it has, and one that another worker holds (contract: Turn.release_sessions)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.use(b, "theirs")
-        await world.enqueue("s", "other")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.use(b, "theirs")
+        await cluster.enqueue("s", "other")
         items = {item.session_id: item for item in await a.take_all()}
         await a.ack(items["other"])
         at = await a.own("i")
         release = ["s", "theirs", "never"]
         assert (await a.commit_one(at, acks=[items["s"].lock], release_sessions=release)).committed
-        assert await world.holders() == {"other": "a"}
+        assert await cluster.holders() == {"other": "a"}
 
-    async def test_a_turn_keeps_a_session_that_has_work_in_hand(self, world: World) -> None:
+    async def test_a_turn_keeps_a_session_that_has_work_in_hand(self, cluster: Cluster) -> None:
         """What the turn itself places here counts; what it cancels does not (contract: Turn.release_sessions)."""
-        a = await world.worker("a")
-        await world.use(a, "s")
+        a = await cluster.worker("a")
+        await cluster.use(a, "s")
         at = await a.own("i")
         here = replace(work_item(at, 1, "s"), lock_here=True)
         assert (await a.commit_one(at, work_items=[here], release_sessions=["s"])).committed
-        assert await world.holders() == {"s": "a"}
+        assert await cluster.holders() == {"s": "a"}
         at = replace(at, event_count=1)
         assert (await a.commit_one(at, cancel_activities=[1], release_sessions=["s"])).committed
-        assert await world.holders() == {}
+        assert await cluster.holders() == {}
 
-    async def test_a_turn_that_is_refused_releases_nothing(self, world: World) -> None:
+    async def test_a_turn_that_is_refused_releases_nothing(self, cluster: Cluster) -> None:
         """It is whole or not at all; its neighbour in the batch is not disturbed (contract: Turn)."""
-        a = await world.worker("a")
-        await world.use(a, "s")
-        await world.use(a, "t")
+        a = await cluster.worker("a")
+        await cluster.use(a, "s")
+        await cluster.use(a, "t")
         first, second = await a.own("i"), await a.own("j")
         turns = [
             turn(replace(first, event_count=7), release_sessions=["s"]),
             turn(second, release_sessions=["t"]),
         ]
         assert [result.committed for result in await a.commit(*turns)] == [False, True]
-        assert await world.holders() == {"s": "a"}
+        assert await cluster.holders() == {"s": "a"}
 
     # -- to make room
 
-    async def test_the_least_recently_used_idle_session_makes_room(self, world: World) -> None:
+    async def test_the_least_recently_used_idle_session_makes_room(self, cluster: Cluster) -> None:
         """For work that no worker has taken in time; its holder gets that work (contract: release_idle_session)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         for name in ("old", "older", "young"):
-            await world.use(a, name)
-        await world.pass_time(REST)
-        await world.use(a, "young")
-        await world.use(a, "old")
-        await world.pass_time(REST - 10)
-        await world.enqueue("new")
+            await cluster.use(a, name)
+        await cluster.pass_time(REST)
+        await cluster.use(a, "young")
+        await cluster.use(a, "old")
+        await cluster.pass_time(REST - 10)
+        await cluster.enqueue("new")
         assert await make_room(a, 3) == []
-        await world.pass_time(OFFER_SECONDS)
+        await cluster.pass_time(OFFER_SECONDS)
         assert await make_room(a, 4) == []
         assert await make_room(a, 3) == ["older"]
         assert await b.take() == []
         assert (await a.take_one(max_sessions=3)).session_id == "new"
-        assert set(await world.holders()) == {"old", "young", "new"}
+        assert set(await cluster.holders()) == {"old", "young", "new"}
 
-    async def test_there_is_room_for_as_many_as_wait(self, world: World) -> None:
+    async def test_there_is_room_for_as_many_as_wait(self, cluster: Cluster) -> None:
         """Two workers do not both make room for the same work (contract: release_idle_session)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         for number in range(3):
-            await world.use(a, f"a{number}")
-            await world.use(b, f"b{number}")
-        await world.enqueue("s", "t", "t", "u")
-        await world.pass_time(REST + 1)
+            await cluster.use(a, f"a{number}")
+            await cluster.use(b, f"b{number}")
+        await cluster.enqueue("s", "t", "t", "u")
+        await cluster.pass_time(REST + 1)
         assert await make_room(a, 3, limit=3) == ["a0", "a1"]
         assert await make_room(b, 3) == ["b0"]
         assert await make_room(a, 3) == await make_room(b, 3) == []
         assert {item.session_id for item in await a.take_all(max_sessions=3)} == {"s", "t"}
         assert {item.session_id for item in await b.take_all(max_sessions=3)} == {"u"}
 
-    async def test_a_session_that_something_keeps_makes_no_room(self, world: World) -> None:
+    async def test_a_session_that_something_keeps_makes_no_room(self, cluster: Cluster) -> None:
         """Work in hand, or due later, a hold, or too little rest (contract: release_idle_session)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         for name in ("in hand", "later", "held", "rested"):
-            await world.use(a, name)
+            await cluster.use(a, name)
         await a.hold("i", "held", 10 * SESSION_LOCK)
-        await world.enqueue("in hand")
+        await cluster.enqueue("in hand")
         await a.take_one()
-        await world.enqueue("later", delay=SESSION_LOCK)
-        await world.pass_time(REST - 1)
-        await world.enqueue("new")
-        await world.pass_time(OFFER_SECONDS)
+        await cluster.enqueue("later", delay=SESSION_LOCK)
+        await cluster.pass_time(REST - 1)
+        await cluster.enqueue("new")
+        await cluster.pass_time(OFFER_SECONDS)
         assert await make_room(a, 4, min_idle=REST + 5) == []
         assert await make_room(a, 4) == ["rested"]
 
-    async def test_a_session_whose_only_user_has_ended_makes_room_first(self, world: World) -> None:
+    async def test_a_session_whose_only_user_has_ended_makes_room_first(self, cluster: Cluster) -> None:
         """Without a rest; one that goes on, or is not known, needs it (contract: release_idle_session)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         for name in ("of i", "of j", "of nobody"):
-            await world.use(a, name)
+            await cluster.use(a, name)
         at = await a.own("i")
         await a.own("j")
-        await world.enqueue("new")
-        await world.pass_time(OFFER_SECONDS)
+        await cluster.enqueue("new")
+        await cluster.pass_time(OFFER_SECONDS)
         users = {"of j": "j", "of i": "i"}
         assert await make_room(a, 3, only_users=users) == []
         await a.go_on(at, update=InstanceUpdate(status="completed"))
         assert await make_room(a, 3, only_users=users) == ["of i"]
         await a.take_one(max_sessions=3)
-        await world.enqueue("newer")
-        await world.pass_time(OFFER_SECONDS)
+        await cluster.enqueue("newer")
+        await cluster.pass_time(OFFER_SECONDS)
         assert await make_room(a, 3, only_users={"of nobody": "no such"}) == ["of nobody"]
 
-    async def test_who_is_alone_makes_room_immediately(self, world: World) -> None:
+    async def test_who_is_alone_makes_room_immediately(self, cluster: Cluster) -> None:
         """No other worker could take the work (contract: release_idle_session)."""
-        a = await world.worker("a")
-        await world.use(a, "s")
-        await world.enqueue("new")
+        a = await cluster.worker("a")
+        await cluster.use(a, "s")
+        await cluster.enqueue("new")
         assert await make_room(a, 1, min_idle=0.0) == []
-        await (await world.clerk()).drain()
+        await (await cluster.enqueuer()).drain()
         assert await make_room(a, 1, min_idle=0.0) == ["s"]
 
-    async def test_no_room_is_made_for_what_the_caller_could_not_have(self, world: World) -> None:
+    async def test_no_room_is_made_for_what_the_caller_could_not_have(self, cluster: Cluster) -> None:
         """Unknown work, another's sessions, a caller that drains, is gone, or takes no sessions at all (contract:
         release_idle_session).
         """
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.use(a, "s")
-        await world.use(b, "theirs")
-        await world.enqueue("theirs")
-        await world.enqueue("unknown", name="unheard of")
-        await world.pass_time(REST + 1)
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.use(a, "s")
+        await cluster.use(b, "theirs")
+        await cluster.enqueue("theirs")
+        await cluster.enqueue("unknown", name="unheard of")
+        await cluster.pass_time(REST + 1)
         assert await make_room(a, 1) == []
-        await world.enqueue("new")
-        await world.pass_time(REST + 1)
+        await cluster.enqueue("new")
+        await cluster.pass_time(REST + 1)
         assert await make_room(a, 0) == []
         other = Peer(a.provider, replace(a.identity, incarnation=b.identity.incarnation))
         assert await make_room(other, 1) == []

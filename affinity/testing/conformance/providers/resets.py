@@ -16,8 +16,8 @@ from affinity.provider.contract import (
 from affinity.provider.history import read_whole_history
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import message_ids, payloads, timer, work_item
+from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.peer import Peer
-from affinity.testing.conformance.providers.world import World
 
 
 async def reset(peer: Peer, at: OrchestrationItem, keep: int, **more: Any) -> bool:
@@ -37,9 +37,9 @@ async def reset(peer: Peer, at: OrchestrationItem, keep: int, **more: Any) -> bo
 class ResetRules(Rules):
     """`reset_instance`."""
 
-    async def test_a_failed_instance_goes_on_from_an_earlier_event(self, world: World) -> None:
+    async def test_a_failed_instance_goes_on_from_an_earlier_event(self, cluster: Cluster) -> None:
         """In its next execution; the former one stays readable (contract: Reset)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         at = await self._three_events(a)
         failed = InstanceUpdate(status="failed", error='{"type":"E","message":"m"}')
         assert (await a.commit_one(at, history=["4"], update=failed)).committed
@@ -66,9 +66,9 @@ class ResetRules(Rules):
         assert await read_whole_history(a.provider, "i", 1) == former == ["1", "2", "3", "4"]
         assert (await a.commit_one(item, consumed=message_ids(item))).committed
 
-    async def test_a_reset_is_refused_elsewhere(self, world: World) -> None:
+    async def test_a_reset_is_refused_elsewhere(self, cluster: Cluster) -> None:
         """The history has grown, or it is another instance (contract: Reset)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         at = await self._three_events(a)
         later = await a.go_on(at)
         assert not await reset(a, at, 1)
@@ -77,12 +77,12 @@ class ResetRules(Rules):
         assert not await reset(a, later, 1)
         assert (await a.info("i")).execution_id == 1
 
-    async def test_what_ran_is_void(self, world: World) -> None:
+    async def test_what_ran_is_void(self, cluster: Cluster) -> None:
         """Results and turns of the former execution change nothing any more; the work is queued anew (contract:
         Reset).
         """
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.use(b, "s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.use(b, "s")
         at = await self._three_events(a)
         at = await a.go_on(at, work_items=[work_item(at, 2, "s"), work_item(at, 3)])
         running = await b.take_all()
@@ -94,24 +94,24 @@ class ResetRules(Rules):
         keys = {item.lock.key for item in await b.take_all()}
         assert keys == {item.key for item in new}
 
-    async def test_a_timer_keeps_its_time(self, world: World) -> None:
+    async def test_a_timer_keeps_its_time(self, cluster: Cluster) -> None:
         """One that still waits; another begins anew (contract: Reset.messages)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         at = await self._three_events(a)
         at = await a.go_on(at, messages=[timer(at, 2, 100)])
-        await world.pass_time(60)
+        await cluster.pass_time(60)
         again = replace_execution(at)
         assert await reset(a, at, 3, messages=[timer(again, 2, 100), timer(again, 3, 100)])
-        await world.pass_time(45)
+        await cluster.pass_time(45)
         (item,) = await a.take_instances()
         assert payloads(item) == ["timer 2"]
-        await world.pass_time(60)
+        await cluster.pass_time(60)
         (item,) = await a.take_instances()
         assert payloads(item) == ["timer 2", "timer 3"]
 
-    async def test_what_comes_again_comes_first(self, world: World) -> None:
+    async def test_what_comes_again_comes_first(self, cluster: Cluster) -> None:
         """Before what waits, suspended or not, and in its order (contract: Reset)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         at = await self._three_events(a)
         await a.suspend(at)
         await a.provider.send_message([NewMessage(instance_id="i", payload="waits")])
@@ -121,9 +121,9 @@ class ResetRules(Rules):
         (item,) = await a.take_instances()
         assert payloads(item) == ["first", "second", "waits"]
 
-    async def test_what_comes_again_twice_comes_first_each_time(self, world: World) -> None:
+    async def test_what_comes_again_twice_comes_first_each_time(self, cluster: Cluster) -> None:
         """Also before what an earlier reset has sent, which was later in the history (contract: Reset)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         at = await self._three_events(a)
         assert await reset(a, at, 1, messages=[NewMessage(instance_id="i", payload=text) for text in ("2", "3")])
         (item,) = await a.take_instances()
@@ -132,15 +132,15 @@ class ResetRules(Rules):
         (item,) = await a.take_instances()
         assert payloads(item) == ["2", "3"]
 
-    async def test_holds_end_and_watches_go_on(self, world: World) -> None:
+    async def test_holds_end_and_watches_go_on(self, cluster: Cluster) -> None:
         """As when an execution ends, and begins (contract: Reset)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.use(b, "s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.use(b, "s")
         at = await self._three_events(a)
         at = await a.go_on(at, holds=[SessionHold("s", 2, 50_000)])
         assert await reset(a, at, 3, watches=[SessionWatch("s", "moved")])
-        assert (await world.session("s")).expires_in < 1_000
-        await world.worker("b")  # a restart, which moves the session
+        assert (await cluster.session("s")).expires_in < 1_000
+        await cluster.worker("b")  # a restart, which moves the session
         (item,) = await a.take_instances()
         assert payloads(item) == ["moved"]
 

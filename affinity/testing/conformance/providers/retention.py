@@ -16,10 +16,10 @@ from affinity.provider.contract import (
 from affinity.provider.history import read_whole_history
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import message_ids, new_instance, turn
+from affinity.testing.conformance.providers.cluster import Cluster, at_once
 from affinity.testing.conformance.providers.peer import Peer
 from affinity.testing.conformance.providers.resets import reset
 from affinity.testing.conformance.providers.trees import DONE, child_of
-from affinity.testing.conformance.providers.world import World, at_once
 
 DAY = 86_400.0
 COMPLETED = frozenset({"completed"})
@@ -29,12 +29,12 @@ CONTINUED = InstanceUpdate(status="running", continued=True)
 class RetentionRules(Rules):
     """`Provider.prune_instances`, `Provider.prune_histories`, and the share that a sweep does of them."""
 
-    async def test_an_instance_goes_when_it_ended_long_ago(self, world: World) -> None:
+    async def test_an_instance_goes_when_it_ended_long_ago(self, cluster: Cluster) -> None:
         """And not before, whenever it was created (contract: prune_instances)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         await _ended(a, "old")
         late = await a.own("late")
-        await world.advance(2 * DAY)
+        await cluster.advance(2 * DAY)
         await a.commit_one(late, update=DONE)
         assert await _pruned(a, 3 * DAY) == 0
         assert await _pruned(a, DAY, dry_run=True) == 1
@@ -42,120 +42,120 @@ class RetentionRules(Rules):
         assert await _there(a, "old", "late") == ["late"]
         assert await read_whole_history(a.provider, "old", 1) == []
 
-    async def test_what_has_not_ended_stays(self, world: World) -> None:
+    async def test_what_has_not_ended_stays(self, cluster: Cluster) -> None:
         """Pending, running and suspended ones (contract: prune_instances)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         await a.go_on(await a.own("running"))
         assert await a.suspend(await a.own("suspended"))
         await a.provider.create_instance([new_instance("pending")])
-        await world.advance(DAY)
+        await cluster.advance(DAY)
         assert await _pruned(a, 0.0, FINISHED) == 0
         assert await _there(a, "running", "suspended", "pending") == ["running", "suspended", "pending"]
 
-    async def test_only_what_ended_as_asked_goes(self, world: World) -> None:
+    async def test_only_what_ended_as_asked_goes(self, cluster: Cluster) -> None:
         """(contract: prune_instances)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         await _ended(a, "completed")
         await _ended(a, "failed", InstanceUpdate(status="failed", error="{}"))
-        await world.advance(DAY)
+        await cluster.advance(DAY)
         assert await _pruned(a, 0.0) == 1
         assert await _there(a, "completed", "failed") == ["failed"]
         assert await _pruned(a, 0.0, frozenset({"cancelled", "failed"})) == 1
 
-    async def test_a_child_goes_with_its_parent_and_never_before_it(self, world: World) -> None:
+    async def test_a_child_goes_with_its_parent_and_never_before_it(self, cluster: Cluster) -> None:
         """Though it ended long before (contract: prune_instances)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         parent, child = await _family(a)
         await a.commit_one(child, update=DONE)
-        await world.advance(10 * DAY)
+        await cluster.advance(10 * DAY)
         assert await _pruned(a, DAY, FINISHED) == 0
         await a.commit_one(parent, update=DONE)
-        await world.advance(2 * DAY)
+        await cluster.advance(2 * DAY)
         assert await _pruned(a, DAY, dry_run=True) == 2
         assert await _pruned(a, DAY) == 2
         assert await _there(a, "parent", "child") == []
 
-    async def test_a_tree_stays_while_a_member_has_not_ended_for_long(self, world: World) -> None:
+    async def test_a_tree_stays_while_a_member_has_not_ended_for_long(self, cluster: Cluster) -> None:
         """Whether it runs, or ended lately (contract: prune_instances)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         parent, child = await _family(a)
         await a.commit_one(parent, update=DONE)
-        await world.advance(10 * DAY)
+        await cluster.advance(10 * DAY)
         assert await _pruned(a, DAY, FINISHED) == 0
         await a.commit_one(child, update=InstanceUpdate(status="failed", error="{}"))
         assert await _pruned(a, DAY, FINISHED) == 0
-        await world.advance(2 * DAY)
+        await cluster.advance(2 * DAY)
         assert await _pruned(a, DAY) == 2
 
-    async def test_a_child_whose_parent_is_gone_goes_by_itself(self, world: World) -> None:
+    async def test_a_child_whose_parent_is_gone_goes_by_itself(self, cluster: Cluster) -> None:
         """Also when another instance has the parent's name (contract: birth token)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         parent, child = await _family(a)
         await a.commit_one(child, update=DONE)
         await a.commit_one(parent, update=DONE)
         await a.provider.delete_instance(["parent"], tree=False)
         await a.own("parent")
-        await world.advance(DAY)
+        await cluster.advance(DAY)
         assert await _pruned(a, 0.0) == 1
         assert await _there(a, "parent", "child") == ["parent"]
 
-    async def test_an_id_that_is_used_again_is_not_taken_for_the_old_one(self, world: World) -> None:
+    async def test_an_id_that_is_used_again_is_not_taken_for_the_old_one(self, cluster: Cluster) -> None:
         """The end that is remembered is that of an instance, not of a name (contract: birth token)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         await _ended(a, "i")
         await a.provider.delete_instance(["i"])
         await a.go_on(await a.own("i"))
-        await world.advance(DAY)
+        await cluster.advance(DAY)
         assert await _pruned(a, 0.0, FINISHED) == 0
         assert await _there(a, "i") == ["i"]
 
-    async def test_an_instance_that_was_reset_counts_from_its_new_end(self, world: World) -> None:
+    async def test_an_instance_that_was_reset_counts_from_its_new_end(self, cluster: Cluster) -> None:
         """(contract: reset_instance)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         at = await a.own("i")
         await a.commit_one(at, update=InstanceUpdate(status="failed", error="{}"))
-        await world.advance(DAY)
+        await cluster.advance(DAY)
         assert await reset(a, replace(at, event_count=1), keep=1, messages=[NewMessage(instance_id="i", payload="on")])
         assert await _pruned(a, 0.0, FINISHED) == 0
         (again,) = await a.take_instances()
         assert (await a.commit_one(again, update=DONE)).committed
         assert await _pruned(a, DAY / 2, FINISHED) == 0
-        await world.advance(DAY)
+        await cluster.advance(DAY)
         assert await _pruned(a, DAY / 2, FINISHED) == 1
 
-    async def test_pruning_goes_in_steps(self, world: World) -> None:
+    async def test_pruning_goes_in_steps(self, cluster: Cluster) -> None:
         """Each begins where the one before has ended, and a dry run takes the same (limits: PRUNE_WINDOW)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         number = PRUNE_WINDOW + 10
         for size in (PRUNE_WINDOW, 10):
             await a.provider.create_instance([new_instance(f"{size}.{n}") for n in range(size)])
             while items := await a.take_instances(PRUNE_WINDOW):
                 turns = [turn(item, consumed=message_ids(item), update=DONE) for item in items]
                 assert all(result.committed for result in await a.commit(*turns))
-        await world.advance(DAY)
+        await cluster.advance(DAY)
         assert await _pruned(a, 0.0, dry_run=True) == number
         first = await a.provider.prune_instances(COMPLETED, 0.0)
         assert 0 < first.instances < number
         assert first.after is not None
         assert await _pruned(a, 0.0) == number - first.instances
 
-    async def test_two_who_prune_at_once_take_each_instance_once(self, world: World) -> None:
+    async def test_two_who_prune_at_once_take_each_instance_once(self, cluster: Cluster) -> None:
         """What one of them has in hand, the other passes over (contract: prune_instances)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         for n in range(5):
             await _ended(a, f"i{n}")
-        await world.advance(DAY)
+        await cluster.advance(DAY)
         first, second = await at_once(
             lambda: a.provider.prune_instances(COMPLETED, 0.0), lambda: b.provider.prune_instances(COMPLETED, 0.0)
         )
         assert first.instances + second.instances == 5
 
-    async def test_the_history_of_a_former_execution_goes(self, world: World) -> None:
+    async def test_the_history_of_a_former_execution_goes(self, cluster: Cluster) -> None:
         """The instance goes on, with the history of its present execution (contract: prune_histories)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         at = await a.go_on(await a.own("i"))
         await a.commit_one(at, update=CONTINUED)
-        await world.advance(2 * DAY)
+        await cluster.advance(2 * DAY)
         second = replace(at, execution_id=2, event_count=0)
         await a.commit_one(second, update=CONTINUED)
         third = await a.go_on(replace(at, execution_id=3, event_count=0))
@@ -167,9 +167,9 @@ class RetentionRules(Rules):
         assert (await a.provider.prune_histories(DAY)).executions == 0
         assert (await a.commit_one(third, update=DONE)).committed
 
-    async def test_what_is_left_of_a_long_history_is_its_beginning(self, world: World) -> None:
+    async def test_what_is_left_of_a_long_history_is_its_beginning(self, cluster: Cluster) -> None:
         """A step removes a bounded number of events (limits: PRUNE_EVENTS)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         at = await a.own("i")
         events = [str(n) for n in range(12_000)]
         assert (await a.commit_one(at, history=events, update=CONTINUED)).committed
@@ -179,20 +179,20 @@ class RetentionRules(Rules):
         assert (await a.provider.prune_histories(0.0)).executions == 1
         assert await a.history(at) == []
 
-    async def test_a_sweep_prunes_when_it_is_told_to(self, world: World) -> None:
+    async def test_a_sweep_prunes_when_it_is_told_to(self, cluster: Cluster) -> None:
         """Step by step, whichever worker sweeps; failed ones stay (contract: sweep)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         await _ended(a, "done")
         await _ended(a, "failed", InstanceUpdate(status="failed", error="{}"))
         await a.commit_one(await a.own("goes on"), update=CONTINUED)
-        await world.advance(2 * DAY)
+        await cluster.advance(2 * DAY)
         await _ended(a, "late")
-        assert (await world.sweep()).instances_removed == 0
-        swept = await world.sweep(retention=Retention(instances=DAY, histories=DAY))
+        assert (await cluster.sweep()).instances_removed == 0
+        swept = await cluster.sweep(retention=Retention(instances=DAY, histories=DAY))
         assert (swept.instances_removed, swept.executions_removed) == (1, 1)
         assert await _there(a, "done", "failed", "late", "goes on") == ["failed", "late", "goes on"]
-        await world.advance(2 * DAY)
-        assert (await world.sweep(retention=Retention(instances=DAY))).instances_removed == 1
+        await cluster.advance(2 * DAY)
+        assert (await cluster.sweep(retention=Retention(instances=DAY))).instances_removed == 1
 
 
 async def _pruned(a: Peer, older_than: float, status: frozenset[str] = COMPLETED, *, dry_run: bool = False) -> int:

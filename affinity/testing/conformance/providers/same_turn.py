@@ -9,16 +9,16 @@ import pytest
 from affinity.provider.contract import NewMessage, SessionHold
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import message_ids, new_instance, payloads, timer, turn, work_item
-from affinity.testing.conformance.providers.world import World
+from affinity.testing.conformance.providers.cluster import Cluster
 
 
 class SameTurnRules(Rules):
     """`commit_turn`: the parts of one turn see each other."""
 
     @pytest.mark.parametrize("lock_here", [True, False])
-    async def test_an_activity_that_its_own_turn_cancels_never_runs(self, world: World, lock_here: bool) -> None:
+    async def test_an_activity_that_its_own_turn_cancels_never_runs(self, cluster: Cluster, lock_here: bool) -> None:
         """It is neither queued nor locked to the committer; the others of the turn are (contract: Turn)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = await a.own("i")
         items = [replace(work_item(instance, number), lock_here=lock_here) for number in (1, 2, 3)]
         result = await a.commit_one(instance, work_items=items, cancel_activities=[2], consumed=message_ids(instance))
@@ -30,18 +30,18 @@ class SameTurnRules(Rules):
         assert found == [1, 3]
         assert (await a.provider.count_work())["work_items"] == 2
 
-    async def test_a_timer_that_its_own_turn_cancels_never_fires(self, world: World) -> None:
+    async def test_a_timer_that_its_own_turn_cancels_never_fires(self, cluster: Cluster) -> None:
         """The others of the turn do (contract: Turn.cancel_timers)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = await a.own("i")
         timers = [timer(instance, number, 60) for number in (1, 2)]
         await a.commit_one(instance, consumed=message_ids(instance), messages=timers, cancel_timers=[1])
-        await world.advance(60)
+        await cluster.advance(60)
         assert payloads((await a.take_instances())[0]) == ["timer 2"]
 
-    async def test_a_hold_that_its_own_turn_ends_holds_nothing(self, world: World) -> None:
+    async def test_a_hold_that_its_own_turn_ends_holds_nothing(self, cluster: Cluster) -> None:
         """The session's lock is as if it had never been (contract: SessionHold)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = await a.own("i")
         await a.commit_one(instance, work_items=[work_item(instance, 1, "s")])
         await a.take_one()
@@ -53,9 +53,9 @@ class SameTurnRules(Rules):
         assert after is not None
         assert after < before + 60
 
-    async def test_a_message_to_a_child_of_the_same_turn_arrives(self, world: World) -> None:
+    async def test_a_message_to_a_child_of_the_same_turn_arrives(self, cluster: Cluster) -> None:
         """After its start message: a request to cancel it, for one (contract: Turn.instances, Turn.messages)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = await a.own("i")
         child = new_instance("child", parent_id="i", start="begin")
         stop = NewMessage(instance_id="child", payload="stop")
@@ -63,9 +63,9 @@ class SameTurnRules(Rules):
         (item,) = await a.take_instances()
         assert (item.instance_id, payloads(item)) == ("child", ["begin", "stop"])
 
-    async def test_a_message_to_a_child_of_another_turn_of_the_batch_arrives(self, world: World) -> None:
+    async def test_a_message_to_a_child_of_another_turn_of_the_batch_arrives(self, cluster: Cluster) -> None:
         """In whichever order the turns are given (contract: commit_turn)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         first, second = await a.own("i"), await a.own("j")
         for number, (creator, sender) in enumerate(((first, second), (second, first))):
             name = f"child{number}"

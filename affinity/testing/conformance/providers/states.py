@@ -11,8 +11,8 @@ from affinity.provider.contract import InstanceUpdate, OrchestrationItem, Timeou
 from affinity.records import SessionMetadata, StateWrite
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import LONG_LEASE, SESSION_LOCK, SHORT_LEASE, state, state_write
+from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.peer import Peer
-from affinity.testing.conformance.providers.world import World
 
 LONG_ITEM_LOCK = Timeouts(work_item_lock=LONG_LEASE, session_lock=SESSION_LOCK)
 
@@ -48,33 +48,33 @@ class StateRules(Rules):
     """`WorkAck.state` and `Turn.states`: the fence of `StateWrite`."""
 
     @each_way
-    async def test_a_state_is_written_with_the_result(self, world: World, way: Way) -> None:
+    async def test_a_state_is_written_with_the_result(self, cluster: Cluster, way: Way) -> None:
         """All of it, with the epoch of the lease; the item is done (contract: ack_work_item, Turn.states)."""
-        a = await world.worker("a")
-        await world.enqueue("s")
+        a = await cluster.worker("a")
+        await cluster.enqueue("s")
         item = await a.take_one()
         about = SessionMetadata(kind="k", name="n", parent="p", labels={"x": "1"}, message_count=3, participants=["q"])
         new = replace(state("s", b"\x00\xff"), encoding="zlib", schema_version=7, metadata=about)
         assert await way(a, item, StateWrite(new=new, base_version=0, epoch=item.session_epoch or 0))
-        record = await world.record("s")
+        record = await cluster.record("s")
         assert (record.state, record.encoding, record.schema_version) == (b"\x00\xff", "zlib", 7)
         assert replace(record.metadata, labels={}, participants=()) == replace(about, labels={}, participants=())
         assert (dict(record.metadata.labels), list(record.metadata.participants)) == ({"x": "1"}, ["q"])
         assert (record.version, record.epoch, record.idempotency_key) == (1, item.session_epoch, None)
         assert await a.check(item) == [False]
-        assert await world.results() == ([] if way.fused else ["done"])
+        assert await cluster.results() == ([] if way.fused else ["done"])
 
     @each_way
-    async def test_writes_are_counted(self, world: World, way: Way) -> None:
+    async def test_writes_are_counted(self, cluster: Cluster, way: Way) -> None:
         """Each from the one before; the time of the first stays, and the key of a save by hand goes (StateWrite)."""
-        a = await world.worker("a")
-        await (await world.states()).save(state("s", name="old"), idempotency_key="key")
-        made = (await world.record("s")).created_at
-        await world.advance(10)
-        await world.enqueue("s", "s")
+        a = await cluster.worker("a")
+        await (await cluster.states()).save(state("s", name="old"), idempotency_key="key")
+        made = (await cluster.record("s")).created_at
+        await cluster.advance(10)
+        await cluster.enqueue("s", "s")
         for base, item in enumerate(await a.take(10), start=1):
             assert await way(a, item, state_write(item, b"%d" % base, base=base))
-            record = await world.record("s")
+            record = await cluster.record("s")
             assert (record.state, record.version, record.idempotency_key) == (b"%d" % base, base + 1, None)
             assert (record.metadata.name, record.created_at) == (None, made)
             assert record.updated_at > made
@@ -82,82 +82,82 @@ class StateRules(Rules):
     @each_way
     @pytest.mark.parametrize(("saves", "base"), [(0, 1), (1, 0), (2, 1), (2, 3)])
     async def test_a_state_of_another_version_refuses_the_result(
-        self, world: World, way: Way, saves: int, base: int
+        self, cluster: Cluster, way: Way, saves: int, base: int
     ) -> None:
         """Whole: the record is as it was, the token lives, and nothing was told (contract: Turn, ack_work_item)."""
-        a, states = await world.worker("a"), await world.states()
+        a, states = await cluster.worker("a"), await cluster.states()
         for _ in range(saves):
             await states.save(state("s"))
         before = await states.load("s")
-        await world.enqueue("s")
+        await cluster.enqueue("s")
         item = await a.take_one()
         assert not await way(a, item, state_write(item, base=base))
         assert await states.load("s") == before
         assert await a.check(item) == [True]
-        assert await world.results() == []
+        assert await cluster.results() == []
         assert await way(a, item, state_write(item, base=saves))
 
     @each_way
-    async def test_a_paused_former_holder_is_refused(self, world: World, way: Way) -> None:
+    async def test_a_paused_former_holder_is_refused(self, cluster: Cluster, way: Way) -> None:
         """The session has moved, and its record with it: the token still lives, and the item can be given back."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue("s", "s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue("s", "s")
         late, again = await a.take(10, timeouts=LONG_ITEM_LOCK)
-        await world.pass_time(SESSION_LOCK + 1)
-        await world.enqueue("s")
+        await cluster.pass_time(SESSION_LOCK + 1)
+        await cluster.enqueue("s")
         item = await b.take_one()
         assert not await way(a, late, state_write(late))
         assert await way(b, item, state_write(item, b"of b"))
         for base in (0, 1):
             assert not await way(a, late, state_write(late, base=base))
-        assert (await world.record("s")).state == b"of b"
+        assert (await cluster.record("s")).state == b"of b"
         assert await a.check(late, again) == [True, True]
         assert await a.give_back(late) == [True]
         assert (await b.take_one()).lock.key == late.lock.key
 
     @each_way
-    async def test_a_moved_session_takes_a_result_without_state(self, world: World, way: Way) -> None:
+    async def test_a_moved_session_takes_a_result_without_state(self, cluster: Cluster, way: Way) -> None:
         """The work-item lock governs the result (design 4.6)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue("s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue("s")
         late = await a.take_one(timeouts=LONG_ITEM_LOCK)
-        await world.pass_time(SESSION_LOCK + 1)
-        await world.enqueue("s")
+        await cluster.pass_time(SESSION_LOCK + 1)
+        await cluster.enqueue("s")
         item = await b.take_one()
         assert await way(b, item, state_write(item))
         assert await way(a, late, None)
-        assert (await world.record("s")).version == 1
+        assert (await cluster.record("s")).version == 1
 
     @each_way
-    async def test_a_new_start_of_the_same_worker_is_another_writer(self, world: World, way: Way) -> None:
+    async def test_a_new_start_of_the_same_worker_is_another_writer(self, cluster: Cluster, way: Way) -> None:
         """It has adopted the session under a greater epoch, and fenced the one before (design 4.3, 4.4)."""
-        old = await world.worker("a")
-        await world.enqueue("s", "s")
+        old = await cluster.worker("a")
+        await cluster.enqueue("s", "s")
         late, other = await old.take(10, timeouts=LONG_ITEM_LOCK)
-        new = await world.worker("a")
+        new = await cluster.worker("a")
         assert not await old.ack_with(late, state_write(late))
         (item, _) = await new.take(10)
         assert await way(new, item, state_write(item))
         assert not await old.ack_with(other, state_write(other, base=1))
-        assert (await world.record("s")).epoch == item.session_epoch
+        assert (await cluster.record("s")).epoch == item.session_epoch
 
     @each_way
-    async def test_an_epoch_older_than_the_record_is_refused(self, world: World, way: Way) -> None:
+    async def test_an_epoch_older_than_the_record_is_refused(self, cluster: Cluster, way: Way) -> None:
         """Whatever the row of the session says: somebody saved under a greater one (StateWrite)."""
-        a, states = await world.worker("a"), await world.states()
-        await world.enqueue("s")
+        a, states = await cluster.worker("a"), await cluster.states()
+        await cluster.enqueue("s")
         item = await a.take_one()
         later = (item.session_epoch or 0) + 1
         await states.save(state("s"), epoch=later)
         assert not await way(a, item, state_write(item, base=1))
-        assert (await world.record("s")).state == b"by hand"
+        assert (await cluster.record("s")).state == b"by hand"
         assert await way(a, item, state_write(item, base=1, epoch=later))
 
     @each_way
-    async def test_a_record_that_was_deleted_does_not_come_back(self, world: World, way: Way) -> None:
+    async def test_a_record_that_was_deleted_does_not_come_back(self, cluster: Cluster, way: Way) -> None:
         """The write was made from something that is gone (StateWrite)."""
-        a, states = await world.worker("a"), await world.states()
-        await world.enqueue("s", "s")
+        a, states = await cluster.worker("a"), await cluster.states()
+        await cluster.enqueue("s", "s")
         first, second = await a.take(10)
         assert await way(a, first, state_write(first))
         await states.delete(["s"])
@@ -165,33 +165,33 @@ class StateRules(Rules):
         assert await states.load("s") is None
 
     @each_way
-    async def test_a_record_that_was_made_anew_is_not_overwritten(self, world: World, way: Way) -> None:
+    async def test_a_record_that_was_made_anew_is_not_overwritten(self, cluster: Cluster, way: Way) -> None:
         """It has the version that the write was made from; the deletion has ended the epoch (StateWrite)."""
-        a, states = await world.worker("a"), await world.states()
-        await world.enqueue("s", "s")
+        a, states = await cluster.worker("a"), await cluster.states()
+        await cluster.enqueue("s", "s")
         first, second = await a.take(10)
         assert await way(a, first, state_write(first))
         await states.delete(["s"])
         await states.save(state("s"))
         assert not await way(a, second, state_write(second, base=1))
-        assert ((await world.record("s")).state, (await world.record("s")).version) == (b"by hand", 1)
+        assert ((await cluster.record("s")).state, (await cluster.record("s")).version) == (b"by hand", 1)
 
     @each_way
-    async def test_a_session_without_a_row_is_fenced_by_its_record(self, world: World, way: Way) -> None:
+    async def test_a_session_without_a_row_is_fenced_by_its_record(self, cluster: Cluster, way: Way) -> None:
         """There is nothing else to go by (StateWrite)."""
-        a = await world.worker("a")
-        await world.enqueue("s", "s")
+        a = await cluster.worker("a")
+        await cluster.enqueue("s", "s")
         first, second = await a.take(10)
         elsewhere = replace(state_write(first), new=state("t"), epoch=5)
         assert await way(a, first, elsewhere)
         assert not await way(a, second, replace(elsewhere, base_version=1, epoch=4))
-        assert set(await world.sessions()) == {"s"}
+        assert set(await cluster.sessions()) == {"s"}
 
     @each_way
-    async def test_a_dead_token_writes_no_state(self, world: World, way: Way) -> None:
+    async def test_a_dead_token_writes_no_state(self, cluster: Cluster, way: Way) -> None:
         """The item has gone to somebody else (contract: live token)."""
-        a = await world.worker("a")
-        await world.enqueue("s")
+        a = await cluster.worker("a")
+        await cluster.enqueue("s")
         item = await a.take_one()
         await a.give_back(item, delay=1_000)
         if way.fused:
@@ -200,13 +200,13 @@ class StateRules(Rules):
             assert (result.committed, list(result.lost_acks), list(result.conflicts)) == (False, [item.lock], [])
         else:
             assert not await a.ack_with(item, state_write(item))
-        assert await (await world.states()).load("s") is None
+        assert await (await cluster.states()).load("s") is None
 
-    async def test_a_lost_ack_and_a_conflict_refuse_together(self, world: World) -> None:
+    async def test_a_lost_ack_and_a_conflict_refuse_together(self, cluster: Cluster) -> None:
         """Both are told, or the ack alone: the turn is refused either way (contract: TurnResult)."""
-        a, states = await world.worker("a"), await world.states()
+        a, states = await cluster.worker("a"), await cluster.states()
         await states.save(state("t"))
-        await world.enqueue("s", "t")
+        await cluster.enqueue("s", "t")
         items = {item.session_id: item for item in await a.take(10)}
         await a.give_back(items["s"], delay=1_000)
         acks = [item.lock for item in items.values()]
@@ -214,30 +214,30 @@ class StateRules(Rules):
         result = await a.commit_one(await a.own("i"), acks=acks, states=writes)
         assert (result.committed, list(result.lost_acks)) == (False, [items["s"].lock])
         assert set(result.conflicts) <= {"t"}
-        assert (await states.load("s"), (await world.record("t")).version) == (None, 1)
+        assert (await states.load("s"), (await cluster.record("t")).version) == (None, 1)
         assert await a.check(items["t"]) == [True]
 
-    async def test_a_turn_that_is_refused_for_its_fence_writes_no_state(self, world: World) -> None:
+    async def test_a_turn_that_is_refused_for_its_fence_writes_no_state(self, cluster: Cluster) -> None:
         """And names no conflict, as there is none (contract: Turn)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         at = replace(await a.own("i"), event_count=3)
-        await world.enqueue("s")
+        await cluster.enqueue("s")
         item = await a.take_one()
         result = await a.commit_one(at, acks=[item.lock], states=[state_write(item)])
         assert (result.committed, list(result.lost_acks), list(result.conflicts)) == (False, [], [])
-        assert await (await world.states()).load("s") is None
+        assert await (await cluster.states()).load("s") is None
 
-    async def test_records_outlive_everything_but_their_deletion(self, world: World) -> None:
+    async def test_records_outlive_everything_but_their_deletion(self, cluster: Cluster) -> None:
         """The turn that finishes the instance, its removal, and those of session and worker by the sweep."""
-        a = await world.worker("a", SHORT_LEASE)
+        a = await cluster.worker("a", SHORT_LEASE)
         at = await a.own("i")
-        await world.enqueue("s")
+        await cluster.enqueue("s")
         item = await a.take_one()
         done = InstanceUpdate(status="completed", output="1")
         assert (await a.commit_one(at, acks=[item.lock], states=[state_write(item)], update=done)).committed
-        before = await world.record("s")
+        before = await cluster.record("s")
         assert list(await a.provider.delete_instance(["i"])) == ["deleted"]
-        await world.advance(SESSION_LOCK + 1_000)
-        swept = await world.sweep(session_retention=10, worker_retention=10)
+        await cluster.advance(SESSION_LOCK + 1_000)
+        swept = await cluster.sweep(session_retention=10, worker_retention=10)
         assert (swept.sessions_removed, swept.workers_removed) == (1, 1)
-        assert await world.record("s") == before
+        assert await cluster.record("s") == before

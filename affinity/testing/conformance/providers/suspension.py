@@ -14,18 +14,18 @@ from affinity.testing.conformance.providers.builders import (
     timer,
     work_item,
 )
+from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.peer import Peer
-from affinity.testing.conformance.providers.world import World
 
 
 class SuspensionRules(Rules):
     """`suspend_instance`, `retry_suspended` and `resume_instance`."""
 
-    async def test_a_suspended_instance_says_why(self, world: World) -> None:
+    async def test_a_suspended_instance_says_why(self, cluster: Cluster) -> None:
         """Reason, time, worker and code; until it goes on (contract: InstanceInfo.suspension)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = await a.go_on(await a.own("i"))
-        await world.advance(100)
+        await cluster.advance(100)
         assert await a.suspend(instance, error_type="Nondeterminism", message="é 漢字", code="v1")
         row = await a.info("i")
         assert (row.status, row.event_count, row.error) == ("suspended", 1, None)
@@ -37,55 +37,55 @@ class SuspensionRules(Rules):
         row = await a.info("i")
         assert (row.status, row.suspension) == ("running", None)
 
-    async def test_a_suspended_instance_is_fetched_by_nobody(self, world: World) -> None:
+    async def test_a_suspended_instance_is_fetched_by_nobody(self, cluster: Cluster) -> None:
         """Nor does it commit; its history and its messages stay (contract: suspended instance)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await a.go_on(instance, history=["1"], messages=[timer(instance, 1, 60)])
         (at,) = await a.take_instances()
         assert await a.suspend(at)
         assert not (await a.commit_one(at)).committed
-        await world.pass_time(100)
+        await cluster.pass_time(100)
         for peer in (a, b):
             fetched = await peer.fetch_instances()
             assert (list(fetched.items), fetched.claim_lost, fetched.next_due) == ([], False, None)
         assert await a.history(at) == ["1"]
         assert (await a.provider.count_work())["messages"] == 2
 
-    async def test_what_comes_for_a_suspended_instance_is_kept(self, world: World) -> None:
+    async def test_what_comes_for_a_suspended_instance_is_kept(self, cluster: Cluster) -> None:
         """Events, timers, results, answers of children and moves; it has them when it goes on, and they are fetched by
         nobody before (contract: suspended instance).
         """
-        a, b = await world.worker("a"), await world.worker("b", SHORT_LEASE)
-        at = await self._busy(world, a, b)
+        a, b = await cluster.worker("a"), await cluster.worker("b", SHORT_LEASE)
+        at = await self._busy(cluster, a, b)
         assert await a.suspend(at)
-        await self._everything_comes(world, a, b)
+        await self._everything_comes(cluster, a, b)
         assert [item.instance_id for item in await a.take_instances()] == ["parent"]
         assert list(await a.provider.resume_instance(["i"])) == ["resumed"]
         (item,) = [item for item in await a.take_instances() if item.instance_id == "i"]
         assert sorted(payloads(item)) == ["answer", "done", "event", "moved", "start", "timer 2"]
 
-    async def test_resuming_says_what_became_of_it(self, world: World) -> None:
+    async def test_resuming_says_what_became_of_it(self, cluster: Cluster) -> None:
         """Once, and only what is suspended (contract: resume_instance)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         await a.suspend(await a.own("i"))
         await a.own("running")
         outcome = await a.provider.resume_instance(["missing", "i", "running", "i"])
         assert list(outcome) == ["unknown", "resumed", "not_suspended", "not_suspended"]
         assert (await a.info("i")).status == "pending"
 
-    async def test_a_resumed_instance_is_for_anyone(self, world: World) -> None:
+    async def test_a_resumed_instance_is_for_anyone(self, cluster: Cluster) -> None:
         """As if none had taken it: neither claims nor unknown code are held against it (contract: resume_instance)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.suspend(await a.own("i"))
         await a.provider.resume_instance(["i"])
         (item,) = await b.take_instances()
         assert (item.claims, item.unknown_for, payloads(item)) == (1, None, ["start"])
         assert (await b.commit_one(item)).committed
 
-    async def test_only_the_owner_suspends_and_only_at_that_point(self, world: World) -> None:
+    async def test_only_the_owner_suspends_and_only_at_that_point(self, cluster: Cluster) -> None:
         """The fence is that of a turn (contract: Suspend)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         first = await a.own("i")
         second = await a.go_on(first)
         assert not await a.suspend(first)
@@ -95,16 +95,16 @@ class SuspensionRules(Rules):
         assert not await a.suspend(second)
         assert (await a.info("i")).status == "completed"
 
-    async def test_a_worker_without_a_lease_suspends_nothing(self, world: World) -> None:
+    async def test_a_worker_without_a_lease_suspends_nothing(self, cluster: Cluster) -> None:
         """Ownership ends with it (contract: owned instance)."""
-        a = await world.worker("a", SHORT_LEASE)
+        a = await cluster.worker("a", SHORT_LEASE)
         instance = await a.own("i")
-        await world.advance(SHORT_LEASE + 1)
+        await cluster.advance(SHORT_LEASE + 1)
         assert not await a.suspend(instance)
 
-    async def test_other_code_takes_what_was_suspended(self, world: World) -> None:
+    async def test_other_code_takes_what_was_suspended(self, cluster: Cluster) -> None:
         """As its own, at once, with its messages (contract: retry_suspended)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.suspend(await a.own("i"), code="v1")
         assert await a.retry_suspended("v1") == []
         assert await b.retry_suspended("v2") == ["i"]
@@ -113,11 +113,11 @@ class SuspensionRules(Rules):
         assert (item.claims, payloads(item)) == (1, ["start"])
         assert (await b.commit_one(item)).committed
 
-    async def test_each_code_tries_once(self, world: World) -> None:
+    async def test_each_code_tries_once(self, cluster: Cluster) -> None:
         """At one point of the history; behind it, or when an operator says so, it may try again (contract:
         retry_suspended).
         """
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         await a.suspend(await a.own("i"), code="v1")
         assert await a.retry_suspended("v2") == ["i"]
         await a.suspend((await a.take_instances())[0], code="v2")
@@ -130,11 +130,11 @@ class SuspensionRules(Rules):
         await a.suspend((await a.take_instances())[0], code="v1")
         assert await a.retry_suspended("v3") == ["i"]
 
-    async def test_code_takes_only_what_it_registers_and_may_try(self, world: World) -> None:
+    async def test_code_takes_only_what_it_registers_and_may_try(self, cluster: Cluster) -> None:
         """By name without a version, by both with one; nothing that waits for an operator (contract:
         retry_suspended).
         """
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         await a.provider.create_instance([new_instance("pinned", version="2"), new_instance("poison")])
         pinned, poison = sorted(await a.take_instances(), key=lambda item: item.instance_id)
         await a.suspend(pinned)
@@ -143,19 +143,19 @@ class SuspensionRules(Rules):
         assert await a.retry_suspended("v2", names=("flow@2",)) == ["pinned"]
         assert (await a.info("poison")).status == "suspended"
 
-    async def test_who_leaves_takes_nothing(self, world: World) -> None:
+    async def test_who_leaves_takes_nothing(self, cluster: Cluster) -> None:
         """Nor does one without a lease (contract: retry_suspended)."""
-        a, b = await world.worker("a"), await world.worker("b", SHORT_LEASE)
+        a, b = await cluster.worker("a"), await cluster.worker("b", SHORT_LEASE)
         await a.suspend(await a.own("i"))
         await b.drain()
         assert await b.retry_suspended("v2") == []
-        c = await world.worker("c", SHORT_LEASE)
-        await world.advance(SHORT_LEASE + 1)
+        c = await cluster.worker("c", SHORT_LEASE)
+        await cluster.advance(SHORT_LEASE + 1)
         assert await c.retry_suspended("v2") == []
 
-    async def test_a_suspended_instance_is_deleted_only_by_force(self, world: World) -> None:
+    async def test_a_suspended_instance_is_deleted_only_by_force(self, cluster: Cluster) -> None:
         """It has not ended; a new one of its id has nothing of it (contract: delete_instance)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         await a.suspend(await a.own("i"))
         assert list(await a.provider.delete_instance(["i"])) == ["running"]
         assert list(await a.provider.delete_instance(["i"], force=True)) == ["deleted"]
@@ -164,9 +164,9 @@ class SuspensionRules(Rules):
         await a.suspend(again, code="v1")
         assert await a.retry_suspended("a") == ["i"]
 
-    async def test_suspended_instances_are_listed_by_reason(self, world: World) -> None:
+    async def test_suspended_instances_are_listed_by_reason(self, cluster: Cluster) -> None:
         """Or all of them by status (contract: InstanceFilter.reason)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         for name, reason in (("i", "Nondeterminism"), ("j", "OrchestrationPoisoned"), ("k", "Nondeterminism")):
             await a.suspend(await a.own(name), error_type=reason)
         await a.own("running")
@@ -176,10 +176,10 @@ class SuspensionRules(Rules):
         ):
             assert sorted(row.instance_id for row in await a.provider.list_instances(where, 10)) == names
 
-    async def _busy(self, world: World, a: Peer, b: Peer) -> OrchestrationItem:
+    async def _busy(self, cluster: Cluster, a: Peer, b: Peer) -> OrchestrationItem:
         """An instance of a's that waits for everything there is, with work that b has fetched."""
         await a.go_on(await a.own("parent"))
-        await world.use(b, "s")
+        await cluster.use(b, "s")
         instance = await a.own("i")
         at = await a.go_on(
             instance,
@@ -189,12 +189,12 @@ class SuspensionRules(Rules):
         )
         return at
 
-    async def _everything_comes(self, world: World, a: Peer, b: Peer) -> None:
+    async def _everything_comes(self, cluster: Cluster, a: Peer, b: Peer) -> None:
         assert await b.ack(await b.take_one()) == [True]
         sent = await a.provider.send_message([NewMessage(instance_id="i", payload="event")])
         assert list(sent) == ["delivered"]
         (parent,) = await a.take_instances()
         await a.go_on(parent, consumed=message_ids(parent), messages=[NewMessage(instance_id="i", payload="answer")])
-        await world.worker("b")  # a restart, which moves the session
-        await world.pass_time(100)
+        await cluster.worker("b")  # a restart, which moves the session
+        await cluster.pass_time(100)
         await a.provider.send_message([NewMessage(instance_id="parent", payload="go")])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from affinity.provider.contract import Timeouts
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import ITEM_LOCK, LONG_LEASE, SESSION_LOCK, SHORT_LEASE
-from affinity.testing.conformance.providers.world import World
+from affinity.testing.conformance.providers.cluster import Cluster
 
 LONG_ITEM_LOCK = Timeouts(work_item_lock=LONG_LEASE, session_lock=SESSION_LOCK)
 
@@ -13,139 +13,139 @@ LONG_ITEM_LOCK = Timeouts(work_item_lock=LONG_LEASE, session_lock=SESSION_LOCK)
 class TakeoverRules(Rules):
     """Two conditions own a session: its lock, and the lease of its worker (design 4.2, 4.3)."""
 
-    async def test_nobody_takes_a_session_over_while_its_lock_lasts(self, world: World) -> None:
+    async def test_nobody_takes_a_session_over_while_its_lock_lasts(self, cluster: Cluster) -> None:
         """Not even when it is idle (design 4.11)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue("s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue("s")
         await a.ack(await a.take_one())
-        await world.enqueue("s")
-        await world.pass_time(SESSION_LOCK - 10)
+        await cluster.enqueue("s")
+        await cluster.pass_time(SESSION_LOCK - 10)
         assert await b.take() == []
 
-    async def test_another_worker_takes_over_after_expiry(self, world: World) -> None:
+    async def test_another_worker_takes_over_after_expiry(self, cluster: Cluster) -> None:
         """With a new, greater epoch (design 4.3)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue("s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue("s")
         first = await a.take_one()
         await a.ack(first)
-        await world.enqueue("s")
-        await world.pass_time(SESSION_LOCK + 1)
+        await cluster.enqueue("s")
+        await cluster.pass_time(SESSION_LOCK + 1)
         second = await b.take_one()
         assert (second.session_epoch or 0) > (first.session_epoch or 0)
-        assert await world.holders() == {"s": "b"}
+        assert await cluster.holders() == {"s": "b"}
 
-    async def test_a_restarted_worker_takes_over_after_expiry(self, world: World) -> None:
+    async def test_a_restarted_worker_takes_over_after_expiry(self, cluster: Cluster) -> None:
         """With a new, greater epoch, though the name is the same (design 4.3)."""
-        old = await world.worker("a")
-        await world.enqueue("s")
+        old = await cluster.worker("a")
+        await cluster.enqueue("s")
         first = await old.take_one()
         await old.ack(first)
-        await world.enqueue("s")
-        await world.pass_time(SESSION_LOCK + 1)
-        second = await (await world.worker("a")).take_one()
+        await cluster.enqueue("s")
+        await cluster.pass_time(SESSION_LOCK + 1)
+        second = await (await cluster.worker("a")).take_one()
         assert (second.session_epoch or 0) > (first.session_epoch or 0)
 
-    async def test_the_same_incarnation_keeps_its_epoch_when_nobody_held_in_between(self, world: World) -> None:
+    async def test_the_same_incarnation_keeps_its_epoch_when_nobody_held_in_between(self, cluster: Cluster) -> None:
         """What it cached under that epoch is still the truth (design 4.3)."""
-        a = await world.worker("a")
-        await world.enqueue("s")
+        a = await cluster.worker("a")
+        await cluster.enqueue("s")
         first = await a.take_one()
         await a.ack(first)
-        await world.enqueue("s")
-        await world.pass_time(SESSION_LOCK + 1)
+        await cluster.enqueue("s")
+        await cluster.pass_time(SESSION_LOCK + 1)
         assert (await a.take_one()).session_epoch == first.session_epoch
 
-    async def test_the_same_incarnation_gets_a_new_epoch_when_another_held_in_between(self, world: World) -> None:
+    async def test_the_same_incarnation_gets_a_new_epoch_when_another_held_in_between(self, cluster: Cluster) -> None:
         """There and back again: three holders, three epochs, each greater (design 4.3)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         epochs = []
         for holder in (a, b, a):
-            await world.enqueue("s")
+            await cluster.enqueue("s")
             item = await holder.take_one()
             await holder.ack(item)
             epochs.append(item.session_epoch or 0)
-            await world.pass_time(SESSION_LOCK + 1)
+            await cluster.pass_time(SESSION_LOCK + 1)
         assert epochs == sorted(set(epochs))
 
-    async def test_a_session_is_free_when_the_lease_of_its_holder_ends(self, world: World) -> None:
+    async def test_a_session_is_free_when_the_lease_of_its_holder_ends(self, cluster: Cluster) -> None:
         """Long before the session lock would have expired (design 4.2)."""
-        a, b = await world.worker("a", SHORT_LEASE), await world.worker("b")
-        await world.enqueue("s")
+        a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
+        await cluster.enqueue("s")
         first = await a.take_one()
         await a.ack(first)
-        await world.enqueue("s")
+        await cluster.enqueue("s")
         assert await b.take() == []
-        await world.pass_time(SHORT_LEASE + 1)
+        await cluster.pass_time(SHORT_LEASE + 1)
         second = await b.take_one()
         assert (second.session_epoch or 0) > (first.session_epoch or 0)
-        assert await world.holders() == {"s": "b"}
+        assert await cluster.holders() == {"s": "b"}
 
-    async def test_a_session_is_free_when_its_holder_drains(self, world: World) -> None:
+    async def test_a_session_is_free_when_its_holder_drains(self, cluster: Cluster) -> None:
         """At once, with no sweep in between: the items are re-marked (design 4.10; contract: drain_worker)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue("s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue("s")
         await a.ack(await a.take_one())
-        await world.enqueue("s")
+        await cluster.enqueue("s")
         assert await b.take() == []
         assert await a.drain() == 0
         assert (await b.take_one()).session_id == "s"
 
-    async def test_a_session_is_free_when_its_holder_leaves(self, world: World) -> None:
+    async def test_a_session_is_free_when_its_holder_leaves(self, cluster: Cluster) -> None:
         """At once, with no sweep in between (contract: release_worker)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue("s", "s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue("s", "s")
         await a.take_one()
         await a.leave()
         assert [item.session_id for item in await b.take(10)] == ["s", "s"]
 
-    async def test_a_session_is_free_when_it_is_given_back(self, world: World) -> None:
+    async def test_a_session_is_free_when_it_is_given_back(self, cluster: Cluster) -> None:
         """With the item that its holder gave back, and the others (contract: WorkAbandon.release_session)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue("s", "s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue("s", "s")
         first = await a.take_one()
         assert await a.give_back(first, release_session=True) == [True]
         taken = await b.take(10)
         assert [item.session_id for item in taken] == ["s", "s"]
         assert all((item.session_epoch or 0) > (first.session_epoch or 0) for item in taken)
 
-    async def test_giving_an_item_back_keeps_the_session(self, world: World) -> None:
+    async def test_giving_an_item_back_keeps_the_session(self, cluster: Cluster) -> None:
         """Unless asked: the item returns to the holder (contract: WorkAbandon)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue("s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue("s")
         await a.give_back(await a.take_one())
         assert await b.take() == []
         assert (await a.take_one()).session_id == "s"
 
-    async def test_nobody_takes_over_while_work_runs_longer_than_the_lock(self, world: World) -> None:
+    async def test_nobody_takes_over_while_work_runs_longer_than_the_lock(self, cluster: Cluster) -> None:
         """Renewals of the work hold its session (design 4.2)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue("s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue("s")
         running = await a.take_one()
-        await world.enqueue("s")
+        await cluster.enqueue("s")
         for _ in range(20):
-            await world.pass_time(ITEM_LOCK - 10)
+            await cluster.pass_time(ITEM_LOCK - 10)
             assert await a.renew(running) == [True]
             assert await b.take() == []
         assert await a.ack(running) == [True]
 
-    async def test_unrelated_work_keeps_no_session_alive(self, world: World) -> None:
+    async def test_unrelated_work_keeps_no_session_alive(self, cluster: Cluster) -> None:
         """A session lock is driven by that session's own work (design 4.2)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue("s", "t", None)
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue("s", "t", None)
         items = {item.session_id: item for item in await a.take_all(timeouts=LONG_ITEM_LOCK)}
         await a.ack(items["s"])
         for _ in range(4):
-            await world.pass_time(0.3 * SESSION_LOCK)
+            await cluster.pass_time(0.3 * SESSION_LOCK)
             assert await a.renew(items["t"], items[None], timeouts=LONG_ITEM_LOCK) == [True, True]
-        await world.enqueue("s", "t")
+        await cluster.enqueue("s", "t")
         assert [item.session_id for item in await b.take(10)] == ["s"]
 
-    async def test_an_expired_item_lock_returns_the_item_to_the_holder(self, world: World) -> None:
+    async def test_an_expired_item_lock_returns_the_item_to_the_holder(self, cluster: Cluster) -> None:
         """While the session is held nobody else gets it, and the attempt counts (design 4.9, 4.11)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue("s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue("s")
         first = await a.take_one()
-        await world.pass_time(ITEM_LOCK + 1)
+        await cluster.pass_time(ITEM_LOCK + 1)
         assert await b.take() == []
         again = await a.take_one()
         assert again.lock.key == first.lock.key
@@ -153,42 +153,42 @@ class TakeoverRules(Rules):
         assert again.attempts == 2
         assert again.session_epoch == first.session_epoch
 
-    async def test_an_expired_session_free_item_goes_to_anyone(self, world: World) -> None:
+    async def test_an_expired_session_free_item_goes_to_anyone(self, cluster: Cluster) -> None:
         """And the attempt counts (design 4.9)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue(None)
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue(None)
         await a.take_one()
-        await world.pass_time(ITEM_LOCK - 10)
+        await cluster.pass_time(ITEM_LOCK - 10)
         assert await b.take() == []
-        await world.pass_time(11)
+        await cluster.pass_time(11)
         assert (await b.take_one()).attempts == 2
 
-    async def test_when_both_have_expired_anyone_gets_the_item(self, world: World) -> None:
+    async def test_when_both_have_expired_anyone_gets_the_item(self, cluster: Cluster) -> None:
         """Item lock and session lock (design 4.2)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue("s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue("s")
         first = await a.take_one()
-        await world.pass_time(SESSION_LOCK + 1)
+        await cluster.pass_time(SESSION_LOCK + 1)
         second = await b.take_one()
         assert second.lock.key == first.lock.key
         assert second.attempts == 2
         assert (second.session_epoch or 0) > (first.session_epoch or 0)
 
-    async def test_a_running_item_stays_with_its_worker_when_the_session_expires(self, world: World) -> None:
+    async def test_a_running_item_stays_with_its_worker_when_the_session_expires(self, cluster: Cluster) -> None:
         """The item lock governs the item, the session lock the next one (design 4.6)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue("s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue("s")
         running = await a.take_one(timeouts=LONG_ITEM_LOCK)
-        await world.pass_time(SESSION_LOCK + 1)
-        (key,) = await world.enqueue("s")
+        await cluster.pass_time(SESSION_LOCK + 1)
+        (key,) = await cluster.enqueue("s")
         assert [item.lock.key for item in await b.take(10)] == [key]
         assert await a.ack(running) == [True]
 
-    async def test_the_items_of_a_dead_worker_are_free_when_its_lease_ends(self, world: World) -> None:
+    async def test_the_items_of_a_dead_worker_are_free_when_its_lease_ends(self, cluster: Cluster) -> None:
         """However long their own lock is (contract: live token)."""
-        a, b = await world.worker("a", SHORT_LEASE), await world.worker("b")
-        await world.enqueue("s", None)
+        a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
+        await cluster.enqueue("s", None)
         assert len(await a.take_all(timeouts=LONG_ITEM_LOCK)) == 2
         assert await b.take(10) == []
-        await world.pass_time(SHORT_LEASE + 1)
+        await cluster.pass_time(SHORT_LEASE + 1)
         assert [item.attempts for item in await b.take_all()] == [2, 2]

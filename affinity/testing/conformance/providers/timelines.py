@@ -9,18 +9,18 @@ from affinity.provider.contract import NewMessage
 from affinity.provider.timeline import Timeline
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import state, state_write, turn, work_item
+from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.harness import Harness
-from affinity.testing.conformance.providers.world import World
 
 
 class TimelineRules(Rules):
     """``timeline`` of `affinity.provider.open_provider`. What is true of one timeline says nothing about the next."""
 
-    async def test_an_incarnation_ends_with_its_timeline(self, world: World) -> None:
+    async def test_an_incarnation_ends_with_its_timeline(self, cluster: Cluster) -> None:
         """Neither a renewal nor a return brings it over, however often it asks (contract: Provider)."""
-        a = await world.follower("a", Timeline())
+        a = await cluster.follower("a", Timeline())
         assert await a.renew_lease() is not None
-        await world.harness.lose_tail()
+        await cluster.harness.lose_tail()
         for _ in range(2):
             with pytest.raises(DatabaseChanged) as caught:
                 await a.renew_lease()
@@ -28,44 +28,44 @@ class TimelineRules(Rules):
         with pytest.raises(DatabaseChanged):
             await a.register(resume=True)
 
-    async def test_the_next_incarnation_goes_on_and_no_epoch_comes_back(self, world: World) -> None:
+    async def test_the_next_incarnation_goes_on_and_no_epoch_comes_back(self, cluster: Cluster) -> None:
         """It has the sessions of its name, each with an epoch that no lost past can have given (contract: Provider)."""
         timeline = Timeline()
-        a = await world.follower("a", timeline)
-        await world.enqueue("s", "s")
+        a = await cluster.follower("a", timeline)
+        await cluster.enqueue("s", "s")
         before = await a.take_one()
-        await world.harness.lose_tail()
+        await cluster.harness.lose_tail()
         with pytest.raises(DatabaseChanged):
             await a.renew_lease()
-        again = await world.follower("a", Timeline(timeline))
+        again = await cluster.follower("a", Timeline(timeline))
         items = await again.take_all()
         assert {item.lock.key for item in items} > {before.lock.key}
         assert {item.session_id for item in items} == {"s"}
         assert before.session_epoch is not None
         assert {(item.session_epoch or 0) > before.session_epoch + 1_000_000 for item in items} == {True}
 
-    async def test_a_new_timeline_ends_every_lease(self, world: World) -> None:
+    async def test_a_new_timeline_ends_every_lease(self, cluster: Cluster) -> None:
         """Also that of a worker which knows nothing of timelines; its session has a new epoch (contract: Provider)."""
         timeline = Timeline()
-        finder, other = await world.follower("finder", timeline), await world.worker("other")
-        held = await world.use(other, "s")
-        await world.harness.lose_tail()
+        finder, other = await cluster.follower("finder", timeline), await cluster.worker("other")
+        held = await cluster.use(other, "s")
+        await cluster.harness.lose_tail()
         with pytest.raises(DatabaseChanged):
             await finder.renew_lease()
         assert await other.renew_lease() is None
         await other.register(resume=True)
         assert held.session_epoch is not None
-        assert (await world.session("s")).epoch > held.session_epoch + 1_000_000
+        assert (await cluster.session("s")).epoch > held.session_epoch + 1_000_000
 
-    async def test_no_message_id_comes_back(self, world: World) -> None:
+    async def test_no_message_id_comes_back(self, cluster: Cluster) -> None:
         """A turn of the lost past names messages by id (contract: Provider)."""
         timeline = Timeline()
-        a = await world.follower("a", timeline)
+        a = await cluster.follower("a", timeline)
         before = (await a.own("i")).messages
-        await world.harness.lose_tail()
+        await cluster.harness.lose_tail()
         with pytest.raises(DatabaseChanged):
             await a.renew_lease()
-        again = await world.follower("a", Timeline(timeline))
+        again = await cluster.follower("a", Timeline(timeline))
         await again.provider.send_message([NewMessage(instance_id="i", payload="later")])
         (item,) = await again.take_instances()
         assert item.messages[0].id == before[0].id
@@ -73,34 +73,34 @@ class TimelineRules(Rules):
 
     async def test_the_ids_jump_though_what_is_left_has_seen_no_message(self, harness: Harness) -> None:
         """The lost past may have had any number of them (contract: Provider)."""
-        world, timeline = World(harness), Timeline()  # without the clerk, who sends one
-        a = await world.follower("a", timeline)
+        cluster, timeline = Cluster(harness), Timeline()  # without the enqueuer, who sends one
+        a = await cluster.follower("a", timeline)
         await a.renew_lease()
-        await world.harness.lose_tail()
+        await cluster.harness.lose_tail()
         with pytest.raises(DatabaseChanged):
             await a.renew_lease()
-        again = await world.follower("a", Timeline(timeline))
+        again = await cluster.follower("a", Timeline(timeline))
         (message,) = (await again.own("i")).messages
         assert message.id > 1_000_000
-        await world.aclose()
+        await cluster.aclose()
 
     @pytest.mark.parametrize("is_swept", [False, True])
-    async def test_a_migration_repairs_lost_counters(self, world: World, is_swept: bool) -> None:
+    async def test_a_migration_repairs_lost_counters(self, cluster: Cluster, is_swept: bool) -> None:
         """New rows are no duplicates, and no session is refused by its own record (contract: Provider)."""
         timeline = Timeline()
-        a = await world.follower("a", timeline)
-        held = await world.use(a, "s")
+        a = await cluster.follower("a", timeline)
+        held = await cluster.use(a, "s")
         await a.provider.states.save(state("s"), epoch=held.session_epoch)
         await a.own("i")
         if is_swept:
             await a.provider.release_worker(a.identity)
-            await world.advance(10_000)
-            await world.sweep(session_retention=1.0)
-        await world.harness.lose_counters()
-        await world.harness.migrate()
+            await cluster.advance(10_000)
+            await cluster.sweep(session_retention=1.0)
+        await cluster.harness.lose_counters()
+        await cluster.harness.migrate()
         with pytest.raises(DatabaseChanged):
             await a.renew_lease()
-        again = await world.follower("a", Timeline(timeline))
+        again = await cluster.follower("a", Timeline(timeline))
         at = await again.own("j")
         await again.commit_one(at, work_items=[work_item(at, 1, "s")])
         taken = await again.take_one()
@@ -108,20 +108,20 @@ class TimelineRules(Rules):
         (result,) = await again.commit(turn(await again.own("k"), states=[state_write(taken, base=1)]))
         assert result.committed
 
-    async def test_a_migration_of_a_sound_database_ends_no_lease(self, world: World) -> None:
+    async def test_a_migration_of_a_sound_database_ends_no_lease(self, cluster: Cluster) -> None:
         """Each worker that starts migrates (contract: Provider)."""
-        a = await world.follower("a", Timeline())
-        item = await world.use(a, "s")
+        a = await cluster.follower("a", Timeline())
+        item = await cluster.use(a, "s")
         await a.provider.states.save(state("s"), epoch=item.session_epoch)
-        await world.harness.migrate()
+        await cluster.harness.migrate()
         assert await a.renew_lease() is not None
 
-    async def test_who_follows_nothing_goes_on(self, world: World) -> None:
+    async def test_who_follows_nothing_goes_on(self, cluster: Cluster) -> None:
         """A client remembers nothing (contract: Provider)."""
-        a = await world.follower("a", Timeline())
+        a = await cluster.follower("a", Timeline())
         await a.own("i")
-        client = await world.open()
-        await world.harness.lose_tail()
+        client = await cluster.open()
+        await cluster.harness.lose_tail()
         with pytest.raises(DatabaseChanged):
             await a.renew_lease()
         assert await client.send_message([NewMessage(instance_id="i", payload="later")]) == ["delivered"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from affinity.provider.contract import Delivery, InstanceUpdate, NewInstance, NewMessage, OrchestrationItem
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import message_ids, new_instance, payloads, timer
+from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.peer import Peer
-from affinity.testing.conformance.providers.world import World
 
 DONE = InstanceUpdate(status="completed")
 
@@ -19,9 +19,9 @@ def child_of(parent: OrchestrationItem, name: str) -> NewInstance:
 class TreeRules(Rules):
     """`delete_instance` of parents and children, and ``unread_limit``."""
 
-    async def test_a_tree_is_deleted_as_a_whole(self, world: World) -> None:
+    async def test_a_tree_is_deleted_as_a_whole(self, cluster: Cluster) -> None:
         """Children and theirs, with all their rows; others stay (contract: delete_instance)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         before = await a.provider.count_work()
         await self._family(a)
         assert list(await a.provider.delete_instance(["parent"], force=True)) == ["deleted"]
@@ -33,9 +33,9 @@ class TreeRules(Rules):
             "instances": 1,
         }
 
-    async def test_a_tree_in_which_something_runs_stays_without_force(self, world: World) -> None:
+    async def test_a_tree_in_which_something_runs_stays_without_force(self, cluster: Cluster) -> None:
         """All of it (contract: delete_instance)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         parent = await self._family(a)
         assert (await a.commit_one(parent, update=DONE)).committed
         assert list(await a.provider.delete_instance(["parent", "missing"])) == ["running", "unknown"]
@@ -43,9 +43,9 @@ class TreeRules(Rules):
         assert list(await a.provider.delete_instance(["parent"], tree=False)) == ["deleted"]
         assert None not in await a.provider.get_instance(["child", "grandchild"])
 
-    async def test_a_finished_tree_needs_no_force(self, world: World) -> None:
+    async def test_a_finished_tree_needs_no_force(self, cluster: Cluster) -> None:
         """Nor does each of several that are named at once (contract: delete_instance)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         for name in ("i", "j"):
             parent = await a.own(name)
             at = await a.go_on(parent, consumed=message_ids(parent), instances=[child_of(parent, f"{name}'s child")])
@@ -55,17 +55,17 @@ class TreeRules(Rules):
         assert list(await a.provider.delete_instance(["i", "k", "j"])) == ["deleted", "running", "deleted"]
         assert await a.provider.get_instance(["i's child", "j's child"]) == [None, None]
 
-    async def test_a_parent_that_stays_is_told(self, world: World) -> None:
+    async def test_a_parent_that_stays_is_told(self, cluster: Cluster) -> None:
         """Once, of the child that it waits for and not of theirs (contract: NewInstance.on_deleted)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         await self._family(a)
         assert list(await a.provider.delete_instance(["child"], force=True)) == ["deleted"]
         (told,) = [item for item in await a.take_instances() if item.instance_id == "parent"]
         assert payloads(told) == ["child was deleted"]
 
-    async def test_a_parent_is_not_told_of_a_child_that_had_ended(self, world: World) -> None:
+    async def test_a_parent_is_not_told_of_a_child_that_had_ended(self, cluster: Cluster) -> None:
         """It has its answer (contract: NewInstance.on_deleted)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         parent = await a.own("parent")
         await a.go_on(parent, consumed=message_ids(parent), instances=[child_of(parent, "child")])
         (child,) = await a.take_instances()
@@ -73,9 +73,9 @@ class TreeRules(Rules):
         assert list(await a.provider.delete_instance(["child"])) == ["deleted"]
         assert await a.take_instances() == []
 
-    async def test_another_parent_of_that_name_is_not_told(self, world: World) -> None:
+    async def test_another_parent_of_that_name_is_not_told(self, cluster: Cluster) -> None:
         """Nor does a child go with it that it has not created (contract: birth token)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         await self._family(a)
         await a.provider.delete_instance(["parent"], force=True, tree=False)
         again = await a.own("parent")
@@ -84,9 +84,9 @@ class TreeRules(Rules):
         assert list(await a.provider.delete_instance(["parent"], force=True)) == ["deleted"]
         assert list(await a.provider.delete_instance(["child"], force=True)) == ["deleted"]
 
-    async def test_a_suspended_parent_is_told_too(self, world: World) -> None:
+    async def test_a_suspended_parent_is_told_too(self, cluster: Cluster) -> None:
         """When it goes on (contract: suspended instance)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         parent = await self._family(a)
         await a.suspend(parent)
         await a.provider.delete_instance(["child"], force=True)
@@ -94,9 +94,9 @@ class TreeRules(Rules):
         (told,) = [item for item in await a.take_instances() if item.instance_id == "parent"]
         assert payloads(told) == ["child was deleted"]
 
-    async def test_unread_messages_are_limited_where_the_sender_asks(self, world: World) -> None:
+    async def test_unread_messages_are_limited_where_the_sender_asks(self, cluster: Cluster) -> None:
         """In one call and over several; what waits in the queue counts, timers do not (contract: send_message)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = await a.own("i")
         at = await a.go_on(instance, consumed=message_ids(instance), messages=[timer(instance, 2, 60)])
         assert await self._send(a, 4, limit=3) == ["delivered"] * 3 + ["full"]
@@ -107,9 +107,9 @@ class TreeRules(Rules):
         await a.go_on(at, consumed=message_ids(item))
         assert await self._send(a, 1, limit=3) == ["delivered"]
 
-    async def test_what_a_turn_says_of_unread_messages_counts(self, world: World) -> None:
+    async def test_what_a_turn_says_of_unread_messages_counts(self, cluster: Cluster) -> None:
         """Until another turn says otherwise (contract: Turn.unread)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = await a.own("i")
         at = await a.go_on(instance, consumed=message_ids(instance), unread=2)
         assert await self._send(a, 2, limit=3) == ["delivered", "full"]

@@ -18,7 +18,7 @@ from affinity.testing.conformance.providers.builders import (
     timer,
     work_item,
 )
-from affinity.testing.conformance.providers.world import World
+from affinity.testing.conformance.providers.cluster import Cluster
 
 DONE = InstanceUpdate(status="completed", output='"done"')
 
@@ -26,18 +26,18 @@ DONE = InstanceUpdate(status="completed", output='"done"')
 class TurnRules(Rules):
     """`commit_turn` and `read_history`."""
 
-    async def test_a_turn_appends_its_events_in_order(self, world: World) -> None:
+    async def test_a_turn_appends_its_events_in_order(self, cluster: Cluster) -> None:
         """After those of the turns before (contract: Turn.history)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = await a.own("i")
         assert (await a.commit_one(instance, history=["1", "2", "3"])).committed
         assert (await a.commit_one(replace(instance, event_count=3), history=["4"])).committed
         assert await a.history(instance) == ["1", "2", "3", "4"]
         assert (await a.info("i")).event_count == 4
 
-    async def test_a_turn_is_fenced_by_the_number_of_events(self, world: World) -> None:
+    async def test_a_turn_is_fenced_by_the_number_of_events(self, cluster: Cluster) -> None:
         """The same turn cannot be committed twice, nor one that skips events (contract: Turn)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = await a.own("i")
         assert (await a.commit_one(instance, history=["1"])).committed
         for event_count in (0, 2):
@@ -45,31 +45,31 @@ class TurnRules(Rules):
             assert (result.committed, list(result.lost_acks)) == (False, [])
         assert await a.history(instance) == ["1"]
 
-    async def test_a_turn_is_fenced_by_the_execution(self, world: World) -> None:
+    async def test_a_turn_is_fenced_by_the_execution(self, cluster: Cluster) -> None:
         """A turn of another execution is refused (contract: Turn)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = await a.own("i")
         other = replace(instance, execution_id=instance.execution_id + 1)
         assert not (await a.commit_one(other)).committed
         assert await a.history(instance) == await a.history(other) == []
 
-    async def test_a_turn_is_fenced_by_the_owner(self, world: World) -> None:
+    async def test_a_turn_is_fenced_by_the_owner(self, cluster: Cluster) -> None:
         """Only the incarnation that owns the instance commits (contract: Turn)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         assert not (await b.commit_one(instance)).committed
         assert (await a.commit_one(instance)).committed
 
-    async def test_a_turn_of_an_unknown_instance_is_refused(self, world: World) -> None:
+    async def test_a_turn_of_an_unknown_instance_is_refused(self, cluster: Cluster) -> None:
         """Nothing appears in its place (contract: Turn)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = replace(await a.own("i"), instance_id="missing")
         assert not (await a.commit_one(instance)).committed
         assert list(await a.provider.get_instance(["missing"])) == [None]
 
-    async def test_a_finished_instance_takes_no_turn(self, world: World) -> None:
+    async def test_a_finished_instance_takes_no_turn(self, cluster: Cluster) -> None:
         """Whatever the status that finished it (contract: Turn)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         for number, update in enumerate((DONE, failed("failed"), failed("cancelled"))):
             instance = await a.own(f"i{number}")
             assert (await a.commit_one(instance, update=update)).committed
@@ -77,9 +77,9 @@ class TurnRules(Rules):
             row = await a.info(f"i{number}")
             assert (row.status, row.output, row.error) == (update.status, update.output, update.error)
 
-    async def test_a_refused_turn_changes_nothing(self, world: World) -> None:
+    async def test_a_refused_turn_changes_nothing(self, cluster: Cluster) -> None:
         """Neither history, queues, instances, nor status (contract: Turn)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         instance, other = await a.own("i"), await a.own("other")
         before = await a.provider.count_work()
         refused = await b.commit_one(
@@ -98,9 +98,9 @@ class TurnRules(Rules):
         assert (row.status in {"pending", "running"}, row.custom_status) == (True, None)
         assert payloads(other) == ["start"]
 
-    async def test_consumed_messages_are_gone(self, world: World) -> None:
+    async def test_consumed_messages_are_gone(self, cluster: Cluster) -> None:
         """And the others stay (contract: Turn.consumed)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         await a.own("i")
         await a.provider.send_message([NewMessage(instance_id="i", payload=text) for text in "xyz"])
         (instance,) = await a.take_instances()
@@ -109,22 +109,22 @@ class TurnRules(Rules):
         (after,) = await a.take_instances()
         assert list(after.messages) == [x, z]
 
-    async def test_the_results_in_a_turn_are_acked_with_it(self, world: World) -> None:
+    async def test_the_results_in_a_turn_are_acked_with_it(self, cluster: Cluster) -> None:
         """The item is removed and no message is sent: the result is in the history (contract: Turn.acks)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = await a.own("i")
-        await world.enqueue("s", None)
+        await cluster.enqueue("s", None)
         locks = [item.lock for item in await a.take_all()]
         assert (await a.commit_one(instance, acks=locks)).committed
-        assert await world.results() == []
-        await world.pass_time(ITEM_LOCK + 1)
+        assert await cluster.results() == []
+        await cluster.pass_time(ITEM_LOCK + 1)
         assert await a.take_all() == []
 
-    async def test_a_dead_ack_refuses_the_whole_turn(self, world: World) -> None:
+    async def test_a_dead_ack_refuses_the_whole_turn(self, cluster: Cluster) -> None:
         """And the answer names it; the live one stays live (contract: TurnResult.lost_acks)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = await a.own("i")
-        await world.enqueue(None, None)
+        await cluster.enqueue(None, None)
         dead, live = await a.take_all()
         await a.give_back(dead, delay=1_000)
         result = await a.commit_one(instance, acks=[dead.lock, live.lock], consumed=message_ids(instance))
@@ -133,19 +133,19 @@ class TurnRules(Rules):
         assert await a.check(live) == [True]
         assert payloads((await a.take_instances())[0]) == ["start"]
 
-    async def test_an_expired_ack_refuses_the_turn(self, world: World) -> None:
+    async def test_an_expired_ack_refuses_the_turn(self, cluster: Cluster) -> None:
         """A live token has time left (contract: live token)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = await a.own("i")
-        await world.enqueue(None)
+        await cluster.enqueue(None)
         item = await a.take_one()
-        await world.advance(ITEM_LOCK + 1)
+        await cluster.advance(ITEM_LOCK + 1)
         result = await a.commit_one(instance, acks=[item.lock])
         assert (result.committed, list(result.lost_acks)) == (False, [item.lock])
 
-    async def test_cancelling_an_activity_takes_it_from_whoever_runs_it(self, world: World) -> None:
+    async def test_cancelling_an_activity_takes_it_from_whoever_runs_it(self, cluster: Cluster) -> None:
         """It learns of it by the next check or renewal; its result is refused (contract: Turn.cancel_activities)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await a.commit_one(instance, work_items=[work_item(instance, 1, "s"), work_item(instance, 2)])
         items = await b.take(10)
@@ -154,40 +154,40 @@ class TurnRules(Rules):
         assert await b.renew(*items) == [item.lock.key.activity_id != 1 for item in items]
         assert await b.ack(*items) == [item.lock.key.activity_id != 1 for item in items]
 
-    async def test_cancelling_an_activity_removes_it_from_the_queue(self, world: World) -> None:
+    async def test_cancelling_an_activity_removes_it_from_the_queue(self, cluster: Cluster) -> None:
         """Of this execution and instance only (contract: Turn.cancel_activities)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         first, second = await a.own("i"), await a.own("j")
         for instance in (first, second):
             await a.commit_one(instance, work_items=[work_item(instance, 1)])
         await a.commit_one(replace(first, event_count=1), cancel_activities=[1, 99])
         assert [item.lock.key.instance_id for item in await a.take_all()] == ["j"]
 
-    async def test_a_timer_is_a_message_that_comes_later(self, world: World) -> None:
+    async def test_a_timer_is_a_message_that_comes_later(self, cluster: Cluster) -> None:
         """When it is due, and ``next_due`` says so (contract: NewMessage.delay)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = await a.own("i")
         await a.commit_one(instance, consumed=message_ids(instance), messages=[timer(instance, 1, 60)])
         early = await a.fetch_instances()
         assert list(early.items) == []
         assert early.next_due is not None
         assert 50 < early.next_due <= 60
-        await world.advance(60)
+        await cluster.advance(60)
         assert payloads((await a.take_instances())[0]) == ["timer 1"]
 
-    async def test_a_cancelled_timer_does_not_come(self, world: World) -> None:
+    async def test_a_cancelled_timer_does_not_come(self, cluster: Cluster) -> None:
         """Named by its event; the others do (contract: Turn.cancel_timers)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = await a.own("i")
         timers = [timer(instance, number, 60) for number in (1, 2)]
         await a.commit_one(instance, consumed=message_ids(instance), messages=timers)
         await a.commit_one(replace(instance, event_count=1), cancel_timers=[1, 99])
-        await world.advance(60)
+        await cluster.advance(60)
         assert payloads((await a.take_instances())[0]) == ["timer 2"]
 
-    async def test_messages_reach_other_instances(self, world: World) -> None:
+    async def test_messages_reach_other_instances(self, cluster: Cluster) -> None:
         """And are dropped for those that are unknown or finished; the turn stands (contract: NewMessage)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance, finished = await a.own("i"), await a.own("finished")
         await a.provider.create_instance([new_instance("other", start="first")])
         await a.commit_one(finished, update=DONE)
@@ -197,9 +197,9 @@ class TurnRules(Rules):
         assert (other.instance_id, payloads(other)) == ("other", ["first", "hello"])
         assert list(await a.provider.get_instance(["missing"])) == [None]
 
-    async def test_a_child_is_created_with_its_turn(self, world: World) -> None:
+    async def test_a_child_is_created_with_its_turn(self, cluster: Cluster) -> None:
         """With its parent's id and start message (contract: NewInstance)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         child = new_instance("child", parent_id="i", start="begin", on_exists="taken")
         await a.commit_one(instance, consumed=message_ids(instance), instances=[child])
@@ -208,9 +208,9 @@ class TurnRules(Rules):
         assert (await a.info("child")).parent_id == "i"
         assert await a.take_instances() == []
 
-    async def test_a_child_whose_id_is_taken_is_reported_to_its_parent(self, world: World) -> None:
+    async def test_a_child_whose_id_is_taken_is_reported_to_its_parent(self, cluster: Cluster) -> None:
         """By the message prepared for that; the other instance is undisturbed (contract: NewInstance.on_exists)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance, other = await a.own("i"), await a.own("other")
         child = new_instance("other", parent_id="i", start="begin", on_exists="taken")
         result = await a.commit_one(instance, consumed=message_ids(instance), instances=[child])
@@ -219,9 +219,9 @@ class TurnRules(Rules):
         assert found == {"i": ["taken"], "other": payloads(other)}
         assert (await a.info("other")).parent_id is None
 
-    async def test_continuing_starts_the_next_execution(self, world: World) -> None:
+    async def test_continuing_starts_the_next_execution(self, cluster: Cluster) -> None:
         """With no events; the old history stays readable (contract: InstanceUpdate.continued)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = await a.own("i")
         again = InstanceUpdate(status="running", continued=True)
         message = NewMessage(instance_id="i", payload="again")
@@ -236,22 +236,22 @@ class TurnRules(Rules):
         assert await a.history(instance) == ["1", "2"]
         assert await a.history(after) == ["3"]
 
-    async def test_finishing_removes_the_queue_rows_of_the_instance(self, world: World) -> None:
+    async def test_finishing_removes_the_queue_rows_of_the_instance(self, cluster: Cluster) -> None:
         """Its work, its messages, its timers; not its history (contract: Turn.update)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         instance, other = await a.own("i"), await a.own("other")
         await a.commit_one(instance, work_items=[work_item(instance, 1, "s")], messages=[timer(instance, 2, 60)])
         await a.commit_one(other, work_items=[work_item(other, 1, "s")])
         items = await b.take_all()
         await a.commit_one(replace(instance, event_count=1), history=["end"], update=DONE)
-        await world.advance(61)
+        await cluster.advance(61)
         assert [item.instance_id for item in await a.take_instances()] == ["other"]
         assert await b.check(*items) == [item.lock.key.instance_id == "other" for item in items]
         assert await a.history(instance) == ["event", "end"]
 
-    async def test_a_turn_may_set_version_and_custom_status(self, world: World) -> None:
+    async def test_a_turn_may_set_version_and_custom_status(self, cluster: Cluster) -> None:
         """What it leaves out stays as it was (contract: InstanceUpdate, Turn.custom_status)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = await a.own("i")
         update = InstanceUpdate(status="running", version="7")
         await a.commit_one(instance, update=update, custom_status='{"step": 1}')
@@ -261,9 +261,9 @@ class TurnRules(Rules):
         assert (row.status, row.version, row.custom_status) == ("running", "7", '{"step": 1}')
         assert (row.owner, row.event_count) == ("a", 3)
 
-    async def test_a_large_turn_is_one_turn(self, world: World) -> None:
+    async def test_a_large_turn_is_one_turn(self, cluster: Cluster) -> None:
         """A fan-out to a thousand activities, each found once (limits: MAX_BATCH)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         instance = await a.own("i")
         items = [work_item(instance, number, f"s{number % 7}") for number in range(1, 1_001)]
         result = await a.commit_one(instance, history=[str(number) for number in range(1_000)], work_items=items)
@@ -272,9 +272,9 @@ class TurnRules(Rules):
         assert await a.history(instance) == [str(number) for number in range(1_000)]
         assert sorted(item.lock.key for item in await a.take_all()) == [item.key for item in items]
 
-    async def test_history_is_read_by_instance_and_execution(self, world: World) -> None:
+    async def test_history_is_read_by_instance_and_execution(self, cluster: Cluster) -> None:
         """Several at once, empty when there is none (contract: read_history)."""
-        a = await world.worker("a")
+        a = await cluster.worker("a")
         first, second = await a.own("i"), await a.own("j")
         await a.commit_one(first, history=["1"])
         await a.commit_one(second, history=["2", "3"])

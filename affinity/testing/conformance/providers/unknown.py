@@ -7,8 +7,8 @@ from typing import TypedDict, Unpack
 from affinity.provider.contract import InstanceUpdate, NewMessage, OrchestrationItem, Release
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import ACTIVITY, UNKNOWN_AFTER, new_instance, turn
+from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.peer import Peer
-from affinity.testing.conformance.providers.world import World
 
 OTHERS = ("something else",)
 
@@ -20,133 +20,135 @@ class _Needs(TypedDict, total=False):
 class UnknownRules(Rules):
     """``names``, ``unknown`` and ``unknown_after`` of items and instances."""
 
-    async def test_an_unregistered_name_is_delivered_until_somebody_says_so(self, world: World) -> None:
+    async def test_an_unregistered_name_is_delivered_until_somebody_says_so(self, cluster: Cluster) -> None:
         """Nobody has given it back as unknown yet (contract: fetch_work_item)."""
-        a = await world.worker("a")
-        await world.enqueue(None, "s")
+        a = await cluster.worker("a")
+        await cluster.enqueue(None, "s")
         assert len(await a.take_all(names=OTHERS)) == 2
 
-    async def test_an_item_given_back_as_unknown_is_passed_over_by_those_who_do_not_know_it(self, world: World) -> None:
+    async def test_an_item_given_back_as_unknown_is_passed_over_by_those_who_do_not_know_it(
+        self, cluster: Cluster
+    ) -> None:
         """Session-free or with its session, it goes to one who does (contract: fetch_work_item)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         for session_id in (None, "s"):
-            await world.enqueue(session_id)
+            await cluster.enqueue(session_id)
             await self._disclaim(a)
             assert await a.take(names=OTHERS) == []
             known = await b.take_one()
             assert (known.session_id, known.attempts) == (session_id, 1)
 
-    async def test_an_item_that_nobody_knows_is_delivered_to_anyone_in_the_end(self, world: World) -> None:
+    async def test_an_item_that_nobody_knows_is_delivered_to_anyone_in_the_end(self, cluster: Cluster) -> None:
         """To be failed; with the time for which it was unknown (contract: FetchOptions.unknown_after)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue("s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue("s")
         await self._disclaim(a)
-        await world.pass_time(UNKNOWN_AFTER - 10)
+        await cluster.pass_time(UNKNOWN_AFTER - 10)
         assert await b.take(names=OTHERS) == []
-        await world.pass_time(11)
+        await cluster.pass_time(11)
         item = await b.take_one(names=OTHERS)
         assert item.unknown_for is not None
         assert UNKNOWN_AFTER <= item.unknown_for < UNKNOWN_AFTER + 10
 
-    async def test_the_time_runs_from_the_first_who_did_not_know(self, world: World) -> None:
+    async def test_the_time_runs_from_the_first_who_did_not_know(self, cluster: Cluster) -> None:
         """A second one does not start it anew (contract: WorkAbandon.unknown)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue(None)
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue(None)
         await self._disclaim(a)
-        await world.advance(UNKNOWN_AFTER + 1)
+        await cluster.advance(UNKNOWN_AFTER + 1)
         await self._disclaim(b)
         item = await a.take_one(names=OTHERS)
         assert (item.unknown_for or 0) > UNKNOWN_AFTER
 
-    async def test_a_worker_that_knows_the_name_ends_the_time(self, world: World) -> None:
+    async def test_a_worker_that_knows_the_name_ends_the_time(self, cluster: Cluster) -> None:
         """Interrupted in its hands, the item is not failed as unknown afterwards (contract: WorkItem.unknown_for)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue(None)
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue(None)
         await self._disclaim(a)
         await b.give_back(await b.take_one(), failed=True)
-        await world.pass_time(UNKNOWN_AFTER + 1)
+        await cluster.pass_time(UNKNOWN_AFTER + 1)
         assert (await a.take_one(names=OTHERS)).unknown_for is None
 
-    async def test_an_item_that_needs_more_waits_for_one_who_has_both(self, world: World) -> None:
+    async def test_an_item_that_needs_more_waits_for_one_who_has_both(self, cluster: Cluster) -> None:
         """Its name and what it needs; session-free or with its session (contract: WorkAbandon.needs)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         for session_id in (None, "s"):
-            await world.enqueue(session_id)
+            await cluster.enqueue(session_id)
             await self._disclaim(a, needs="more")
             for names in ((ACTIVITY,), ("more",), OTHERS):
                 assert await b.take(names=names) == []
             known = await b.take_one(names=(ACTIVITY, "more"))
             assert (known.session_id, known.attempts) == (session_id, 1)
 
-    async def test_what_an_item_needs_is_no_end_of_its_waiting(self, world: World) -> None:
+    async def test_what_an_item_needs_is_no_end_of_its_waiting(self, cluster: Cluster) -> None:
         """Delivered to a worker that knows its name only, it is unknown as before (contract: WorkAbandon.needs)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue("s")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue("s")
         await self._disclaim(a, needs="more")
-        await world.advance(UNKNOWN_AFTER + 1)
+        await cluster.advance(UNKNOWN_AFTER + 1)
         item = await b.take_one()
         assert (item.unknown_for or 0) > UNKNOWN_AFTER
         await b.give_back(item, failed=True)
-        await world.pass_time(1)
+        await cluster.pass_time(1)
         assert ((await b.take_one()).unknown_for or 0) > UNKNOWN_AFTER
 
-    async def test_an_item_needs_what_was_said_last(self, world: World) -> None:
+    async def test_an_item_needs_what_was_said_last(self, cluster: Cluster) -> None:
         """Who does not know its name says nothing of what else it needs (contract: WorkAbandon.needs)."""
-        a, b = await world.worker("a"), await world.worker("b")
-        await world.enqueue(None)
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await cluster.enqueue(None)
         await self._disclaim(a, needs="more")
-        await world.advance(UNKNOWN_AFTER + 1)
+        await cluster.advance(UNKNOWN_AFTER + 1)
         await self._disclaim(b)
         assert len(await a.take()) == 1
 
-    async def test_a_holder_gets_the_items_of_its_sessions_whatever_their_name(self, world: World) -> None:
+    async def test_a_holder_gets_the_items_of_its_sessions_whatever_their_name(self, cluster: Cluster) -> None:
         """It alone can give them back with their session (contract: fetch_work_item)."""
-        a = await world.worker("a")
-        await world.enqueue("s")
+        a = await cluster.worker("a")
+        await cluster.enqueue("s")
         first = await a.take_one(names=OTHERS)
         await a.give_back(first, unknown=True, count_attempt=False)
         assert (await a.take_one(names=OTHERS)).lock.key == first.lock.key
 
-    async def test_an_unknown_item_does_not_stop_the_queue(self, world: World) -> None:
+    async def test_an_unknown_item_does_not_stop_the_queue(self, cluster: Cluster) -> None:
         """What is behind it is served (contract: fetch_work_item)."""
-        a = await world.worker("a")
-        await world.enqueue(None, "s", name="strange")
+        a = await cluster.worker("a")
+        await cluster.enqueue(None, "s", name="strange")
         for _ in range(2):
             await self._disclaim(a)
-        keys = await world.enqueue(None, "t")
+        keys = await cluster.enqueue(None, "t")
         assert sorted(item.lock.key for item in await a.take_all(names=OTHERS)) == keys
 
-    async def test_an_unknown_instance_waits_for_one_who_knows_it(self, world: World) -> None:
+    async def test_an_unknown_instance_waits_for_one_who_knows_it(self, cluster: Cluster) -> None:
         """Passed over by the others until ``unknown_after`` (contract: fetch_orchestration_item)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.own("i")
         await a.provider.release_instance(a.identity, [Release(instance_id="i", unknown=True)])
         assert await a.take_instances(names=OTHERS) == []
         assert [item.instance_id for item in await b.take_instances()] == ["i"]
 
-    async def test_an_instance_that_nobody_knows_is_delivered_to_anyone_in_the_end(self, world: World) -> None:
+    async def test_an_instance_that_nobody_knows_is_delivered_to_anyone_in_the_end(self, cluster: Cluster) -> None:
         """To be failed; with the time for which it was unknown (contract: fetch_orchestration_item)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.own("i")
         await a.provider.release_instance(a.identity, [Release(instance_id="i", unknown=True)])
-        await world.pass_time(UNKNOWN_AFTER - 10)
+        await cluster.pass_time(UNKNOWN_AFTER - 10)
         assert await b.take_instances(names=OTHERS) == []
-        await world.pass_time(11)
+        await cluster.pass_time(11)
         (item,) = await b.take_instances(names=OTHERS)
         assert UNKNOWN_AFTER <= (item.unknown_for or 0) < UNKNOWN_AFTER + 10
 
-    async def test_a_pinned_instance_is_known_by_name_and_version(self, world: World) -> None:
+    async def test_a_pinned_instance_is_known_by_name_and_version(self, cluster: Cluster) -> None:
         """Once a turn has pinned its version, the name alone does not do (contract: fetch_orchestration_item)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         await self._pin(a, await a.own("i"), "2")
         await a.provider.release_instance(a.identity, [Release(instance_id="i", unknown=True)])
         assert await b.take_instances(names=("flow", "flow@1")) == []
         (item,) = await b.take_instances(names=("flow@2",))
         assert item.version == "2"
 
-    async def test_an_instance_that_ran_is_delivered_to_anyone_in_the_end_too(self, world: World) -> None:
+    async def test_an_instance_that_ran_is_delivered_to_anyone_in_the_end_too(self, cluster: Cluster) -> None:
         """To be suspended; before, it waits for one who knows it (contract: fetch_orchestration_item)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         first = await a.own("i")
         update = InstanceUpdate(status="running", version="2", continued=True)
         start = NewMessage(instance_id="i", payload="start")
@@ -154,16 +156,16 @@ class UnknownRules(Rules):
         assert result.committed
         await a.take_instances(names=OTHERS)
         await a.provider.release_instance(a.identity, [Release(instance_id="i", unknown=True)])
-        await world.pass_time(UNKNOWN_AFTER - 10)
+        await cluster.pass_time(UNKNOWN_AFTER - 10)
         assert await b.take_instances(names=OTHERS) == []
-        await world.pass_time(11)
+        await cluster.pass_time(11)
         (item,) = await b.take_instances(names=OTHERS)
         assert (item.execution_id, item.event_count) == (2, 0)
         assert UNKNOWN_AFTER <= (item.unknown_for or 0) < UNKNOWN_AFTER + 10
 
-    async def test_giving_an_instance_back_is_no_claim(self, world: World) -> None:
+    async def test_giving_an_instance_back_is_no_claim(self, cluster: Cluster) -> None:
         """Claims count workers that may have died of it; one that gave it back did not (contract: Release)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.provider.create_instance([new_instance("i")])
         for _ in range(3):
             await a.take_instances(names=OTHERS)
@@ -171,9 +173,9 @@ class UnknownRules(Rules):
         (item,) = await b.take_instances()
         assert item.claims == 1
 
-    async def test_an_instance_may_be_created_with_its_version(self, world: World) -> None:
+    async def test_an_instance_may_be_created_with_its_version(self, cluster: Cluster) -> None:
         """Then it is known by it from the start (contract: NewInstance.version)."""
-        a, b = await world.worker("a"), await world.worker("b")
+        a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.provider.create_instance([new_instance("i", version="2")])
         (item,) = await a.take_instances(names=OTHERS)
         assert item.version == "2"

@@ -7,9 +7,9 @@ from dataclasses import replace
 from affinity.provider.contract import OrchestrationItem, Release, SessionWatch, WorkItem
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import SESSION_LOCK, SHORT_LEASE, message_ids, payloads, state
+from affinity.testing.conformance.providers.cluster import Cluster, at_once
 from affinity.testing.conformance.providers.holds import ENDS
 from affinity.testing.conformance.providers.peer import Peer
-from affinity.testing.conformance.providers.world import World, at_once
 
 DONE = ENDS["completed"]
 
@@ -17,169 +17,169 @@ DONE = ENDS["completed"]
 class WatchRules(Rules):
     """`Turn.watches`."""
 
-    async def test_a_claim_by_another_worker_is_told(self, world: World) -> None:
+    async def test_a_claim_by_another_worker_is_told(self, cluster: Cluster) -> None:
         """Once, and to the owner of the instance at once, with no sweep in between (contract: SessionWatch)."""
-        a, b, watcher = await _stage(world)
-        await world.use(a, "s")
+        a, b, watcher = await _two_holders_and_watcher(cluster)
+        await cluster.use(a, "s")
         await _watch(watcher, "i", "s")
-        await _move(world, b)
+        await _move(cluster, b)
         assert await b.take_instances() == []
         assert await _told(watcher) == {"i": ["moved"]}
-        await world.use(b, "s")
+        await cluster.use(b, "s")
         assert await _told(watcher) == {}
 
-    async def test_every_change_is_told(self, world: World) -> None:
+    async def test_every_change_is_told(self, cluster: Cluster) -> None:
         """There and back again are two (contract: SessionWatch)."""
-        a, b, watcher = await _stage(world)
-        await world.use(a, "s")
+        a, b, watcher = await _two_holders_and_watcher(cluster)
+        await cluster.use(a, "s")
         await _watch(watcher, "i", "s")
-        await _move(world, b)
-        await _move(world, a)
+        await _move(cluster, b)
+        await _move(cluster, a)
         assert await _told(watcher) == {"i": ["moved", "moved"]}
-        await _move(world, b)
+        await _move(cluster, b)
         assert await _told(watcher) == {"i": ["moved"]}
 
-    async def test_the_first_claim_is_no_change(self, world: World) -> None:
+    async def test_the_first_claim_is_no_change(self, cluster: Cluster) -> None:
         """Nobody held it before; the next claim is one (contract: SessionWatch)."""
-        a, b, watcher = await _stage(world)
+        a, b, watcher = await _two_holders_and_watcher(cluster)
         await _watch(watcher, "i", "s")
-        await world.use(a, "s")
+        await cluster.use(a, "s")
         assert await _told(watcher) == {}
-        await _move(world, b)
+        await _move(cluster, b)
         assert await _told(watcher) == {"i": ["moved"]}
 
-    async def test_the_first_claim_after_a_save_by_hand_is_no_change(self, world: World) -> None:
+    async def test_the_first_claim_after_a_save_by_hand_is_no_change(self, cluster: Cluster) -> None:
         """The save made the row of the session, and nobody held it before (contract: SessionWatch)."""
-        a, b, watcher = await _stage(world)
-        await (await world.states()).save(state("s"))
+        a, b, watcher = await _two_holders_and_watcher(cluster)
+        await (await cluster.states()).save(state("s"))
         await _watch(watcher, "i", "s")
-        await world.use(a, "s")
+        await cluster.use(a, "s")
         assert await _told(watcher) == {}
-        await _move(world, b)
+        await _move(cluster, b)
         assert await _told(watcher) == {"i": ["moved"]}
 
-    async def test_a_claim_by_the_same_incarnation_is_no_change(self, world: World) -> None:
+    async def test_a_claim_by_the_same_incarnation_is_no_change(self, cluster: Cluster) -> None:
         """After the lock expired, or was given up, or the worker's lease lapsed (contract: SessionWatch)."""
-        a, watcher = await world.worker("a", SHORT_LEASE), await world.worker("watcher")
-        await world.use(a, "s")
+        a, watcher = await cluster.worker("a", SHORT_LEASE), await cluster.worker("watcher")
+        await cluster.use(a, "s")
         await _watch(watcher, "i", "s")
         for seconds in (SHORT_LEASE + 1, SESSION_LOCK + 1):
-            await world.pass_time(seconds)
+            await cluster.pass_time(seconds)
             await a.register(SHORT_LEASE, resume=True)
-            await world.use(a, "s")
-        await world.enqueue("s")
+            await cluster.use(a, "s")
+        await cluster.enqueue("s")
         await a.give_back(await a.take_one(), release_session=True)
         assert await a.ack(await a.take_one()) == [True]
         assert await _told(watcher) == {}
 
-    async def test_an_adoption_by_a_new_start_is_told(self, world: World) -> None:
+    async def test_an_adoption_by_a_new_start_is_told(self, cluster: Cluster) -> None:
         """When it registers, and not again when it works (contract: SessionWatch, register_worker)."""
-        old, watcher = await world.worker("a"), await world.worker("watcher")
-        await world.use(old, "s")
+        old, watcher = await cluster.worker("a"), await cluster.worker("watcher")
+        await cluster.use(old, "s")
         await _watch(watcher, "i", "s")
-        new = await world.worker("a")
+        new = await cluster.worker("a")
         assert await _told(watcher) == {"i": ["moved"]}
-        await world.use(new, "s")
+        await cluster.use(new, "s")
         assert await _told(watcher) == {}
 
-    async def test_a_claim_by_a_new_start_is_told(self, world: World) -> None:
+    async def test_a_claim_by_a_new_start_is_told(self, cluster: Cluster) -> None:
         """When the lock had expired before it came, there was nothing to adopt (contract: SessionWatch)."""
-        old, watcher = await world.worker("a"), await world.worker("watcher")
-        await world.use(old, "s")
+        old, watcher = await cluster.worker("a"), await cluster.worker("watcher")
+        await cluster.use(old, "s")
         await _watch(watcher, "i", "s")
-        await world.pass_time(SESSION_LOCK + 1)
-        new = await world.worker("a")
-        await world.use(new, "s")
+        await cluster.pass_time(SESSION_LOCK + 1)
+        new = await cluster.worker("a")
+        await cluster.use(new, "s")
         assert await _told(watcher) == {"i": ["moved"]}
 
-    async def test_becoming_free_is_no_change(self, world: World) -> None:
+    async def test_becoming_free_is_no_change(self, cluster: Cluster) -> None:
         """Expired, drained or left: only the next holder is one (contract: SessionWatch)."""
-        a, b, watcher = await _stage(world)
-        c = await world.worker("c")
-        await world.use(a, "s")
+        a, b, watcher = await _two_holders_and_watcher(cluster)
+        c = await cluster.worker("c")
+        await cluster.use(a, "s")
         await _watch(watcher, "i", "s")
-        await world.pass_time(SESSION_LOCK + 1)
+        await cluster.pass_time(SESSION_LOCK + 1)
         assert await _told(watcher) == {}
-        await world.use(b, "s")
+        await cluster.use(b, "s")
         assert await _told(watcher) == {"i": ["moved"]}
         await b.drain()
         assert await _told(watcher) == {}
-        await world.use(c, "s")
+        await cluster.use(c, "s")
         assert await _told(watcher) == {"i": ["moved"]}
         await c.leave()
-        await world.use(a, "s")
+        await cluster.use(a, "s")
         assert await _told(watcher) == {"i": ["moved"]}
 
-    async def test_a_takeover_from_a_dead_worker_is_told(self, world: World) -> None:
+    async def test_a_takeover_from_a_dead_worker_is_told(self, cluster: Cluster) -> None:
         """Long before the session lock would have expired (contract: SessionWatch)."""
-        a, b = await world.worker("a", SHORT_LEASE), await world.worker("b")
-        await world.use(a, "s")
+        a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
+        await cluster.use(a, "s")
         await _watch(b, "i", "s")
-        await world.pass_time(SHORT_LEASE + 1)
-        await world.use(b, "s")
+        await cluster.pass_time(SHORT_LEASE + 1)
+        await cluster.use(b, "s")
         assert await _told(b) == {"i": ["moved"]}
 
-    async def test_a_change_of_state_is_no_change_of_holder(self, world: World) -> None:
+    async def test_a_change_of_state_is_no_change_of_holder(self, cluster: Cluster) -> None:
         """The epoch is another, the holder the same (records: Fences)."""
-        a, watcher = await world.worker("a"), await world.worker("watcher")
-        await world.use(a, "s")
+        a, watcher = await cluster.worker("a"), await cluster.worker("watcher")
+        await cluster.use(a, "s")
         await _watch(watcher, "i", "s")
-        states = await world.states()
+        states = await cluster.states()
         await states.save(state("s"))
         await states.delete(["s"])
-        await world.use(a, "s")
+        await cluster.use(a, "s")
         assert await _told(watcher) == {}
 
-    async def test_every_watcher_is_told(self, world: World) -> None:
+    async def test_every_watcher_is_told(self, cluster: Cluster) -> None:
         """Each its own payload, wherever it runs (contract: SessionWatch)."""
-        a, b, watcher = await _stage(world)
-        await world.use(a, "s")
+        a, b, watcher = await _two_holders_and_watcher(cluster)
+        await cluster.use(a, "s")
         await _watch(watcher, "i", "s", "one")
         await _watch(watcher, "j", "s", "two")
         await _watch(b, "k", "s", "three")
         await _watch(b, "l", "t", "another session")
-        await _move(world, b)
+        await _move(cluster, b)
         assert await _told(watcher) == {"i": ["one"], "j": ["two"]}
         assert await _told(b) == {"k": ["three"]}
 
-    async def test_every_session_of_a_claim_is_told(self, world: World) -> None:
+    async def test_every_session_of_a_claim_is_told(self, cluster: Cluster) -> None:
         """One fetch, or one registration, may take several (contract: SessionWatch)."""
-        a, b, watcher = await _stage(world)
+        a, b, watcher = await _two_holders_and_watcher(cluster)
         names = ["s", "t", "u"]
         for name in names:
-            await world.use(a, name)
+            await cluster.use(a, name)
         watches = [SessionWatch(name, name) for name in names]
         at = await watcher.own("i")
         await watcher.go_on(at, consumed=message_ids(at), watches=watches)
-        await world.pass_time(SESSION_LOCK + 1)
-        await world.enqueue(*names, *names)
+        await cluster.pass_time(SESSION_LOCK + 1)
+        await cluster.enqueue(*names, *names)
         assert len(await b.take_all()) == len(names) * 2
         assert {key: sorted(said) for key, said in (await _told(watcher)).items()} == {"i": names}
-        await world.worker("b")
+        await cluster.worker("b")
         assert {key: sorted(said) for key, said in (await _told(watcher)).items()} == {"i": names}
 
-    async def test_a_second_watch_replaces_the_payload(self, world: World) -> None:
+    async def test_a_second_watch_replaces_the_payload(self, cluster: Cluster) -> None:
         """Of the same session by the same instance, in a later turn or in the same (contract: SessionWatch)."""
-        a, b, watcher = await _stage(world)
-        await world.use(a, "s")
+        a, b, watcher = await _two_holders_and_watcher(cluster)
+        await cluster.use(a, "s")
         at = await _watch(watcher, "i", "s", "old")
         await watcher.go_on(at, watches=[SessionWatch("s", "new")])
-        await _move(world, b)
+        await _move(cluster, b)
         assert await _told(watcher) == {"i": ["new"]}
 
-    async def test_a_watch_outlives_its_execution(self, world: World) -> None:
+    async def test_a_watch_outlives_its_execution(self, cluster: Cluster) -> None:
         """It ends with the instance (contract: SessionWatch)."""
-        a, b, watcher = await _stage(world)
-        await world.use(a, "s")
+        a, b, watcher = await _two_holders_and_watcher(cluster)
+        await cluster.use(a, "s")
         at = await _watch(watcher, "i", "s")
         await watcher.go_on(at, update=ENDS["continued"])
-        await _move(world, b)
+        await _move(cluster, b)
         assert await _told(watcher) == {"i": ["moved"]}
 
-    async def test_a_watch_ends_with_its_instance(self, world: World) -> None:
+    async def test_a_watch_ends_with_its_instance(self, cluster: Cluster) -> None:
         """Nothing is queued for who is finished or gone, nor for who comes under its name (contract: SessionWatch)."""
-        a, b, watcher = await _stage(world)
-        await world.use(a, "s")
+        a, b, watcher = await _two_holders_and_watcher(cluster)
+        await cluster.use(a, "s")
         at = await _watch(watcher, "finished", "s")
         await watcher.go_on(at, update=DONE)
         await _watch(watcher, "deleted", "s")
@@ -188,90 +188,90 @@ class WatchRules(Rules):
             at = await watcher.own(name)
             await watcher.go_on(at, consumed=message_ids(at))
         await _watch(watcher, "other", "s")
-        await _move(world, b)
+        await _move(cluster, b)
         assert await _told(watcher) == {"other": ["moved"]}
 
-    async def test_nothing_is_queued_for_a_finished_instance(self, world: World) -> None:
+    async def test_nothing_is_queued_for_a_finished_instance(self, cluster: Cluster) -> None:
         """Nobody would ever take it away (contract: SessionWatch)."""
-        a, b, watcher = await _stage(world)
-        await world.use(a, "s")
+        a, b, watcher = await _two_holders_and_watcher(cluster)
+        await cluster.use(a, "s")
         at = await _watch(watcher, "i", "s")
         await watcher.go_on(at, update=DONE)
         before = (await a.provider.count_work())["messages"]
-        await world.pass_time(SESSION_LOCK + 1)
-        await world.enqueue("s")
+        await cluster.pass_time(SESSION_LOCK + 1)
+        await cluster.enqueue("s")
         await b.take_one()
         assert (await a.provider.count_work())["messages"] == before
 
-    async def test_the_turn_that_finishes_watches_nothing(self, world: World) -> None:
+    async def test_the_turn_that_finishes_watches_nothing(self, cluster: Cluster) -> None:
         """It ends with the instance, which ends with that very turn (contract: SessionWatch)."""
-        a, b, watcher = await _stage(world)
-        await world.use(a, "s")
+        a, b, watcher = await _two_holders_and_watcher(cluster)
+        await cluster.use(a, "s")
         at = await watcher.own("i")
         await watcher.go_on(at, watches=[SessionWatch("s", "moved")], update=DONE)
-        await world.advance(SESSION_LOCK + 1_000)
-        assert (await world.sweep(session_retention=10)).sessions_removed == 1
-        await world.use(b, "s")
+        await cluster.advance(SESSION_LOCK + 1_000)
+        assert (await cluster.sweep(session_retention=10)).sessions_removed == 1
+        await cluster.use(b, "s")
 
-    async def test_a_refused_turn_watches_nothing(self, world: World) -> None:
+    async def test_a_refused_turn_watches_nothing(self, cluster: Cluster) -> None:
         """Nothing of it is applied (contract: Turn)."""
-        a, b, watcher = await _stage(world)
-        await world.use(a, "s")
+        a, b, watcher = await _two_holders_and_watcher(cluster)
+        await cluster.use(a, "s")
         at = await watcher.own("i")
         await watcher.go_on(at, consumed=message_ids(at))
         assert not (await watcher.commit_one(at, watches=[SessionWatch("s", "moved")])).committed
-        await _move(world, b)
+        await _move(cluster, b)
         assert await _told(watcher) == {}
 
-    async def test_a_watched_session_outlives_its_retention(self, world: World) -> None:
+    async def test_a_watched_session_outlives_its_retention(self, cluster: Cluster) -> None:
         """Else nobody would know who held it last; it goes when nobody watches it any more (contract: sweep)."""
-        a, b, watcher = await _stage(world)
-        await world.use(a, "s")
-        await world.use(a, "unwatched")
+        a, b, watcher = await _two_holders_and_watcher(cluster)
+        await cluster.use(a, "s")
+        await cluster.use(a, "unwatched")
         at = await _watch(watcher, "i", "s")
-        await world.advance(SESSION_LOCK + 1_000)
-        assert (await world.sweep(session_retention=10)).sessions_removed == 1
-        assert set(await world.sessions()) == {"s"}
-        await world.use(b, "s")
+        await cluster.advance(SESSION_LOCK + 1_000)
+        assert (await cluster.sweep(session_retention=10)).sessions_removed == 1
+        assert set(await cluster.sessions()) == {"s"}
+        await cluster.use(b, "s")
         assert await _told(watcher) == {"i": ["moved"]}
         await watcher.go_on(replace(at, event_count=at.event_count + 1), update=DONE)
-        await world.advance(SESSION_LOCK + 1_000)
-        assert (await world.sweep(session_retention=10)).sessions_removed == 1
+        await cluster.advance(SESSION_LOCK + 1_000)
+        assert (await cluster.sweep(session_retention=10)).sessions_removed == 1
 
-    async def test_a_watch_that_meets_a_sweep_keeps_its_session(self, world: World) -> None:
+    async def test_a_watch_that_meets_a_sweep_keeps_its_session(self, cluster: Cluster) -> None:
         """It is committed while the sweep that would remove the row is at work (contract: sweep)."""
-        a, b, watcher = await _stage(world)
-        await world.use(a, "s")
+        a, b, watcher = await _two_holders_and_watcher(cluster)
+        await cluster.use(a, "s")
         at = await watcher.own("i")
-        await world.advance(SESSION_LOCK + 1_000)
-        await world.harness.commit_amid_sweep(
-            lambda: world.sweep(session_retention=10),
+        await cluster.advance(SESSION_LOCK + 1_000)
+        await cluster.harness.commit_amid_sweep(
+            lambda: cluster.sweep(session_retention=10),
             lambda: watcher.go_on(at, consumed=message_ids(at), watches=[SessionWatch("s", "moved")]),
         )
-        assert set(await world.sessions()) == {"s"}
-        await world.use(b, "s")
+        assert set(await cluster.sessions()) == {"s"}
+        await cluster.use(b, "s")
         assert await _told(watcher) == {"i": ["moved"]}
 
-    async def test_the_news_wait_for_an_owner(self, world: World) -> None:
+    async def test_the_news_wait_for_an_owner(self, cluster: Cluster) -> None:
         """The instance is released: whoever takes it, has them (contract: SessionWatch)."""
-        a, b, watcher = await _stage(world)
-        await world.use(a, "s")
+        a, b, watcher = await _two_holders_and_watcher(cluster)
+        await cluster.use(a, "s")
         await _watch(watcher, "i", "s")
         await watcher.provider.release_instance(watcher.identity, [Release(instance_id="i")])
-        await _move(world, b)
+        await _move(cluster, b)
         assert await _told(a) == {"i": ["moved"]}
         assert await _told(watcher) == {}
 
-    async def test_of_two_that_claim_at_once_one_is_told_of(self, world: World) -> None:
+    async def test_of_two_that_claim_at_once_one_is_told_of(self, cluster: Cluster) -> None:
         """There is one new holder, and one change (contract: SessionWatch)."""
-        a, b, watcher = await _stage(world)
-        c = await world.worker("c")
-        await world.use(a, "s")
+        a, b, watcher = await _two_holders_and_watcher(cluster)
+        c = await cluster.worker("c")
+        await cluster.use(a, "s")
         await _watch(watcher, "i", "s")
         for holder in range(5):
-            await world.pass_time(SESSION_LOCK + 1)
-            before = await world.session("s")
-            await world.enqueue("s", "s")
+            await cluster.pass_time(SESSION_LOCK + 1)
+            before = await cluster.session("s")
+            await cluster.enqueue("s", "s")
 
             async def by_b() -> list[WorkItem]:
                 return await b.take(10)
@@ -280,28 +280,28 @@ class WatchRules(Rules):
                 return await c.take(10)
 
             taken = [item for items in await at_once(by_b, by_c) for item in items]
-            peer = b if (await world.holders())["s"] == "b" else c
+            peer = b if (await cluster.holders())["s"] == "b" else c
             taken += await peer.take(10)  # an item that the other had locked while it lost the claim
             assert len(taken) == 2
-            moved = (await world.session("s")).worker_id != before.worker_id
+            moved = (await cluster.session("s")).worker_id != before.worker_id
             assert moved or holder > 0
             assert await _told(watcher) == ({"i": ["moved"]} if moved else {})
             assert all(await peer.ack(*taken))
 
-    async def test_a_move_that_was_seen_by_nobody_is_told_later(self, world: World) -> None:
+    async def test_a_move_that_was_seen_by_nobody_is_told_later(self, cluster: Cluster) -> None:
         """The watch begins with its turn: who holds the session then is the one to differ from (contract)."""
-        a, b, watcher = await _stage(world)
-        await world.use(a, "s")
-        await _move(world, b)
+        a, b, watcher = await _two_holders_and_watcher(cluster)
+        await cluster.use(a, "s")
+        await _move(cluster, b)
         await _watch(watcher, "i", "s")
         assert await _told(watcher) == {}
-        await _move(world, a)
+        await _move(cluster, a)
         assert await _told(watcher) == {"i": ["moved"]}
 
 
-async def _stage(world: World) -> tuple[Peer, Peer, Peer]:
+async def _two_holders_and_watcher(cluster: Cluster) -> tuple[Peer, Peer, Peer]:
     """Two workers that hold sessions, and one that owns instances."""
-    return await world.worker("a"), await world.worker("b"), await world.worker("watcher")
+    return await cluster.worker("a"), await cluster.worker("b"), await cluster.worker("watcher")
 
 
 async def _watch(peer: Peer, instance_id: str, session_id: str, payload: str = "moved") -> OrchestrationItem:
@@ -310,10 +310,10 @@ async def _watch(peer: Peer, instance_id: str, session_id: str, payload: str = "
     return await peer.go_on(at, consumed=message_ids(at), watches=[SessionWatch(session_id, payload)])
 
 
-async def _move(world: World, to: Peer) -> None:
+async def _move(cluster: Cluster, to: Peer) -> None:
     """Let the session's lock expire, and that worker claim it."""
-    await world.pass_time(SESSION_LOCK + 1)
-    await world.use(to, "s")
+    await cluster.pass_time(SESSION_LOCK + 1)
+    await cluster.use(to, "s")
 
 
 async def _told(peer: Peer) -> dict[str, list[str]]:

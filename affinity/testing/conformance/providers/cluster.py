@@ -1,4 +1,4 @@
-"""The stage on which the rules are played: a clock that the test moves, workers that it drives, and work for them."""
+"""A test's database: open provider objects, drive workers, move the clock, queue work, read rows."""
 
 from __future__ import annotations
 
@@ -39,34 +39,34 @@ _MAX_SWEEPS: Final = 100
 FOREVER: Final = 1_000_000_000.0
 """Seconds, some thirty years."""
 
-CLERK: Final = "~clerk"
+ENQUEUER: Final = "~enqueuer"
 """The worker whose one instance queues the suite's work. It fetches no work items."""
 
 
-class World:
+class Cluster:
     """One fresh database with everything that a test opened on it."""
 
     def __init__(self, harness: Harness) -> None:
         self.harness = harness
         self._open = AsyncExitStack()
         self._activities = count(1)
-        self._identity = WorkerIdentity(worker_id=CLERK, incarnation=Incarnation("clerk"))
-        self._clerk: Peer | None = None
-        self._instance: OrchestrationItem | None = None  # the clerk's, at the fence of its next turn
+        self._identity = WorkerIdentity(worker_id=ENQUEUER, incarnation=Incarnation("enqueuer"))
+        self._enqueuer: Peer | None = None
+        self._instance: OrchestrationItem | None = None  # the enqueuer's, at the fence of its next turn
 
     async def aclose(self) -> None:
-        """Close every provider object that was opened here. Peers come back with `beside`, the clerk by itself."""
+        """Close every provider object opened here. `beside` reopens a peer; the enqueuer reopens itself."""
         await self._open.aclose()
-        self._clerk = None
+        self._enqueuer = None
 
     async def open(self, timeline: Timeline | None = None) -> Provider:
-        """A provider object on the database, closed with the world."""
+        """A provider object on the database, closed with the cluster."""
         provider = await self.harness.open(timeline)
         self._open.push_async_callback(provider.aclose)
         return provider
 
     async def open_faulty(self) -> FaultyProvider:
-        """A provider object that meets faults, closed with the world."""
+        """A provider object that meets faults, closed with the cluster."""
         faulty = await self.harness.open_faulty()
         self._open.push_async_callback(faulty.aclose)
         return faulty
@@ -85,7 +85,7 @@ class World:
         return peer
 
     async def follower(self, worker_id: str, timeline: Timeline) -> Peer:
-        """As `worker`, and it follows that timeline."""
+        """A registered worker whose provider follows the timeline."""
         identity = WorkerIdentity(worker_id=worker_id, incarnation=Incarnation(secrets.token_hex(8)))
         peer = Peer(await self.open(timeline), identity)
         await peer.register()
@@ -98,11 +98,11 @@ class World:
     # -- time
 
     async def advance(self, seconds: float) -> None:
-        """Move the clock, and let nobody do anything."""
+        """Move the clock; run no sweep."""
         await self.harness.advance(seconds)
 
     async def pass_time(self, seconds: float) -> None:
-        """Move the clock, and sweep as some worker would have: routing marks that went stale are repaired by now."""
+        """Move the clock, then sweep as a worker would: routes that went stale are repaired."""
         await self.advance(seconds)
         await self.sweep_all()
 
@@ -114,8 +114,8 @@ class World:
         worker_retention: float = FOREVER,
         retention: Retention = NO_RETENTION,
     ) -> Sweep:
-        """One sweep by the clerk."""
-        provider = (await self.clerk()).provider
+        """One sweep by the enqueuer."""
+        provider = (await self.enqueuer()).provider
         return await provider.sweep(
             interval=interval,
             session_retention=session_retention,
@@ -128,28 +128,30 @@ class World:
         for sweeps in range(1, _MAX_SWEEPS + 1):
             if not (await self.sweep()).limit_reached:
                 return sweeps
-        raise AssertionError(f"sweep says `more` {_MAX_SWEEPS} times in a row")
+        raise AssertionError(f"sweep reaches a limit {_MAX_SWEEPS} times in a row")
 
     # -- work
 
-    async def clerk(self) -> Peer:
+    async def enqueuer(self) -> Peer:
         """The worker that queues work. No test's worker can take its instance: its lease outlasts every test."""
-        if self._clerk is None:
-            self._clerk = await self._hire() if self._instance is None else Peer(await self.open(), self._identity)
-        return self._clerk
+        if self._enqueuer is None:
+            self._enqueuer = (
+                await self._start_enqueuer() if self._instance is None else Peer(await self.open(), self._identity)
+            )
+        return self._enqueuer
 
     async def enqueue(self, *session_ids: str | None, name: str = ACTIVITY, delay: float = 0.0) -> list[WorkKey]:
         """Queue one work item for each session named; None makes a session-free one."""
         items = [self._new_item(session_id, name, delay) for session_id in session_ids]
-        clerk = await self.clerk()
+        enqueuer = await self.enqueuer()
         assert self._instance is not None
         for start in range(0, len(items), MAX_BATCH):
             batch = items[start : start + MAX_BATCH]
-            assert (await clerk.commit_one(self._instance, history=[], work_items=batch)).committed
+            assert (await enqueuer.commit_one(self._instance, history=[], work_items=batch)).committed
         return [item.key for item in items]
 
     async def offer(self, worker: Peer, session_id: str) -> WorkKey:
-        """Let an instance of the worker's queue an item that is offered to it: no worker holds the session."""
+        """Queue an item from an instance of the worker, offered to that worker: no worker holds the session."""
         instance = await worker.own(f"offers {next(self._activities)}")
         item = replace(work_item(instance, 1, session_id), claim_here=True)
         await worker.go_on(instance, consumed=message_ids(instance), work_items=[item])
@@ -157,23 +159,23 @@ class World:
 
     async def results(self) -> list[str]:
         """Messages that acks have sent so far."""
-        clerk = await self.clerk()
-        return [text for item in (await clerk.fetch_instances(1)).items for text in payloads(item)]
+        enqueuer = await self.enqueuer()
+        return [text for item in (await enqueuer.fetch_instances(1)).items for text in payloads(item)]
 
     def _new_item(self, session_id: str | None, name: str, delay: float) -> NewWorkItem:
-        key = WorkKey(CLERK, 1, next(self._activities))
+        key = WorkKey(ENQUEUER, 1, next(self._activities))
         return NewWorkItem(key=key, name=name, payload=f"input {key.activity_id}", session_id=session_id, delay=delay)
 
-    async def _hire(self) -> Peer:
-        clerk = Peer(await self.open(), self._identity)
-        await clerk.register(lease=FOREVER)
-        instance = await clerk.own(CLERK)
-        await clerk.commit_one(instance, consumed=message_ids(instance))
+    async def _start_enqueuer(self) -> Peer:
+        enqueuer = Peer(await self.open(), self._identity)
+        await enqueuer.register(lease=FOREVER)
+        instance = await enqueuer.own(ENQUEUER)
+        await enqueuer.commit_one(instance, consumed=message_ids(instance))
         self._instance = replace(instance, event_count=1, messages=())
-        return clerk
+        return enqueuer
 
     async def use(self, worker: Peer, session_id: str) -> WorkItem:
-        """Let the worker do one work item of the session; afterwards it holds the session, idle."""
+        """Queue, take and ack one work item of the session; afterwards the worker holds the session, idle."""
         await self.enqueue(session_id)
         item = await worker.take_one()
         assert item.session_id == session_id
@@ -183,18 +185,18 @@ class World:
     # -- reading
 
     async def states(self) -> SessionStore:
-        """The records of session state, as a script sees them."""
-        return (await self.clerk()).provider.states
+        """The store of session state, without a lease."""
+        return (await self.enqueuer()).provider.states
 
     async def record(self, session_id: str) -> SessionRecord:
-        """The record that there must be."""
+        """The record of the session, which must exist."""
         record = await (await self.states()).load(session_id)
         assert record is not None, session_id
         return record
 
     async def sessions(self) -> dict[str, SessionInfo]:
         """Session rows by id."""
-        provider = (await self.clerk()).provider
+        provider = (await self.enqueuer()).provider
         return {row.session_id: row for row in await provider.list_sessions(limit=MAX_BATCH)}
 
     async def session(self, session_id: str) -> SessionInfo:
@@ -220,7 +222,7 @@ async def at_once(*calls: Callable[[], Awaitable[_Result]]) -> list[_Result]:
 
 
 async def persist(call: Callable[[], Awaitable[_Result]]) -> _Result:
-    """Call until it does not end in contention, as whoever uses a provider does."""
+    """Repeat the call while it raises `Contention`."""
     while True:
         try:
             return await call()
