@@ -222,10 +222,13 @@ async def test_a_worker_is_not_woken_by_its_own_commits(provider: SqliteProvider
         assert await source.wait(0.1) is None
 
 
-async def test_a_client_wakes_the_worker_that_shares_its_provider(provider: SqliteProvider) -> None:
+async def test_only_wake_sends_hints_to_the_workers_that_share_a_provider(provider: SqliteProvider) -> None:
+    """The caller sends them, once: not the verb and its caller both."""
     identity = await owner(provider, "i")
     async with provider.hints(identity) as source:
         await provider.create_instance([new_instance("j")])
+        assert await source.wait(0.1) is None
+        await provider.wake({None: Hint()})
         with anyio.fail_after(PATIENCE):
             assert await source.wait(PATIENCE) == Hint()
 

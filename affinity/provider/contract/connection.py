@@ -40,6 +40,7 @@ class ProviderConnection(Protocol):
 
     async def wake(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
         """Send hints to workers by id; None: to all. And tell the owners of these instances to look into the queues;
-        where nobody alive owns one, all. Best effort, off the hot path.
+        where nobody alive owns one, all. Best effort, off the hot path. No other verb sends hints to workers: the
+        caller of one does, once.
         """
         ...

@@ -320,18 +320,12 @@ class SqliteProvider:
     # -- the client
 
     async def create_instance(self, instances: Sequence[NewInstance]) -> Sequence[bool]:
-        """See `Provider.create_instance`. Wakes workers that share this provider object, which see no foreign
-        commit.
-        """
-        created = await self._write(create_all, instances)
-        await self.wake({None: Hint()})
-        return created
+        """See `Provider.create_instance`."""
+        return await self._write(create_all, instances)
 
     async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
-        """See `Provider.send_message`. Wakes workers as `create_instance` does."""
-        delivered = await self._write(send_all, messages)
-        await self.wake({None: Hint()})
-        return delivered
+        """See `Provider.send_message`."""
+        return await self._write(send_all, messages)
 
     async def get_instance(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
         """See `Provider.get_instance`."""
@@ -368,24 +362,18 @@ class SqliteProvider:
         return await self._read(management.count_instances, limit, after)
 
     async def resume_instance(self, instance_ids: Sequence[str]) -> Sequence[Resumption]:
-        """See `Provider.resume_instance`. Wakes workers as `create_instance` does."""
-        resumptions = await self._write(suspension.resume, instance_ids)
-        await self.wake({None: Hint()})
-        return resumptions
+        """See `Provider.resume_instance`."""
+        return await self._write(suspension.resume, instance_ids)
 
     async def reset_instance(self, reset: Reset) -> bool:
-        """See `Provider.reset_instance`. Wakes workers as `create_instance` does."""
-        done = await self._write(resetting.reset, reset)
-        await self.wake({None: Hint()})
-        return done
+        """See `Provider.reset_instance`."""
+        return await self._write(resetting.reset, reset)
 
     async def delete_instance(
         self, instance_ids: Sequence[str], *, force: bool = False, tree: bool = True
     ) -> Sequence[Deletion]:
-        """See `Provider.delete_instance`. Wakes workers as `create_instance` does: parents may have been told."""
-        deletions = await self._write(listing.delete_instances, instance_ids, force=force, tree=tree)
-        await self.wake({None: Hint()})
-        return deletions
+        """See `Provider.delete_instance`."""
+        return await self._write(listing.delete_instances, instance_ids, force=force, tree=tree)
 
     async def prune_instances(
         self, status: frozenset[str], older_than: float, *, after: datetime | None = None, dry_run: bool = False
