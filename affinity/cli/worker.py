@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 import click
@@ -17,6 +17,7 @@ import click
 from affinity.cli.loading import load_app
 from affinity.cli.shell import FAILED, SIGNALLED, Command, Shell, command
 from affinity.worker import RuntimeOptions, Worker
+from affinity.worker.options import describe_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,63 +31,17 @@ YOUNG_OBJECTS: Final = 10_000
 """Objects made, less those freed, before the youngest are looked through for garbage."""
 
 
-class _Flag(NamedTuple):
-    option: str  # of `RuntimeOptions`
-    name: str
-    type: type[int | float | str]
-    help: str
-
-
-FLAGS: Final = (
-    _Flag("worker_node_id", "--node-id", str, "Stable name; a restart under it keeps the sessions  [default: random]"),
-    _Flag("worker_concurrency", "--concurrency", int, "Activities that run at once."),
-    _Flag("max_sessions_per_runtime", "--max-sessions", int, "Sessions held at once; 0: take no session work."),
-    _Flag("session_lock_timeout", "--session-lock-timeout", float, "A session without work is free after this."),
-    _Flag("session_min_idle", "--session-min-idle", float, "Without work for this, it makes room for new ones."),
-    _Flag("worker_lease_timeout", "--worker-lease-timeout", float, "A dead worker's work is free after this."),
-    _Flag("work_item_lock_timeout", "--work-item-lock-timeout", float, "An item not renewed is free after this."),
-    _Flag("startup_timeout", "--startup-timeout", float, "How long to wait for a database that does not answer."),
-    _Flag("poll_interval", "--poll-interval", float, "Longest wait for a wake-up before looking anyway."),
-    _Flag("instance_cache_size", "--instance-cache-size", int, "Orchestrations kept in memory between turns."),
-    _Flag("instance_cache_bytes", "--instance-cache-bytes", int, "Bytes of their histories."),
-    _Flag("max_batch_bytes", "--max-batch-bytes", int, "Bytes of one fetch, history page or commit."),
-    _Flag("max_outstanding_bytes", "--max-outstanding-bytes", int, "Bytes fetched and not written yet."),
-    _Flag("max_attempts", "--max-attempts", int, "Interrupted deliveries before an activity fails as poison."),
-    _Flag("unregistered_timeout", "--unregistered-timeout", float, "How long work waits for a worker that knows it."),
-    _Flag("drain_timeout", "--drain-timeout", float, "Time of running activities after the first signal."),
-    _Flag("stall_timeout", "--stall-timeout", float, "A worker stuck for this long gives up its lease."),
-    _Flag("session_retention", "--session-retention", float, "How long an expired session's row is kept."),
-    _Flag(
-        "instance_retention",
-        "--instance-retention",
-        float,
-        "Completed instances are removed after this  [default: never]",
-    ),
-    _Flag(
-        "history_retention",
-        "--history-retention",
-        float,
-        "Histories before continue_as_new are removed after this  [default: never]",
-    ),
-    _Flag("code_version", "--code-version", str, "Tells this release's code from others'  [default: a digest of it]"),
-    _Flag("metrics_port", "--metrics-port", int, "Serve metrics and /live there; 0 picks a port  [default: none]"),
-    _Flag("metrics_host", "--metrics-host", str, "Address of that port  [default: 127.0.0.1]"),
-)
-"""One for each option of a worker; `RuntimeOptions` says more, checks them together, and reads the environment."""
-
-
-def _runtime_flags(function: F) -> F:
-    for flag in reversed(FLAGS):
-        default = RuntimeOptions.model_fields[flag.option].default
-        unit = " s" if flag.type is float else ""
-        shown = f"  [default: {default:g}{unit}]" if isinstance(default, (int, float)) else ""
-        function = click.option(flag.name, flag.option, type=flag.type, help=flag.help + shown)(function)
+def _runtime_options(function: F) -> F:
+    """Give the command a flag for each of `RuntimeOptions`, which reads the environment and checks the values."""
+    for option in reversed(describe_options()):
+        text = f"{option.description.replace('`', '')}  [default: {option.default}]"
+        function = click.option(option.flag, option.name, type=option.type, help=text)(function)
     return function
 
 
 @click.command(cls=Command, short_help="Run the orchestrations and activities of an app.")
 @click.argument("target", metavar="MODULE:APP")
-@_runtime_flags
+@_runtime_options
 @click.option("--migrate/--no-migrate", default=True, help="Bring the schema up to date first (safe for many at once).")
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True

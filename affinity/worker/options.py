@@ -1,4 +1,4 @@
-"""Options of a worker, validated together: from code, from ``AFFINITY_*`` environment variables, or from flags."""
+"""Options of a worker: their descriptions, their bounds, and how they are read from code, environment and flags."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -32,14 +34,21 @@ ALL_ADDRESSES: Final = "0.0.0.0"  # noqa: S104 -- only where an operator sets th
 ALIKE: Final = 0.66
 """From this similarity on (of `difflib`) one name is taken for another one that is misspelt."""
 
+_FLAGS: Final = {
+    "worker_node_id": "--node-id",
+    "worker_concurrency": "--concurrency",
+    "max_sessions_per_runtime": "--max-sessions",
+}
+"""Flags that are not named like their option."""
+
 _SERVICE_LINK: Final = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
 
-_NOT_BELOW: Final = (
-    ("session_lock_timeout", "work_item_lock_timeout", "s", "a session must outlive the lock of its work"),
-    ("worker_lease_timeout", "poll_interval", "s", "a worker must look at its lease while it is alive"),
-    ("stall_timeout", "worker_lease_timeout", "s", "a stall is judged only once a lease could have ended"),
+NOT_BELOW: Final = (
+    ("session_lock_timeout", "work_item_lock_timeout", "s", "a session must be locked for as long as its work"),
+    ("worker_lease_timeout", "poll_interval", "s", "a worker polls at least once in a lease"),
+    ("stall_timeout", "worker_lease_timeout", "s", "a lease could not have ended by then"),
     ("max_outstanding_bytes", "max_batch_bytes", "bytes", "there must be room for one batch"),
-    ("unregistered_timeout", "poll_interval", "s", "workers must have a chance to see the work"),
+    ("unregistered_timeout", "poll_interval", "s", "a worker that registers it must have polled by then"),
 )
 """Options of which the first may not be less than the second, their unit, and why."""
 
@@ -59,7 +68,8 @@ class RuntimeOptions(BaseModel):
         InvalidOptions: names every option that is unknown or out of its bounds; or all values in contradiction.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # The docstrings below are the descriptions in `--help` and in docs/run/options.md.
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     if not TYPE_CHECKING:  # else type checkers would not know the options any more
 
@@ -73,70 +83,73 @@ class RuntimeOptions(BaseModel):
                 raise InvalidOptions(wrong)
 
     worker_node_id: str = Field(default_factory=_default_node_id)
-    """Stable name of this worker, unique among live ones: a restart under it keeps the sessions (v1 document, question
-    4).
+    """Stable name of this worker, unique among live ones. A restart under it keeps the sessions. By default the host's
+    name and a random part.
     """
     worker_concurrency: int = Field(default=128, ge=1, le=10_000)
-    """Activities that run at once."""
+    """Activities that run at the same time, and threads for sync ones."""
     max_sessions_per_runtime: int = Field(default=100, ge=0, le=1_000_000)
-    """Distinct sessions held at once; 0: never take session work."""
+    """Sessions held at the same time; 0: never take session work."""
     session_lock_timeout: Seconds = 300.0
     """A session without work for this long is free for any worker."""
     session_min_idle: Seconds = 30.0
-    """A session without work for this long is released when new sessions wait and no worker has room."""
+    """When new sessions wait and no worker has room, a session without work for this long is released for them. See
+    docs/understand/leases.md#released-before-its-time.
+    """
     worker_lease_timeout: Seconds = 15.0
-    """A dead worker's sessions and work are free after this long."""
+    """The sessions and work of a worker that does not renew its lease are free after this long."""
     work_item_lock_timeout: Seconds = 30.0
-    """An item that is not renewed for this long is delivered again."""
+    """A work item whose lock is not renewed for this long is delivered again."""
     startup_timeout: Seconds = 60.0
     """How long a starting worker waits for a database that does not answer."""
     poll_interval: Seconds = 1.0
-    """Longest wait for a hint before looking into the queues anyway (jittered)."""
+    """Longest wait for a wake-up before the queues are polled; jittered, 0.7 to 1 of it."""
     instance_cache_size: int = Field(default=10_000, ge=0, le=10_000_000)
-    """Live coroutines of orchestrations kept in memory; the least recently used are dropped and replayed when
-    needed.
+    """Orchestrations whose coroutines stay in memory between turns. Above it, the least recently used idle ones are
+    dropped, and replayed when needed.
     """
     instance_cache_bytes: int = Field(default=INSTANCE_CACHE_BYTES, ge=MAX_PAYLOAD_BYTES, le=MAX_BYTES)
-    """Histories of these instances, in bytes: about what their coroutines hold. Also the most that events which the
-    code of one instance has not read may take; past it the instance is suspended.
+    """Histories of these orchestrations, in bytes: about what their coroutines hold. Also the limit of the unread
+    events of one instance; above it the instance is suspended. See docs/run/options.md#memory.
     """
     max_batch_bytes: int = Field(default=MAX_BATCH_BYTES, ge=MAX_PAYLOAD_BYTES, le=MAX_MESSAGE_BYTES)
-    """Payloads in one fetch, one page of a history or one commit, in bytes. What is larger by itself goes alone."""
+    """Payloads in one fetch, one page of a history, one turn or one commit, in bytes. A larger payload goes alone."""
     max_outstanding_bytes: int = Field(default=MAX_OUTSTANDING_BYTES, ge=MAX_PAYLOAD_BYTES, le=MAX_BYTES)
-    """Payloads of what was fetched and is not written yet, in bytes: messages, running activities, results, turns. When
+    """Payloads that were fetched and are not written yet, in bytes: messages, running activities, results, turns. When
     there is no room for another batch, fetches wait.
     """
     max_attempts: int = Field(default=10, ge=1, le=1_000)
-    """Interrupted deliveries (crash, lost lease) of one work item before it fails as poison. From half of it on, a
-    delivery runs alone, so that no activity is condemned for what its neighbour did.
+    """Interrupted deliveries (crash, lost lease) of one work item before it fails as poison, and claims of an instance
+    without a turn before it is suspended. From half of it on, an activity runs alone. See
+    docs/understand/leases.md#poison.
     """
     unregistered_timeout: Seconds = 300.0
-    """How long work that no worker registers waits for one that does, before an activity of it fails by name, and an
-    orchestration is suspended.
+    """How long work that no worker registers waits for a worker that does. Then an activity fails, and an orchestration
+    is suspended.
     """
     drain_timeout: Seconds = 30.0
     """At SIGTERM, running activities have this long to end before they are given back."""
     stall_timeout: Seconds = 60.0
     """A worker whose event loop makes no progress for this long gives up its lease."""
     session_retention: Seconds = 600.0
-    """How long an expired session's row (its last holder and epoch) is kept."""
+    """How long the row of an expired session (its last holder and epoch), or of a dead worker, is kept."""
     instance_retention: RetentionSeconds | None = None
-    """How long a completed or cancelled instance is kept, with its sub-orchestrations; None: until somebody removes it.
-    Failed ones always are: they may be reset.
+    """Completed and cancelled instances that ended this long ago are removed, with their sub-orchestrations; none:
+    never. Failed ones are kept: they may be reset. See docs/run/retention.md#retention.
     """
     history_retention: RetentionSeconds | None = None
-    """How long the history of an execution that ``continue_as_new`` (or a reset) ended is kept; None: as long as its
+    """Histories of executions that ``continue_as_new``, or a reset, ended this long ago are removed; none: with their
     instance.
     """
     code_version: str | None = None
-    """What tells the code of this worker from other releases: an instance that another version suspended is tried again
-    (see docs/run/monitoring.md). By default a digest of the files that hold the app's orchestrations.
+    """Tells the code of this worker from other releases: an instance that another version suspended is tried again.
+    None: a digest of the files that hold the app's orchestrations. See docs/run/monitoring.md#suspended-instances.
     """
     metrics_port: int | None = Field(default=None, ge=0, le=65_535)
-    """Serve Prometheus metrics, and `/live`, on this port; 0 picks a free one."""
+    """Serve Prometheus metrics, and ``/live``, on this port; 0 picks a free one."""
     metrics_host: str = Field(default=LOOPBACK, min_length=1)
-    """Address on which that port is served. From the environment, a port without a host is served on all addresses: in
-    a pod Prometheus and the kubelet come from outside.
+    """Address of that port. If the environment sets the port and nothing sets the host: all addresses, 0.0.0.0, since
+    Prometheus and the kubelet connect from outside the pod.
     """
 
     @property
@@ -153,7 +166,7 @@ class RuntimeOptions(BaseModel):
     def _agree(self) -> Self:
         wrong = [
             f"{larger} ({high:.15g} {unit}) is less than {smaller} ({low:.15g} {unit}): {why}"
-            for larger, smaller, unit, why in _NOT_BELOW
+            for larger, smaller, unit, why in NOT_BELOW
             if (high := getattr(self, larger)) < (low := getattr(self, smaller))
         ]
         if wrong:
@@ -181,6 +194,47 @@ class RuntimeOptions(BaseModel):
         if "metrics_port" in found and "metrics_port" not in given:
             found.setdefault("metrics_host", ALL_ADDRESSES)
         return cls(**found | given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionDescription:
+    """An option as people see it: in ``affinity worker --help`` and in the documentation."""
+
+    name: str
+    flag: str
+    type: type[int | float | str]
+    default: str
+    description: str  # in the markup of docstrings
+
+
+def describe_options() -> Sequence[OptionDescription]:
+    """All options of a worker, in their order."""
+    return [
+        OptionDescription(
+            name=name,
+            flag=_FLAGS.get(name) or f"--{name.replace('_', '-')}",
+            type=(kind := _type_of(field.annotation)),
+            default=_default_text(name, field.default, kind),
+            description=" ".join((field.description or "").split()),
+        )
+        for name, field in RuntimeOptions.model_fields.items()
+    ]
+
+
+def _type_of(annotation: Any) -> type[int | float | str]:
+    """The type in ``X``, ``X | None`` and ``Annotated[X, …] | None``."""
+    (kind,) = {*(get_args(annotation) or [annotation])} - {NoneType}
+    return cast("type[int | float | str]", next(iter(get_args(kind)), kind))
+
+
+def _default_text(name: str, default: object, kind: type) -> str:
+    if default is None:
+        return "none"
+    if not isinstance(default, int | float):
+        return default if isinstance(default, str) else "random"
+    if name.endswith("_bytes"):
+        return f"{default / 2**20:g} MiB"
+    return f"{default:g} s" if kind is float else f"{default:,}"
 
 
 def check_environment(environ: Mapping[str, str] | None = None) -> None:

@@ -11,8 +11,8 @@ from affinity.cli import main
 from affinity.cli.loading import load_app
 from affinity.cli.output import cell, printable, seconds
 from affinity.cli.shell import MISUSED, NO_DATABASE
-from affinity.cli.worker import FLAGS
 from affinity.errors import InvalidApp
+from affinity.worker.options import describe_options
 from tests.cli.conftest import refused, run, succeed
 
 NOBODY = "postgresql://someone:secret@127.0.0.1:1/db?connect_timeout=2"
@@ -39,9 +39,15 @@ def test_every_command_has_help_and_the_common_options(name: str) -> None:
     assert main.commands[name].short_help
 
 
-def test_every_runtime_option_has_a_flag() -> None:
-    assert {flag.option for flag in FLAGS} == set(RuntimeOptions.model_fields)
-    assert len({flag.name for flag in FLAGS}) == len(FLAGS)
+def test_every_runtime_option_has_a_flag_that_is_explained() -> None:
+    """Help and documentation come from one description, which no option lacks."""
+    flags = {param.name: param.opts for param in main.commands["worker"].params}
+    text = " ".join(succeed("worker", "--help").split())
+    for option in describe_options():
+        assert flags[option.name] == [option.flag]
+        assert len(option.description) > len(option.name)
+        assert f"[default: {option.default}]" in text
+    assert [option.name for option in describe_options()] == list(RuntimeOptions.model_fields)
 
 
 def test_no_command_and_unknown_ones() -> None:

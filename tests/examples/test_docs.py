@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
-from pydantic_core import PydanticUndefined
 
 from affinity.testing.conformance.providers import ProviderConformance
-from affinity.worker import RuntimeOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -47,18 +47,9 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_every_option_of_a_worker_is_in_the_table_with_its_default() -> None:
-    table = (ROOT / "docs" / "run" / "options.md").read_text()
-    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", table, re.MULTILINE))
-    for name, field in RuntimeOptions.model_fields.items():
-        assert name in rows, f"{name} is not in docs/run/options.md"
-        if field.default is not PydanticUndefined:
-            shown = "none" if field.default is None else f"`{field.default}`"
-            if isinstance(field.default, int | float):
-                shown = f"{field.default:,g}"
-            if name.endswith("_bytes"):
-                shown = f"{field.default / 2**20:g} MiB"
-            assert rows[name].removesuffix(" s") == shown, name
+def test_the_table_of_options_is_as_the_code_generates_it() -> None:
+    """`.ci/options` writes it."""
+    subprocess.run([sys.executable, ROOT / ".ci" / "options", "--check"], cwd=ROOT, check=True)
 
 
 def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
