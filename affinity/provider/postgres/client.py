@@ -33,7 +33,6 @@ class ClientVerbs(Verbs):
     """`create_instance` to `count_work`."""
 
     async def create_instance(self, instances: Sequence[NewInstance]) -> Sequence[bool]:
-        """See `affinity.provider.contract.Provider`."""
         if not instances:
             return []
         params = {
@@ -56,7 +55,6 @@ class ClientVerbs(Verbs):
         return flags(len(instances), (n for n, *_ in rows))
 
     async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
-        """See `affinity.provider.contract.Provider`."""
         if not messages:
             return []
         params = {
@@ -74,13 +72,11 @@ class ClientVerbs(Verbs):
         return deliveries
 
     async def get_instance(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
-        """See `affinity.provider.contract.Provider`."""
         rows = await self._links.quick.run(_SQL["get"], {"instance": Texts(instance_ids)})
         found = {row[0]: _instance(row) for row in rows}
         return [found.get(instance_id) for instance_id in instance_ids]
 
     async def list_instances(self, where: InstanceFilter, limit: int) -> Sequence[InstanceInfo]:
-        """See `affinity.provider.contract.Provider`."""
         after_time, after_id = where.after or (None, None)
         params = {
             "status": Texts(where.status),
@@ -98,7 +94,6 @@ class ClientVerbs(Verbs):
     async def delete_instance(
         self, instance_ids: Sequence[str], *, force: bool = False, tree: bool = True
     ) -> Sequence[Deletion]:
-        """See `affinity.provider.contract.Provider`."""
         params = {"instance": Texts(instance_ids), "force": force, "tree": tree}
         doomed: dict[str, bool] = dict(await self._links.quick.run(_SQL["delete"], params))
         deletions: list[Deletion] = []
@@ -110,7 +105,6 @@ class ClientVerbs(Verbs):
         return deletions
 
     async def list_sessions(self, *, after: str | None = None, limit: int = 100) -> Sequence[SessionInfo]:
-        """See `affinity.provider.contract.Provider`."""
         rows = await self._links.misc.run(_SQL["list_sessions"], {"after": after, "limit": Int8(limit)})
         return [
             SessionInfo(
@@ -127,17 +121,15 @@ class ClientVerbs(Verbs):
         ]
 
     async def get_quotas(self) -> Quotas:
-        """See `affinity.provider.contract.Provider`."""
         rows = await self._links.misc.run(_SQL["get_quotas"])
         return Quotas(**dict(zip(_QUOTAS, rows[0], strict=True))) if rows else Quotas()
 
     async def set_quotas(self, limits: Quotas) -> None:
-        """See `affinity.provider.contract.Provider`. Needs the rights of the role that migrated."""
+        """Needs the rights of the role that migrated."""
         params = {name: None if (most := getattr(limits, name)) is None else Int8(most) for name in _QUOTAS}
         await self._links.misc.run(_SQL["set_quotas"], params)
 
     async def count_work(self) -> Mapping[str, int]:
-        """See `affinity.provider.contract.Provider`."""
         (counts,) = await self._links.misc.run(_SQL["count"])
         return dict(zip(("work_items", "messages", "sessions", "workers", "instances"), counts, strict=True))
 

@@ -44,7 +44,7 @@ class HintVerbs(Verbs):
 
     @asynccontextmanager
     async def hints(self, identity: WorkerIdentity) -> AsyncIterator[HintSource]:
-        """See `affinity.provider.contract.Provider`. Takes a connection of its own."""
+        """Subscribe, on a connection of its own."""
         target = self._links.target
         with translated(target):
             connection = await connect(target.connect(f"{self._links.application_name} hints", {}))
@@ -58,7 +58,6 @@ class HintVerbs(Verbs):
             connection.pgconn.finish()
 
     async def wake(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
-        """See `affinity.provider.contract.Provider`."""
         hints = {worker: text for worker, hint in workers.items() if (text := _encode(hint))}
         if hints or owners_of:
             params = {
@@ -78,7 +77,6 @@ class _Subscription:
         self._target = target
 
     async def wait(self, timeout: float) -> Hint | None:
-        """See `affinity.provider.contract.HintSource`."""
         deadline = anyio.current_time() + timeout
         merged: Hint | None = None
         while merged is None:

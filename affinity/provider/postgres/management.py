@@ -28,12 +28,10 @@ class ManagementVerbs(Verbs):
     """`read_origins` to `count_instances`."""
 
     async def read_origins(self, instance_id: str, execution_id: int) -> Sequence[EventOrigin]:
-        """See `affinity.provider.contract.Provider`."""
         params = {"instance": instance_id, "execution": Int8(execution_id)}
         return origins_of(map(OriginRow._make, await self._links.quick.run(_SQL["origins"], params)))
 
     async def list_work_items(self, instance_id: str, limit: int) -> Sequence[WorkItemInfo]:
-        """See `affinity.provider.contract.Provider`."""
         rows = await self._links.quick.run(_SQL["work_items"], {"instance": instance_id, "limit": Int8(limit)})
         return [
             WorkItemInfo(
@@ -66,7 +64,6 @@ class ManagementVerbs(Verbs):
     async def list_executions(
         self, instance_id: str, limit: int, *, before: int | None = None
     ) -> Sequence[ExecutionInfo]:
-        """See `affinity.provider.contract.Provider`."""
         params = {
             "instance": instance_id,
             "limit": Int8(limit),
@@ -81,7 +78,6 @@ class ManagementVerbs(Verbs):
         ]
 
     async def list_tree(self, instance_id: str, limit: int) -> Sequence[TreeMember]:
-        """See `affinity.provider.contract.Provider`."""
         rows = await self._links.quick.run(_SQL["tree"], {"instance": instance_id, "limit": Int8(limit)})
         return [
             TreeMember(
@@ -98,7 +94,6 @@ class ManagementVerbs(Verbs):
         ]
 
     async def measure_queues(self, limit: int) -> QueueStatistics:
-        """See `affinity.provider.contract.Provider`."""
         ((suspended, *counts, oldest_item, oldest_message),) = await self._links.quick.run(
             _SQL["measure"], {"limit": Int8(limit)}
         )
@@ -111,7 +106,6 @@ class ManagementVerbs(Verbs):
         )
 
     async def count_instances(self, limit: int, *, after: str | None = None) -> InstanceCounts:
-        """See `affinity.provider.contract.Provider`."""
         params = {"after": after or "", "limit": Int8(limit)}
         rows = await self._links.quick.run(_SQL["count_instances"], params)
         counts = {status: number for status, number, _ in rows}

@@ -42,7 +42,6 @@ class OrchestrationVerbs(Verbs):
         exclude: Collection[int] = (),
         max_bytes: int = MAX_BATCH_BYTES,
     ) -> OrchestrationFetch:
-        """See `affinity.provider.contract.Provider`."""
         params = {
             **who(identity),
             "limit": Int8(limit),
@@ -67,7 +66,6 @@ class OrchestrationVerbs(Verbs):
     async def read_history(
         self, cursors: Sequence[HistoryCursor], *, max_bytes: int = MAX_BATCH_BYTES
     ) -> Sequence[HistoryPage]:
-        """See `affinity.provider.contract.Provider`."""
         if not cursors:
             return []
         params = {
@@ -88,7 +86,6 @@ class OrchestrationVerbs(Verbs):
         ]
 
     async def release_instance(self, identity: WorkerIdentity, releases: Sequence[Release]) -> None:
-        """See `affinity.provider.contract.Provider`."""
         if not releases:
             return
         params = {

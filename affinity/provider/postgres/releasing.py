@@ -28,15 +28,14 @@ class ReleaseVerbs(Verbs):
     """`release_session` and `release_idle_session`."""
 
     async def release_session(self, session_ids: Sequence[str]) -> Sequence[SessionRelease]:
-        """See `affinity.provider.contract.Provider`."""
         ((outcomes,),) = await self._links.misc.run(_SQL["release"], release_params(session_ids))
         return list(outcomes)
 
     async def release_idle_session(
         self, identity: WorkerIdentity, options: FetchOptions, *, min_idle: float, only_users: Mapping[str, str]
     ) -> Sequence[str]:
-        """See `affinity.provider.contract.Provider`. The rows are locked before it is seen what has work: a second
-        call, which is made only when there is something to release.
+        """Two statements: rows are locked before their work is read. The second runs only if there is something to
+        release.
         """
         params = {
             **who(identity),

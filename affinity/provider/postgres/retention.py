@@ -27,11 +27,9 @@ class RetentionVerbs(Verbs):
     async def prune_instances(
         self, status: frozenset[str], older_than: float, *, after: datetime | None = None, dry_run: bool = False
     ) -> InstancePruning:
-        """See `affinity.provider.contract.Provider`."""
         return await self._prune(status, older_than, after, dry_run=dry_run)
 
     async def prune_histories(self, older_than: float, *, dry_run: bool = False) -> HistoryPruning:
-        """See `affinity.provider.contract.Provider`."""
         bounds = {"older_than": float(older_than), "window": Int8(PRUNE_WINDOW), "events": Int8(PRUNE_EVENTS)}
         if dry_run:
             ((executions,),) = await self._links.misc.run(_SQL["count_histories"], {"older_than": float(older_than)})

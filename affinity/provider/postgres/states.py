@@ -43,11 +43,9 @@ class StateVerbs(Verbs):
 
     @property
     def states(self) -> SessionStore:
-        """See `affinity.provider.contract.Provider`."""
         return self._states
 
     async def check_session(self, identity: WorkerIdentity, session_ids: Sequence[str]) -> Sequence[float | None]:
-        """See `affinity.provider.contract.Provider`."""
         if not session_ids:
             return []
         rows = await self._links.quick.run(_SQL["check"], {**who(identity), "session": Texts(session_ids)})
@@ -65,7 +63,6 @@ class PostgresStates:
         self._links = links
 
     async def load(self, session_id: str) -> SessionRecord | None:
-        """See `affinity.records.SessionStore`."""
         rows = await self._links.states.run(_SQL["load"], {"session": session_id})
         return _record(rows[0]) if rows else None
 
@@ -78,7 +75,6 @@ class PostgresStates:
         epoch: int | None = None,
         idempotency_key: str | None = None,
     ) -> int:
-        """See `affinity.records.SessionStore`."""
         fences = {
             "expected": _bigint(expected_version),
             "birth": birth,
@@ -118,7 +114,7 @@ class PostgresStates:
         whole: bool = False,
         dry_run: bool = False,
     ) -> Sequence[str]:
-        """See `affinity.records.SessionStore`. A record that is left keeps its children."""
+        """A record that is left keeps its children."""
         if not session_ids:
             return []
         told, born = versions or {}, births or {}
@@ -139,17 +135,14 @@ class PostgresStates:
         return [session_id for session_id in removed if session_id is not None]
 
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
-        """See `affinity.records.SessionStore`."""
         rows = await self._links.misc.run(_SQL["list"], {**_conditions(where), "limit": Int8(limit)})
         return [_summary(row) for row in rows]
 
     async def count(self, where: SessionFilter) -> int:
-        """See `affinity.records.SessionStore`."""
         ((number,),) = await self._links.misc.run(_SQL["count"], _conditions(where))
         return int(number)
 
     async def families(self, session_ids: Collection[str]) -> Sequence[Sequence[SessionSummary]]:
-        """See `affinity.records.SessionStore`."""
         families: defaultdict[str, builtins.list[SessionSummary]] = defaultdict(builtins.list)
         for start, *row in await self._links.misc.run(_SQL["families"], {"session": Texts(session_ids)}):
             families[start].append(_summary(row))

@@ -19,7 +19,6 @@ class SuspensionVerbs(Verbs):
     """`suspend_instance`, `retry_suspended`, `resume_instance` and `reset_instance`."""
 
     async def suspend_instance(self, identity: WorkerIdentity, suspends: Sequence[Suspend]) -> Sequence[bool]:
-        """See `affinity.provider.contract.Provider`."""
         if not suspends:
             return []
         params = {
@@ -39,12 +38,10 @@ class SuspensionVerbs(Verbs):
     async def retry_suspended(
         self, identity: WorkerIdentity, *, names: Collection[str], code: str, limit: int
     ) -> Sequence[str]:
-        """See `affinity.provider.contract.Provider`."""
         params = {**who(identity), "names": Texts(names), "code": code, "limit": Int8(limit)}
         return [instance_id for (instance_id,) in await self._links.misc.run(_SQL["retry"], params)]
 
     async def resume_instance(self, instance_ids: Sequence[str]) -> Sequence[Resumption]:
-        """See `affinity.provider.contract.Provider`."""
         rows = await self._links.quick.run(_SQL["resume"], {"instance": Texts(instance_ids)})
         suspended: dict[str, bool] = dict(rows)
         resumptions: list[Resumption] = []
@@ -56,7 +53,6 @@ class SuspensionVerbs(Verbs):
         return resumptions
 
     async def reset_instance(self, reset: Reset) -> bool:
-        """See `affinity.provider.contract.Provider`."""
         messages, items = reset.messages, reset.work_items
         watches = dict(reset.watches)  # the last one of a session replaces those before
         params = {

@@ -46,10 +46,8 @@ class SweepVerbs(RetentionVerbs):
         worker_retention: float,
         retention: Retention = NO_RETENTION,
     ) -> Sweep:
-        """See `affinity.provider.contract.Provider`.
-
-        It vacuums the queues too, if they are ours. Autovacuum comes once a minute, by default; until then a busy queue
-        of a hundred rows has grown by hundreds of megabytes, which no longer fit into the server's memory.
+        """Sweep, and vacuum the queues if this role owns them: autovacuum runs once a minute by default; meanwhile a
+        busy queue of a hundred rows grows by hundreds of megabytes, which no longer fit into the server's memory.
         """
         begun = await self._links.misc.run(_SQL["begin"], {"interval": float(interval)})
         if not begun:

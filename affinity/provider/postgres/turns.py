@@ -57,7 +57,6 @@ class TurnVerbs(Verbs):
     async def commit_turn(
         self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts
     ) -> Sequence[TurnResult]:
-        """See `affinity.provider.contract.Provider`."""
         verdicts: dict[str, TurnResult] = {}
         if _writes_a_state_twice(turns):
             verdicts = await self._judge(identity, turns)

@@ -40,10 +40,7 @@ class WorkItemVerbs(Verbs):
     """`fetch_work_item` to `release_unknown_locks`."""
 
     async def fetch_work_item(self, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
-        """See `affinity.provider.contract.Provider`.
-
-        One statement, unless there is a session to claim: that needs a snapshot taken after a lock.
-        """
+        """One statement, unless there is a session to claim: that needs a snapshot taken after a lock."""
         params = {**who(identity), **_choices(options), **_SHARES, "token": self._token(identity)}
         rows = await self._links.fetch.run(_SQL["fetch"], {**params, "names": Texts(options.names)})
         offered, unheld, raced, next_due, left, cut, size, more, crowded, alone, *_ = rows[0]
@@ -96,7 +93,6 @@ class WorkItemVerbs(Verbs):
     async def renew_work_item_lock(
         self, identity: WorkerIdentity, locks: Sequence[WorkLock], timeouts: Timeouts
     ) -> Sequence[bool]:
-        """See `affinity.provider.contract.Provider`."""
         if not locks:
             return []
         params = {**who(identity), **lengths(timeouts), **lock_columns(locks)}
@@ -104,7 +100,6 @@ class WorkItemVerbs(Verbs):
         return flags(len(locks), (n for (n,) in rows))
 
     async def check_work_item(self, locks: Sequence[WorkLock]) -> Sequence[bool]:
-        """See `affinity.provider.contract.Provider`."""
         if not locks:
             return []
         rows = await self._links.quick.run(_SQL["check"], lock_columns(locks))
@@ -113,7 +108,6 @@ class WorkItemVerbs(Verbs):
     async def ack_work_item(
         self, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts
     ) -> Sequence[bool]:
-        """See `affinity.provider.contract.Provider`."""
         if not acks:
             return []
         places = _first({ack.lock: n for n, ack in reversed(list(enumerate(acks)))})
@@ -133,7 +127,6 @@ class WorkItemVerbs(Verbs):
         return flags(len(acks), (places[n - 1] + 1 for (n,) in rows))
 
     async def abandon_work_item(self, identity: WorkerIdentity, items: Sequence[WorkAbandon]) -> Sequence[bool]:
-        """See `affinity.provider.contract.Provider`."""
         if not items:
             return []
         places = _first({item.lock: n for n, item in reversed(list(enumerate(items)))})
@@ -156,7 +149,7 @@ class WorkItemVerbs(Verbs):
     async def release_unknown_locks(
         self, identity: WorkerIdentity, known: Sequence[WorkLock], delivered: Sequence[WorkLock] = ()
     ) -> int:
-        """See `affinity.provider.contract.Provider`. Reads the whole queue: it is for accidents."""
+        """Reads the whole queue: for the rare case of a lost reply."""
         params = {
             **who(identity),
             "token": Texts(lock.token for lock in known),
@@ -165,7 +158,6 @@ class WorkItemVerbs(Verbs):
         return len(await self._links.misc.run(_SQL["release_unknown_locks"], params))
 
     async def begin_work_item(self, identity: WorkerIdentity, lock: WorkLock, attempt: int) -> bool:
-        """See `affinity.provider.contract.Provider`."""
         instance_id, execution_id, activity_id = lock.key
         params = {
             **who(identity),

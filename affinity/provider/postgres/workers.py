@@ -23,7 +23,6 @@ class WorkerVerbs(Verbs):
     async def register_worker(
         self, identity: WorkerIdentity, lease: float, labels: Mapping[str, str], *, resume: bool = False
     ) -> WorkerLease:
-        """See `affinity.provider.contract.Provider`."""
         timeline = self._links.timeline
         params = {**who(identity), "lease": lease, "labels": json.dumps(dict(labels)), "reroute": MAX_REROUTE}
         statements = ";".join([LEARN, _SQL["resume" if resume else "register"], _SQL["reclaim_marks"]])
@@ -34,7 +33,6 @@ class WorkerVerbs(Verbs):
         return WorkerLease(expires_in=lease, database_time=rows[0][0])
 
     async def renew_worker(self, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
-        """See `affinity.provider.contract.Provider`."""
         timeline = self._links.timeline
         learned, rows = await self._links.quick.together(
             [LEARN, _SQL["renew"]], {**who(identity), "lease": lease, **timeline.known}
@@ -48,16 +46,13 @@ class WorkerVerbs(Verbs):
         return None
 
     async def drain_worker(self, identity: WorkerIdentity) -> int:
-        """See `affinity.provider.contract.Provider`."""
         *_, [(held,)] = await self._links.quick.script(_SQL["drain"], {**who(identity), "reroute": MAX_REROUTE})
         return int(held)
 
     async def release_worker(self, identity: WorkerIdentity) -> None:
-        """See `affinity.provider.contract.Provider`."""
         await self._links.quick.script(_SQL["release"], {**who(identity), "reroute": MAX_REROUTE})
 
     async def list_workers(self) -> Sequence[WorkerInfo]:
-        """See `affinity.provider.contract.Provider`."""
         return [
             WorkerInfo(
                 worker_id=worker_id,

@@ -58,7 +58,6 @@ class _Candidate(NamedTuple):
 
 
 def fetch(database: Database, tokens: Tokens, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
-    """See `Provider.fetch_work_item`."""
     nothing = database.read(_look, identity, options)
     return database.write(_take, tokens, identity, options) if nothing is None else nothing
 

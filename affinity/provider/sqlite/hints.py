@@ -54,7 +54,6 @@ class Subscription:
                 del _registry[self._path]
 
     async def wait(self, timeout: float) -> Hint | None:
-        """See `HintSource.wait`."""
         if self._pending is None:
             self._watch(+1)
             try:

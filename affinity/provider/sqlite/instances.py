@@ -48,13 +48,11 @@ class Wanted:
 
 
 def fetch(database: Database, identity: WorkerIdentity, wanted: Wanted) -> OrchestrationFetch:
-    """See `Provider.fetch_orchestration_item`."""
     found = database.read(_look, identity, wanted)
     return database.write(_take, identity, wanted) if found is None else found
 
 
 def read_histories(tx: Tx, cursors: Sequence[HistoryCursor], max_bytes: int) -> list[HistoryPage]:
-    """See `Provider.read_history`."""
     pages: list[HistoryPage] = []
     for cursor in cursors:
         page, size = _read_page(tx, cursor, max_bytes)
@@ -64,7 +62,6 @@ def read_histories(tx: Tx, cursors: Sequence[HistoryCursor], max_bytes: int) -> 
 
 
 def release(tx: Tx, identity: WorkerIdentity, releases: Sequence[Release]) -> None:
-    """See `Provider.release_instance`."""
     if read_caller(tx, identity).alive:
         for one in releases:
             _release(tx, identity, one)

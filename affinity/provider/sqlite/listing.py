@@ -27,13 +27,11 @@ SQL: Final = load_statements(__package__, "listing.sql")
 
 
 def get_instances(tx: Tx, instance_ids: Sequence[str]) -> list[InstanceInfo | None]:
-    """See `Provider.get_instance`."""
     rows = [tx.row(SQL["instance"], {"instance_id": instance_id}) for instance_id in instance_ids]
     return [None if row is None else _instance(row) for row in rows]
 
 
 def list_instances(tx: Tx, where: InstanceFilter, limit: int) -> list[InstanceInfo]:
-    """See `Provider.list_instances`."""
     before, before_id = (math.inf, "") if where.after is None else (where.after[0].timestamp(), where.after[1])
     arguments = {
         "before": before,
@@ -52,12 +50,10 @@ def list_instances(tx: Tx, where: InstanceFilter, limit: int) -> list[InstanceIn
 
 
 def delete_instances(tx: Tx, instance_ids: Sequence[str], *, force: bool, tree: bool) -> list[Deletion]:
-    """See `Provider.delete_instance`."""
     return [_delete(tx, instance_id, force=force, tree=tree) for instance_id in instance_ids]
 
 
 def list_sessions(tx: Tx, after: str | None, limit: int) -> list[SessionInfo]:
-    """See `Provider.list_sessions`."""
     arguments = {"now": tx.now, "after": after or "", "limit": min(limit, MAX_PAGE)}
     return [
         SessionInfo(
@@ -77,7 +73,6 @@ def list_sessions(tx: Tx, after: str | None, limit: int) -> list[SessionInfo]:
 
 
 def count_work(tx: Tx) -> dict[str, int]:
-    """See `Provider.count_work`."""
     return dict(tx.rows(SQL["counts"]))
 
 

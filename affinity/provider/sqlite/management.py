@@ -28,19 +28,16 @@ SQL: Final = load_statements(__package__, "management.sql")
 
 
 def read_origins(tx: Tx, instance_id: str, execution_id: int) -> list[EventOrigin]:
-    """See `Provider.read_origins`."""
     rows = tx.rows(SQL["origins"], {"instance_id": instance_id, "execution_id": execution_id})
     return origins_of(OriginRow(row[0], _instant(row[1]), *row[2:]) for row in rows)
 
 
 def list_work_items(tx: Tx, instance_id: str, limit: int) -> list[WorkItemInfo]:
-    """See `Provider.list_work_items`."""
     rows = tx.rows(SQL["work_items"], {"instance_id": instance_id, "limit": limit, "now": tx.now})
     return [_work_item(instance_id, row) for row in rows]
 
 
 def list_executions(tx: Tx, instance_id: str, limit: int, before: int | None) -> list[ExecutionInfo]:
-    """See `Provider.list_executions`."""
     arguments = {"instance_id": instance_id, "limit": limit, "before": before, "head": EVENT_HEAD}
     return [
         ExecutionInfo(
@@ -55,7 +52,6 @@ def list_executions(tx: Tx, instance_id: str, limit: int, before: int | None) ->
 
 
 def list_tree(tx: Tx, instance_id: str, limit: int) -> list[TreeMember]:
-    """See `Provider.list_tree`."""
     return [
         TreeMember(
             instance_id=member,
@@ -74,7 +70,6 @@ def list_tree(tx: Tx, instance_id: str, limit: int) -> list[TreeMember]:
 
 
 def measure(tx: Tx, limit: int) -> QueueStatistics:
-    """See `Provider.measure_queues`."""
     at: dict[str, Any] = {"now": tx.now, "limit": limit}
     items, oldest_item = _measure_items(tx, at)
     messages, oldest_message = _measure_messages(tx, at)
@@ -88,7 +83,6 @@ def measure(tx: Tx, limit: int) -> QueueStatistics:
 
 
 def count_instances(tx: Tx, limit: int, after: str | None) -> InstanceCounts:
-    """See `Provider.count_instances`."""
     rows = tx.rows(SQL["count_instances"], {"after": after or "", "limit": limit})
     counts = {status: number for status, number, _ in rows}
     return InstanceCounts(counts=counts, after=rows[0][2] if sum(counts.values()) >= limit else None)

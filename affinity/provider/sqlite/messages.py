@@ -55,7 +55,6 @@ def _insert(tx: Tx, instances: Sequence[NewInstance], taken: set[str]) -> tuple[
 
 
 def create_all(tx: Tx, instances: Sequence[NewInstance]) -> list[bool]:
-    """See `Provider.create_instance`."""
     taken = set(read_statuses(tx, [instance.instance_id for instance in instances]))
     quotas.check_new(tx, instances, len({instance.instance_id for instance in instances} - taken))
     created, outbox = _insert(tx, instances, taken)
@@ -64,7 +63,6 @@ def create_all(tx: Tx, instances: Sequence[NewInstance]) -> list[bool]:
 
 
 def send_all(tx: Tx, messages: Sequence[NewMessage]) -> list[Delivery]:
-    """See `Provider.send_message`."""
     statuses = read_statuses(tx, [message.instance_id for message in messages])
     most = quotas.get(tx)
     full = _over_limit(tx, messages, most.unread_events)

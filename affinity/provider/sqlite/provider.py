@@ -169,77 +169,62 @@ class SqliteProvider:
     async def register_worker(
         self, identity: WorkerIdentity, lease: float, labels: Mapping[str, str], *, resume: bool = False
     ) -> WorkerLease:
-        """See `Provider.register_worker`."""
         return await self._write(workers.register, identity, lease, labels, resume=resume)
 
     async def renew_worker(self, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
-        """See `Provider.renew_worker`."""
         self._check_file()
         return await self._write(workers.renew, identity, lease)
 
     async def drain_worker(self, identity: WorkerIdentity) -> int:
-        """See `Provider.drain_worker`."""
         return await self._write(workers.drain, identity)
 
     async def release_worker(self, identity: WorkerIdentity) -> None:
-        """See `Provider.release_worker`."""
         await self._write(workers.release, identity)
 
     # -- work items
 
     async def fetch_work_item(self, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
-        """See `Provider.fetch_work_item`."""
         return await self._writer.call(fetching.fetch, self._tokens, identity, options)
 
     async def renew_work_item_lock(
         self, identity: WorkerIdentity, locks: Sequence[WorkLock], timeouts: Timeouts
     ) -> Sequence[bool]:
-        """See `Provider.renew_work_item_lock`."""
         return await self._write(work_items.renew, identity, locks, timeouts)
 
     async def check_work_item(self, locks: Sequence[WorkLock]) -> Sequence[bool]:
-        """See `Provider.check_work_item`."""
         return await self._read(work_items.check, locks)
 
     async def ack_work_item(
         self, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts
     ) -> Sequence[bool]:
-        """See `Provider.ack_work_item`."""
         return await self._write(work_items.ack, identity, acks, timeouts)
 
     async def abandon_work_item(self, identity: WorkerIdentity, items: Sequence[WorkAbandon]) -> Sequence[bool]:
-        """See `Provider.abandon_work_item`."""
         return await self._write(work_items.abandon, identity, items)
 
     async def release_unknown_locks(
         self, identity: WorkerIdentity, known: Sequence[WorkLock], delivered: Sequence[WorkLock] = ()
     ) -> int:
-        """See `Provider.release_unknown_locks`."""
         return await self._write(work_items.release_unknown_locks, identity, known, delivered)
 
     async def begin_work_item(self, identity: WorkerIdentity, lock: WorkLock, attempt: int) -> bool:
-        """See `Provider.begin_work_item`."""
         return await self._write(work_items.begin, identity, lock, attempt)
 
     # -- sessions
 
     @property
     def states(self) -> SessionStore:
-        """See `Provider.states`."""
         return self._states
 
     async def check_session(self, identity: WorkerIdentity, session_ids: Sequence[str]) -> Sequence[float | None]:
-        """See `Provider.check_session`."""
         return await self._read(check, identity, session_ids)
 
     async def release_session(self, session_ids: Sequence[str]) -> Sequence[SessionRelease]:
-        """See `Provider.release_session`."""
         return await self._write(releasing.release, session_ids)
 
     async def release_idle_session(
         self, identity: WorkerIdentity, options: FetchOptions, *, min_idle: float, only_users: Mapping[str, str]
     ) -> Sequence[str]:
-        """See `Provider.release_idle_session`."""
         return await self._write(releasing.release_idle, identity, options, min_idle=min_idle, only_users=only_users)
 
     # -- orchestrations
@@ -254,7 +239,6 @@ class SqliteProvider:
         exclude: Collection[int] = (),
         max_bytes: int = MAX_BATCH_BYTES,
     ) -> OrchestrationFetch:
-        """See `Provider.fetch_orchestration_item`."""
         wanted = ownership.Wanted(
             limit=limit, names=names, unknown_after=unknown_after, exclude=exclude, max_bytes=max_bytes
         )
@@ -263,27 +247,22 @@ class SqliteProvider:
     async def read_history(
         self, cursors: Sequence[HistoryCursor], *, max_bytes: int = MAX_BATCH_BYTES
     ) -> Sequence[HistoryPage]:
-        """See `Provider.read_history`."""
         return await self._read(ownership.read_histories, cursors, max_bytes)
 
     async def commit_turn(
         self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts
     ) -> Sequence[TurnResult]:
-        """See `Provider.commit_turn`."""
         return await self._write(commit, self._tokens, identity, turns, timeouts)
 
     async def release_instance(self, identity: WorkerIdentity, releases: Sequence[Release]) -> None:
-        """See `Provider.release_instance`."""
         await self._write(ownership.release, identity, releases)
 
     async def suspend_instance(self, identity: WorkerIdentity, suspends: Sequence[Suspend]) -> Sequence[bool]:
-        """See `Provider.suspend_instance`."""
         return await self._write(suspension.suspend, identity, suspends)
 
     async def retry_suspended(
         self, identity: WorkerIdentity, *, names: Collection[str], code: str, limit: int
     ) -> Sequence[str]:
-        """See `Provider.retry_suspended`."""
         return await self._write(suspension.retry, identity, names=names, code=code, limit=limit)
 
     # -- repair and hints
@@ -296,7 +275,6 @@ class SqliteProvider:
         worker_retention: float,
         retention: Retention = NO_RETENTION,
     ) -> Sweep:
-        """See `Provider.sweep`."""
         return await self._write(
             sweeping.sweep,
             interval=interval,
@@ -306,7 +284,6 @@ class SqliteProvider:
         )
 
     def hints(self, identity: WorkerIdentity) -> AbstractAsyncContextManager[HintSource]:
-        """See `Provider.hints`."""
         return self._subscribe(identity)
 
     async def wake(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
@@ -320,91 +297,71 @@ class SqliteProvider:
     # -- the client
 
     async def create_instance(self, instances: Sequence[NewInstance]) -> Sequence[bool]:
-        """See `Provider.create_instance`."""
         return await self._write(create_all, instances)
 
     async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
-        """See `Provider.send_message`."""
         return await self._write(send_all, messages)
 
     async def get_instance(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
-        """See `Provider.get_instance`."""
         return await self._read(listing.get_instances, instance_ids)
 
     async def list_instances(self, where: InstanceFilter, limit: int) -> Sequence[InstanceInfo]:
-        """See `Provider.list_instances`."""
         return await self._read(listing.list_instances, where, limit)
 
     async def read_origins(self, instance_id: str, execution_id: int) -> Sequence[EventOrigin]:
-        """See `Provider.read_origins`."""
         return await self._read(management.read_origins, instance_id, execution_id)
 
     async def list_work_items(self, instance_id: str, limit: int) -> Sequence[WorkItemInfo]:
-        """See `Provider.list_work_items`."""
         return await self._read(management.list_work_items, instance_id, limit)
 
     async def list_executions(
         self, instance_id: str, limit: int, *, before: int | None = None
     ) -> Sequence[ExecutionInfo]:
-        """See `Provider.list_executions`."""
         return await self._read(management.list_executions, instance_id, limit, before)
 
     async def list_tree(self, instance_id: str, limit: int) -> Sequence[TreeMember]:
-        """See `Provider.list_tree`."""
         return await self._read(management.list_tree, instance_id, limit)
 
     async def measure_queues(self, limit: int) -> QueueStatistics:
-        """See `Provider.measure_queues`."""
         return await self._read(management.measure, limit)
 
     async def count_instances(self, limit: int, *, after: str | None = None) -> InstanceCounts:
-        """See `Provider.count_instances`."""
         return await self._read(management.count_instances, limit, after)
 
     async def resume_instance(self, instance_ids: Sequence[str]) -> Sequence[Resumption]:
-        """See `Provider.resume_instance`."""
         return await self._write(suspension.resume, instance_ids)
 
     async def reset_instance(self, reset: Reset) -> bool:
-        """See `Provider.reset_instance`."""
         return await self._write(resetting.reset, reset)
 
     async def delete_instance(
         self, instance_ids: Sequence[str], *, force: bool = False, tree: bool = True
     ) -> Sequence[Deletion]:
-        """See `Provider.delete_instance`."""
         return await self._write(listing.delete_instances, instance_ids, force=force, tree=tree)
 
     async def prune_instances(
         self, status: frozenset[str], older_than: float, *, after: datetime | None = None, dry_run: bool = False
     ) -> InstancePruning:
-        """See `Provider.prune_instances`."""
         run = self._read if dry_run else self._write
         return await run(pruning.prune_instances, status, older_than, after=after, dry_run=dry_run)
 
     async def prune_histories(self, older_than: float, *, dry_run: bool = False) -> HistoryPruning:
-        """See `Provider.prune_histories`."""
         run = self._read if dry_run else self._write
         return await run(pruning.prune_histories, older_than, dry_run=dry_run)
 
     async def list_sessions(self, *, after: str | None = None, limit: int = 100) -> Sequence[SessionInfo]:
-        """See `Provider.list_sessions`."""
         return await self._read(listing.list_sessions, after, limit)
 
     async def list_workers(self) -> Sequence[WorkerInfo]:
-        """See `Provider.list_workers`."""
         return await self._read(workers.list_workers)
 
     async def get_quotas(self) -> Quotas:
-        """See `Provider.get_quotas`."""
         return await self._read(quotas.get)
 
     async def set_quotas(self, limits: Quotas) -> None:
-        """See `Provider.set_quotas`."""
         await self._write(quotas.set_all, limits)
 
     async def count_work(self) -> Mapping[str, int]:
-        """See `Provider.count_work`."""
         return await self._read(listing.count_work)
 
     # -- how

@@ -15,13 +15,11 @@ SQL: Final = load_statements(__package__, "quotas.sql")
 
 
 def get(tx: Tx) -> Quotas:
-    """See `Provider.get_quotas`."""
     row = tx.row(SQL["get"])
     return Quotas() if row is None else Quotas(instances=row[0], unread_events=row[1], instance_bytes=row[2])
 
 
 def set_all(tx: Tx, quotas: Quotas) -> None:
-    """See `Provider.set_quotas`."""
     for statement in ("uncount_creations", "uncount_deletions", "clear"):
         tx.run(SQL[statement])
     if quotas.instances is not None:

@@ -21,7 +21,6 @@ SQL: Final = load_statements(__package__, "releasing.sql")
 
 
 def release(tx: Tx, session_ids: Collection[str]) -> list[SessionRelease]:
-    """See `Provider.release_session`."""
     leases = {name: lease for name, lease in sessions.read_leases(tx, session_ids).items() if lease.held}
     busy = set(tx.gather(SQL["busy"], {"session_ids": to_json(list(leases)), "now": tx.now}))
     for name in leases.keys() - busy:
@@ -36,7 +35,6 @@ def _holder(lease: Lease) -> WorkerIdentity:
 def release_idle(
     tx: Tx, identity: WorkerIdentity, options: FetchOptions, *, min_idle: float, only_users: Mapping[str, str]
 ) -> Sequence[str]:
-    """See `Provider.release_idle_session`."""
     who = {"worker_id": identity.worker_id, "incarnation": identity.incarnation, "now": tx.now}
     caller = tx.row(SQL["room"], who)
     if caller is None:

@@ -22,7 +22,6 @@ _MICROSECOND: Final = 1e-6
 def prune_instances(
     tx: Tx, status: Iterable[str], older_than: float, *, after: datetime | None, dry_run: bool
 ) -> InstancePruning:
-    """See `Provider.prune_instances`."""
     behind = 0.0 if after is None else after.timestamp() + _MICROSECOND
     step = _prune(tx, status, older_than, after=behind, dry_run=dry_run)
     return InstancePruning(
@@ -31,7 +30,6 @@ def prune_instances(
 
 
 def prune_histories(tx: Tx, older_than: float, *, dry_run: bool) -> HistoryPruning:
-    """See `Provider.prune_histories`."""
     cutoff = tx.now - older_than
     if dry_run:
         return HistoryPruning(executions=tx.value(SQL["count_histories"], {"cutoff": cutoff}), limit_reached=False)

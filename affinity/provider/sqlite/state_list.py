@@ -35,18 +35,15 @@ _PART: Final = re.compile(r"^ *-- \[(\w+)\n(.*?)^ *-- \1\]\n", re.DOTALL | re.MU
 
 
 def list_states(tx: Tx, where: SessionFilter, limit: int) -> list[SessionSummary]:
-    """See `SessionStore.list`."""
     return [_summary(row, tx.now) for row in _find(tx, where, {"rows", "limit"}, limit)]
 
 
 def count_states(tx: Tx, where: SessionFilter) -> int:
-    """See `SessionStore.count`."""
     ((number,),) = _find(tx, where, {"number"})
     return int(number)
 
 
 def find_families(tx: Tx, session_ids: Sequence[str]) -> list[list[SessionSummary]]:
-    """See `SessionStore.families`."""
     relatives: list[tuple[str, str]] = tx.gather(SQL["relatives"], {"session_ids": to_json(list(session_ids))})
     names = to_json(list({name for _, name in relatives}))
     rows = tx.rows(with_parts({"rows", "by_id"}), {"now": tx.now, "session_ids": names})

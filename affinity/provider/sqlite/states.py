@@ -106,7 +106,7 @@ def encode(
 
 
 def save(tx: Tx, record: dict[str, Any], expected_version: int | None) -> int:
-    """See `SessionStore.save`; ``record`` is what `encode` gave."""
+    """Write one record, in the form that `encode` returns."""
     session_id, epoch = record["session_id"], record["epoch"]
     all_found = _read(tx, [session_id])
     found = all_found[session_id]
@@ -133,7 +133,6 @@ def _birth(tx: Tx, session_id: str) -> str:
 
 
 def load(tx: Tx, session_id: str) -> SessionRecord | None:
-    """See `SessionStore.load`."""
     row = tx.row(SQL["load"], {"session_id": session_id})
     return None if row is None else _record(row)
 
@@ -156,7 +155,6 @@ def find_doomed(tx: Tx, asked: Deletion) -> list[str]:
 
 
 def delete(tx: Tx, asked: Deletion) -> list[str]:
-    """See `SessionStore.delete`."""
     doomed = find_doomed(tx, asked)
     sessions.renew_epochs(tx, doomed)
     tx.many(SQL["unlabel"], doomed)
@@ -165,7 +163,6 @@ def delete(tx: Tx, asked: Deletion) -> list[str]:
 
 
 def check(tx: Tx, identity: WorkerIdentity, session_ids: Sequence[str]) -> list[float | None]:
-    """See `Provider.check_session`."""
     caller = {"worker_id": identity.worker_id, "incarnation": identity.incarnation, "now": tx.now}
     held = dict(tx.gather(SQL["check"], {**caller, "session_ids": to_json(list(session_ids))}))
     return [held.get(session_id) for session_id in session_ids]

@@ -23,7 +23,6 @@ class SqliteStates:
         self._reader = reader
 
     async def load(self, session_id: str) -> SessionRecord | None:
-        """See `SessionStore.load`."""
         return await self._reader.call(Database.read, states.load, session_id)
 
     async def save(
@@ -35,7 +34,6 @@ class SqliteStates:
         epoch: int | None = None,
         idempotency_key: str | None = None,
     ) -> int:
-        """See `SessionStore.save`."""
         # Encoded here, so that the caller cannot change it on its way to the writer's thread.
         record = states.encode(new, epoch=epoch, birth=birth, idempotency_key=idempotency_key)
         return await self._writer.call(Database.write, states.save, record, expected_version)
@@ -51,7 +49,7 @@ class SqliteStates:
         whole: bool = False,
         dry_run: bool = False,
     ) -> Sequence[str]:
-        """See `SessionStore.delete`. A record that is left keeps its children."""
+        """A record that is left keeps its children."""
         asked = states.Deletion(
             session_ids=list(session_ids),
             cascade=cascade,
@@ -65,13 +63,10 @@ class SqliteStates:
         return await self._writer.call(Database.write, states.delete, asked)
 
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
-        """See `SessionStore.list`."""
         return await self._reader.call(Database.read, state_list.list_states, where, limit)
 
     async def count(self, where: SessionFilter) -> int:
-        """See `SessionStore.count`."""
         return await self._reader.call(Database.read, state_list.count_states, where)
 
     async def families(self, session_ids: Collection[str]) -> Sequence[Sequence[SessionSummary]]:
-        """See `SessionStore.families`."""
         return await self._reader.call(Database.read, state_list.find_families, list(session_ids))

@@ -17,18 +17,15 @@ SQL: Final = load_statements(__package__, "suspension.sql")
 
 
 def suspend(tx: Tx, identity: WorkerIdentity, suspends: Sequence[Suspend]) -> list[bool]:
-    """See `Provider.suspend_instance`."""
     alive = read_caller(tx, identity).alive
     return [alive and _suspend(tx, identity, one) for one in suspends]
 
 
 def resume(tx: Tx, instance_ids: Sequence[str]) -> list[Resumption]:
-    """See `Provider.resume_instance`."""
     return [_resume(tx, instance_id) for instance_id in instance_ids]
 
 
 def retry(tx: Tx, identity: WorkerIdentity, *, names: Collection[str], code: str, limit: int) -> list[str]:
-    """See `Provider.retry_suspended`."""
     caller = read_caller(tx, identity)
     if not caller.alive or caller.draining:
         return []

@@ -36,7 +36,6 @@ and then.
 
 
 def sweep(tx: Tx, *, interval: float, session_retention: float, worker_retention: float, retention: Retention) -> Sweep:
-    """See `Provider.sweep`."""
     if not tx.run(SQL["begin"], {"now": tx.now, "interval": interval}):
         return Sweep(swept=False)
     repair = _Repair(tx)

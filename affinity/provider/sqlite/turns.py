@@ -39,7 +39,6 @@ class _Passed(NamedTuple):
 def commit(
     tx: Tx, tokens: Tokens, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts
 ) -> list[TurnResult]:
-    """See `Provider.commit_turn`."""
     if not turns:
         return []
     caller = read_caller(tx, identity)

@@ -40,7 +40,6 @@ def remove(tx: Tx, items: Sequence[Held]) -> None:
 
 
 def renew(tx: Tx, identity: WorkerIdentity, locks: Sequence[WorkLock], timeouts: Timeouts) -> list[bool]:
-    """See `Provider.renew_work_item_lock`."""
     found = find(tx, locks)
     ours = [item for item in found if item is not None and item.incarnation == identity.incarnation]
     tx.many(SQL["extend"], [item.id for item in ours], {"locked_until": tx.now + timeouts.work_item_lock})
@@ -49,13 +48,11 @@ def renew(tx: Tx, identity: WorkerIdentity, locks: Sequence[WorkLock], timeouts:
 
 
 def check(tx: Tx, locks: Sequence[WorkLock]) -> list[bool]:
-    """See `Provider.check_work_item`."""
     carried = set(tx.gather(SQL["carries"], {"locks": to_json(locks)}))
     return [place in carried for place in range(len(locks))]
 
 
 def ack(tx: Tx, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts) -> list[bool]:
-    """See `Provider.ack_work_item`."""
     judge = Judge(tx, [one.state for one in acks if one.state is not None])
     first: dict[int, tuple[int, Held]] = {}  # of several acks of one item the first counts
     for place, held in enumerate(find(tx, [one.lock for one in acks])):
@@ -71,7 +68,6 @@ def ack(tx: Tx, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Tim
 
 
 def abandon(tx: Tx, identity: WorkerIdentity, items: Sequence[WorkAbandon]) -> list[bool]:
-    """See `Provider.abandon_work_item`."""
     alive = read_caller(tx, identity).alive
     return [_abandon(tx, identity, item, may_free=alive) for item in items]
 
@@ -79,13 +75,11 @@ def abandon(tx: Tx, identity: WorkerIdentity, items: Sequence[WorkAbandon]) -> l
 def release_unknown_locks(
     tx: Tx, identity: WorkerIdentity, known: Sequence[WorkLock], delivered: Sequence[WorkLock]
 ) -> int:
-    """See `Provider.release_unknown_locks`."""
     tokens = {"known": _tokens(known), "delivered": _tokens(delivered)}
     return tx.run(SQL["release_unknown_locks"], {"incarnation": identity.incarnation, **tokens})
 
 
 def begin(tx: Tx, identity: WorkerIdentity, lock: WorkLock, attempt: int) -> bool:
-    """See `Provider.begin_work_item`."""
     (held,) = find(tx, [lock])
     if held is None or held.incarnation != identity.incarnation:
         return False

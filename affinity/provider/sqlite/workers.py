@@ -39,7 +39,6 @@ def read_caller(tx: Tx, identity: WorkerIdentity) -> Caller:
 def register(
     tx: Tx, identity: WorkerIdentity, lease: float, labels: Mapping[str, str], *, resume: bool = False
 ) -> WorkerLease:
-    """See `Provider.register_worker`."""
     row = tx.row(SQL["get"], {"worker_id": identity.worker_id})
     known = row is not None and row[0] == identity.incarnation
     if resume and row is not None and not known:
@@ -53,7 +52,6 @@ def register(
 
 
 def renew(tx: Tx, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
-    """See `Provider.renew_worker`."""
     row = tx.row(SQL["get"], {"worker_id": identity.worker_id})
     if row is None:
         return None
@@ -68,7 +66,6 @@ def renew(tx: Tx, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
 
 
 def drain(tx: Tx, identity: WorkerIdentity) -> int:
-    """See `Provider.drain_worker`."""
     if not tx.run(SQL["set_draining"], _named(identity)):
         return 0
     sessions.free(tx, identity, sessions.read_idle(tx, identity))
@@ -76,10 +73,8 @@ def drain(tx: Tx, identity: WorkerIdentity) -> int:
 
 
 def release(tx: Tx, identity: WorkerIdentity) -> None:
-    """See `Provider.release_worker`.
-
-    The row stays, with its lease ended: that frees the item locks and instances that name this incarnation, and still
-    tells a later start of the same process that somebody else has taken the name since.
+    """End the lease and keep the row: that frees the item locks and instances that name this incarnation, and a later
+    start of the same process still sees whether another one has taken the name since.
     """
     row = tx.row(SQL["get"], {"worker_id": identity.worker_id})
     if row is None or row[0] != identity.incarnation:
@@ -90,7 +85,6 @@ def release(tx: Tx, identity: WorkerIdentity) -> None:
 
 
 def list_workers(tx: Tx) -> list[WorkerInfo]:
-    """See `Provider.list_workers`."""
     return [
         WorkerInfo(
             worker_id=worker_id,
