@@ -95,11 +95,14 @@ class ReportedError:
         error_type: name of the exception class that was raised.
         message: its text.
         details: more of it, as far as there is more.
+        stack: where it was raised, as text of at most `limits.MAX_STACK_BYTES` bytes; empty when it was not raised by
+            code, or was recorded by an earlier release.
     """
 
     error_type: str
     message: str
     details: ErrorDetails
+    stack: str
 
     @property
     def category(self) -> str | None:
@@ -335,11 +338,12 @@ class OrchestrationFailed(OrchestrationError, ReportedError):
         message: its text.
     """
 
-    def __init__(self, error_type: str, message: str, details: ErrorDetails | None = None) -> None:
+    def __init__(self, error_type: str, message: str, details: ErrorDetails | None = None, stack: str = "") -> None:
         super().__init__(f"{error_type}: {message}")
         self.error_type = error_type
         self.message = message
         self.details = details or ErrorDetails()
+        self.stack = stack
 
 
 class OrchestrationCancelled(OrchestrationError):
@@ -393,12 +397,15 @@ class ActivityError(AffinityError, ReportedError):
         message: its text.
     """
 
-    def __init__(self, activity: str, error_type: str, message: str, details: ErrorDetails | None = None) -> None:
+    def __init__(
+        self, activity: str, error_type: str, message: str, details: ErrorDetails | None = None, stack: str = ""
+    ) -> None:
         super().__init__(f"activity {activity!r}: {error_type}: {message}")
         self.activity = activity
         self.error_type = error_type
         self.message = message
         self.details = details or ErrorDetails()
+        self.stack = stack
 
 
 class ActivityFailed(ActivityError):

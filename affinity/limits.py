@@ -37,6 +37,12 @@ MAX_ERROR_BYTES: Final = 16 * 1024
 recorded.
 """
 
+MAX_STACK_BYTES: Final = 8 * 1024
+"""UTF-8 bytes recorded of the stack of an error, in the history and beside the instance: some thirty frames."""
+
+MAX_STACK_FRAMES: Final = 50
+"""Frames of one exception that are formatted for its stack, the innermost ones: an endless recursion has thousands."""
+
 MAX_ERROR_NAMES: Final = 32
 """Base classes, and fields, recorded of an error, each: more than any tree of errors has."""
 

@@ -33,12 +33,13 @@ _COLUMNS: Final = ("INSTANCE", "ORCHESTRATION", "STATUS", "SESSION", "OWNER", "E
 
 @click.command(cls=Command, short_help="Show how an instance is.")
 @click.argument("instance_id", metavar="ID")
+@click.option("--stack", is_flag=True, help="Also the stack of its error. (--json has it always.)")
 @command
-def show(shell: Shell, instance_id: str) -> None:
+def show(shell: Shell, instance_id: str, *, stack: bool) -> None:
     """Show the state of the instance ID: status, result or error, custom status, owner.
 
     While it goes on, also its activities (which run, which wait, which are tried again, when, and after which error),
-    and events that do not fit what it waits for.
+    and events that do not fit what it waits for. With --stack, also where the error of a failed one was raised.
     """
 
     async def read(client: Client) -> tuple[Instance, Sequence[PendingActivity], Sequence[HistoryRecord]]:
@@ -57,6 +58,8 @@ def show(shell: Shell, instance_id: str) -> None:
         "refused_events": refused,
     }
     shell.show(document, lambda: pairs([*_details(instance), *_activity_lines(activities), *map(_refusal, refused)]))
+    if stack and not shell.as_json:
+        click.echo("\n" + (printable(instance.error_stack) or "no stack is recorded"))
 
 
 def _refusal(event: HistoryRecord) -> tuple[str, object]:

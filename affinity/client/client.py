@@ -26,8 +26,7 @@ from affinity.client.views import (
     Instance,
     InstanceTree,
     PendingActivity,
-    error_details_of,
-    failure_of,
+    error_of,
     instance_of,
 )
 from affinity.errors import InstanceExists, InvalidInput, OrchestrationCancelled, OrchestrationFailed, WaitTimeout
@@ -234,9 +233,9 @@ class Client(Administration):
         """`wait`, with the output read by ``codec``; None: as plain JSON values."""
         info = await self._ended(instance_id, timeout)
         if info.status == "failed":
-            raise OrchestrationFailed(*failure_of(info), error_details_of(info))
+            raise OrchestrationFailed(*error_of(info))
         if info.status == "cancelled":
-            raise OrchestrationCancelled(failure_of(info).message)
+            raise OrchestrationCancelled(error_of(info).message)
         return instance_of(info).output if codec is None else codec.decode(info.output or "null")
 
     async def wait_finished(self, instance_id: str, timeout: float | None = None) -> Instance:

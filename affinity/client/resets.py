@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from affinity.client.views import error_details_of, failure_of
+from affinity.client.views import error_of
 from affinity.errors import InvalidInput, NotSerializable
 from affinity.orchestration import events as ev
 from affinity.orchestration.waits import moved_event
@@ -182,9 +182,8 @@ def _recorded_answer(schedule_id: int, child_id: str, cut: Cut) -> ev.Event:
 def _outcome(schedule_id: int, child: InstanceInfo) -> ev.Event:
     if child.status == "completed":
         return ev.SubOrchestrationCompleted(schedule_id, child.output or "null")
-    failure = failure_of(child)
     kind: ev.ChildFailureKind = "cancelled" if child.status == "cancelled" else "failed"
-    return ev.SubOrchestrationFailed(schedule_id, kind, failure.type, failure.message, error_details_of(child))
+    return ev.SubOrchestrationFailed(schedule_id, kind, *error_of(child))
 
 
 def _cancellations(me: str, cut: Cut, children: Mapping[str, InstanceInfo | None]) -> list[NewMessage]:

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from affinity.errors import ErrorDetails, InvalidInput, NotSerializable
 from affinity.orchestration.codec import read_json
+from affinity.orchestration.failures import RecordedError
 from affinity.orchestration.wire import read_details
 from affinity.provider.contract import (
     FINISHED,
@@ -34,6 +35,7 @@ reset has replaced, and those of whose history only the beginning is kept.
 ActivityState: TypeAlias = Literal["running", "waiting", "retrying"]
 """It runs, it can be fetched by a worker, or it waits for its next attempt."""
 
+_ERROR_TEXTS: Final = {"type": "Error", "message": "", "stack": ""}
 _RESULTS: Final = frozenset({"activity_completed", "activity_failed"})
 _TYPE: Final = re.compile(r'\{"type":"(\w+)"')
 _OUTCOMES: Final[dict[str, ExecutionStatus]] = {
@@ -71,6 +73,7 @@ class Instance:
     suspension: Suspension | None  # why it waits for an operator or for other code
     session_id: str | None = None  # that it was started with, or its parent
     error_details: ErrorDetails | None = None  # of ``error``: its category, bases and fields
+    error_stack: str = ""  # of ``error``: where it was raised, as `affinity.errors.ReportedError.stack`
 
     @property
     def finished(self) -> bool:
@@ -161,6 +164,7 @@ class WorkStatistics:
 
 def instance_of(info: InstanceInfo) -> Instance:
     """The row with its payloads decoded."""
+    error = None if info.error is None else error_of(info)
     return Instance(
         instance_id=info.instance_id,
         name=info.name,
@@ -169,7 +173,7 @@ def instance_of(info: InstanceInfo) -> Instance:
         status=info.status,
         custom_status=_decoded(info.custom_status),
         output=_decoded(info.output),
-        error=failure_of(info) if info.error is not None else None,
+        error=None if error is None else Failure(error.error_type, error.message),
         parent_id=info.parent_id,
         owner=info.owner,
         event_count=info.event_count,
@@ -177,22 +181,24 @@ def instance_of(info: InstanceInfo) -> Instance:
         updated_at=info.updated_at,
         suspension=info.suspension,
         session_id=info.session_id,
-        error_details=error_details_of(info) if info.error is not None else None,
+        error_details=None if error is None else error.details,
+        error_stack="" if error is None else error.stack,
     )
 
 
-def failure_of(info: InstanceInfo) -> Failure:
+def error_of(info: InstanceInfo) -> RecordedError:
     """The error that a failed or cancelled instance ended with."""
     error = _decoded(info.error)
     if not isinstance(error, dict):
-        return Failure("Error", str(error or ""))
-    return Failure(str(error.get("type", "Error")), str(error.get("message", "")))
+        return RecordedError("Error", str(error or ""))
+    name, message, stack = (str(error.get(key, default)) for key, default in _ERROR_TEXTS.items())
+    return RecordedError(name, message, _details_of(error), stack)
 
 
-def error_details_of(info: InstanceInfo) -> ErrorDetails | None:
-    """What else is known of that error; None when nothing is."""
+def _details_of(error: dict[str, Any]) -> ErrorDetails | None:
+    """None when nothing is known."""
     try:
-        details = read_details(_decoded(info.error))
+        details = read_details(error)
     except Exception:  # what is stored may be anything
         return None
     return details if any(details) else None

@@ -22,6 +22,7 @@ from affinity.limits import MAX_BATCH_BYTES, MAX_BUFFERED_EVENTS, UNREAD_STEP
 from affinity.orchestration import events as ev
 from affinity.orchestration.app import OrchestrationDefinition
 from affinity.orchestration.context import OrchestrationContext, refuse_awaitable
+from affinity.orchestration.failures import recorded
 from affinity.orchestration.futures import ActivityFuture, ChildFuture, TimerFuture
 from affinity.orchestration.history import describe
 from affinity.orchestration.scheduler import CommandFuture, DurableFuture, Scheduler, Task
@@ -392,7 +393,7 @@ class Execution:
 
     def _failed(self, error: BaseException) -> ev.OrchestrationFailed:
         self.error = error
-        return ev.OrchestrationFailed(*ev.describe_error(error), ev.details_of(error))
+        return ev.OrchestrationFailed(*recorded(error))
 
     # --- replay -----------------------------------------------------------------------------------------------------
 

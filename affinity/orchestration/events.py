@@ -9,13 +9,10 @@ the last event of an execution. Inputs also travel to the instance as messages, 
 
 from __future__ import annotations
 
-import math
-from dataclasses import fields
-from itertools import islice
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from dataclasses import field, fields
+from typing import Final, Literal, NamedTuple, TypeAlias
 
-from affinity.errors import ErrorDetails, ErrorField, ReportedError
-from affinity.limits import MAX_ERROR_NAMES, MAX_ID_BYTES, truncate
+from affinity.errors import ErrorDetails
 from affinity.orchestration.retry import RetryPolicy
 from affinity.records import frozen
 
@@ -101,6 +98,7 @@ class ActivityFailed:
     error_type: str
     message: str
     details: ErrorDetails | None = None
+    stack: str = field(default="", compare=False)
 
 
 @frozen()
@@ -135,6 +133,7 @@ class SubOrchestrationFailed:
     error_type: str
     message: str
     details: ErrorDetails | None = None
+    stack: str = field(default="", compare=False)
 
 
 @frozen()
@@ -280,6 +279,7 @@ class OrchestrationFailed:
     error_type: str
     message: str
     details: ErrorDetails | None = None
+    stack: str = field(default="", compare=False)
 
 
 @frozen()
@@ -339,7 +339,7 @@ EVENTS: Final[tuple[type[Event], ...]] = Event.__args__
 
 
 _PAYLOADS: Final[dict[type[Event], tuple[str, ...]]] = {
-    cls: tuple(field.name for field in fields(cls) if field.type == "RawJson" or field.name == "message")
+    cls: tuple(field.name for field in fields(cls) if field.type == "RawJson" or field.name in {"message", "stack"})
     for cls in EVENTS
 }
 """The fields of an event that may be large."""
@@ -349,55 +349,3 @@ def payload_size(event: Event) -> int:
     """About how many characters the event takes as text."""
     carried: Carried = getattr(event, "carried", ())
     return sum([len(getattr(event, name)) for name in _PAYLOADS[type(event)]]) + sum([len(e.data) for e in carried])
-
-
-def describe_error(error: BaseException) -> tuple[str, str]:
-    """Name and text of an exception as events carry them; the text is cut to ``limits.MAX_ERROR_BYTES``."""
-    try:
-        message = str(error)
-    except Exception:
-        message = "(its text could not be read)"
-    return type(error).__name__, truncate(message)
-
-
-def details_of(error: BaseException) -> ErrorDetails | None:
-    """What else events carry of an exception: its category, its bases and its fields; None when it has none of them."""
-    reported = error.details if isinstance(error, ReportedError) else ErrorDetails()
-    bases = [each.__name__ for each in type(error).__mro__[1:] if each not in _EVERY_ERROR]
-    if isinstance(error, ReportedError):
-        bases += [error.error_type, *reported.bases]
-    category = reported.category or _attribute(error, "category")
-    details = ErrorDetails(
-        truncate(category, MAX_ID_BYTES) if isinstance(category, str) else None,
-        tuple(truncate(base, MAX_ID_BYTES) for base in islice(dict.fromkeys(bases), MAX_ERROR_NAMES)),
-        tuple({**_fields(error), **dict(reported.fields)}.items()),
-    )
-    return details if any(details) else None
-
-
-_BIGINT: Final = 2**63
-_EVERY_ERROR: Final = frozenset({Exception, BaseException, object, ReportedError})
-
-
-def _fields(error: BaseException) -> dict[str, ErrorField]:
-    names = _attribute(error, "recorded_fields")
-    if not isinstance(names, tuple):
-        return {}
-    found = {name: _attribute(error, name) for name in names[:MAX_ERROR_NAMES] if isinstance(name, str)}
-    return {name: value for name, value in found.items() if _is_field(value)}
-
-
-def _attribute(error: BaseException, name: str) -> Any:
-    """Of whatever class the application has made: it may be computed, and fail."""
-    try:
-        return getattr(error, name, None)
-    except Exception:
-        return None
-
-
-def _is_field(value: object) -> bool:
-    if isinstance(value, str):
-        return len(value) <= MAX_ID_BYTES and truncate(value, MAX_ID_BYTES) == value
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return value is None or (isinstance(value, int) and abs(value) < _BIGINT)

@@ -81,7 +81,7 @@ class ActivityFuture(CommandFuture[T]):
             self._settle_decoded(self._codec, event.result)
         else:
             error_class = _ACTIVITY_ERRORS.get(event.kind, errors.ActivityFailed)
-            self.settle(error=error_class(self._name, event.error_type, event.message, event.details))
+            self.settle(error=error_class(self._name, event.error_type, event.message, event.details, event.stack))
 
     def cancellation(self) -> ev.Command:
         """The event that records the cancelling."""
@@ -263,7 +263,8 @@ class ChildFuture(CommandFuture[T]):
         elif event.kind == "cancelled":
             self.settle(error=errors.OrchestrationCancelled(event.message))
         else:
-            self.settle(error=errors.OrchestrationFailed(event.error_type, event.message, event.details))
+            error = errors.OrchestrationFailed(event.error_type, event.message, event.details, event.stack)
+            self.settle(error=error)
 
     def cancellation(self) -> ev.Command:
         """The event that records the cancelling."""

@@ -18,7 +18,6 @@ import anyio.to_thread
 
 from affinity.errors import (
     ActivityTimeout,
-    ErrorDetails,
     NotSerializable,
     PayloadTooLarge,
     SessionMigrationAmbiguous,
@@ -31,7 +30,8 @@ from affinity.errors import (
 from affinity.limits import MAX_NOTED_ERROR_BYTES, truncate
 from affinity.orchestration import ActivityContext, App, RetryPolicy
 from affinity.orchestration.app import ActivityDefinition
-from affinity.orchestration.events import ActivityCompleted, ActivityFailed, Event, describe_error, details_of
+from affinity.orchestration.events import ActivityCompleted, ActivityFailed, ActivityFailureKind, Event
+from affinity.orchestration.failures import RecordedError, describe_error, recorded, stack_of
 from affinity.orchestration.wire import ActivityTask, decode_task
 from affinity.provider.contract import WorkAbandon, WorkItem, WorkKey, WorkLock
 from affinity.records import SessionStore
@@ -202,19 +202,21 @@ class ActivityRunner:
             self._give_back_unknown(item)
         elif item.attempts - item.failures > self._options.max_attempts:
             times = item.attempts - item.failures - 1
-            self._fail(item, "poisoned", "ActivityPoisoned", f"started {times} times without coming to an end")
+            poisoned = RecordedError("ActivityPoisoned", f"started {times} times without coming to an end")
+            self._fail(item, "poisoned", poisoned)
         else:
             try:
                 task = task or decode_task(item.payload)
             except NotSerializable as error:
-                self._fail(item, "failed", NotSerializable.__name__, f"its task cannot be read: {error}")
+                unreadable = RecordedError(NotSerializable.__name__, f"its task cannot be read: {error}")
+                self._fail(item, "failed", unreadable)
             else:
                 self._run(item, definition, task)
 
     def _run(self, item: WorkItem, definition: ActivityDefinition, task: ActivityTask) -> None:
         limit = None if task.timeout is None and task.retry is None else _TimeLimit.of(item, task)
         if limit is not None and limit.seconds <= 0:
-            self._fail(item, "timeout", ActivityTimeout.__name__, limit.message)
+            self._fail(item, "timeout", RecordedError(ActivityTimeout.__name__, limit.message))
             return
         if not is_isolated(item, self._options.isolate_after):
             self._spawn(item, definition, task, limit)
@@ -280,10 +282,10 @@ class ActivityRunner:
             if participants := running.context._close():
                 running.staged = await StagedResult.of(participants, running.item.session_id)
             return ActivityCompleted(activity_id, result)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:  # its traceback says where the time ran out
             if not running.timed_out or limit is None:
                 raise
-            raise ActivityTimeout(running.item.name, ActivityTimeout.__name__, limit.message) from None
+            raise ActivityTimeout(running.item.name, ActivityTimeout.__name__, limit.message) from error
         except (SystemExit, KeyboardInterrupt) as error:  # would end the event loop, and with it the worker
             raise RuntimeError(f"the activity raised {error!r}") from error
         finally:
@@ -352,23 +354,25 @@ class ActivityRunner:
         policy = None if isinstance(error, _NON_RETRYABLE) else task.retry
         pause = None if policy is None else _pause(running, policy, error, failures)
         if pause is not None:
-            logger.info("activity %s fails (%s), attempt %d; trying again", item.name, error, item.attempts)
+            failure = RecordedError(*describe_error(error))
+            _log_failure(logging.WARNING, f"is retried in {pause:.1f} s", item, failure, error)
             self._observe(item.name, "retried")
             self._end(item)
             self._results.submit_abandon(WorkAbandon(lock=item.lock, delay=pause, failed=True, error=_noted(error)))
             return
         if isinstance(error, ActivityTimeout):
-            self._fail(item, "timeout", error.error_type, error.message)
+            timeout = RecordedError(error.error_type, error.message, None, stack_of(error))
+            self._fail(item, "timeout", timeout, error)
         else:
-            self._fail(item, "failed", *describe_error(error), details_of(error))
+            self._fail(item, "failed", recorded(error), error)
 
     def _fail(
-        self, item: WorkItem, kind: Any, error_type: str, message: str, details: ErrorDetails | None = None
+        self, item: WorkItem, kind: ActivityFailureKind, failure: RecordedError, error: BaseException | None = None
     ) -> None:
-        logger.warning("activity %s of %s: %s: %s", item.name, item.lock.key.instance_id, error_type, message)
+        _log_failure(logging.ERROR, "is not retried", item, failure, error)
         self._observe(item.name, kind)
         self._end(item)
-        failed = ActivityFailed(item.lock.key.activity_id, kind, error_type, message, details)
+        failed = ActivityFailed(item.lock.key.activity_id, kind, *failure)
         self._results.deliver_result(item, failed, None)
 
     def _end(self, item: WorkItem) -> None:
@@ -386,7 +390,8 @@ class ActivityRunner:
         is done. After ``unregistered_timeout`` without such a worker it fails, by name.
         """
         if self._has_waited(item):
-            self._fail(item, "unknown", "UnknownActivity", f"no worker registers the activity {item.name!r}")
+            unknown = RecordedError("UnknownActivity", f"no worker registers the activity {item.name!r}")
+            self._fail(item, "unknown", unknown)
         elif item.session_id is None:
             logger.info("activity %s is not registered here; leaving it to workers that know it", item.name)
             self._end(item)
@@ -488,6 +493,29 @@ class ActivityRunner:
     def stuck(self) -> list[str]:
         """Names of activities that do not end although they were cancelled: code in threads, or that swallows it."""
         return sorted({running.item.name for running in self._running.values()} | self._threads.names())
+
+
+def _log_failure(
+    level: int, consequence: str, item: WorkItem, failure: RecordedError, error: BaseException | None
+) -> None:
+    """One line for one failed attempt; with the traceback, where code has raised."""
+    key = item.lock.key
+    session = "" if item.session_id is None else f"session {item.session_id}, "
+    logger.log(
+        level,
+        "activity %s of %s failed and %s (execution %d, event %d, %sattempt %d): %s: %s",
+        item.name,
+        key.instance_id,
+        consequence,
+        key.execution_id,
+        key.activity_id,
+        session,
+        item.attempts,
+        failure.error_type,
+        failure.message,
+        exc_info=error,
+        extra={**key._asdict(), "activity": item.name, "attempt": item.attempts, "session_id": item.session_id},
+    )
 
 
 def _noted(error: BaseException) -> str:

@@ -35,7 +35,8 @@ from affinity.errors import (
 )
 from affinity.orchestration import App
 from affinity.orchestration.engine import Execution, Step
-from affinity.orchestration.events import Event, OrchestrationStarted, TimerFired, describe_error, payload_size
+from affinity.orchestration.events import Event, OrchestrationStarted, TimerFired, payload_size
+from affinity.orchestration.failures import describe_error
 from affinity.orchestration.wire import ANY_EXECUTION, ActivityTask, encode_message, read_message
 from affinity.provider.contract import (
     FINISHED,
@@ -524,6 +525,7 @@ class InstanceTable:
         self._place(built, result.placed)
         self._spread(built.turn)
         if step.outcome is not None:
+            _log_failure(live.execution)
             self._drop(live)
             self._services.wake_fetcher()
         elif not self._moved(live, result.placed):
@@ -707,6 +709,30 @@ class InstanceTable:
                 count, size = count - 1, size - live.size
         for live in excess:
             self._drop(live)
+
+
+def _log_failure(execution: Execution) -> None:
+    """Log what the orchestration has raised, with its traceback, once its end is committed. After a replay there is
+    nothing to log.
+    """
+    if (error := execution.error) is None:
+        return
+    session = "" if execution.session_id is None else f", session {execution.session_id}"
+    logger.error(
+        "orchestration %s of %s failed (version %s, execution %d%s): %s: %s",
+        execution.name,
+        execution.instance_id,
+        execution.version,
+        execution.execution_id,
+        session,
+        *describe_error(error),
+        exc_info=error,
+        extra={
+            "instance_id": execution.instance_id,
+            "execution_id": execution.execution_id,
+            "session_id": execution.session_id,
+        },
+    )
 
 
 def _input(message: Message, execution: Execution) -> Input:

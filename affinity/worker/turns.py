@@ -262,6 +262,7 @@ def _answer(schedule_id: int, outcome: object) -> SubOrchestrationCompleted | Su
                 error_type=outcome.error_type,
                 message=outcome.message,
                 details=outcome.details,
+                stack=outcome.stack,
             )
         case OrchestrationCancelled():
             return SubOrchestrationFailed(
@@ -278,7 +279,7 @@ def _update(step: Step, first_version: str | None) -> InstanceUpdate | None:
         case OrchestrationCompleted() as done:
             return InstanceUpdate(status="completed", version=first_version, output=done.result)
         case OrchestrationFailed() as failed:
-            error = _error_json(failed.error_type, failed.message, failed.details)
+            error = _error_json(failed.error_type, failed.message, failed.details, failed.stack)
             return InstanceUpdate(status="failed", version=first_version, error=error)
         case OrchestrationCancelled() as cancelled:
             error = _error_json("OrchestrationCancelled", cancelled.reason)
@@ -290,6 +291,7 @@ def _update(step: Step, first_version: str | None) -> InstanceUpdate | None:
     raise AssertionError(f"not an outcome: {step.outcome!r}")
 
 
-def _error_json(error_type: str, message: str, details: ErrorDetails | None = None) -> str:
+def _error_json(error_type: str, message: str, details: ErrorDetails | None = None, stack: str = "") -> str:
     more = {} if details is None else details_document(details)
-    return to_json({"type": error_type, "message": message, **more}).decode()
+    where = {"stack": stack} if stack else {}
+    return to_json({"type": error_type, "message": message, **more, **where}).decode()

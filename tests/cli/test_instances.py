@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from uuid import UUID
 
@@ -150,6 +151,20 @@ def test_wait_and_show_tell_category_bases_and_fields(play: Play) -> None:
     assert json.loads(run("wait", "t", "--json").stdout)["error"] == error
     assert document("show", "t")["error_details"] == more
     assert document("show", "u")["error_details"] == {}
+
+
+def test_show_prints_the_stack_of_an_error(play: Play) -> None:
+    """On request; as JSON always. What is recorded is no code for the terminal."""
+    stack = 'Traceback (most recent call last):\n  File "tea.py", line 3, in brew\nValueError: no \x1b[31mwater\n'
+    error = {"type": "ValueError", "message": "no water"}
+    for name, recorded in (("t", error | {"stack": stack}), ("u", error)):
+        succeed("start", "brew", "--id", name)
+        play(partial(Puppet.end_badly, instance_id=name, status="failed", error=json.dumps(recorded)))
+    assert 'File "tea.py", line 3, in brew\nValueError: no \\x1b[31mwater' in succeed("show", "t", "--stack")
+    assert "tea.py" not in succeed("show", "t")
+    assert document("show", "t", "--stack")["error_stack"] == document("show", "t")["error_stack"] == stack
+    assert "no stack is recorded" in succeed("show", "u", "--stack")
+    assert document("show", "u")["error_stack"] == ""
 
 
 def test_wait_says_that_it_was_cancelled(play: Play) -> None:

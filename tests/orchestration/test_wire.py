@@ -12,6 +12,7 @@ from affinity.limits import JSON_DEPTH, MAX_PAYLOAD_DEPTH
 from affinity.orchestration import RetryPolicy
 from affinity.orchestration import events as ev
 from affinity.orchestration.codec import Codec, read_json
+from affinity.orchestration.failures import describe_error, details_of
 from affinity.orchestration.wire import (
     ANY_EXECUTION,
     ActivityTask,
@@ -110,7 +111,7 @@ def test_a_policy_says_only_what_old_ones_cannot_say() -> None:
 def test_an_error_without_details_is_written_as_before() -> None:
     """And so are read, and replayed, those of histories of before."""
     text = '{"type":"activity_failed","schedule_id":3,"kind":"failed","error_type":"E","message":"m"}'
-    assert encode_event(ev.ActivityFailed(3, "failed", "E", "m", ev.details_of(ValueError()))) == text
+    assert encode_event(ev.ActivityFailed(3, "failed", "E", "m", details_of(ValueError()))) == text
     old = decode_event(text)
     assert old == ev.ActivityFailed(3, "failed", "E", "m")
 
@@ -190,9 +191,9 @@ def test_errors_are_described_whatever_they_are() -> None:
         def __str__(self) -> str:
             raise RuntimeError
 
-    assert ev.describe_error(ValueError("no")) == ("ValueError", "no")
-    assert ev.describe_error(Broken()) == ("Broken", "(its text could not be read)")
-    assert len(ev.describe_error(ValueError("x" * 100_000))[1].encode()) <= 16 * 1024
+    assert describe_error(ValueError("no")) == ("ValueError", "no")
+    assert describe_error(Broken()) == ("Broken", "(its text could not be read)")
+    assert len(describe_error(ValueError("x" * 100_000))[1].encode()) <= 16 * 1024
 
 
 # --- depth ----------------------------------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ async def test_code_in_a_thread_has_the_session_of_its_activity(
 
 
 async def test_it_is_gone_after_an_error(sqlite_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The worker's own record of the failure belongs to no session, nor does the next activity without one."""
+    """The worker's own records of the failure belong to no session, nor does the next activity without one."""
     async with Worker(app, sqlite_url, OPTIONS), Client(sqlite_url) as client:
         run = await client.start(once, ("fail", "a"))
         with pytest.raises(OrchestrationFailed):
@@ -121,7 +121,7 @@ async def test_it_is_gone_after_an_error(sqlite_url: str, caplog: pytest.LogCapt
         assert await client.wait(run.instance_id, timeout=30) is None
     assert seen(caplog) == ({"fail": "a", "speak": None},) * 2
     told = [one for one in caplog.records if "ValueError" in one.getMessage()]
-    assert [getattr(one, SESSION_ATTRIBUTE) for one in told] == [None]
+    assert [getattr(one, SESSION_ATTRIBUTE) for one in told] == [None, None]  # activity, orchestration
 
 
 async def test_a_session_around_the_worker_is_not_its_activities(sqlite_url: str) -> None:

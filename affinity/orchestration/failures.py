@@ -1,0 +1,143 @@
+"""What is recorded of an exception: its class, its text, the fields that its class declares, and a bounded stack."""
+
+from __future__ import annotations
+
+import math
+import os
+import traceback
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from affinity.errors import ErrorDetails, ErrorField, ReportedError
+from affinity.limits import MAX_ERROR_NAMES, MAX_ID_BYTES, MAX_STACK_BYTES, MAX_STACK_FRAMES, truncate
+
+_BIGINT: Final = 2**63
+_EVERY_ERROR: Final = frozenset({Exception, BaseException, object, ReportedError})
+_LINE_BYTES: Final = 1024  # of one frame, or of the text of one exception: the whole text of the error is its message
+_MAX_CAUSES: Final = 16
+_RAISED_AGAIN: Final = "\nThe exception above was recorded, and is raised again where the result is awaited:\n\n"
+_PACKAGE: Final = str(Path(__file__).parents[1]) + os.sep
+_THREADS: Final = f"{os.sep}anyio{os.sep}"  # what runs synchronous activities
+
+
+class RecordedError(NamedTuple):
+    """An exception as events record it; the fields are in the order of theirs."""
+
+    error_type: str
+    message: str
+    details: ErrorDetails | None = None
+    stack: str = ""
+
+
+def recorded(error: BaseException) -> RecordedError:
+    """All that events record of an exception."""
+    return RecordedError(*describe_error(error), details_of(error), stack_of(error))
+
+
+def describe_error(error: BaseException) -> tuple[str, str]:
+    """Name and text of an exception; the text is truncated to `limits.MAX_ERROR_BYTES`."""
+    try:
+        message = str(error)
+    except Exception:
+        message = "(its text could not be read)"
+    return type(error).__name__, truncate(message)
+
+
+def details_of(error: BaseException) -> ErrorDetails | None:
+    """Category, bases and fields of an exception; None when it has none of them."""
+    reported = error.details if isinstance(error, ReportedError) else ErrorDetails()
+    bases = [each.__name__ for each in type(error).__mro__[1:] if each not in _EVERY_ERROR]
+    if isinstance(error, ReportedError):
+        bases += [error.error_type, *reported.bases]
+    category = reported.category or _attribute(error, "category")
+    details = ErrorDetails(
+        truncate(category, MAX_ID_BYTES) if isinstance(category, str) else None,
+        tuple(truncate(base, MAX_ID_BYTES) for base in islice(dict.fromkeys(bases), MAX_ERROR_NAMES)),
+        tuple({**_fields(error), **dict(reported.fields)}.items()),
+    )
+    return details if any(details) else None
+
+
+def stack_of(error: BaseException) -> str:
+    """The traceback of an exception and of its causes as text, of at most `limits.MAX_STACK_BYTES`; empty for one that
+    was never raised.
+
+    The frames that only lead from the worker to the application's function are left out. An error that reports one of
+    an activity, or of a sub-orchestration, has the stack of that one first. No values of variables are in it.
+    """
+    if error.__traceback__ is None:
+        return ""
+    try:
+        return _truncate_middle("".join([*_reported_stacks(error), *_lines(error)]))
+    except Exception:  # the classes are the application's
+        return "(its stack could not be read)"
+
+
+def _reported_stacks(error: BaseException) -> Iterator[str]:
+    for each in islice(_causes(error), _MAX_CAUSES):
+        if isinstance(each, ReportedError) and each.stack:
+            yield each.stack + _RAISED_AGAIN
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The exception, its cause, the cause of that, and so on."""
+    one: BaseException | None = error
+    while one is not None:
+        yield one
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+
+
+def _lines(error: BaseException) -> Iterator[str]:
+    whole = traceback.TracebackException.from_exception(error, limit=-MAX_STACK_FRAMES)
+    nodes = [whole]
+    for node in nodes:
+        _drop_leading_frames(node.stack)
+        nodes += [each for each in (node.__cause__, node.__context__, *(node.exceptions or ())) if each is not None]
+    for line in whole.format():
+        yield truncate(line.rstrip("\n"), _LINE_BYTES) + "\n"
+
+
+def _drop_leading_frames(frames: traceback.StackSummary) -> None:
+    """Drop what leads to the application's code; an error that never got there keeps all of its frames."""
+    first = next((n for n, frame in enumerate(frames) if not _leads_to_code(frame.filename)), 0)
+    del frames[:first]
+
+
+def _leads_to_code(filename: str) -> bool:
+    return filename.startswith(_PACKAGE) or _THREADS in filename
+
+
+def _truncate_middle(text: str) -> str:
+    """Keep the beginning, which has the first cause, and the end, which has the error itself."""
+    raw = text.encode()
+    if len(raw) <= MAX_STACK_BYTES:
+        return text
+    mark = "\n… [truncated] …\n"
+    half = (MAX_STACK_BYTES - len(mark.encode())) // 2
+    return raw[:half].decode("utf-8", "ignore") + mark + raw[-half:].decode("utf-8", "ignore")
+
+
+def _fields(error: BaseException) -> dict[str, ErrorField]:
+    names = _attribute(error, "recorded_fields")
+    if not isinstance(names, tuple):
+        return {}
+    found = {name: _attribute(error, name) for name in names[:MAX_ERROR_NAMES] if isinstance(name, str)}
+    return {name: value for name, value in found.items() if _is_field(value)}
+
+
+def _attribute(error: BaseException, name: str) -> Any:
+    """Of a class of the application: it may be computed, and fail."""
+    try:
+        return getattr(error, name, None)
+    except Exception:
+        return None
+
+
+def _is_field(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) <= MAX_ID_BYTES and truncate(value, MAX_ID_BYTES) == value
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or (isinstance(value, int) and abs(value) < _BIGINT)
