@@ -17,7 +17,7 @@ from psycopg import AsyncConnection, sql
 from affinity.provider.contract import Provider
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.sqlite import Clock, SqliteProvider
-from affinity.provider.sqlite.database import connect
+from affinity.provider.sqlite.driver.database import connect
 from affinity.provider.timeline import Timeline
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from affinity.provider.contract import (
     TurnResult,
     WorkerIdentity,
 )
-from affinity.provider.postgres import states
+from affinity.provider.postgres import session_store
 from affinity.provider.timeline import Timeline
 from affinity.worker.instances import InstanceTable
 from tests.model.cluster import SimulatedCluster
@@ -147,11 +147,11 @@ def test_a_script_that_writes_during_a_first_claim(look: Look, monkeypatch: pyte
         "save": "SELECT %(epoch)s::bigint IS NULL AND NOT EXISTS (SELECT FROM begun)",
         "delete": "SELECT FROM found WHERE NOT %(dry_run)s",
     }[verb]
-    statement = states._SQL[verb]
+    statement = session_store._SQL[verb]
     for part, without in ((mend, mend.replace("WHERE", "WHERE false AND")), (overtaken, f"{overtaken} AND false")):
         assert part in statement
         statement = statement.replace(part, without)
-    monkeypatch.setattr(states, "_SQL", {**states._SQL, verb: statement})
+    monkeypatch.setattr(session_store, "_SQL", {**session_store._SQL, verb: statement})
     with pytest.raises(Violation):
         look(PLANS, SimulatedCluster, usual=USUAL, made_plain=False)
 

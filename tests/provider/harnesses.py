@@ -17,7 +17,7 @@ from psycopg.conninfo import make_conninfo
 from affinity.provider.contract import FetchOptions, Provider, WorkerIdentity
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.sqlite import Clock, SqliteProvider, fetching
-from affinity.provider.sqlite.database import Database, connect
+from affinity.provider.sqlite.driver.database import Database, connect
 from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.timeline import Timeline
 from affinity.testing.conformance.providers import Fault

@@ -19,7 +19,7 @@ from affinity.provider.contract import Incarnation, OrchestrationItem, Release, 
 from affinity.provider.postgres import sweep
 from affinity.provider.postgres.driver import connections
 from affinity.provider.sqlite import SqliteProvider
-from affinity.provider.sqlite.database import connect
+from affinity.provider.sqlite.driver.database import connect
 from affinity.testing.conformance.providers.builders import state, state_write, timer, turn, work_item
 from affinity.testing.conformance.providers.peer import Peer
 from tests.provider.postgres_stage import (

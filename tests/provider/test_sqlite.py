@@ -34,9 +34,9 @@ from affinity.provider.contract import (
 )
 from affinity.provider.history import read_whole_history
 from affinity.provider.sqlite import Clock, SqliteProvider
-from affinity.provider.sqlite.database import PORTION, Database
+from affinity.provider.sqlite.driver.clock import instant
+from affinity.provider.sqlite.driver.database import PORTION, Database
 from affinity.provider.sqlite.migration import MIGRATIONS, migrate
-from affinity.provider.sqlite.workers import instant
 from affinity.provider.statements import load_statements
 
 TIMEOUTS = Timeouts(work_item_lock=30.0, session_lock=300.0)
@@ -286,7 +286,7 @@ async def test_a_file_that_is_set_back_twice_to_one_moment_issues_no_id_again(pa
 @pytest.mark.parametrize("name", ["scan", "peek"])
 async def test_a_fetch_sorts_nothing(path: Path, name: str) -> None:
     with closing(sqlite3.connect(path)) as connection:
-        for file in ("work_items.sql", "instances.sql"):
+        for file in ("fetching.sql", "orchestrations.sql"):
             sql = load_statements(package.__name__, file)[name]
             plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", Anything())]
             assert not [step for step in plan if "TEMP B-TREE" in step]

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import pytest
 
-from affinity.provider.sqlite import Clock, state_list
-from affinity.provider.sqlite.database import Database, connect
+from affinity.provider.sqlite import Clock, session_state_list
+from affinity.provider.sqlite.driver.database import Database, connect
 from affinity.provider.sqlite.migration import migrate
-from affinity.provider.sqlite.state_list import list_states, with_parts
+from affinity.provider.sqlite.session_state_list import list_states, with_parts
 from affinity.records import SessionFilter, SessionMetadata, SessionState
 
 OLD: Final = datetime(2020, 1, 1, tzinfo=UTC)
@@ -102,7 +102,7 @@ def test_a_page_is_not_dearer_among_many_records(
     path: Path, monkeypatch: pytest.MonkeyPatch, where: SessionFilter, met_by_all: bool
 ) -> None:
     """Whether few records meet the condition or all do, as long as what meets it is not more than is sorted."""
-    monkeypatch.setattr(state_list, "FEW", 50)
+    monkeypatch.setattr(session_state_list, "FEW", 50)
     costs = []
     for others in (200, 4_000):
         populate(path, others, like_the_others=met_by_all)
@@ -116,7 +116,7 @@ def test_every_path_finds_the_same(path: Path, monkeypatch: pytest.MonkeyPatch, 
     """Whether what meets a condition counts as few or not."""
     populate(path, 200, like_the_others=False)
     wanted = page(path, where)
-    monkeypatch.setattr(state_list, "FEW", few)
+    monkeypatch.setattr(session_state_list, "FEW", few)
     assert page(path, where) == wanted
     assert wanted
 

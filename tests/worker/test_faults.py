@@ -17,7 +17,8 @@ import pytest
 from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
 from affinity.client import Client, Start
 from affinity.errors import AccessDenied
-from affinity.provider.sqlite import SqliteProvider, database
+from affinity.provider.sqlite import SqliteProvider
+from affinity.provider.sqlite.driver import database
 from affinity.testing.conformance.providers import Fault
 from tests.apps import app
 from tests.board import Board, open_board

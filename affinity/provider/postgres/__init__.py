@@ -1,4 +1,38 @@
-"""PostgreSQL: the engine for N worker replicas."""
+"""PostgreSQL: the engine for N worker replicas.
+
+Files with the same name do the same in `affinity.provider.sqlite`; the SQL of each is in the ``.sql`` file beside it:
+
+    provider            the class: opening, closing, and all operations together
+    workers             names and their leases: register, renew, drain, release, list
+    fetching            work items: fetch, and claim the sessions that no worker holds
+    work_items          work items in hand: renew, check, ack, abandon, begin
+    orchestrations      instances as workers see them: fetch, read histories, release
+    turns               the commit of turns
+    sessions            session leases: check, list
+    releasing           session leases: release by hand, and to make room for others
+    session_store       the records of session state
+    suspension          suspended instances: suspend, retry, resume
+    reset               opening an instance again at an earlier point of its history
+    messages            create instances, and send messages to them
+    instances           instances as clients see them: get, list, delete
+    management          what operators look at: origins, work items, executions, trees, counts
+    quotas              limits of one database
+    retention           removing what ended long ago
+    sweep               repair of stale routes, removal of dead rows
+    hints               wake-ups between processes
+    migration           bringing the schema up to date, and refusing one that this code cannot use
+    timeline            whether this is still the database that was opened
+    errors              the engine's errors as those of `affinity.errors`
+
+Files that only this engine has:
+
+    operations          the base class of all operations, and parameters that they share
+    turn_columns        a batch of turns as arguments of the commit's function
+    rights              roles with the rights of a client or a worker
+    sequences           sequences that are behind their tables, after a restore
+    driver/             the wire protocol: connections, arrays, the URL
+    migrations/         the schema, step by step
+"""
 
 from affinity.provider.postgres.provider import PostgresProvider
 

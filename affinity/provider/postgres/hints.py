@@ -18,12 +18,12 @@ from psycopg import AsyncConnection, Notify, sql
 
 from affinity.errors import ConnectionLost
 from affinity.provider.contract import Hint, HintSource, WorkerIdentity
-from affinity.provider.postgres.base import Verbs
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.driver.connections import connect
 from affinity.provider.postgres.driver.target import Target
 from affinity.provider.postgres.driver.wire import Row
 from affinity.provider.postgres.errors import translate, translated
+from affinity.provider.postgres.operations import Operations
 
 _NOTIFY: Final = """
 WITH told AS (
@@ -39,7 +39,7 @@ FROM (SELECT concat_ws(' ', %(schema)s::text, worker_id) AS name, hint FROM told
 """
 
 
-class HintVerbs(Verbs):
+class HintOperations(Operations):
     """`hints` and `wake`."""
 
     @asynccontextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from psycopg.types.numeric import Int8
@@ -18,14 +18,14 @@ from affinity.provider.contract import (
     WorkKey,
 )
 from affinity.provider.origins import OriginRow, origins_of
-from affinity.provider.postgres.base import Verbs
+from affinity.provider.postgres.operations import Operations
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "management.sql")
 
 
-class ManagementVerbs(Verbs):
-    """`read_origins` to `count_instances`."""
+class ManagementOperations(Operations):
+    """`read_origins` to `count_work`."""
 
     async def read_origins(self, instance_id: str, execution_id: int) -> Sequence[EventOrigin]:
         params = {"instance": instance_id, "execution": Int8(execution_id)}
@@ -110,6 +110,10 @@ class ManagementVerbs(Verbs):
         rows = await self._links.quick.run(_SQL["count_instances"], params)
         counts = {status: number for status, number, _ in rows}
         return InstanceCounts(counts=counts, after=rows[0][2] if sum(counts.values()) >= limit else None)
+
+    async def count_work(self) -> Mapping[str, int]:
+        (counts,) = await self._links.misc.run(_SQL["count"])
+        return dict(zip(("work_items", "messages", "sessions", "workers", "instances"), counts, strict=True))
 
 
 def _positive(seconds: float | None) -> float | None:

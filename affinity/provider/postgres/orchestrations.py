@@ -18,9 +18,9 @@ from affinity.provider.contract import (
     Release,
     WorkerIdentity,
 )
-from affinity.provider.postgres.base import Verbs, who
 from affinity.provider.postgres.driver.arrays import Bools, Ints, Texts
 from affinity.provider.postgres.driver.wire import Row
+from affinity.provider.postgres.operations import Operations, who
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "orchestrations.sql")
@@ -29,7 +29,7 @@ _WINDOW: Final = 16
 """Messages looked at for each instance asked for; more of the same instance come with it anyhow."""
 
 
-class OrchestrationVerbs(Verbs):
+class OrchestrationOperations(Operations):
     """`fetch_orchestration_item`, `read_history` and `release_instance`."""
 
     async def fetch_orchestration_item(

@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final, LiteralString
 
-from affinity.provider.postgres.client import ClientVerbs
 from affinity.provider.postgres.driver.connections import Links
 from affinity.provider.postgres.driver.target import Target
-from affinity.provider.postgres.hints import HintVerbs
-from affinity.provider.postgres.management import ManagementVerbs
+from affinity.provider.postgres.fetching import FetchOperations
+from affinity.provider.postgres.hints import HintOperations
+from affinity.provider.postgres.instances import InstanceOperations
+from affinity.provider.postgres.management import ManagementOperations
+from affinity.provider.postgres.messages import MessageOperations
 from affinity.provider.postgres.migration import check_version, inspect_target, migrate_target
-from affinity.provider.postgres.orchestrations import OrchestrationVerbs
-from affinity.provider.postgres.releasing import ReleaseVerbs
+from affinity.provider.postgres.orchestrations import OrchestrationOperations
+from affinity.provider.postgres.quotas import QuotaOperations
+from affinity.provider.postgres.releasing import ReleaseOperations
+from affinity.provider.postgres.reset import ResetOperations
 from affinity.provider.postgres.rights import change_rights
-from affinity.provider.postgres.states import StateVerbs
-from affinity.provider.postgres.suspension import SuspensionVerbs
-from affinity.provider.postgres.sweep import SweepVerbs
-from affinity.provider.postgres.turns import TurnVerbs
-from affinity.provider.postgres.work_items import WorkItemVerbs
-from affinity.provider.postgres.workers import WorkerVerbs
+from affinity.provider.postgres.sessions import SessionOperations
+from affinity.provider.postgres.suspension import SuspensionOperations
+from affinity.provider.postgres.sweep import SweepOperations
+from affinity.provider.postgres.turns import TurnOperations
+from affinity.provider.postgres.work_items import WorkItemOperations
+from affinity.provider.postgres.workers import WorkerOperations
 from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.timeline import Timeline
 
@@ -39,17 +43,21 @@ END $do$"""
 
 
 class PostgresProvider(
-    WorkerVerbs,
-    WorkItemVerbs,
-    OrchestrationVerbs,
-    TurnVerbs,
-    StateVerbs,
-    ReleaseVerbs,
-    SuspensionVerbs,
-    SweepVerbs,
-    HintVerbs,
-    ClientVerbs,
-    ManagementVerbs,
+    WorkerOperations,
+    FetchOperations,
+    WorkItemOperations,
+    OrchestrationOperations,
+    TurnOperations,
+    SessionOperations,
+    ReleaseOperations,
+    SuspensionOperations,
+    ResetOperations,
+    SweepOperations,
+    HintOperations,
+    MessageOperations,
+    InstanceOperations,
+    ManagementOperations,
+    QuotaOperations,
 ):
     """PostgreSQL, 15 to 18: the engine for N worker replicas. Implements `affinity.provider.contract.Provider`.
 

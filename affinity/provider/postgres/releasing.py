@@ -9,9 +9,9 @@ from psycopg.types.numeric import Int8
 
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import OFFER_SECONDS, FetchOptions, SessionRelease, WorkerIdentity
-from affinity.provider.postgres.base import Verbs, who, without
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.driver.wire import Params
+from affinity.provider.postgres.operations import Operations, who, without
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "releasing.sql")
@@ -24,7 +24,7 @@ def release_params(session_ids: Sequence[str]) -> Params:
     return {"release": Texts(session_ids), "reroute": Int8(MAX_REROUTE)}
 
 
-class ReleaseVerbs(Verbs):
+class ReleaseOperations(Operations):
     """`release_session` and `release_idle_session`."""
 
     async def release_session(self, session_ids: Sequence[str]) -> Sequence[SessionRelease]:

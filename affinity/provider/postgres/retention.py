@@ -12,8 +12,8 @@ from psycopg.types.numeric import Int8
 from affinity.errors import StatementTimeout
 from affinity.limits import PRUNE_EVENTS, PRUNE_TREE_EVENTS, PRUNE_WINDOW
 from affinity.provider.contract import SWEPT_STATUSES, HistoryPruning, InstancePruning, Retention
-from affinity.provider.postgres.base import Verbs
 from affinity.provider.postgres.driver.arrays import Texts
+from affinity.provider.postgres.operations import Operations
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "retention.sql")
@@ -21,7 +21,7 @@ _SQL: Final = load_statements(__package__, "retention.sql")
 _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
 
 
-class RetentionVerbs(Verbs):
+class RetentionOperations(Operations):
     """`prune_instances` and `prune_histories`, and the share that a sweep does of them."""
 
     async def prune_instances(

@@ -53,11 +53,6 @@ WITH wanted AS MATERIALIZED (
 )
 SELECT instance_id, suspended FROM wanted
 
--- reset: open an instance again at an earlier point of its history
-SELECT reset_instance_2(%(instance)s, %(birth)s, %(execution)s, %(events)s, %(keep)s, %(event)s, %(custom_status)s,
-    %(message_instance)s, %(message_birth)s, %(message)s, %(message_delay)s, %(message_timer)s, %(item_activity)s,
-    %(item_name)s, %(item_session)s, %(item_payload)s, %(watch_session)s, %(watch)s)
-
 -- retry: suspended instances that other code may go on with become the caller's, if its code has not tried them
 WITH untried AS MATERIALIZED (
     SELECT s.instance_id, s.tried FROM suspensions s JOIN instances i USING (instance_id)

@@ -10,7 +10,7 @@ from psycopg.types.numeric import Int8
 from affinity.errors import ProviderError
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import NO_RETENTION, OFFER_SECONDS, Retention, Sweep
-from affinity.provider.postgres.retention import RetentionVerbs
+from affinity.provider.postgres.retention import RetentionOperations
 from affinity.provider.statements import load_statements
 
 WINDOW: Final = 5_000
@@ -35,7 +35,7 @@ _VACUUM: Final[dict[str, LiteralString]] = {
 }
 
 
-class SweepVerbs(RetentionVerbs):
+class SweepOperations(RetentionOperations):
     """`sweep`."""
 
     async def sweep(

@@ -14,7 +14,7 @@ from affinity.provider.contract import (
     Turn,
 )
 from affinity.provider.postgres.driver.arrays import Bools, Column, Floats, Ints, Texts
-from affinity.provider.postgres.states import state_columns
+from affinity.provider.postgres.session_store import state_columns
 
 Columns: TypeAlias = dict[LiteralString, Column]
 

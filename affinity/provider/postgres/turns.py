@@ -31,8 +31,8 @@ from affinity.provider.contract import (
     WorkItem,
     WorkLock,
 )
-from affinity.provider.postgres.base import Verbs
 from affinity.provider.postgres.errors import BATCH_REFUSED
+from affinity.provider.postgres.operations import Operations
 from affinity.provider.postgres.releasing import release_params
 from affinity.provider.postgres.turn_columns import (
     commit_columns,
@@ -51,7 +51,7 @@ _MAX_ROUNDS: Final = 5
 """Commits of one batch that may be refused, before it is contention: between two of them somebody changed a fence."""
 
 
-class TurnVerbs(Verbs):
+class TurnOperations(Operations):
     """`commit_turn`."""
 
     async def commit_turn(

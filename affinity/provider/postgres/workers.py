@@ -9,7 +9,7 @@ from typing import Final
 from affinity.errors import WorkerFenced
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import WorkerIdentity, WorkerInfo, WorkerLease
-from affinity.provider.postgres.base import Verbs, who
+from affinity.provider.postgres.operations import Operations, who
 from affinity.provider.postgres.timeline import LEARN
 from affinity.provider.statements import load_statements
 from affinity.records import labels_of
@@ -17,7 +17,7 @@ from affinity.records import labels_of
 _SQL: Final = load_statements(__package__, "workers.sql")
 
 
-class WorkerVerbs(Verbs):
+class WorkerOperations(Operations):
     """`register_worker` to `release_worker`, and their listing."""
 
     async def register_worker(

@@ -1,10 +1,44 @@
-"""The SQLite provider: the embedded default, one machine, many processes.
+"""SQLite: the embedded default, one machine, many processes.
 
-`provider` holds the verbs and hands each to a thread (`thread`) that owns a connection (`database`); what a verb
-does is a plain function of a transaction, in the module of its theme, with its SQL in the ``.sql`` file beside it.
+`provider` hands each operation to a thread that owns a connection; what the operation does is a plain function of a
+transaction. Files with the same name do the same in `affinity.provider.postgres`; the SQL of each is in the ``.sql``
+file beside it:
+
+    provider            the class: opening, closing, and all operations together
+    workers             names and their leases: register, renew, drain, release, list
+    fetching            work items: fetch, and claim the sessions that no worker holds
+    work_items          work items in hand: renew, check, ack, abandon, begin
+    orchestrations      instances as workers see them: fetch, read histories, release
+    turns               the commit of turns
+    sessions            session leases: check, list
+    releasing           session leases: release by hand, and to make room for others
+    session_store       the records of session state
+    suspension          suspended instances: suspend, retry, resume
+    reset               opening an instance again at an earlier point of its history
+    messages            create instances, and send messages to them
+    instances           instances as clients see them: get, list, delete
+    management          what operators look at: origins, work items, executions, trees, counts
+    quotas              limits of one database
+    retention           removing what ended long ago
+    sweep               repair of stale routes, removal of dead rows
+    hints               wake-ups between processes
+    migration           bringing the schema up to date, and refusing one that this code cannot use
+    timeline            whether this is still the database that was opened
+    errors              the engine's errors as those of `affinity.errors`
+
+Files that only this engine has:
+
+    holds               holds and watches of sessions, as parts of a commit
+    placing             where new work items of a commit go
+    session_states      records of session state: the fences of their writes
+    session_state_list  records of session state: listing and counting
+    payloads            reading payloads up to a number of bytes
+    tokens              names for locks
+    driver/             the connection, its transactions, its thread and the clock
+    migrations/         the schema, step by step
 """
 
-from affinity.provider.sqlite.clock import Clock
+from affinity.provider.sqlite.driver.clock import Clock
 from affinity.provider.sqlite.provider import SqliteProvider
 
 __all__ = ["Clock", "SqliteProvider"]

@@ -19,9 +19,9 @@ from affinity.provider.contract import (
     WorkKey,
 )
 from affinity.provider.origins import OriginRow, origins_of
-from affinity.provider.sqlite.database import Row, Tx
+from affinity.provider.sqlite.driver.clock import instant
+from affinity.provider.sqlite.driver.database import Row, Tx
 from affinity.provider.sqlite.sessions import SUSPENDED
-from affinity.provider.sqlite.workers import instant
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "management.sql")
@@ -131,6 +131,10 @@ def _work_item(instance_id: str, row: Row) -> WorkItemInfo:
         visible_at=instant(visible_at),
         last_error=last_error,
     )
+
+
+def count_work(tx: Tx) -> dict[str, int]:
+    return dict(tx.rows(SQL["counts"]))
 
 
 def _instant(seconds: float | None) -> datetime | None:

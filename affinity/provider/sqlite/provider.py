@@ -59,25 +59,25 @@ from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.sqlite import (
     fetching,
     hints,
-    listing,
     management,
+    orchestrations,
     quotas,
     releasing,
+    sessions,
     suspension,
     work_items,
     workers,
 )
-from affinity.provider.sqlite import instances as ownership
+from affinity.provider.sqlite import instances as stored
 from affinity.provider.sqlite import reset as resetting
 from affinity.provider.sqlite import retention as pruning
 from affinity.provider.sqlite import sweep as sweeping
-from affinity.provider.sqlite.clock import Clock
-from affinity.provider.sqlite.database import MAX_WAIT, Database, Tx, connect
+from affinity.provider.sqlite.driver.clock import Clock
+from affinity.provider.sqlite.driver.database import MAX_WAIT, Database, Tx, connect
+from affinity.provider.sqlite.driver.thread import DatabaseThread
 from affinity.provider.sqlite.messages import create_all, send_all
 from affinity.provider.sqlite.migration import check_schema, inspect, migrate, unmigrated
-from affinity.provider.sqlite.states import check
-from affinity.provider.sqlite.store import SqliteStates
-from affinity.provider.sqlite.thread import DatabaseThread
+from affinity.provider.sqlite.session_store import SqliteSessionStore
 from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.sqlite.turns import commit
 from affinity.provider.timeline import Timeline
@@ -102,7 +102,7 @@ class SqliteProvider:
         self._subscriptions: set[hints.Subscription] = set()
         self._writer = DatabaseThread(writer, "affinity-sqlite-write", self._on_foreign_commit)
         self._reader = DatabaseThread(reader, "affinity-sqlite-read")
-        self._states = SqliteStates(self._writer, self._reader)
+        self._states = SqliteSessionStore(self._writer, self._reader)
 
     @classmethod
     async def open(
@@ -217,7 +217,7 @@ class SqliteProvider:
         return self._states
 
     async def check_session(self, identity: WorkerIdentity, session_ids: Sequence[str]) -> Sequence[float | None]:
-        return await self._read(check, identity, session_ids)
+        return await self._read(sessions.check, identity, session_ids)
 
     async def release_session(self, session_ids: Sequence[str]) -> Sequence[SessionRelease]:
         return await self._write(releasing.release, session_ids)
@@ -239,15 +239,15 @@ class SqliteProvider:
         exclude: Collection[int] = (),
         max_bytes: int = MAX_BATCH_BYTES,
     ) -> OrchestrationFetch:
-        wanted = ownership.Wanted(
+        wanted = orchestrations.Wanted(
             limit=limit, names=names, unknown_after=unknown_after, exclude=exclude, max_bytes=max_bytes
         )
-        return await self._writer.call(ownership.fetch, identity, wanted)
+        return await self._writer.call(orchestrations.fetch, identity, wanted)
 
     async def read_history(
         self, cursors: Sequence[HistoryCursor], *, max_bytes: int = MAX_BATCH_BYTES
     ) -> Sequence[HistoryPage]:
-        return await self._read(ownership.read_histories, cursors, max_bytes)
+        return await self._read(orchestrations.read_histories, cursors, max_bytes)
 
     async def commit_turn(
         self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts
@@ -255,7 +255,7 @@ class SqliteProvider:
         return await self._write(commit, self._tokens, identity, turns, timeouts)
 
     async def release_instance(self, identity: WorkerIdentity, releases: Sequence[Release]) -> None:
-        await self._write(ownership.release, identity, releases)
+        await self._write(orchestrations.release, identity, releases)
 
     async def suspend_instance(self, identity: WorkerIdentity, suspends: Sequence[Suspend]) -> Sequence[bool]:
         return await self._write(suspension.suspend, identity, suspends)
@@ -303,10 +303,10 @@ class SqliteProvider:
         return await self._write(send_all, messages)
 
     async def get_instance(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
-        return await self._read(listing.get_instances, instance_ids)
+        return await self._read(stored.get_instances, instance_ids)
 
     async def list_instances(self, where: InstanceFilter, limit: int) -> Sequence[InstanceInfo]:
-        return await self._read(listing.list_instances, where, limit)
+        return await self._read(stored.list_instances, where, limit)
 
     async def read_origins(self, instance_id: str, execution_id: int) -> Sequence[EventOrigin]:
         return await self._read(management.read_origins, instance_id, execution_id)
@@ -337,7 +337,7 @@ class SqliteProvider:
     async def delete_instance(
         self, instance_ids: Sequence[str], *, force: bool = False, tree: bool = True
     ) -> Sequence[Deletion]:
-        return await self._write(listing.delete_instances, instance_ids, force=force, tree=tree)
+        return await self._write(stored.delete_instances, instance_ids, force=force, tree=tree)
 
     async def prune_instances(
         self, status: frozenset[str], older_than: float, *, after: datetime | None = None, dry_run: bool = False
@@ -350,7 +350,7 @@ class SqliteProvider:
         return await run(pruning.prune_histories, older_than, dry_run=dry_run)
 
     async def list_sessions(self, *, after: str | None = None, limit: int = 100) -> Sequence[SessionInfo]:
-        return await self._read(listing.list_sessions, after, limit)
+        return await self._read(sessions.list_page, after, limit)
 
     async def list_workers(self) -> Sequence[WorkerInfo]:
         return await self._read(workers.list_workers)
@@ -362,7 +362,7 @@ class SqliteProvider:
         await self._write(quotas.set_all, limits)
 
     async def count_work(self) -> Mapping[str, int]:
-        return await self._read(listing.count_work)
+        return await self._read(management.count_work)
 
     # -- how
 

@@ -8,9 +8,9 @@ from typing import Final, NamedTuple
 
 from affinity.limits import PRUNE_EVENTS, PRUNE_TREE_EVENTS, PRUNE_WINDOW
 from affinity.provider.contract import SWEPT_STATUSES, HistoryPruning, InstancePruning, Retention
-from affinity.provider.sqlite import listing
-from affinity.provider.sqlite.database import Tx, to_json
-from affinity.provider.sqlite.workers import instant
+from affinity.provider.sqlite import instances as stored
+from affinity.provider.sqlite.driver.clock import instant
+from affinity.provider.sqlite.driver.database import Tx, to_json
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "retention.sql")
@@ -87,6 +87,6 @@ def _prune(
         if not all_ended or events > largest:
             continue
         if not dry_run:
-            listing.delete_instances(tx, [instance_id], force=False, tree=True)
+            stored.delete_instances(tx, [instance_id], force=False, tree=True)
         roots, instances, removed = roots + 1, instances + size, removed + events
     return _Step(roots, instances, rows[-1][1] if len(rows) >= PRUNE_WINDOW else None)

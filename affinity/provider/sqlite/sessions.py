@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from affinity.limits import MAX_REROUTE
-from affinity.provider.contract import TOUCH_SLACK, WorkerIdentity
-from affinity.provider.sqlite.database import Tx, to_json
+from affinity.limits import MAX_PAGE, MAX_REROUTE
+from affinity.provider.contract import TOUCH_SLACK, Incarnation, SessionInfo, WorkerIdentity
+from affinity.provider.sqlite.driver.database import Tx, to_json
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "sessions.sql")
@@ -60,6 +60,30 @@ def read_leases(tx: Tx, session_ids: Collection[str]) -> dict[str, Lease]:
         return {}
     rows = tx.gather(SQL["leases"], {"session_ids": to_json(list(session_ids)), "now": tx.now})
     return {session_id: Lease(*lease) for session_id, *lease in rows}
+
+
+def check(tx: Tx, identity: WorkerIdentity, session_ids: Sequence[str]) -> list[float | None]:
+    held = dict(tx.gather(SQL["check"], {**_of(tx, identity), "session_ids": to_json(list(session_ids))}))
+    return [held.get(session_id) for session_id in session_ids]
+
+
+def list_page(tx: Tx, after: str | None, limit: int) -> list[SessionInfo]:
+    arguments = {"now": tx.now, "after": after or "", "limit": min(limit, MAX_PAGE)}
+    return [
+        SessionInfo(
+            session_id=session_id,
+            worker_id=worker_id,
+            incarnation=Incarnation(incarnation),
+            epoch=epoch,
+            held=bool(held),
+            expires_in=locked_until - tx.now,
+            idle=tx.now - touched_at,
+            queued=queued,
+        )
+        for session_id, worker_id, incarnation, epoch, held, locked_until, touched_at, queued in tx.rows(
+            SQL["list"], arguments
+        )
+    ]
 
 
 def touch(tx: Tx, identity: WorkerIdentity, session_ids: Collection[str], timeout: float) -> None:

@@ -86,3 +86,10 @@ LEFT JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarn
 WHERE s.session_id > :after
 ORDER BY s.session_id
 LIMIT :limit;
+
+-- check: for how long the caller holds sessions
+SELECT json_group_array(json_array(s.session_id, s.locked_until - :now))
+FROM json_each(:session_ids) AS j
+CROSS JOIN sessions AS s ON s.session_id = j.value
+CROSS JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation
+WHERE s.worker_id = :worker_id AND s.incarnation = :incarnation AND s.locked_until > :now AND w.locked_until > :now;

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from affinity.provider.contract import Resumption, Suspend, WorkerIdentity
-from affinity.provider.sqlite import instances
-from affinity.provider.sqlite.database import Tx, to_json
+from affinity.provider.sqlite import orchestrations
+from affinity.provider.sqlite.driver.database import Tx, to_json
 from affinity.provider.sqlite.messages import mark_instances, read_statuses
 from affinity.provider.sqlite.sessions import NEW, SUSPENDED, own_route
 from affinity.provider.sqlite.workers import read_caller
@@ -33,7 +33,7 @@ def retry(tx: Tx, identity: WorkerIdentity, *, names: Collection[str], code: str
     for instance_id in found:
         tx.run(SQL["resume"], {"instance_id": instance_id, "now": tx.now})
         tx.run(SQL["close"], {"instance_id": instance_id, "now": tx.now, "forget": False})
-    tx.many(instances.SQL["take"], found, {"worker_id": identity.worker_id, "incarnation": identity.incarnation})
+    tx.many(orchestrations.SQL["take"], found, {"worker_id": identity.worker_id, "incarnation": identity.incarnation})
     mark_instances(tx, found, own_route(identity.worker_id))
     return found
 

@@ -8,7 +8,7 @@ from affinity.provider.statements import load_statements
 from affinity.provider.timeline import Timeline
 
 if TYPE_CHECKING:
-    from affinity.provider.sqlite.database import Tx
+    from affinity.provider.sqlite.driver.database import Tx
 
 _SQL: Final = load_statements(__package__, "timeline.sql")
 

@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from affinity.provider.contract import FINISHED, InstanceUpdate, Placed, Timeouts, Turn, TurnResult, WorkerIdentity
 from affinity.provider.sqlite import holds, releasing, sessions
-from affinity.provider.sqlite.database import Tx, to_json
+from affinity.provider.sqlite.driver.database import Tx, to_json
 from affinity.provider.sqlite.messages import insert_new, send
 from affinity.provider.sqlite.placing import NOWHERE, Placing
-from affinity.provider.sqlite.states import Judge
+from affinity.provider.sqlite.session_states import Judge
 from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.sqlite.work_items import Held, find, remove
 from affinity.provider.sqlite.workers import read_caller

@@ -7,10 +7,10 @@ from typing import Final, NamedTuple
 
 from affinity.provider.contract import NewMessage, Timeouts, WorkAbandon, WorkAck, WorkerIdentity, WorkLock
 from affinity.provider.sqlite import sessions
-from affinity.provider.sqlite.database import Tx, to_json
+from affinity.provider.sqlite.driver.database import Tx, to_json
 from affinity.provider.sqlite.messages import send
+from affinity.provider.sqlite.session_states import Judge
 from affinity.provider.sqlite.sessions import FREE, NEW
-from affinity.provider.sqlite.states import Judge
 from affinity.provider.sqlite.workers import read_caller
 from affinity.provider.statements import load_statements
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from affinity.errors import WorkerFenced
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import Incarnation, WorkerIdentity, WorkerInfo, WorkerLease
 from affinity.provider.sqlite import sessions, timeline
-from affinity.provider.sqlite.database import Tx
+from affinity.provider.sqlite.driver.clock import instant
+from affinity.provider.sqlite.driver.database import Tx
 from affinity.provider.sqlite.messages import reroute_messages
 from affinity.provider.sqlite.sessions import own_route
 from affinity.provider.statements import load_statements
@@ -105,11 +105,6 @@ def list_workers(tx: Tx) -> list[WorkerInfo]:
 def fenced(identity: WorkerIdentity) -> WorkerFenced:
     """The error for a process whose name another one has taken."""
     return WorkerFenced(f"another process has started as worker {identity.worker_id!r}: this one must stop")
-
-
-def instant(seconds: float) -> datetime:
-    """Unix seconds as an aware datetime."""
-    return datetime.fromtimestamp(seconds, UTC)
 
 
 def _lease(tx: Tx, lease: float, *, draining: bool = False) -> WorkerLease:

@@ -224,8 +224,3 @@ SELECT m.start, r.session_id, r.schema_version, r.kind, r.name, r.parent, r.labe
     extract(epoch FROM clock() - r.updated_at)::float8,
     (SELECT h.worker_id FROM held_sessions h WHERE h.session_id = r.session_id)
 FROM member m JOIN session_states r USING (session_id)
-
--- check: for how long the caller holds sessions
-SELECT k.n, extract(epoch FROM h.locked_until - clock())::float8
-FROM unnest(%(session)s) WITH ORDINALITY AS k (session_id, n) JOIN held_sessions h USING (session_id)
-WHERE (h.worker_id = %(worker)s) IS TRUE AND h.incarnation = %(incarnation)s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 
 
 class Clock:
@@ -14,3 +15,8 @@ class Clock:
     def now(self) -> float:
         """Now, in whole microseconds, so that an instant survives the way through a ``datetime`` and back unchanged."""
         return round(time.time() + self.offset, 6)
+
+
+def instant(seconds: float) -> datetime:
+    """Unix seconds as an aware datetime."""
+    return datetime.fromtimestamp(seconds, UTC)

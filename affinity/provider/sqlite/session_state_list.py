@@ -14,13 +14,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, LiteralString
 
 from affinity.limits import MAX_ID_BYTES
-from affinity.provider.sqlite.database import Row, Tx, to_json
-from affinity.provider.sqlite.states import SQL, read_metadata
-from affinity.provider.sqlite.workers import instant
+from affinity.provider.sqlite.driver.clock import instant
+from affinity.provider.sqlite.driver.database import Row, Tx, to_json
+from affinity.provider.sqlite.session_states import SQL, read_metadata
 from affinity.provider.statements import load_statements
 from affinity.records import SessionFilter, SessionSummary, in_family_order
 
-LIST: Final = load_statements(__package__, "state_list.sql")["list_states"]
+LIST: Final = load_statements(__package__, "session_state_list.sql")["list_states"]
 
 FEW: Final = 10_000
 """Records that a page may be sorted out of."""

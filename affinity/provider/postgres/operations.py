@@ -14,7 +14,7 @@ from affinity.provider.postgres.driver.connections import Links
 from affinity.provider.postgres.driver.wire import Params
 
 
-class Verbs:
+class Operations:
     """Base of the classes that each implement a chapter of the contract."""
 
     def __init__(self, links: Links) -> None:

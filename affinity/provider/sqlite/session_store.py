@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from affinity.provider.sqlite import state_list, states
-from affinity.provider.sqlite.database import Database
-from affinity.provider.sqlite.thread import DatabaseThread
+from affinity.provider.sqlite import session_state_list, session_states
+from affinity.provider.sqlite.driver.database import Database
+from affinity.provider.sqlite.driver.thread import DatabaseThread
 from affinity.records import SessionFilter, SessionRecord, SessionState, SessionSummary
 
 
-class SqliteStates:
+class SqliteSessionStore:
     """The records in table ``session_states``. Implements `affinity.records.SessionStore`.
 
     Args:
@@ -23,7 +23,7 @@ class SqliteStates:
         self._reader = reader
 
     async def load(self, session_id: str) -> SessionRecord | None:
-        return await self._reader.call(Database.read, states.load, session_id)
+        return await self._reader.call(Database.read, session_states.load, session_id)
 
     async def save(
         self,
@@ -35,8 +35,8 @@ class SqliteStates:
         idempotency_key: str | None = None,
     ) -> int:
         # Encoded here, so that the caller cannot change it on its way to the writer's thread.
-        record = states.encode(new, epoch=epoch, birth=birth, idempotency_key=idempotency_key)
-        return await self._writer.call(Database.write, states.save, record, expected_version)
+        record = session_states.encode(new, epoch=epoch, birth=birth, idempotency_key=idempotency_key)
+        return await self._writer.call(Database.write, session_states.save, record, expected_version)
 
     async def delete(
         self,
@@ -50,7 +50,7 @@ class SqliteStates:
         dry_run: bool = False,
     ) -> Sequence[str]:
         """A record that is left keeps its children."""
-        asked = states.Deletion(
+        asked = session_states.Deletion(
             session_ids=list(session_ids),
             cascade=cascade,
             idle_only=idle_only,
@@ -59,14 +59,14 @@ class SqliteStates:
             births=dict(births or {}),
         )
         if dry_run:
-            return await self._reader.call(Database.read, states.find_doomed, asked)
-        return await self._writer.call(Database.write, states.delete, asked)
+            return await self._reader.call(Database.read, session_states.find_doomed, asked)
+        return await self._writer.call(Database.write, session_states.delete, asked)
 
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
-        return await self._reader.call(Database.read, state_list.list_states, where, limit)
+        return await self._reader.call(Database.read, session_state_list.list_states, where, limit)
 
     async def count(self, where: SessionFilter) -> int:
-        return await self._reader.call(Database.read, state_list.count_states, where)
+        return await self._reader.call(Database.read, session_state_list.count_states, where)
 
     async def families(self, session_ids: Collection[str]) -> Sequence[Sequence[SessionSummary]]:
-        return await self._reader.call(Database.read, state_list.find_families, list(session_ids))
+        return await self._reader.call(Database.read, session_state_list.find_families, list(session_ids))

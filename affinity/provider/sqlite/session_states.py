@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from affinity.errors import SessionWriteConflict
-from affinity.provider.contract import WorkerIdentity
 from affinity.provider.sqlite import sessions
-from affinity.provider.sqlite.database import Row, Tx, to_json
-from affinity.provider.sqlite.workers import instant
+from affinity.provider.sqlite.driver.clock import instant
+from affinity.provider.sqlite.driver.database import Row, Tx, to_json
 from affinity.provider.statements import load_statements
 from affinity.records import SessionMetadata, SessionRecord, SessionState, StateWrite, labels_of, participants_of
 
-SQL: Final = load_statements(__package__, "states.sql")
+SQL: Final = load_statements(__package__, "session_states.sql")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,12 +159,6 @@ def delete(tx: Tx, asked: Deletion) -> list[str]:
     tx.many(SQL["unlabel"], doomed)
     tx.many(SQL["delete"], doomed)
     return doomed
-
-
-def check(tx: Tx, identity: WorkerIdentity, session_ids: Sequence[str]) -> list[float | None]:
-    caller = {"worker_id": identity.worker_id, "incarnation": identity.incarnation, "now": tx.now}
-    held = dict(tx.gather(SQL["check"], {**caller, "session_ids": to_json(list(session_ids))}))
-    return [held.get(session_id) for session_id in session_ids]
 
 
 def read_metadata(columns: Sequence[Any]) -> SessionMetadata:

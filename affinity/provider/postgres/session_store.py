@@ -1,4 +1,4 @@
-"""Session state: the records that people and the session layer read and write, and writes that go with a result."""
+"""The session store of a PostgreSQL database: records of session state, and their columns in a commit."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from psycopg.errors import UniqueViolation
 from psycopg.types.numeric import Int8
 
 from affinity.errors import Contention, SessionWriteConflict
-from affinity.provider.contract import WorkerIdentity
-from affinity.provider.postgres.base import Verbs, who
 from affinity.provider.postgres.driver.arrays import Blobs, Column, Ints, Texts
 from affinity.provider.postgres.driver.connections import Links
 from affinity.provider.postgres.driver.wire import Params, Row
@@ -23,7 +21,6 @@ from affinity.records import (
     SessionMetadata,
     SessionRecord,
     SessionState,
-    SessionStore,
     SessionSummary,
     StateWrite,
     in_family_order,
@@ -31,29 +28,10 @@ from affinity.records import (
     participants_of,
 )
 
-_SQL: Final = load_statements(__package__, "states.sql")
+_SQL: Final = load_statements(__package__, "session_store.sql")
 
 
-class StateVerbs(Verbs):
-    """`states` and `check_session`."""
-
-    def __init__(self, links: Links) -> None:
-        super().__init__(links)
-        self._states = PostgresStates(links)
-
-    @property
-    def states(self) -> SessionStore:
-        return self._states
-
-    async def check_session(self, identity: WorkerIdentity, session_ids: Sequence[str]) -> Sequence[float | None]:
-        if not session_ids:
-            return []
-        rows = await self._links.quick.run(_SQL["check"], {**who(identity), "session": Texts(session_ids)})
-        found: dict[int, float] = dict(rows)
-        return [found.get(n) for n in range(1, len(session_ids) + 1)]
-
-
-class PostgresStates:
+class PostgresSessionStore:
     """The records in table ``session_states``. Implements `affinity.records.SessionStore`.
 
     On a connection of its own: a state of many megabytes must not hold up renewals.

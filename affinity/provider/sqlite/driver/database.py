@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any, Concatenate, Final, LiteralString, ParamSpec, TypeAlias, TypeVar
 
 from affinity.errors import DatabaseChanged, SchemaMismatch
-from affinity.provider.sqlite.clock import Clock
+from affinity.provider.sqlite.driver.clock import Clock
 from affinity.provider.sqlite.errors import FAILURES, is_busy, translate
 from affinity.provider.sqlite.timeline import learn
 from affinity.provider.timeline import Timeline

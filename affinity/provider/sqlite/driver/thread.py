@@ -16,7 +16,7 @@ from threading import Thread
 from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
 from affinity.errors import ConnectionLost, ProviderError
-from affinity.provider.sqlite.database import Database
+from affinity.provider.sqlite.driver.database import Database
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -87,13 +87,6 @@ SELECT json_group_array(session_id) FROM doomed;
 -- delete: records
 DELETE FROM session_states WHERE session_id IN (SELECT value FROM json_each(:rows));
 
--- check: for how long the caller holds sessions
-SELECT json_group_array(json_array(s.session_id, s.locked_until - :now))
-FROM json_each(:session_ids) AS j
-CROSS JOIN sessions AS s ON s.session_id = j.value
-CROSS JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation
-WHERE s.worker_id = :worker_id AND s.incarnation = :incarnation AND s.locked_until > :now AND w.locked_until > :now;
-
 -- held_by: sessions that a worker holds, unless they are too many
 SELECT json_group_array(session_id) FROM (
     SELECT s.session_id FROM workers AS w

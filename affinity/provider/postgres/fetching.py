@@ -1,0 +1,116 @@
+"""Fetching work items, and claiming the sessions of those that no worker holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from psycopg.types.numeric import Int8
+
+from affinity.errors import Contention, ProviderError
+from affinity.limits import MAX_BATCH, MAX_REROUTE, MIN_SHARE, SHARE_DIVISOR
+from affinity.provider.contract import (
+    FetchOptions,
+    Token,
+    WorkerIdentity,
+    WorkFetch,
+    WorkItem,
+    WorkKey,
+    WorkLock,
+)
+from affinity.provider.postgres.driver.arrays import Texts
+from affinity.provider.postgres.driver.wire import Params, Row
+from affinity.provider.postgres.operations import Operations, who
+from affinity.provider.postgres.work_items import lengths
+from affinity.provider.statements import load_statements
+
+_SQL: Final = load_statements(__package__, "fetching.sql")
+_CLAIM: Final = (_SQL["claim_alone"], _SQL["claim"])
+_SHARES: Final = {"rounds": Int8(SHARE_DIVISOR), "least": Int8(MIN_SHARE), "count": Int8(MAX_BATCH)}
+
+
+class FetchOperations(Operations):
+    """`fetch_work_item`."""
+
+    async def fetch_work_item(self, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
+        """One statement, unless there is a session to claim: that needs a snapshot taken after a lock."""
+        params = {**who(identity), **_choices(options), **_SHARES, "token": self._token(identity)}
+        rows = await self._links.fetch.run(_SQL["fetch"], {**params, "names": Texts(options.names)})
+        offered, unheld, raced, next_due, left, cut, size, more, crowded, alone, *_ = rows[0]
+        found = WorkFetch(
+            items=[_work_item(row[11:]) for row in rows if row[10] is not None],
+            claim_lost=bool(raced),
+            next_due=_positive(next_due),
+            unclaimed_remaining=bool(left),
+            limit_reached=more,
+            crowded=bool(crowded),
+            alone=alone,
+        )
+        room = options.max_bytes - int(size or 0)
+        if (offered or unheld) and room > 0:
+            found = await self._with_claims(identity, replace(options, max_bytes=room), found, offered, unheld)
+        full = len(found.items) >= options.limit
+        return replace(
+            found, next_due=None if found.items else found.next_due, limit_reached=cut or (found.limit_reached and full)
+        )
+
+    async def _with_claims(
+        self, identity: WorkerIdentity, options: FetchOptions, found: WorkFetch, offered: int, unheld: int
+    ) -> WorkFetch:
+        """What was found, and what comes with the sessions that were chosen."""
+        try:
+            claimed, raced = await self._claim(identity, options, offered, unheld)
+        except ProviderError as error:
+            if error.maybe_done or not (found.items or isinstance(error, Contention)):
+                raise
+            return replace(found, claim_lost=True)  # what was found is locked to us already
+        items = [*found.items, *claimed]
+        return replace(found, items=items, claim_lost=raced or (found.claim_lost and not items))
+
+    async def _claim(
+        self, identity: WorkerIdentity, options: FetchOptions, offered: int, unheld: int
+    ) -> tuple[list[WorkItem], bool]:
+        """Claim sessions for so many items of each kind; and whether a claim was lost."""
+        params = {
+            **who(identity),
+            **_choices(options),
+            "names": list(options.names),
+            "offered": Int8(offered),
+            "unheld": Int8(unheld),
+            "token": self._token(identity),
+            "reroute": Int8(MAX_REROUTE),
+        }
+        *_, rows = await self._links.fetch.together(_CLAIM, params)
+        return [_work_item(row[2:]) for row in rows if row[1] is not None], bool(rows[0][0])
+
+
+def _choices(options: FetchOptions) -> Params:
+    return {
+        **lengths(options.timeouts),
+        "limit": Int8(options.limit),
+        "max_bytes": Int8(options.max_bytes),
+        "max_sessions": Int8(options.max_sessions),
+        "unknown_after": float(options.unknown_after),
+        "uncounted_after": Int8(options.uncounted_after),
+    }
+
+
+def _work_item(row: Row) -> WorkItem:
+    instance_id, execution_id, activity_id, token, name, payload, session_id, epoch, *counts = row
+    attempts, failures, unknown_for, queued_for = counts
+    return WorkItem(
+        lock=WorkLock(WorkKey(instance_id, execution_id, activity_id), Token(token)),
+        name=name,
+        payload=payload,
+        session_id=session_id,
+        session_epoch=epoch,
+        attempts=attempts,
+        failures=failures,
+        unknown_for=unknown_for,
+        queued_for=queued_for,
+    )
+
+
+def _positive(seconds: float | None) -> float | None:
+    """Due between two looks at the clock is due now."""
+    return None if seconds is None else max(0.0, seconds)

@@ -1,0 +1,263 @@
+-- Two habits keep the planner from going astray. A worker's queue may be empty and its sessions many, or the other way
+-- round, and the plan is made without knowing. So a fetch goes along the index of the queue and asks for the session of
+-- each item that it finds by a subquery with one value, which is never turned into a join or a hash table; and a list of
+-- sessions is looked up by id, never by worker: `(…) IS TRUE` fits no index.
+
+-- fetch: the oldest of what the caller may have, and how many sessions it is to claim for the rest
+-- First a look at each kind, which locks nothing, then a lock on what is chosen. Since the second look begins where the
+-- first one found something, it does not pass by all that is in hand again.
+WITH company AS MATERIALIZED (
+    SELECT count(*) FILTER (WHERE NOT draining) AS n, coalesce(bool_or(me), false) AS alive,
+        coalesce(bool_or(me AND NOT draining), false) AND %(max_sessions)s > 0 AS may_claim
+    FROM (
+        SELECT draining, worker_id = %(worker)s AND incarnation = %(incarnation)s AS me FROM alive_workers
+    ) w
+), found AS MATERIALIZED (
+    -- 1: of our sessions; 2: offered to us; 3: without a session; 4: of sessions that no worker holds.
+    SELECT part.kind, q.visible_at, q.session_id, q.size
+    FROM company c
+    CROSS JOIN LATERAL (VALUES
+        (1, %(route)s, c.alive), (2, %(offer)s, c.may_claim), (3, 'free', c.alive), (4, 'new', c.may_claim)
+    ) AS part (kind, route, is_wanted)
+    CROSS JOIN LATERAL (
+        SELECT q.visible_at, q.session_id, octet_length(q.payload) AS size FROM deliverable_items q
+        WHERE q.route = part.route
+          AND (part.kind = 1 OR q.unknown_since IS NULL
+               OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
+               OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
+          AND CASE part.kind
+              WHEN 1 THEN (
+                  SELECT s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+                  FROM sessions s WHERE s.session_id = q.session_id)
+              WHEN 3 THEN true
+              ELSE (SELECT h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s
+                    FROM held_sessions h WHERE h.session_id = q.session_id) IS NOT TRUE
+              END
+        ORDER BY q.visible_at LIMIT %(limit)s + 1
+    ) q
+    WHERE part.is_wanted
+), room AS MATERIALIZED (
+    SELECT CASE WHEN EXISTS (SELECT FROM found WHERE kind IN (2, 4)) THEN %(max_sessions)s - (
+        SELECT count(*) FROM sessions s
+        WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()) END AS n
+), share AS MATERIALIZED (
+    -- What one fetch takes while others could: see limits.fair_share. Counted only where it may be more than a share.
+    SELECT w.free, w.unheld, greatest(%(least)s, ceil(w.free::float8 / (%(rounds)s * w.n))::bigint) AS most_free,
+        greatest(%(least)s, ceil(w.unheld::float8 / (%(rounds)s * w.n))::bigint) AS most_unheld
+    FROM (
+        SELECT c.n, CASE WHEN c.n > 1 AND %(limit)s > %(least)s
+                         AND (SELECT count(*) FROM found WHERE kind = 3) > %(least)s THEN (
+                SELECT count(*)
+                FROM (SELECT FROM deliverable_items q
+                      WHERE q.route = 'free'
+                        AND (q.unknown_since IS NULL
+                             OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
+                             OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
+                      LIMIT least(%(count)s, %(rounds)s * c.n * %(limit)s)) q) END AS free,
+            CASE WHEN c.n > 1 AND %(limit)s > %(least)s AND (SELECT n FROM room) > 0 THEN (
+                SELECT count(*)
+                FROM (SELECT FROM worker_queue q
+                      WHERE q.route = 'new' AND q.visible_at <= (SELECT clock())
+                      LIMIT least(%(count)s, %(rounds)s * c.n * %(limit)s)) q) END AS unheld
+        FROM company c OFFSET 0
+    ) w
+), ranked AS MATERIALIZED (
+    -- `place`: among those of the kind. `sessions`: how many must be claimed for it and all that are older.
+    SELECT kind, visible_at, size, row_number() OVER (PARTITION BY kind ORDER BY visible_at) AS place,
+        count(*) FILTER (WHERE is_first) OVER (PARTITION BY kind IN (2, 4) ORDER BY visible_at, kind) AS sessions
+    FROM (
+        SELECT kind, visible_at, size,
+            row_number() OVER (PARTITION BY kind IN (2, 4), session_id ORDER BY visible_at, kind) = 1 AS is_first
+        FROM found
+    ) f
+), chosen AS MATERIALIZED (
+    -- The oldest, of whichever kind; of the same age, those first that only the caller can have.
+    SELECT count(*) FILTER (WHERE kind = 1 AND fits) AS own, count(*) FILTER (WHERE kind = 2 AND fits) AS offered,
+        count(*) FILTER (WHERE kind = 3 AND fits) AS free, count(*) FILTER (WHERE kind = 4 AND fits) AS unheld,
+        min(visible_at) FILTER (WHERE kind = 1) AS own_since, min(visible_at) FILTER (WHERE kind = 3) AS free_since,
+        count(*) FILTER (WHERE NOT fits) > 0 AS cut
+    FROM (
+        SELECT r.kind, r.visible_at,
+            sum(r.size) OVER (ORDER BY r.visible_at, r.kind ROWS UNBOUNDED PRECEDING) - r.size < %(max_bytes)s AS fits
+        FROM ranked r CROSS JOIN share s
+        WHERE (r.kind IN (1, 3) OR r.sessions <= (SELECT n FROM room))
+          AND (r.kind <> 3 OR s.free IS NULL OR r.place <= s.most_free)
+          AND (r.kind <> 4 OR s.unheld IS NULL OR r.place <= s.most_unheld)
+        ORDER BY r.visible_at, r.kind LIMIT %(limit)s
+    ) oldest
+), locked AS MATERIALIZED (
+    SELECT q.*
+    FROM chosen c
+    CROSS JOIN LATERAL (VALUES
+        (1, %(route)s, c.own_since, c.own), (3, 'free', c.free_since, c.free)
+    ) AS part (kind, route, since, most)
+    CROSS JOIN LATERAL (
+        SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.unknown_since, q.visible_at, q.attempts,
+            octet_length(q.payload) AS size
+        FROM deliverable_items q
+        WHERE q.route = part.route AND q.visible_at >= part.since
+          AND CASE part.kind
+              WHEN 1 THEN (
+                  SELECT s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+                  FROM sessions s WHERE s.session_id = q.session_id)
+              ELSE q.unknown_since IS NULL
+                  OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
+                  OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s'
+              END
+        ORDER BY q.visible_at LIMIT part.most FOR NO KEY UPDATE OF q SKIP LOCKED
+    ) q
+), held AS MATERIALIZED (
+    -- The truth about a session, which cannot change any more until we commit.
+    SELECT s.session_id, s.epoch, s.locked_until FROM sessions s
+    WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM locked))
+      AND (s.worker_id = %(worker)s) IS TRUE AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+    ORDER BY s.session_id FOR NO KEY UPDATE
+), touched AS (
+    UPDATE sessions s SET locked_until = clock() + %(session_lock)s * interval '1 s', touched_at = clock()
+    FROM held WHERE s.session_id = held.session_id
+      AND held.locked_until < clock() + %(touch_below)s * interval '1 s'
+), picked AS MATERIALIZED (
+    -- By bytes once more, for what was locked may be other items than those that were chosen.
+    SELECT *
+    FROM (
+        SELECT l.*, held.epoch, row_number() OVER place AS n, sum(l.size) OVER place AS total
+        FROM locked l LEFT JOIN held USING (session_id)
+        WHERE l.session_id IS NULL OR held.epoch IS NOT NULL
+        WINDOW place AS (ORDER BY l.visible_at, held.epoch IS NULL ROWS UNBOUNDED PRECEDING)
+    ) l
+    WHERE total - size < %(max_bytes)s
+), taken AS (
+    UPDATE worker_queue q
+    SET lock_worker = %(worker)s, lock_incarnation = %(incarnation)s, lock_token = %(token)s || '.' || p.n,
+        locked_until = clock() + %(item_lock)s * interval '1 s',
+        attempts = q.attempts + (q.attempts - q.failures < %(uncounted_after)s)::int,
+        unknown_since = CASE WHEN q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s)) THEN NULL
+            ELSE q.unknown_since END
+    FROM picked p
+    WHERE q.instance_id = p.instance_id AND q.execution_id = p.execution_id AND q.activity_id = p.activity_id
+    RETURNING p.n, q.instance_id, q.execution_id, q.activity_id, q.lock_token, q.name, q.payload, q.session_id, p.epoch,
+        p.attempts + 1, q.failures, extract(epoch FROM clock() - p.unknown_since)::float8 AS unknown_for,
+        extract(epoch FROM clock() - q.enqueued_at)::float8 AS queued_for
+), idle AS (
+    -- Only looked at when nothing was found: what comes next.
+    SELECT extract(epoch FROM least(
+        (SELECT q.visible_at FROM worker_queue q WHERE q.route = %(route)s AND q.visible_at > (SELECT clock())
+         ORDER BY q.visible_at LIMIT 1),
+        (SELECT q.visible_at FROM worker_queue q WHERE q.route = 'free' AND q.visible_at > (SELECT clock())
+         ORDER BY q.visible_at LIMIT 1),
+        (SELECT q.visible_at FROM worker_queue q WHERE q.route = 'new' AND q.visible_at > (SELECT clock())
+           AND %(max_sessions)s > 0
+         ORDER BY q.visible_at LIMIT 1)
+    ) - clock())::float8 AS next_due
+)
+SELECT c.offered, c.unheld, c.own + c.free > 0 AND NOT EXISTS (SELECT FROM picked) AS raced, i.next_due,
+    s.free > s.most_free AND s.most_free < %(limit)s OR s.unheld > s.most_unheld AND s.most_unheld < %(limit)s AS left,
+    c.cut, (SELECT max(total) FROM picked),
+    (SELECT count(*) FROM ranked WHERE kind IN (1, 3) OR sessions <= (SELECT n FROM room)) > %(limit)s AS more,
+    (SELECT n FROM room) <= 0 AS crowded, (SELECT n FROM company) <= 1 AS alone, t.*
+FROM chosen c CROSS JOIN share s
+LEFT JOIN idle i ON NOT EXISTS (SELECT FROM picked)
+LEFT JOIN taken t ON true
+ORDER BY t.n
+
+-- claim_alone: capacity must be counted after every other claim of this worker, and drain, has ended: lock, then count anew
+SELECT FROM workers WHERE worker_id = %(worker)s FOR NO KEY UPDATE
+
+-- claim: take sessions that nobody holds, with their waiting items; those who watch them are told by a trigger
+-- Sent together with `claim_alone`.
+WITH room AS MATERIALIZED (
+    SELECT %(max_sessions)s - count(*) AS n FROM sessions s
+    WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+), seen AS MATERIALIZED (
+    -- No more than was chosen is locked: what we leave is for others, at the same time.
+    SELECT q.*, sum(q.size) OVER (ROWS UNBOUNDED PRECEDING) AS total
+    FROM (VALUES (%(offer)s, %(offered)s), ('new', %(unheld)s)) AS part (route, most)
+    CROSS JOIN LATERAL (
+        SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.unknown_since, q.visible_at, q.route,
+            q.attempts, octet_length(q.payload) AS size,
+            s.worker_id AS last_worker, s.incarnation AS last_incarnation,
+            coalesce(s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock(), false)
+            AS ours
+        FROM deliverable_items q LEFT JOIN sessions s ON s.session_id = q.session_id
+        WHERE q.route = part.route
+          AND EXISTS (
+              SELECT FROM alive_workers
+              WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining)
+          AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
+               OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
+          AND (SELECT h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s
+               FROM held_sessions h WHERE h.session_id = q.session_id) IS NOT TRUE
+        ORDER BY q.visible_at LIMIT part.most FOR NO KEY UPDATE OF q SKIP LOCKED
+    ) q
+), waiting AS MATERIALIZED (
+    SELECT * FROM seen WHERE total - size < %(max_bytes)s
+), wanted AS MATERIALIZED (
+    SELECT session_id, last_worker, last_incarnation
+    FROM (
+        SELECT *, row_number() OVER (PARTITION BY ours ORDER BY first) AS place
+        FROM (
+            SELECT session_id, last_worker, last_incarnation, ours, min(visible_at) AS first
+            FROM waiting GROUP BY session_id, last_worker, last_incarnation, ours
+        ) sessions_waiting
+    ) ranked
+    WHERE ours OR place <= (SELECT n FROM room)
+), ended AS MATERIALIZED (
+    -- Leases that have ended, and cannot come back until we commit. One that is coming back right now is passed over.
+    SELECT w.worker_id, w.incarnation FROM workers w
+    WHERE w.worker_id = ANY (ARRAY (SELECT last_worker FROM wanted)) AND w.locked_until <= clock()
+    FOR SHARE SKIP LOCKED
+), claimed AS (
+    INSERT INTO sessions AS s (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)
+    SELECT session_id, %(worker)s, %(incarnation)s, nextval('epochs'), clock() + %(session_lock)s * interval '1 s',
+        clock(), clock()
+    FROM wanted ORDER BY session_id
+    ON CONFLICT (session_id) DO UPDATE
+    SET worker_id = excluded.worker_id, incarnation = excluded.incarnation,
+        -- Drawn anew: the one above was drawn before we may have waited for another claim, which has a later one.
+        epoch = CASE WHEN s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s THEN s.epoch
+                ELSE nextval('epochs') END,
+        -- What holds a session for its holder does so for nobody else.
+        locked_until = greatest(
+            clock() + %(session_lock)s * interval '1 s',
+            CASE WHEN s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s THEN s.locked_until END),
+        touched_at = clock(), claimed_at = clock()
+    WHERE s.locked_until <= clock()
+       OR (s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s)
+       OR EXISTS (SELECT FROM ended e WHERE e.worker_id = s.worker_id AND e.incarnation = s.incarnation)
+       -- An incarnation that was replaced, or whose row is gone, does not come back.
+       OR NOT EXISTS (SELECT FROM workers w WHERE w.worker_id = s.worker_id AND w.incarnation = s.incarnation)
+          AND EXISTS (SELECT FROM wanted l WHERE l.last_incarnation = s.incarnation AND l.last_worker = s.worker_id)
+    RETURNING s.session_id, s.epoch
+), picked AS MATERIALIZED (
+    SELECT w.instance_id, w.execution_id, w.activity_id, w.unknown_since, w.attempts, c.epoch,
+        row_number() OVER (ORDER BY w.visible_at) AS n
+    FROM waiting w JOIN claimed c USING (session_id)
+), others AS MATERIALIZED (
+    SELECT q.instance_id, q.execution_id, q.activity_id
+    FROM worker_queue q
+    -- By a list, which leaves no choice: of a join the planner might begin with all that "another route" seems to hold.
+    WHERE q.session_id = ANY (ARRAY (SELECT session_id FROM claimed)) AND q.route <> %(route)s
+      AND (q.instance_id, q.execution_id, q.activity_id) NOT IN (
+        SELECT instance_id, execution_id, activity_id FROM waiting)
+    LIMIT %(reroute)s FOR NO KEY UPDATE OF q SKIP LOCKED
+), marked AS (
+    UPDATE worker_queue q SET route = %(route)s FROM others o
+    WHERE q.instance_id = o.instance_id AND q.execution_id = o.execution_id AND q.activity_id = o.activity_id
+), taken AS (
+    UPDATE worker_queue q
+    SET lock_worker = %(worker)s, lock_incarnation = %(incarnation)s, lock_token = %(token)s || '.' || p.n,
+        locked_until = clock() + %(item_lock)s * interval '1 s', route = %(route)s,
+        attempts = q.attempts + (q.attempts - q.failures < %(uncounted_after)s)::int,
+        unknown_since = CASE WHEN q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s)) THEN NULL
+            ELSE q.unknown_since END
+    FROM picked p
+    WHERE q.instance_id = p.instance_id AND q.execution_id = p.execution_id AND q.activity_id = p.activity_id
+    RETURNING p.n, q.instance_id, q.execution_id, q.activity_id, q.lock_token, q.name, q.payload, q.session_id, p.epoch,
+        p.attempts + 1, q.failures, extract(epoch FROM clock() - p.unknown_since)::float8 AS unknown_for,
+        extract(epoch FROM clock() - q.enqueued_at)::float8 AS queued_for
+)
+SELECT (SELECT n FROM room) > 0 AND (SELECT count(*) FROM claimed) <= (SELECT count(*) - 1 FROM wanted)
+       OR (SELECT n FROM room) > 0 AND NOT EXISTS (SELECT FROM waiting) AS raced,
+    t.*
+FROM (SELECT) one LEFT JOIN taken t ON true
+ORDER BY t.n

@@ -1,0 +1,97 @@
+"""Instances as clients see them: reading, listing, deleting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+from psycopg.types.numeric import Int8
+
+from affinity.provider.contract import Deletion, InstanceFilter, InstanceInfo, Suspension
+from affinity.provider.postgres.driver.arrays import Texts
+from affinity.provider.postgres.driver.wire import Row
+from affinity.provider.postgres.operations import Operations
+from affinity.provider.statements import load_statements
+
+_SQL: Final = load_statements(__package__, "instances.sql")
+
+
+class InstanceOperations(Operations):
+    """`get_instance`, `list_instances` and `delete_instance`."""
+
+    async def get_instance(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
+        rows = await self._links.quick.run(_SQL["get"], {"instance": Texts(instance_ids)})
+        found = {row[0]: _instance(row) for row in rows}
+        return [found.get(instance_id) for instance_id in instance_ids]
+
+    async def list_instances(self, where: InstanceFilter, limit: int) -> Sequence[InstanceInfo]:
+        after_time, after_id = where.after or (None, None)
+        params = {
+            "status": Texts(where.status),
+            "name": where.name,
+            "prefix": where.prefix,
+            "parent": where.parent_id,
+            "reason": where.reason,
+            "session": where.session_id,
+            "after_time": after_time,
+            "after_id": after_id,
+            "limit": Int8(limit),
+        }
+        return [_instance(row) for row in await self._links.misc.run(_SQL["list"], params)]
+
+    async def delete_instance(
+        self, instance_ids: Sequence[str], *, force: bool = False, tree: bool = True
+    ) -> Sequence[Deletion]:
+        params = {"instance": Texts(instance_ids), "force": force, "tree": tree}
+        doomed: dict[str, bool] = dict(await self._links.quick.run(_SQL["delete"], params))
+        deletions: list[Deletion] = []
+        for instance_id in instance_ids:
+            found = doomed.get(instance_id)
+            deletions.append("unknown" if found is None else "deleted" if found else "running")
+            if found:
+                del doomed[instance_id]  # named twice, it is unknown the second time
+        return deletions
+
+
+def _instance(row: Row) -> InstanceInfo:
+    (
+        instance_id,
+        name,
+        version,
+        execution_id,
+        status,
+        custom_status,
+        output,
+        error,
+        parent_id,
+        owner,
+        event_count,
+        created_at,
+        updated_at,
+        birth,
+        session_id,
+        *suspension,
+    ) = row
+    return InstanceInfo(
+        instance_id=instance_id,
+        birth=birth,
+        name=name,
+        version=version,
+        execution_id=execution_id,
+        status=status,
+        custom_status=custom_status,
+        output=output,
+        error=error,
+        parent_id=parent_id,
+        owner=owner,
+        event_count=event_count,
+        created_at=created_at,
+        updated_at=updated_at,
+        suspension=_suspension(*suspension) if status == "suspended" else None,
+        session_id=session_id,
+    )
+
+
+def _suspension(error_type: str, message: str, at: datetime, worker_id: str, code: str) -> Suspension:
+    return Suspension(error_type=error_type, message=message, at=at, worker_id=worker_id, code=code)

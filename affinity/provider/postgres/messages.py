@@ -1,0 +1,57 @@
+"""Messages to instances, and the instances that a start message creates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from affinity.errors import QuotaExceeded
+from affinity.provider.contract import Delivery, NewInstance, NewMessage
+from affinity.provider.postgres.driver.arrays import Floats, Ints, Texts
+from affinity.provider.postgres.operations import Operations, flags
+from affinity.provider.statements import load_statements
+
+_SQL: Final = load_statements(__package__, "messages.sql")
+
+
+class MessageOperations(Operations):
+    """`create_instance` and `send_message`."""
+
+    async def create_instance(self, instances: Sequence[NewInstance]) -> Sequence[bool]:
+        if not instances:
+            return []
+        params = {
+            "instance": Texts(new.instance_id for new in instances),
+            "birth": Texts(new.birth for new in instances),
+            "name": Texts(new.name for new in instances),
+            "version": Texts(new.version for new in instances),
+            "start": Texts(new.start for new in instances),
+            "parent": Texts(new.parent_id for new in instances),
+            "delay": Floats(new.delay for new in instances),
+            "on_exists": Texts(new.on_exists for new in instances),
+            "parent_birth": Texts(new.parent_birth for new in instances),
+            "on_deleted": Texts(new.on_deleted for new in instances),
+            "session": Texts(new.session_id for new in instances),
+        }
+        rows = await self._links.quick.run(_SQL["create"], params)
+        for n, quota, allowed in rows:
+            if n is None:
+                raise QuotaExceeded(quota, allowed)
+        return flags(len(instances), (n for n, *_ in rows))
+
+    async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
+        if not messages:
+            return []
+        params = {
+            "instance": Texts(message.instance_id for message in messages),
+            "birth": Texts(message.birth for message in messages),
+            "payload": Texts(message.payload for message in messages),
+            "delay": Floats(message.delay for message in messages),
+            "timer_execution": Ints(message.timer and message.timer[0] for message in messages),
+            "timer_id": Ints(message.timer and message.timer[1] for message in messages),
+            "unread_limit": Ints(message.unread_limit for message in messages),
+        }
+        deliveries: list[Delivery] = ["unknown"] * len(messages)
+        for n, delivery in await self._links.quick.run(_SQL["send"], params):
+            deliveries[n - 1] = delivery
+        return deliveries

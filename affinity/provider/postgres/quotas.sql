@@ -1,0 +1,5 @@
+-- get_quotas: the limits of the database, if there are any
+SELECT instances, unread_events, instance_bytes FROM quotas
+
+-- set_quotas: replace them
+SELECT set_quotas_1(%(instances)s, %(unread_events)s, %(instance_bytes)s)

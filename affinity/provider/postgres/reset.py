@@ -1,0 +1,44 @@
+"""Opening an instance again at an earlier point of its history."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from psycopg.types.numeric import Int8
+
+from affinity.provider.contract import Reset
+from affinity.provider.postgres.driver.arrays import Floats, Ints, Texts
+from affinity.provider.postgres.operations import Operations
+from affinity.provider.statements import load_statements
+
+_SQL: Final = load_statements(__package__, "reset.sql")
+
+
+class ResetOperations(Operations):
+    """`reset_instance`."""
+
+    async def reset_instance(self, reset: Reset) -> bool:
+        messages, items = reset.messages, reset.work_items
+        watches = dict(reset.watches)  # the last one of a session replaces those before
+        params = {
+            "instance": reset.instance_id,
+            "birth": reset.birth,
+            "execution": Int8(reset.execution_id),
+            "events": Int8(reset.event_count),
+            "keep": Int8(reset.keep),
+            "event": Texts(reset.history),
+            "custom_status": reset.custom_status,
+            "message_instance": Texts(message.instance_id for message in messages),
+            "message_birth": Texts(message.birth for message in messages),
+            "message": Texts(message.payload for message in messages),
+            "message_delay": Floats(message.delay for message in messages),
+            "message_timer": Ints(message.timer and message.timer[1] for message in messages),
+            "item_activity": Ints(item.key.activity_id for item in items),
+            "item_name": Texts(item.name for item in items),
+            "item_session": Texts(item.session_id for item in items),
+            "item_payload": Texts(item.payload for item in items),
+            "watch_session": Texts(watches),
+            "watch": Texts(watches.values()),
+        }
+        ((done,),) = await self._links.quick.run(_SQL["reset"], params)
+        return bool(done)

@@ -1,0 +1,53 @@
+"""Session leases: checking and listing them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from psycopg.types.numeric import Int8
+
+from affinity.provider.contract import SessionInfo, WorkerIdentity
+from affinity.provider.postgres.driver.arrays import Texts
+from affinity.provider.postgres.driver.connections import Links
+from affinity.provider.postgres.operations import Operations, who
+from affinity.provider.postgres.session_store import PostgresSessionStore
+from affinity.provider.statements import load_statements
+from affinity.records import SessionStore
+
+_SQL: Final = load_statements(__package__, "sessions.sql")
+
+
+class SessionOperations(Operations):
+    """`states`, `check_session` and `list_sessions`."""
+
+    def __init__(self, links: Links) -> None:
+        super().__init__(links)
+        self._states = PostgresSessionStore(links)
+
+    @property
+    def states(self) -> SessionStore:
+        return self._states
+
+    async def check_session(self, identity: WorkerIdentity, session_ids: Sequence[str]) -> Sequence[float | None]:
+        if not session_ids:
+            return []
+        rows = await self._links.quick.run(_SQL["check"], {**who(identity), "session": Texts(session_ids)})
+        found: dict[int, float] = dict(rows)
+        return [found.get(n) for n in range(1, len(session_ids) + 1)]
+
+    async def list_sessions(self, *, after: str | None = None, limit: int = 100) -> Sequence[SessionInfo]:
+        rows = await self._links.misc.run(_SQL["list_sessions"], {"after": after, "limit": Int8(limit)})
+        return [
+            SessionInfo(
+                session_id=session_id,
+                worker_id=worker_id,
+                incarnation=incarnation,
+                epoch=epoch,
+                held=held,
+                expires_in=expires_in,
+                idle=idle,
+                queued=queued,
+            )
+            for session_id, worker_id, incarnation, epoch, held, expires_in, idle, queued in rows
+        ]

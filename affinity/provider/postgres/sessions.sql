@@ -1,0 +1,12 @@
+-- list_sessions: one page of sessions by id
+SELECT s.session_id, s.worker_id, s.incarnation, s.epoch,
+    EXISTS (SELECT FROM held_sessions h WHERE h.session_id = s.session_id),
+    extract(epoch FROM s.locked_until - clock())::float8, extract(epoch FROM clock() - s.touched_at)::float8,
+    (SELECT count(*) FROM worker_queue q WHERE q.session_id = s.session_id)
+FROM sessions s WHERE %(after)s::text IS NULL OR s.session_id > %(after)s
+ORDER BY s.session_id LIMIT %(limit)s
+
+-- check: for how long the caller holds sessions
+SELECT k.n, extract(epoch FROM h.locked_until - clock())::float8
+FROM unnest(%(session)s) WITH ORDINALITY AS k (session_id, n) JOIN held_sessions h USING (session_id)
+WHERE (h.worker_id = %(worker)s) IS TRUE AND h.incarnation = %(incarnation)s

@@ -1,0 +1,103 @@
+-- peek: whether the caller is draining, how many workers could claim, how many sessions it holds, and whether there is
+-- something to fetch without claiming one
+SELECT w.draining,
+       (SELECT count(*) FROM workers WHERE locked_until > :now AND NOT draining),
+       (SELECT count(*) FROM sessions
+        WHERE worker_id = :worker_id AND locked_until > :now AND incarnation = :incarnation),
+       EXISTS (
+           SELECT 1 FROM worker_queue AS q
+           WHERE q.route = :own AND q.visible_at <= :now
+             AND (q.lock_token IS NULL OR q.locked_until <= :now
+                  OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
+       ) OR EXISTS (
+           SELECT 1 FROM worker_queue AS q
+           WHERE q.route = 'free' AND q.visible_at <= :now
+             AND (q.lock_token IS NULL OR q.locked_until <= :now
+                  OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
+             AND (q.unknown_since IS NULL OR q.unknown_since <= :unknown_before
+                  OR q.name IN (SELECT value FROM json_each(:names))
+                     AND (q.needs IS NULL OR q.needs IN (SELECT value FROM json_each(:names))))
+       )
+FROM workers AS w
+WHERE w.worker_id = :worker_id AND w.incarnation = :incarnation AND w.locked_until > :now;
+
+-- peek_new: whether there is something to fetch that claims a session
+SELECT EXISTS (
+    SELECT 1 FROM worker_queue AS q
+    WHERE q.route IN ('new', :offer) AND q.visible_at <= :now
+      AND (q.lock_token IS NULL OR q.locked_until <= :now
+           OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
+      AND (q.unknown_since IS NULL OR q.unknown_since <= :unknown_before
+           OR q.name IN (SELECT value FROM json_each(:names))
+              AND (q.needs IS NULL OR q.needs IN (SELECT value FROM json_each(:names))))
+);
+
+-- count_new: items that claim a session and are anyone's, as far as it matters
+SELECT count(*) FROM (SELECT 1 FROM worker_queue WHERE route = 'new' AND visible_at <= :now LIMIT :count);
+
+-- count_free: session-free items that may be fetched, as far as it matters
+SELECT count(*) FROM (
+    SELECT 1 FROM worker_queue AS q
+    WHERE q.route = 'free' AND q.visible_at <= :now
+      AND (q.lock_token IS NULL OR q.locked_until <= :now
+           OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
+      AND (q.unknown_since IS NULL OR q.unknown_since <= :unknown_before
+           OR q.name IN (SELECT value FROM json_each(:names))
+              AND (q.needs IS NULL OR q.needs IN (SELECT value FROM json_each(:names))))
+    LIMIT :count
+);
+
+-- next_due: when the next item on the caller's own route is visible, or a free one, or one that claims a session
+SELECT min(due) FROM (
+    SELECT min(visible_at) AS due FROM worker_queue WHERE route = :own AND visible_at > :now
+    UNION ALL
+    SELECT min(visible_at) FROM worker_queue WHERE route = 'free' AND visible_at > :now
+    UNION ALL
+    SELECT min(visible_at) FROM worker_queue WHERE route = 'new' AND visible_at > :now AND :claims
+);
+
+-- scan: visible items of one route that nobody has in hand, oldest first, with the truth about their sessions
+SELECT json_group_array(json_array(
+    id, instance_id, execution_id, activity_id, name, session_id, attempts, failures, unknown_for, queued_for, visible_at,
+    worker_id, incarnation, epoch, held
+))
+FROM (
+    SELECT q.id, q.instance_id, q.execution_id, q.activity_id, q.name, q.session_id, q.attempts, q.failures,
+           :now - q.unknown_since AS unknown_for, :now - q.enqueued_at AS queued_for, q.visible_at,
+           s.worker_id, s.incarnation, s.epoch, s.locked_until > :now AND w.worker_id IS NOT NULL AS held
+    FROM worker_queue AS q
+    LEFT JOIN sessions AS s ON s.session_id = q.session_id
+    LEFT JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND w.locked_until > :now
+    WHERE q.route = :route AND q.visible_at <= :now
+      AND (q.lock_token IS NULL OR q.locked_until <= :now
+           OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
+      AND (:any_name OR q.unknown_since IS NULL OR q.unknown_since <= :unknown_before
+           OR q.name IN (SELECT value FROM json_each(:names))
+              AND (q.needs IS NULL OR q.needs IN (SELECT value FROM json_each(:names))))
+    ORDER BY q.visible_at, q.id
+    LIMIT :limit
+);
+
+-- lock: deliver items to the caller; one whose name it knows is unknown no more
+UPDATE worker_queue SET
+    lock_worker = :worker_id, lock_incarnation = :incarnation, lock_token = j.value ->> 1, locked_until = :locked_until,
+    attempts = attempts + (attempts - failures < :uncounted_after),
+    unknown_since = CASE
+        WHEN name IN (SELECT value FROM json_each(:names))
+             AND (needs IS NULL OR needs IN (SELECT value FROM json_each(:names))) THEN NULL
+        ELSE unknown_since
+    END
+FROM json_each(:rows) AS j
+WHERE worker_queue.id = j.value ->> 0;
+
+-- payloads: of some items, in order, as many as fit; each with the bytes of all up to it
+-- (sizes are summed first, so that a payload that does not fit is never held in memory together with others)
+WITH sized AS MATERIALIZED (
+    SELECT j.key AS place, q.id, length(CAST(q.payload AS BLOB)) AS size
+    FROM json_each(:ids) AS j CROSS JOIN worker_queue AS q ON q.id = j.value
+), summed AS (
+    SELECT id, size, sum(size) OVER (ORDER BY place ROWS UNBOUNDED PRECEDING) AS total FROM sized
+)
+SELECT json_group_array(json_array(q.id, q.payload, summed.total))
+FROM summed CROSS JOIN worker_queue AS q ON q.id = summed.id
+WHERE summed.total - summed.size < :max_bytes;

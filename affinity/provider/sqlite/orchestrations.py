@@ -1,0 +1,247 @@
+"""Instances: taking them with their messages, reading their histories, letting them go.
+
+A worker that fetches messages of instances that it owns writes nothing: they stay in the queue until a turn that
+consumed them commits. Only to take an instance, or to repair a stale mark, does a fetch need the write lock.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from affinity.limits import MAX_BATCH, MAX_PAGE_EVENTS, fair_share
+from affinity.provider.contract import (
+    HistoryCursor,
+    HistoryPage,
+    Message,
+    OrchestrationFetch,
+    OrchestrationItem,
+    Release,
+    WorkerIdentity,
+)
+from affinity.provider.sqlite.driver.database import Database, Tx, to_json
+from affinity.provider.sqlite.messages import reroute_instances
+from affinity.provider.sqlite.payloads import portions, read_payloads
+from affinity.provider.sqlite.sessions import NEW, SUSPENDED, own_route
+from affinity.provider.sqlite.workers import read_caller
+from affinity.provider.statements import load_statements
+
+SQL: Final = load_statements(__package__, "orchestrations.sql")
+
+MAX_SCAN: Final = 2 * MAX_BATCH
+"""Further messages of instances already found that a scan passes over: one busy instance must not make every fetch
+dear.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a worker asks for when it fetches instances."""
+
+    limit: int
+    names: Collection[str]
+    unknown_after: float
+    exclude: Collection[int]
+    max_bytes: int
+
+
+def fetch(database: Database, identity: WorkerIdentity, wanted: Wanted) -> OrchestrationFetch:
+    found = database.read(_look, identity, wanted)
+    return database.write(_take, identity, wanted) if found is None else found
+
+
+def read_histories(tx: Tx, cursors: Sequence[HistoryCursor], max_bytes: int) -> list[HistoryPage]:
+    pages: list[HistoryPage] = []
+    for cursor in cursors:
+        page, size = _read_page(tx, cursor, max_bytes)
+        pages.append(page)
+        max_bytes -= size
+    return pages
+
+
+def release(tx: Tx, identity: WorkerIdentity, releases: Sequence[Release]) -> None:
+    if read_caller(tx, identity).alive:
+        for one in releases:
+            _release(tx, identity, one)
+
+
+def _read_page(tx: Tx, cursor: HistoryCursor, max_bytes: int) -> tuple[HistoryPage, int]:
+    """A page, and its bytes."""
+    events: list[str] = []
+    size = 0
+    at = {"instance_id": cursor.instance_id, "execution_id": cursor.execution_id}
+    for portion in portions():
+        if size >= max_bytes or len(events) >= MAX_PAGE_EVENTS:
+            break
+        most = min(portion, MAX_PAGE_EVENTS - len(events))
+        limits = {"after": cursor.after + len(events), "page": most, "max_bytes": max_bytes - size}
+        rows = tx.gather(SQL["history"], {**at, **limits})
+        events += [event for event, _ in rows]
+        size += rows[-1][-1] if rows else 0
+        if len(rows) < most and size < max_bytes:
+            return HistoryPage(events=events, more=False), size
+    return HistoryPage(events=events, more=True), size
+
+
+def _release(tx: Tx, identity: WorkerIdentity, one: Release) -> None:
+    caller = {"worker_id": identity.worker_id, "incarnation": identity.incarnation}
+    place = {"instance_id": one.instance_id, "now": tx.now}
+    if not tx.run(SQL["release"], {**place, **caller, "unknown": one.unknown}):
+        return
+    handed = one.to is not None and tx.run(SQL["hand_over"], {**place, "heir": one.to})
+    reroute_instances(tx, [one.instance_id], own_route(one.to) if handed and one.to is not None else NEW)
+
+
+def _look(tx: Tx, identity: WorkerIdentity, wanted: Wanted) -> OrchestrationFetch | None:
+    """What a fetch gives without writing; None when it must write."""
+    search = _Search(tx, identity, wanted)
+    row = tx.row(SQL["peek"], search.arguments)
+    if row is None:
+        return _nothing(tx, identity)
+    draining, _, unowned = row
+    search.scan(search.own)
+    if search.stale or (unowned and not search.full):
+        return None
+    if search.found:
+        search.read_messages()
+        return search.answer()
+    due = tx.value(SQL["next_due"], {**search.arguments, "draining": draining})
+    return OrchestrationFetch(items=(), claim_lost=False, next_due=None if due is None else due - tx.now)
+
+
+def _take(tx: Tx, identity: WorkerIdentity, wanted: Wanted) -> OrchestrationFetch:
+    search = _Search(tx, identity, wanted)
+    row = tx.row(SQL["peek"], search.arguments)
+    if row is None:  # the lease ended while we waited for the lock
+        return _nothing(tx, identity)
+    search.scan(search.own)
+    search.repair()
+    draining, workers, _ = row
+    if not draining:
+        search.scan(NEW, most=search.share(workers))
+        search.repair()
+    search.read_messages()
+    search.take()
+    return search.answer()
+
+
+def _nothing(tx: Tx, identity: WorkerIdentity) -> OrchestrationFetch:
+    """The answer to a caller that is not alive or not current."""
+    return OrchestrationFetch(items=(), claim_lost=False, next_due=None, fenced=read_caller(tx, identity).replaced)
+
+
+class _Search:
+    """One fetch: instances are found by their messages, range by range."""
+
+    def __init__(self, tx: Tx, identity: WorkerIdentity, wanted: Wanted) -> None:
+        self._tx = tx
+        self._identity = identity
+        self._limit = wanted.limit
+        self._max_bytes = wanted.max_bytes
+        self.own = own_route(identity.worker_id)
+        self.arguments: dict[str, Any] = {
+            "now": tx.now,
+            "worker_id": identity.worker_id,
+            "incarnation": identity.incarnation,
+            "own": self.own,
+            "names": to_json(list(wanted.names)),
+            "unknown_before": tx.now - wanted.unknown_after,
+            "exclude": to_json(list(wanted.exclude)),
+        }
+        self.found: dict[str, list[Any]] = {}
+        self._messages: dict[str, list[Message]] = {}
+        self.stale: dict[str, str] = {}  # instances by the mark that their messages should have
+        self._unowned: set[str] = set()
+        self._raced = False
+        self._left = False
+
+    @property
+    def full(self) -> bool:
+        """Whether as many instances were found as were asked for."""
+        return len(self.found) >= self._limit
+
+    def scan(self, route: str, most: int = 0) -> None:
+        """Find instances in one range, ``most`` of them that nobody owns, and the marks in it that are stale."""
+        page = 4 * self._limit
+        at = {**self.arguments, "route": route, "any_name": route == self.own, "page": page}
+        for offset in range(0, max(MAX_SCAN, page), page):
+            rows = self._tx.gather(SQL["scan"], {**at, "offset": offset})
+            for row in rows:
+                self._see(row, route, most)
+            if self.full or len(rows) < page or (self._unowned and len(self._unowned) >= most):
+                return
+        self._raced = bool(self.stale)
+
+    def share(self, workers: int) -> int:
+        """How many of the instances that nobody owns the caller may take; ``workers`` could, the caller being one."""
+        if workers == 1:
+            return self._limit
+        waiting = self._tx.value(SQL["count_unowned"], {**self.arguments, "count": MAX_BATCH})
+        share = fair_share(waiting, workers)
+        self._left = share < waiting
+        return share
+
+    def repair(self) -> None:
+        """Re-mark what the scan found to be stale."""
+        by_truth: defaultdict[str, list[str]] = defaultdict(list)
+        for instance_id, truth in self.stale.items():
+            by_truth[truth].append(instance_id)
+        for truth, instance_ids in by_truth.items():
+            reroute_instances(self._tx, instance_ids, truth)
+        self.stale.clear()
+
+    def read_messages(self) -> None:
+        """Read the messages of what was found, as many as fit; an instance that gets none is left alone."""
+        if not self.found:
+            return
+        wanted = {"instance_ids": to_json(list(self.found)), "most": MAX_BATCH}
+        ids = self._tx.gather(SQL["messages"], {**self.arguments, **wanted})
+        payloads = read_payloads(self._tx, SQL["payloads"], [row_id for _, row_id in ids], self._max_bytes)
+        for (instance_id, row_id), payload in zip(ids, payloads.values(), strict=False):
+            self._messages.setdefault(instance_id, []).append(Message(row_id, payload))
+        self.found = {name: row for name, row in self.found.items() if name in self._messages}
+        self._unowned.intersection_update(self.found)
+
+    def take(self) -> None:
+        """Make those of the instances that nobody owns the caller's."""
+        if self._unowned:
+            self._tx.many(SQL["take"], list(self._unowned), self.arguments)
+            reroute_instances(self._tx, self._unowned, self.own)
+
+    def answer(self) -> OrchestrationFetch:
+        """What was found, with its messages."""
+        items = [self._item(row, self._messages[row[0]]) for row in self.found.values()]
+        return OrchestrationFetch(
+            items=items, claim_lost=self._raced and not items, next_due=None, unclaimed_remaining=self._left
+        )
+
+    def _see(self, row: list[Any], route: str, most: int) -> None:
+        instance_id, owner, incarnation = row[0], row[8], row[9]
+        truth = SUSPENDED if row[-1] else NEW if owner is None else own_route(owner)
+        ours = owner == self._identity.worker_id and incarnation == self._identity.incarnation
+        if truth != route:
+            self.stale[instance_id] = truth
+        if self.full or not (ours or truth == route):
+            return
+        if ours:
+            self.found[instance_id] = row
+        elif instance_id in self._unowned or len(self._unowned) < most:
+            self.found[instance_id] = row
+            self._unowned.add(instance_id)
+
+    def _item(self, row: list[Any], messages: list[Message]) -> OrchestrationItem:
+        instance_id, birth, execution_id, name, version, event_count, claims, unknown_for, *_ = row
+        return OrchestrationItem(
+            instance_id=instance_id,
+            birth=birth,
+            execution_id=execution_id,
+            name=name,
+            version=version,
+            event_count=event_count,
+            claims=claims + (instance_id in self._unowned),
+            unknown_for=unknown_for,
+            messages=messages,
+            session_id=row[10],
+        )
