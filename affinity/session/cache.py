@@ -1,7 +1,7 @@
-"""The session cache: expensive state in memory, next to the lease that says where it may be used.
+"""`SessionCache`: session state in memory, for applications that load and save it themselves.
 
-For applications that save and load by themselves; `affinity.session.Sessions` commits the state with the result. What
-becomes of a copy, and what always holds, is said in `affinity.session.state_cache`.
+With `affinity.session.Sessions` the state commits together with the activity's result. `affinity.session.state_cache`
+describes the life of an entry, and the invariants of both caches.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import anyio.from_thread
 
@@ -21,8 +21,8 @@ from affinity.session.state_cache import CacheEntry, CacheLeaseListener, StateCa
 S = TypeVar("S")
 
 
-class SessionCache(CacheLeaseListener[S]):
-    """Session state in the memory of this process, bounded, and never served under another lease than its own.
+class SessionCache(CacheLeaseListener[CacheEntry[S]], Generic[S]):
+    """Session state in the memory of this process, bounded, and never used under another lease than its own.
 
     ::
 
@@ -34,8 +34,8 @@ class SessionCache(CacheLeaseListener[S]):
                 return await chat.answer(message)
 
     Callbacks may be async (awaited) or sync; a sync one runs on the event loop and must not block it. One cache serves
-    one event loop. It is a `SessionListener` (of `affinity.orchestration.app`): a worker that is given it tells it
-    which leases end.
+    one event loop. It is a `SessionListener` (of `affinity.orchestration.app`): a worker that includes it notifies it
+    of the leases that end.
     """
 
     def __init__(
@@ -50,27 +50,28 @@ class SessionCache(CacheLeaseListener[S]):
         idle_timeout: float | None = 600.0,
         timer: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A cache without copies.
+        """An empty cache.
 
         Args:
-            hydrate: makes the state of a session from where it is kept. Without it, a use that misses is refused.
-            checkpoint: saves the state at the end of a clean `use`.
-            dispose: frees what the state holds; called once for each copy, also for one whose checkpoint failed. What
-                it raises is logged; it has `DISPOSE_SECONDS`.
-            max_sessions: copies at most, unless more are in use at once.
-            max_bytes: of all copies at most, unless those in use have more; by ``size_of``. None: no bound.
-            size_of: how many bytes of memory a state takes; asked after each hydrate and each clean `use`.
-            idle_timeout: seconds without use after which a copy is given up; None: never.
+            hydrate: loads the state of a session, given its id. Without it, a use that misses is refused.
+            checkpoint: saves the state at the end of a `use` without an error.
+            dispose: frees what the state holds; called once for each state in the cache, also after a failed
+                checkpoint. What it raises is logged; it has `DISPOSE_SECONDS`.
+            max_sessions: states in memory at most, unless more are in use at once.
+            max_bytes: of all states at most, unless those in use have more; by ``size_of``. None: no bound.
+            size_of: how many bytes of memory a state takes; called after each hydrate and each `use` without an error.
+            idle_timeout: seconds without use after which a state is removed; None: never.
             timer: a monotonic clock in seconds, of this process: it decides on memory only, never on a lease.
 
         Raises:
             InvalidOptions: a bound that is not positive, or ``max_bytes`` without ``size_of``.
         """
         if max_bytes is not None and size_of is None:
-            raise InvalidOptions(f"max_bytes = {max_bytes!r} needs size_of: nothing else says how large a state is")
+            raise InvalidOptions(f"max_bytes = {max_bytes!r} needs size_of, which measures a state")
         self._hydrate_state, self._checkpoint_state, self._dispose_state = hydrate, checkpoint, dispose
         self._size_of = size_of
-        self._pool = StateCache[S](
+        self._cache = StateCache[CacheEntry[S]](
+            CacheEntry,
             dispose=self._dispose,
             max_sessions=max_sessions,
             max_bytes=max_bytes,
@@ -82,37 +83,38 @@ class SessionCache(CacheLeaseListener[S]):
 
     @asynccontextmanager
     async def use(self, ctx: SessionContext, *, checkpoint: bool = True) -> AsyncIterator[S]:
-        """The state of the context's session, hydrated if need be, and pinned: it stays until the block ends.
+        """The state of the context's session, hydrated if need be, and pinned until the block ends.
 
-        At a clean end the ``checkpoint`` callback, if there is one, saves the state; ``checkpoint=False`` leaves that
-        to a later use. After an error in the block, a cancellation included, or in the checkpoint, the copy may be half
-        changed: it is dropped, and the next use hydrates. Concurrent uses of one session share the copy, and a hydrate.
+        At an end without an error the ``checkpoint`` callback, if there is one, saves the state; ``checkpoint=False``
+        leaves that to a later use. After an error in the block, a cancellation included, or in the checkpoint, the
+        state may be half changed: it is dropped, and the next use hydrates. Concurrent uses of one session share the
+        state, and a hydrate.
 
-        Waits while an earlier lease's copy of this session is still in use here, and until it is disposed.
+        Waits while an earlier lease's state of this session is still in use here, and until it is disposed.
 
         Raises:
-            UnknownSession: the cache knows a newer epoch of the session than the context's; or there is no copy and no
-                ``hydrate``; or, at the end, the copy was lost or dropped while in use and so was not saved.
+            UnknownSession: the cache has a newer epoch of the session than the context's; or it has no state and no
+                ``hydrate``; or, at the end, the state was lost or dropped while in use and so was not saved.
             SessionError: the context is bound to no session.
             Exception: what ``hydrate`` raised, in every use that waited for it (nothing is cached), or ``checkpoint``.
         """
-        copy = await self._pool.pin(address_of(ctx), id(ctx), self._load)
+        entry = await self._cache.pin(address_of(ctx), id(ctx), self._hydrate)
         try:
-            yield copy.state
+            yield entry.state
             if checkpoint:
-                await self._save(copy)
-            self._weigh(copy, copy.state)
+                await self._checkpoint(entry)
+            self._measure(entry)
         except BaseException:
-            self._pool.retire(copy)
+            self._cache.retire(entry)
             raise
         finally:
-            await self._pool.unpin(copy, id(ctx))
+            await self._cache.unpin(entry, id(ctx))
 
     @contextmanager
     def use_sync(self, ctx: SessionContext, *, checkpoint: bool = True) -> Iterator[S]:
-        """`use` for a sync activity, in its thread, which anyio started; the callbacks run on the event loop as ever.
+        """`use` for a sync activity, in the thread that anyio started for it; callbacks still run on the event loop.
 
-        A thread is not cancelled, so neither is its use: what it hydrates and saves is carried to the end.
+        A thread is not cancelled, so what it hydrates and saves here is always completed.
 
         Raises:
             RuntimeError: not in a thread of anyio's. Otherwise as `use`.
@@ -128,64 +130,67 @@ class SessionCache(CacheLeaseListener[S]):
             anyio.from_thread.run(shielded, pinned.__aexit__, None, None, None)
 
     def peek(self, ctx: SessionContext) -> S:
-        """The state, if this process has it: for code that detects a migration itself (option A of the v1 document).
+        """The state, if this process has it: for code that detects a move of the session itself (option A of the v1
+        document).
 
-        Not pinned: once the activity awaits something, the copy may be evicted and disposed. Prefer `use`.
+        Not pinned: once the activity awaits something, the state may be evicted and disposed. Prefer `use`.
 
         Raises:
-            UnknownSession: no copy at the context's epoch.
+            UnknownSession: no state at the context's epoch.
             SessionError: the context is bound to no session.
         """
-        return self._pool.peek(*address_of(ctx)).state
+        return self._cache.peek(*address_of(ctx)).state
 
     async def put(self, ctx: SessionContext, state: S) -> None:
-        """Give the cache a state that an activity has hydrated itself (option A); an earlier copy is disposed first.
+        """Add a state that an activity has hydrated itself (option A); an earlier one is disposed first.
 
         Raises:
-            UnknownSession: the cache knows a newer epoch of the session; the state stays the caller's to dispose.
-            SessionError: the context is bound to no session, or uses the copy that it would replace.
+            UnknownSession: the cache has a newer epoch of the session; the state stays the caller's to dispose.
+            SessionError: the context is bound to no session, or uses the state that it would replace.
         """
         session_id, epoch = address_of(ctx)
 
-        def is_this(copy: CacheEntry[S]) -> bool:
-            if id(ctx) in copy.users:
-                raise SessionError(f"{copy} is in use by the very activity that would replace it")
-            return copy.is_new or (copy.hydrated and not copy.leaving and copy.state is state and copy.epoch == epoch)
+        def accept(entry: CacheEntry[S]) -> bool:
+            if id(ctx) in entry.users:
+                raise SessionError(f"{entry} is in use by the very activity that would replace it")
+            if entry.is_new:
+                return True
+            return entry.is_hydrated and not entry.is_retired and entry.state is state and entry.epoch == epoch
 
-        copy = await self._pool.find(session_id, epoch, id(ctx), is_this)
+        entry = await self._cache.find(session_id, epoch, id(ctx), accept)
         try:
-            if not copy.hydrated:
-                self._pool.fill(copy, state)
-            self._weigh(copy, state)
+            if not entry.is_hydrated:
+                entry.state = state
+                self._cache.set_hydrated(entry)
+            self._measure(entry)
         finally:
-            await self._pool.unpin(copy, id(ctx))
+            await self._cache.unpin(entry, id(ctx))
 
     # -- the application's callbacks
 
-    async def _load(self, copy: CacheEntry[S]) -> S:
+    async def _hydrate(self, entry: CacheEntry[S]) -> None:
         if self._hydrate_state is None:
-            raise unknown_session(copy.session_id, copy.epoch, None)
-        state = await result_of(self._hydrate_state(copy.session_id))
-        self._weigh(copy, state)
-        return state
+            raise unknown_session(entry.session_id, entry.epoch, None)
+        entry.state = await result_of(self._hydrate_state(entry.session_id))
+        self._measure(entry)
 
-    async def _save(self, copy: CacheEntry[S]) -> None:
+    async def _checkpoint(self, entry: CacheEntry[S]) -> None:
         if self._checkpoint_state is None:
             return
-        async with copy.saving:
-            if copy.leaving:  # the store belongs to a later lease, or another user left the state half changed
-                raise UnknownSession(f"{copy} was lost while in use: its state was not saved; hydrate it again")
+        async with entry.saving:
+            if entry.is_retired:  # a later lease may have written the store, or another user has failed half-way
+                raise UnknownSession(f"{entry} was lost while in use: its state was not saved; hydrate it again")
             try:
-                await result_of(self._checkpoint_state(copy.session_id, copy.state))
+                await result_of(self._checkpoint_state(entry.session_id, entry.state))
             except SessionWriteConflict:
-                self._pool.count("conflicts")
+                self._cache.count("conflicts")
                 raise
 
-    def _weigh(self, copy: CacheEntry[S], state: S) -> None:
+    def _measure(self, entry: CacheEntry[S]) -> None:
         if self._size_of is not None:
-            self._pool.weigh(copy, self._size_of(state))
+            self._cache.set_size(entry, self._size_of(entry.state))
 
-    async def _dispose(self, copy: CacheEntry[S]) -> None:
+    async def _dispose(self, entry: CacheEntry[S]) -> None:
         if self._dispose_state is not None:
             dispose = self._dispose_state
-            await run_bounded(f"dispose of {copy}", lambda: dispose(copy.session_id, copy.state), DISPOSE_SECONDS)
+            await run_bounded(f"dispose of {entry}", lambda: dispose(entry.session_id, entry.state), DISPOSE_SECONDS)

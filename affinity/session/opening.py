@@ -1,49 +1,140 @@
-"""One opening of a session's state: the handle that `Sessions.open` gives."""
+"""Opening a session's state: the context managers that `Sessions.open` and `Sessions.open_sync` return.
+
+A block opens the state through a `UnitOfWork`: in an activity its `affinity.session.writer.SessionWriter`, which sends
+the change with the activity's result; in a script a `StandaloneUnitOfWork`, which writes it at the end of the block.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import anyio
 import anyio.from_thread
 
-from affinity.errors import SessionError
-from affinity.session.callbacks import shielded
+from affinity.errors import SessionError, SessionSaveFailed, SessionSelfConflict, SessionWriteConflict
+from affinity.records import SessionStore
+from affinity.session.callbacks import problem_of, shielded
 from affinity.session.resources import Resource
 from affinity.session.state import CachedState, StateSchema
-from affinity.session.writer import UnitOfWork
+from affinity.session.writer import SavePoint, WriteQueue
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 
+class UnitOfWork(Protocol[S]):
+    """Loads the state of a session for a block, and writes or stages its changes."""
+
+    already_applied: bool  # see `OpenSession.already_applied`
+
+    async def open(self, overrides: Mapping[str, Any]) -> CachedState[S]:
+        """The state for one block; a new one may need the ``overrides``."""
+        ...
+
+    async def save(self, cached: CachedState[S]) -> None:
+        """Write or stage the state as it is now."""
+        ...
+
+    async def checkpoint(self, cached: CachedState[S]) -> None:
+        """Write the state as it is now to the store, before the activity's result."""
+        ...
+
+    async def close(self, cached: CachedState[S], *, save: bool, failed: bool, revert_to: SavePoint) -> None:
+        """End a block; called once after each `open` that returned."""
+        ...
+
+    def save_point(self) -> SavePoint:
+        """What a block that fails from here on reverts to."""
+        ...
+
+
+class StandaloneUnitOfWork(Generic[S]):
+    """The `UnitOfWork` of a script or web handler: loads the state, writes it at the end, and keeps it in no cache.
+
+    Without a session id, or without a store, the state is a new one that is written nowhere.
+    """
+
+    already_applied = False
+
+    def __init__(
+        self, schema: StateSchema[S], queue: WriteQueue[S], session_id: str | None, store: SessionStore | None
+    ) -> None:
+        self._schema, self._queue, self._session_id = schema, queue, session_id or ""
+        self._store = store if session_id is not None else None
+
+    async def open(self, overrides: Mapping[str, Any]) -> CachedState[S]:
+        cached = CachedState[S](self._session_id, epoch=0)
+        await self._schema.load(cached, self._store, overrides)
+        return cached
+
+    async def save(self, cached: CachedState[S]) -> None:
+        encoded = None if self._store is None else await self._schema.encode(cached)
+        if self._store is None or encoded is None:
+            return
+        if self._queue.would_conflict(self._session_id, self._store):
+            raise SessionSelfConflict(self._session_id)
+        base = cached.record
+        try:
+            version = await self._store.save(encoded.new, expected_version=base.version, birth=base.birth)
+        except SessionWriteConflict:
+            raise
+        except Exception as error:
+            text = f"the store failed: {problem_of(error)}"
+            raise SessionSaveFailed(self._session_id, cached.state, text) from error
+        cached.set_written(encoded, version, None)
+
+    async def checkpoint(self, cached: CachedState[S]) -> None:
+        await self.save(cached)
+
+    async def close(self, cached: CachedState[S], *, save: bool, failed: bool, revert_to: SavePoint) -> None:
+        try:
+            if save and not failed:
+                await self.save(cached)
+        finally:
+            with anyio.CancelScope(shield=True):  # each step of it is bounded in time
+                await self._schema.close(cached)
+
+    def save_point(self) -> SavePoint:
+        return SavePoint()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenOptions:
-    """What the caller says at an opening."""
+    """The arguments of `Sessions.open`, checked."""
 
+    session_id: str | None
     parent: str | None
     labels: Mapping[str, str] | None
-    values: Mapping[str, Any]  # fields of the state
-    save: bool  # at a clean end
+    overrides: Mapping[str, Any]
+    save: bool  # at the end of a block without an error
 
 
 class _Handle(Generic[S]):
-    """What both kinds of handle show."""
+    """What the handles for async and for sync code share."""
 
-    def __init__(self, schema: StateSchema[S], way: UnitOfWork[S], given: OpenOptions) -> None:
-        self._schema, self._way, self._given = schema, way, given
-        self._loaded: CachedState[S] | None = None
-        self._used = self._is_open = self._was_new = False
+    def __init__(
+        self,
+        schema: StateSchema[S],
+        begin_work: Callable[[], UnitOfWork[S]],
+        scope: AbstractContextManager[None],
+        options: OpenOptions,
+    ) -> None:
+        """``scope`` names the session in logs and traces, from before the load to after the save."""
+        self._schema, self._begin_work, self._scope, self._options = schema, begin_work, scope, options
+        self._work: UnitOfWork[S] | None = None  # set while the state is loaded, and from then on
+        self._cached: CachedState[S] | None = None  # set once it is loaded
+        self._is_used = self._is_open = self._was_new = False
         self._version = 0
-        self._scope = way.scope()
+        self._save_point = SavePoint()
 
     @property
     def session_id(self) -> str | None:
         """Whose state it is; None for work that is bound to no session."""
-        return self._way.session_id
+        return self._options.session_id
 
     @property
     def state(self) -> S:
@@ -52,11 +143,11 @@ class _Handle(Generic[S]):
         Raises:
             SessionError: before the block.
         """
-        return self._seen().state
+        return self._loaded().state
 
     @state.setter
     def state(self, state: S) -> None:
-        self._opened().state = state
+        self._opened()[1].state = state
 
     @property
     def version(self) -> int:
@@ -66,7 +157,7 @@ class _Handle(Generic[S]):
         Raises:
             SessionError: before the block.
         """
-        self._seen()
+        self._loaded()
         return self._version
 
     @property
@@ -76,73 +167,82 @@ class _Handle(Generic[S]):
         Raises:
             SessionError: before the block.
         """
-        self._seen()
+        self._loaded()
         return self._was_new
 
     @property
     def already_applied(self) -> bool:
-        """An earlier attempt of this very activity has written its change to the store elsewhere, and its result was
+        """An earlier attempt of this very activity has written its change to the external store, and its result was
         lost: the state has the change, and nothing is written at the end.
 
-        Only the last write of a record is known. When another activity of the session has written since, or the change
-        had effects besides the state, nobody notices here.
+        Only the last write of a record is known. It stays False when another activity of the session has written since,
+        or when the attempt had other effects only.
         """
-        return self._way.already_applied
+        return self._work is not None and self._work.already_applied
 
     def _begin(self) -> None:
-        """Name the session in logs and traces, up to `_end`."""
-        if self._used:
+        if self._is_used:
             raise SessionError(f"this opening of session {self.session_id!r} was used before: open it again")
-        self._used = True
+        self._is_used = True
         self._scope.__enter__()
 
     def _end(self) -> None:
         self._scope.__exit__(None, None, None)
 
     async def _enter(self) -> S:
-        self._loaded = loaded = await self._way.enter(self._given.values)
-        self._is_open, self._version, self._was_new = True, loaded.stored.version, loaded.stored.version == 0
+        options = self._options
+        self._work = work = self._begin_work()
+        self._cached = cached = await work.open(options.overrides)
+        self._is_open, self._was_new = True, cached.record.version == 0
+        self._note_saved(work, cached)
         try:
-            if not self.already_applied:
-                loaded.describe(self._given.parent, self._given.labels)
-                loaded.state = self._schema.overrides.apply(loaded.state, self._given.values)
+            if not work.already_applied:
+                cached.describe(options.parent, options.labels)
+                cached.state = self._schema.overrides.apply(cached.state, options.overrides)
         except BaseException:
             await self._leave(failed=True)
             raise
-        return loaded.state
+        return cached.state
 
     async def _leave(self, *, failed: bool) -> None:
+        work, cached = self._opened()
         self._is_open = False
-        self._version = await self._way.leave(failed=failed, save=self._given.save)
+        await work.close(cached, save=self._options.save, failed=failed, revert_to=self._save_point)
+        self._version = cached.record.version
 
     async def _save(self) -> None:
-        self._opened()
-        self._version = await self._way.save()
+        work, cached = self._opened()
+        await work.save(cached)
+        self._note_saved(work, cached)
 
     async def _checkpoint(self) -> None:
-        self._opened()
-        self._version = await self._way.checkpoint()
+        work, cached = self._opened()
+        await work.checkpoint(cached)
+        self._note_saved(work, cached)
+
+    def _note_saved(self, work: UnitOfWork[S], cached: CachedState[S]) -> None:
+        self._version, self._save_point = cached.record.version, work.save_point()
 
     async def _resource(self, resource: Resource[T]) -> T:
-        return await self._opened().resource(resource)
+        return await self._opened()[1].resource(resource)
 
-    def _seen(self) -> CachedState[S]:
-        if self._loaded is None:
+    def _loaded(self) -> CachedState[S]:
+        if self._cached is None:
             raise SessionError(f"the state of session {self.session_id!r} is not open yet")
-        return self._loaded
+        return self._cached
 
-    def _opened(self) -> CachedState[S]:
-        loaded = self._seen()
-        if not self._is_open:
+    def _opened(self) -> tuple[UnitOfWork[S], CachedState[S]]:
+        cached = self._loaded()
+        if not self._is_open or self._work is None:
             raise SessionError(f"the state of session {self.session_id!r} is not open any more")
-        return loaded
+        return self._work, cached
 
 
 class OpenSession(_Handle[S]):
-    """One opening of a state, for one ``async with``; made by `Sessions.open`, which says what happens when."""
+    """An opened session state, for one ``async with``. `Sessions.open` says when it loads and saves."""
 
     async def __aenter__(self) -> S:
-        """The state, when it is this opening's turn."""
+        """The state, once no other activity of the session writes it."""
         self._begin()
         try:
             return await self._enter()
@@ -159,7 +259,7 @@ class OpenSession(_Handle[S]):
             self._end()
 
     async def save(self) -> None:
-        """Save what the block has changed so far; an error later in the block does not take it back.
+        """Save what the block has changed so far; an error later in the block does not revert it.
 
         In a script it is written now. In an activity it is staged: it is committed with the activity's result, and not
         at all when the activity fails.
@@ -171,24 +271,24 @@ class OpenSession(_Handle[S]):
         await self._save()
 
     async def checkpoint(self) -> None:
-        """Save what the block has changed so far, now: for progress that a retry of the activity must not repeat.
+        """Write what the block has changed so far to the store now: progress that a retry of the activity keeps.
 
-        In an activity it is written to the store immediately, fenced by the version of the record and the epoch of the
-        lease, and not with the result. It stays when the activity fails, is cancelled, or its worker dies, and the next
-        attempt opens the state as it is here. So the state itself has to say how far the activity has come. What the
-        block changes later goes with the result as ever. In a script it is `save`. Unchanged state is not written.
+        In an activity it is written immediately, fenced by the version of the record and the epoch of the lease, and
+        not with the result. It stays when the activity fails, is cancelled, or its worker dies, and the next attempt
+        opens the state as it is here. So the state itself has to say how far the activity has come. What the block
+        changes later goes with the result as always. In a script it is `save`. Unchanged state is not written.
 
         Raises:
             SessionError: outside the block, or in an activity that has ended.
-            SessionWriteConflict: another worker holds the session now, or somebody else has written its record. Let it
-                pass: the activity runs again, on the state in the store.
+            SessionWriteConflict: another worker holds the session now, or its record was written by other code. Do not
+                catch it: the activity runs again, on the state in the store.
             SessionSaveFailed: the store failed, and may have written or not; the error carries the state.
             NotSerializable, PayloadTooLarge, InvalidInput: as at the end of the block; see `Sessions.open`.
         """
         await self._checkpoint()
 
     async def resource(self, resource: Resource[T]) -> T:
-        """The process-local resource of this session, opened if need be; it stays until the copy of the state goes.
+        """The process-local resource of this session, opened if need be; held as long as the state is in memory.
 
         Raises:
             SessionError: outside the block, or there is no session.
@@ -200,7 +300,7 @@ class OpenSession(_Handle[S]):
 class SyncOpenSession(_Handle[S]):
     """`OpenSession` for a sync activity, for one ``with`` in the thread that anyio started for it.
 
-    All callbacks run on the event loop as ever. A thread is not cancelled, so neither is what it waits for here.
+    All callbacks still run on the event loop. A thread is not cancelled, so neither are its waits here.
     """
 
     def __enter__(self) -> S:
@@ -216,7 +316,7 @@ class SyncOpenSession(_Handle[S]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            anyio.from_thread.run(_left, self, kind is not None)
+            anyio.from_thread.run(_leave_shielded, self, kind is not None)
         finally:
             self._end()
 
@@ -234,6 +334,6 @@ class SyncOpenSession(_Handle[S]):
         return value
 
 
-async def _left(opening: SyncOpenSession[S], failed: bool) -> None:
+async def _leave_shielded(opening: SyncOpenSession[S], failed: bool) -> None:
     with anyio.CancelScope(shield=True):
         await opening._leave(failed=failed)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Generic, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, Final, Generic, TypeVar
 
 from affinity.errors import InvalidOptions, SessionError
 from affinity.limits import check_id, check_integer
@@ -13,14 +15,17 @@ from affinity.session.codec import JsonCodec, StateCodec
 from affinity.session.context import ActivityScope
 from affinity.session.fields import FieldOverrides, projection_of
 from affinity.session.migrations import Migrate
-from affinity.session.opening import OpenOptions, OpenSession, SyncOpenSession
+from affinity.session.opening import OpenOptions, OpenSession, StandaloneUnitOfWork, SyncOpenSession, UnitOfWork
 from affinity.session.state import CachedState, StateSchema, override_metadata
-from affinity.session.state_cache import CacheEntry, CacheLeaseListener, StateCache
-from affinity.session.writer import ActivityUnitOfWork, StandaloneUnitOfWork, UnitOfWork, WriteQueue
+from affinity.session.state_cache import CacheLeaseListener, StateCache
+from affinity.session.writer import WriteQueue
+from affinity.telemetry import session_scope
 
 S = TypeVar("S")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
+
+_NO_SCOPE: Final = nullcontext()
 
 
 class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
@@ -111,19 +116,22 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
             codec=codec if codec is not None else JsonCodec(state if record is None else record),
             projection=projection,
             initial=initial,
-            describe=metadata,
+            metadata_of=metadata,
+            size_of=size_of,
+            dispose=dispose,
+            fresh_scratch=fresh_scratch,
             overrides=FieldOverrides(state),
         )
-        self._store, self._auto_save, self._dispose = store, auto_save, dispose
-        self._follow_leases = follow_leases
-        self._pool = StateCache[CachedState[S]](
-            dispose=self._dispose_copy,
+        self._store, self._auto_save, self._follow_leases = store, auto_save, follow_leases
+        self._cache = StateCache[CachedState[S]](
+            CachedState,
+            dispose=self._schema.close,
             max_sessions=max_sessions,
             max_bytes=max_bytes,
             idle_timeout=idle_timeout,
             timer=timer,
         )
-        self._turns = WriteQueue(self._schema, self._pool, size_of, self._refresh if fresh_scratch else None)
+        self._queue = WriteQueue(self._schema, self._cache)
 
     @property
     def kind(self) -> str:
@@ -193,8 +201,11 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
             SessionSelfConflict: an activity has opened its own session by id, and changed the state.
             SessionSaveFailed: in a script, the store failed; the error carries the state.
         """
-        way = self._way(ctx_or_id, store, allow_transient)
-        return OpenSession(self._schema, way, self._options(way, parent, labels, overrides, auto_save))
+        return OpenSession(
+            self._schema,
+            *self._work(ctx_or_id, store, allow_transient),
+            self._options(ctx_or_id, parent, labels, overrides, auto_save),
+        )
 
     def open_sync(
         self,
@@ -208,23 +219,25 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
         allow_transient: bool = False,
     ) -> SyncOpenSession[S]:
         """`open` for a sync activity, in its thread, which anyio started: for one ``with``."""
-        way = self._way(ctx_or_id, store, allow_transient)
-        return SyncOpenSession(self._schema, way, self._options(way, parent, labels, overrides, auto_save))
+        return SyncOpenSession(
+            self._schema,
+            *self._work(ctx_or_id, store, allow_transient),
+            self._options(ctx_or_id, parent, labels, overrides, auto_save),
+        )
 
-    def _way(
+    def _work(
         self, ctx_or_id: ActivityScope | str | None, store: SessionStore | None, allow_transient: bool
-    ) -> UnitOfWork[S]:
+    ) -> tuple[Callable[[], UnitOfWork[S]], AbstractContextManager[None]]:
+        """What begins the unit of work, and what names the session in logs: in an activity, the worker has done so."""
         store = self._store if store is None else store
-        if ctx_or_id is None or isinstance(ctx_or_id, str):
-            session_id = None if ctx_or_id is None else check_id(ctx_or_id, "session id")
-        elif ctx_or_id.session_id is None:
-            session_id = None
-        else:
-            self._check_followed(ctx_or_id)
-            return ActivityUnitOfWork(self._turns, ctx_or_id, ctx_or_id.session_store if store is None else store)
-        if not allow_transient:
-            _check_kept(session_id, store)
-        return StandaloneUnitOfWork(self._schema, self._turns, session_id, store, self._dispose)
+        session_id = _session_id(ctx_or_id)
+        if isinstance(ctx_or_id, str | None) or session_id is None:
+            if not allow_transient:
+                _check_stored(session_id, store)
+            begin = partial(StandaloneUnitOfWork, self._schema, self._queue, session_id, store)
+            return begin, _NO_SCOPE if session_id is None else session_scope(session_id)
+        self._check_followed(ctx_or_id)
+        return partial(self._queue.writer, ctx_or_id, ctx_or_id.session_store if store is None else store), _NO_SCOPE
 
     def _check_followed(self, ctx: ActivityScope) -> None:
         if self._follow_leases and ctx.session_listeners is not None and self not in ctx.session_listeners:
@@ -235,17 +248,19 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
 
     def _options(
         self,
-        way: UnitOfWork[S],
+        ctx_or_id: ActivityScope | str | None,
         parent: str | None,
         labels: Mapping[str, str] | None,
         overrides: S | Mapping[str, Any] | None,
         auto_save: bool | None,
     ) -> OpenOptions:
-        override_metadata(SessionMetadata(), way.session_id, parent, labels)  # refused here, where they were written
+        session_id = _session_id(ctx_or_id)
+        override_metadata(SessionMetadata(), session_id, parent, labels)  # raises what is out of bounds
         return OpenOptions(
+            session_id=session_id,
             parent=parent,
             labels=labels,
-            values=self._schema.overrides.values(overrides),
+            overrides=self._schema.overrides.values(overrides),
             save=self._auto_save if auto_save is None else auto_save,
         )
 
@@ -280,14 +295,14 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
         """
         self._schema.migrations.check_all(self._schema.version)
 
-    async def _refresh(self, loaded: CachedState[S]) -> None:
-        await loaded.replace(await self._schema.refresh(loaded), self._dispose)
 
-    async def _dispose_copy(self, copy: CacheEntry[CachedState[S]]) -> None:
-        await copy.state.aclose(self._dispose)
+def _session_id(ctx_or_id: ActivityScope | str | None) -> str | None:
+    if isinstance(ctx_or_id, str):
+        return check_id(ctx_or_id, "session id")
+    return None if ctx_or_id is None else ctx_or_id.session_id
 
 
-def _check_kept(session_id: str | None, store: SessionStore | None) -> None:
+def _check_stored(session_id: str | None, store: SessionStore | None) -> None:
     if session_id is None:
         raise SessionError(
             "there is no session, so the state would be lost: schedule the activity with .on_session(session_id), or"

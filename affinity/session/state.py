@@ -1,4 +1,4 @@
-"""One kind of session state: how a record becomes a state of this code's schema, and how a state becomes a record."""
+"""A session's state in memory, how it is made from a stored record, and how it becomes one."""
 
 from __future__ import annotations
 
@@ -27,52 +27,57 @@ from affinity.session.codec import StateCodec, pack, unpack
 from affinity.session.fields import FieldOverrides, Projection
 from affinity.session.migrations import Migrations
 from affinity.session.resources import Resource
+from affinity.session.state_cache import CacheEntry
 
 S = TypeVar("S")
 T = TypeVar("T")
 
+IN_THREAD_ABOVE: Final = 128 * 1024
+"""Bytes above which hashing and packing run in a thread: they take over a millisecond then, and release the GIL.
+Encoding and decoding JSON would hold the GIL in a thread too, so they stay on the event loop.
+"""
+
+_DEFLATE_RATIO: Final = 8  # of JSON, roughly
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordVersion:
-    """What a store has of a session, without the state."""
+    """The stored record that a state was made from, without the state."""
 
-    store: SessionStore | None = None  # which store; None: there is none
-    version: int = 0  # of the record; 0: there is none
-    birth: str | None = None  # of the record, or the one to make it with; None: not known, or not needed
-    idempotency_key: str | None = None  # idempotency key of the last write
-    digest: bytes | None = None  # of the state; None: it must be written, being new or migrated
+    version: int = 0  # 0: the session has no record
+    birth: str | None = None  # of the record, or the one to create it with; None: not known, or not needed
+    idempotency_key: str | None = None  # of the last write
+    digest: bytes | None = None  # of the state's bytes; None: it must be written, being new or migrated
     metadata: SessionMetadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedState:
-    """A state as it would be written, and whether that is needed."""
+    """A state that differs from its record, in the form in which it is written."""
 
-    size: int  # bytes, before they are packed
     digest: bytes
-    new: SessionState | None  # None: the store has just this
-
-    def same_as(self, staged: EncodedState | None) -> bool:
-        """Whether writing this after ``staged`` would change nothing."""
-        if staged is None or staged.new is None or self.new is None:
-            return staged is None and self.new is None
-        return self.digest == staged.digest and self.new.metadata == staged.new.metadata
+    new: SessionState
 
 
-class CachedState(Generic[S]):
-    """One copy of a session's state."""
+class CachedState(CacheEntry[S]):
+    """The state of one session in memory, with its record's version and its resources.
 
-    def __init__(self, session_id: str | None, state: S, stored: RecordVersion, size: int = 0) -> None:
-        self.session_id = session_id
-        self.state = state
-        self.stored = stored
-        self.size = size  # bytes of its encoded form, as last seen
-        self.metadata = stored.metadata  # as it shall be, before the state itself is asked
-        self.broken = False  # half changed: an error came in between
+    An activity's is an entry of the `StateCache`. A script has one of its own, of no lease (epoch 0); its session id is
+    empty when the script names no session.
+    """
+
+    record: RecordVersion  # set with the state
+
+    def __init__(self, session_id: str, epoch: int) -> None:
+        super().__init__(session_id, epoch)
+        self.store: SessionStore | None = None  # of the record; None: the state is stored nowhere
+        self.metadata = SessionMetadata()  # to be written, before `StateSchema.describe` adds to it
+        self.encoded_bytes = 0  # size of the encoded state, when last encoded or decoded
+        self.is_broken = False  # half changed: a block has failed
         self._resources: dict[Resource[Any], str] = {}
 
     def describe(self, parent: str | None, labels: Mapping[str, str] | None) -> None:
-        """Take over what was given when the session was opened.
+        """Set the metadata that was passed when the session was opened.
 
         Raises:
             InvalidInput: it is out of bounds.
@@ -80,152 +85,130 @@ class CachedState(Generic[S]):
         if parent is not None or labels is not None:
             self.metadata = override_metadata(self.metadata, self.session_id, parent, labels)
 
-    def is_written(self, encoded: EncodedState, version: int, idempotency_key: str | None) -> None:
-        """The store has it now."""
-        assert encoded.new is not None
-        self.stored = RecordVersion(
-            store=self.stored.store,
+    def set_written(self, encoded: EncodedState, version: int, idempotency_key: str | None) -> None:
+        """Note that the store has this version of the record now."""
+        self.record = RecordVersion(
             version=version,
-            birth=self.stored.birth,
+            birth=self.record.birth,
             idempotency_key=idempotency_key,
             digest=encoded.digest,
             metadata=encoded.new.metadata,
         )
 
     async def resource(self, resource: Resource[T]) -> T:
-        """The resource of this session, held until the copy goes.
+        """The resource of this session, held until the state leaves memory.
 
         Raises:
-            SessionError: there is no session to tell which.
+            SessionError: there is no session.
         """
-        if self.session_id is None:
+        if not self.session_id:
             raise SessionError("a resource belongs to a session, and this work is bound to none")
         key = self._resources.setdefault(resource, resource.key(self.session_id))
         return await resource.acquire(key, self)
 
-    async def replace(self, state: S, dispose: Callable[[str, S], Awaitable[None] | None] | None) -> None:
-        """Have another object as the state, and free what the former one holds."""
-        former, self.state = self.state, state
-        await self._free(former, dispose)
-
-    async def aclose(self, dispose: Callable[[str, S], Awaitable[None] | None] | None) -> None:
-        """Free what the state holds, then its resources. Raises nothing, and each step is bounded."""
-        await self._free(self.state, dispose)
+    async def release_resources(self) -> None:
+        """Release all resources. Raises nothing, and each close is bounded in time."""
         while self._resources:
             resource, key = self._resources.popitem()
             await resource.release(key, self)
 
-    async def _free(self, state: S, dispose: Callable[[str, S], Awaitable[None] | None] | None) -> None:
-        session_id = self.session_id or ""
-        if dispose is not None:
-            await run_bounded(f"dispose of session {session_id!r}", lambda: dispose(session_id, state), DISPOSE_SECONDS)
-
-
-IN_THREAD_ABOVE: Final = 128 * 1024
-"""Bytes from which hashing and packing go to a thread: they take over a millisecond then, and let go of the GIL. Making
-JSON of a state, and a state of JSON, would hold the GIL in a thread too, so they stay on the event loop.
-"""
-
-_DEFLATED: Final = 8  # about how much shorter JSON gets
-
-
-@dataclass(frozen=True, slots=True)
-class _Decoded(Generic[S]):
-    state: S
-    digest: bytes  # of its bytes in the record
-    size: int
-
 
 @dataclass(frozen=True, kw_only=True)
 class StateSchema(Generic[S]):
-    """Everything that says how a state of this kind is kept."""
+    """How the states of one kind are made, decoded, migrated, encoded and disposed: the options of `Sessions`."""
 
     kind: str
     version: int
     codec: StateCodec[Any]  # of the state, or of the projection's record
     projection: Projection[S] | None
-    initial: Callable[[str], S] | None  # state of a session that has no record
-    describe: Callable[[S], SessionMetadata] | None
+    initial: Callable[[str], S] | None  # the state of a session without a record
+    metadata_of: Callable[[S], SessionMetadata] | None
+    size_of: Callable[[S], int] | None
+    dispose: Callable[[str, S], Awaitable[None] | None] | None
+    fresh_scratch: bool
     overrides: FieldOverrides[S]
     migrations: Migrations = field(default_factory=Migrations)
 
-    # -- reading
+    # -- loading
 
-    async def load(self, session_id: str, store: SessionStore | None, values: Mapping[str, Any]) -> CachedState[S]:
-        """The session's state from the store, or a new one, made with ``values`` where they are needed.
+    async def load(self, cached: CachedState[S], store: SessionStore | None, overrides: Mapping[str, Any]) -> None:
+        """Read the session's record and decode its state into ``cached``; without a record, make a new state.
+
+        Args:
+            cached: whose state to load.
+            store: where the record is; None: nowhere.
+            overrides: fields that a new state may need.
 
         Raises:
             SessionLoadFailed: the store failed, or the record is of another kind, damaged, or cannot be migrated.
+            InvalidOptions: a new state needs fields that it does not get.
         """
-        record = None if store is None else await self._record(session_id, store)
+        cached.store = store
+        record = None if store is None else await self._read(cached.session_id, store)
         if record is None:
-            return self.new(session_id, store, values)
-        decoded = await self._decode(session_id, record)
-        stored = RecordVersion(
-            store=store,
-            version=record.version,
-            birth=record.birth,
-            idempotency_key=record.idempotency_key,
-            digest=decoded.digest if record.schema_version == self.version else None,
-            metadata=normalize_metadata(record.metadata),
-        )
-        return CachedState(session_id, decoded.state, stored, decoded.size)
+            cached.state = self.overrides.new(overrides) if self.initial is None else self.initial(cached.session_id)
+            birth = None if store is None else uuid4().hex
+            cached.record = RecordVersion(birth=birth, metadata=SessionMetadata(kind=self.kind))
+        else:
+            digest = await self._decode(cached, record)
+            cached.record = RecordVersion(
+                version=record.version,
+                birth=record.birth,
+                idempotency_key=record.idempotency_key,
+                digest=digest if record.schema_version == self.version else None,
+                metadata=_normalize_metadata(record.metadata),
+            )
+        cached.metadata = cached.record.metadata
 
-    def new(self, session_id: str | None, store: SessionStore | None, values: Mapping[str, Any]) -> CachedState[S]:
-        """The initial state of a session.
+    async def restore(
+        self, cached: CachedState[S], store: SessionStore | None, encoded: SessionState, record: RecordVersion
+    ) -> None:
+        """Decode into ``cached`` a state that is to be written over ``record`` and is not in the store yet."""
+        await self._decode(cached, encoded)
+        cached.store, cached.record, cached.metadata = store, record, encoded.metadata
 
-        Raises:
-            InvalidOptions: the type has no such state, and no ``initial`` says what it is.
-        """
-        state = self.overrides.new(values) if self.initial is None else self.initial(session_id or "")
-        birth = None if store is None else uuid4().hex
-        return CachedState(
-            session_id, state, RecordVersion(store=store, birth=birth, metadata=SessionMetadata(kind=self.kind))
-        )
-
-    async def again(self, new: SessionState, stored: RecordVersion) -> CachedState[S]:
-        """The state from what is to be written and is not in the store yet."""
-        decoded = await self._decode(new.session_id, new)
-        loaded = CachedState(new.session_id, decoded.state, stored, decoded.size)
-        loaded.metadata = new.metadata
-        return loaded
-
-    async def refresh(self, loaded: CachedState[S]) -> S:
-        """The state made anew from what would be written of it: what is scratch in it starts from its default.
+    async def reset_scratch(self, cached: CachedState[S]) -> None:
+        """Encode and decode the state, so that what is not stored of it starts from its default; dispose the former.
 
         Raises:
-            NotSerializable: the codec does not take it.
+            NotSerializable: the codec does not accept it.
         """
-        return await self._state(loaded.session_id or "", self._dump(loaded), self.version)
+        fresh = await self._build(cached.session_id, self._dump(cached), self.version)
+        former, cached.state = cached.state, fresh
+        await self._dispose(cached.session_id, former)
 
-    async def _record(self, session_id: str, store: SessionStore) -> SessionRecord | None:
+    async def _read(self, session_id: str, store: SessionStore) -> SessionRecord | None:
         try:
             return await store.load(session_id)
         except Exception as error:
             raise SessionLoadFailed(session_id, f"the store failed: {problem_of(error)}") from error
 
-    async def _decode(self, session_id: str, record: SessionRecord | SessionState) -> _Decoded[S]:
+    async def _decode(self, cached: CachedState[S], record: SessionRecord | SessionState) -> bytes:
+        """Set the state and its size; returns the digest of its bytes."""
+        session_id = cached.session_id
         if record.metadata.kind != self.kind:
             raise SessionLoadFailed(session_id, f"it is of kind {record.metadata.kind!r}, not {self.kind!r}")
         self._refuse_too_new(session_id, record.schema_version)
         try:
-            growth = 1 if record.encoding == "plain" else _DEFLATED
-            raw, digest = await _off_loop(len(record.state) * growth, _unpacked, record.state, record.encoding)
-            return _Decoded(await self._state(session_id, raw, record.schema_version), digest, len(raw))
+            ratio = 1 if record.encoding == "plain" else _DEFLATE_RATIO
+            raw, digest = await _off_loop(len(record.state) * ratio, _unpack, record.state, record.encoding)
+            cached.state = await self._build(session_id, raw, record.schema_version)
         except SessionLoadFailed:
             raise
         except Exception as error:
             raise SessionLoadFailed(session_id, f"its record cannot be read: {problem_of(error)}") from error
+        cached.encoded_bytes = len(raw)
+        return digest
 
     def _refuse_too_new(self, session_id: str, version: int) -> None:
-        """Before anything of the record is read: later code may have packed and encoded it in another way."""
+        """Checked before the state's bytes are read: later code may have packed and encoded them in another way."""
         if version > self.version:
             try:
                 self.migrations.check(session_id, version, self.version)
             except SessionMigrationMissing as missing:
                 raise SessionRecordTooNew(self.kind, missing) from None
 
-    async def _state(self, session_id: str, raw: bytes, version: int) -> S:
+    async def _build(self, session_id: str, raw: bytes, version: int) -> S:
         read = getattr(self.codec, "read", None)
         if version == self.version and read is not None:
             kept = read(raw)
@@ -234,46 +217,46 @@ class StateSchema(Generic[S]):
             kept = self.codec.build(plain)
         return kept if self.projection is None else self.projection.from_record(kept)
 
-    # -- writing
+    # -- saving
 
-    async def encode(self, loaded: CachedState[S]) -> EncodedState:
-        """The state as it would be written.
+    async def encode(self, cached: CachedState[S]) -> EncodedState | None:
+        """The state in the form in which it is written; None when the store has exactly this.
 
         Raises:
-            NotSerializable: the codec does not take it, or could not read it back.
+            NotSerializable: the codec does not accept it, or could not read it back.
             PayloadTooLarge: it is over the limit.
             InvalidInput: its metadata is out of bounds.
         """
-        assert loaded.session_id is not None
-        raw = self._dump(loaded)
-        described = loaded.metadata
-        if self.describe is not None:
-            described = describe_metadata(described, self.describe(loaded.state))
+        raw = self._dump(cached)
+        cached.encoded_bytes = len(raw)
+        metadata = cached.metadata
+        if self.metadata_of is not None:
+            metadata = _add_described(metadata, self.metadata_of(cached.state))
         digest = await _off_loop(len(raw), _digest, raw)
-        if digest == loaded.stored.digest and described == loaded.stored.metadata:
-            return EncodedState(size=len(raw), digest=digest, new=None)
-        self._read_back(loaded, raw)
+        if digest == cached.record.digest and metadata == cached.record.metadata:
+            return None
+        self._check_readable(cached, raw)
         packed, encoding = await _off_loop(len(raw), pack, raw)
         new = SessionState(
-            session_id=loaded.session_id,
+            session_id=cached.session_id,
             state=packed,
             encoding=encoding,
             schema_version=self.version,
-            metadata=described,
+            metadata=metadata,
         )
-        return EncodedState(size=len(raw), digest=digest, new=new)
+        return EncodedState(digest=digest, new=new)
 
-    def _dump(self, loaded: CachedState[S]) -> bytes:
-        state = loaded.state if self.projection is None else self.projection.to_record(loaded.state)
+    def _dump(self, cached: CachedState[S]) -> bytes:
+        state = cached.state if self.projection is None else self.projection.to_record(cached.state)
         try:
             return self.codec.dump(state)
         except InvalidInput:
             raise
         except Exception as error:
-            raise NotSerializable(f"the state of session {loaded.session_id!r}: {problem_of(error)}") from error
+            raise NotSerializable(f"the state of session {cached.session_id!r}: {problem_of(error)}") from error
 
-    def _read_back(self, loaded: CachedState[S], raw: bytes) -> None:
-        """What nobody could load again would make the session useless for ever."""
+    def _check_readable(self, cached: CachedState[S], raw: bytes) -> None:
+        """Refuse a state that no later opening could load."""
         read = getattr(self.codec, "read", None)
         if read is None:
             return
@@ -281,11 +264,27 @@ class StateSchema(Generic[S]):
             read(raw)
         except Exception as error:
             raise NotSerializable(
-                f"the state of session {loaded.session_id!r} could not be read back: {problem_of(error)}"
+                f"the state of session {cached.session_id!r} could not be read back: {problem_of(error)}"
             ) from error
 
+    # -- memory
 
-def _unpacked(state: bytes, encoding: str) -> tuple[bytes, bytes]:
+    def size(self, cached: CachedState[S]) -> int:
+        """Bytes that the state counts for in the cache: by the application's function, or those of its encoded form."""
+        return cached.encoded_bytes if self.size_of is None else self.size_of(cached.state)
+
+    async def close(self, cached: CachedState[S]) -> None:
+        """Dispose the state, then release its resources. Raises nothing, and each step is bounded in time."""
+        await self._dispose(cached.session_id, cached.state)
+        await cached.release_resources()
+
+    async def _dispose(self, session_id: str, state: S) -> None:
+        dispose = self.dispose
+        if dispose is not None:
+            await run_bounded(f"dispose of session {session_id!r}", lambda: dispose(session_id, state), DISPOSE_SECONDS)
+
+
+def _unpack(state: bytes, encoding: str) -> tuple[bytes, bytes]:
     raw = unpack(state, encoding)
     return raw, _digest(raw)
 
@@ -295,19 +294,22 @@ def _digest(raw: bytes) -> bytes:
 
 
 async def _off_loop(size: int, function: Callable[..., T], *args: Any) -> T:
-    """Call it, in a thread when there is much to do."""
+    """Call ``function``: in a thread when the data is large."""
     if size <= IN_THREAD_ABOVE:
         return function(*args)
     return await anyio.to_thread.run_sync(partial(function, *args))
 
 
+# --- metadata ---------------------------------------------------------------------------------------------------------
+
+
 def override_metadata(
     stored: SessionMetadata, session_id: str | None, parent: str | None, labels: Mapping[str, str] | None
 ) -> SessionMetadata:
-    """The record's metadata, with the parent and the labels that were given.
+    """The record's metadata with another parent and other labels, where these are not None.
 
     Raises:
-        InvalidId: the parent, or a label, is no valid id.
+        InvalidId: the parent, or a label, is not a valid id.
         InvalidOptions: too many labels, or the session would be its own parent.
     """
     if parent is not None:
@@ -317,28 +319,28 @@ def override_metadata(
     return stored if labels is None else replace(stored, labels=_checked_labels(labels))
 
 
-def describe_metadata(metadata: SessionMetadata, said: SessionMetadata) -> SessionMetadata:
-    """The metadata with what the application's function says of the state; what it leaves out stays.
+def _add_described(metadata: SessionMetadata, described: SessionMetadata) -> SessionMetadata:
+    """The metadata with what the application's function returned for the state; what that leaves out stays.
 
-    Its labels are added to the others and win; kind and parent are not the state's to say.
+    Its labels are added to the others and win; its kind and parent are ignored.
 
     Raises:
-        InvalidId: a name, label or participant is no valid id.
+        InvalidId: a name, label or participant is not a valid id.
         InvalidOptions: too many labels or participants, or a message count that is no integer or out of range.
     """
-    if said.message_count is not None:
-        check_integer(said.message_count, "message_count")
+    if described.message_count is not None:
+        check_integer(described.message_count, "message_count")
     return replace(
         metadata,
-        name=metadata.name if said.name is None else check_id(said.name, "session name"),
-        message_count=metadata.message_count if said.message_count is None else said.message_count,
-        participants=_checked_participants(said.participants) if said.participants else metadata.participants,
-        labels=_checked_labels({**metadata.labels, **said.labels}),
+        name=metadata.name if described.name is None else check_id(described.name, "session name"),
+        message_count=metadata.message_count if described.message_count is None else described.message_count,
+        participants=_checked_participants(described.participants) if described.participants else metadata.participants,
+        labels=_checked_labels({**metadata.labels, **described.labels}),
     )
 
 
-def normalize_metadata(metadata: SessionMetadata) -> SessionMetadata:
-    """The same in types that compare: stores may give lists for tuples."""
+def _normalize_metadata(metadata: SessionMetadata) -> SessionMetadata:
+    """The same in types that compare equal: stores may return lists for tuples."""
     return replace(metadata, labels=dict(metadata.labels), participants=tuple(metadata.participants))
 
 

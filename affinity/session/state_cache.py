@@ -1,24 +1,25 @@
-"""The copies of session state in this process: found by lease, pinned while in use, bounded, disposed exactly once.
+"""The cache of session states in this process: one entry per session, pinned while in use, bounded, disposed once.
 
-A copy belongs to one epoch of one session. Its life::
+An entry belongs to one epoch of one session. Its life::
 
-    hydrating ──► current ──► leaving ──► gone
-        └── hydrate failed ────────────────▲
+    hydrating ──► current ──► retired ──► disposed
+        └── hydrate failed ──────────────────▲
 
-*current*: served to whoever asks with its epoch. While nobody uses it, it lies on the shelf, ordered by last use, from
-which the least recently used are evicted for room, and the idle ones for age. *leaving*: served to nobody new; it is
-disposed when its last user has left. *gone*: ``dispose`` has run, exactly once.
+*current*: the cache returns it to callers that name its epoch. While nothing pins it, it is in an LRU list, from which
+the least recently used entries are evicted for room, and idle ones by age. *retired*: the cache returns it to no new
+caller, and disposes it when its last user has unpinned it. *disposed*: ``dispose`` has run, exactly once.
 
 Invariants
-    * A session has at most one copy at any time, in `_current` or in `_leaving`: the next one is hydrated after the old
-      one is gone, so that ``dispose`` and ``hydrate`` of a session never overlap (one closes the file the other opens).
-    * `retire` and `let_go` decide and never await; `settle` acts. Between finding a copy and pinning it nothing is
-      awaited.
-    * A copy in use is never disposed. When all are in use, the bounds are exceeded rather than work refused.
-    * A user who cannot await lets go and leaves the disposal to the next use or sweep. Whoever waits for the copy is
-      woken by ``unused`` and disposes it himself.
+    * A session has at most one entry at any time, in `_current` or in `_retired`. The next one is hydrated after the
+      former is disposed, so ``dispose`` and ``hydrate`` of a session never overlap: one may close the file that the
+      other opens.
+    * `retire` and `release` never await; `dispose_retired` does the work. Nothing is awaited between finding an entry
+      and pinning it.
+    * A pinned entry is never disposed. When all entries are pinned, the bounds are exceeded; no call is refused.
+    * A user that cannot await calls `release`; the next use or sweep then disposes the entry. A caller that waits for
+      the entry is woken by ``unused`` and disposes the entry itself.
 
-Epochs are compared, never interpreted: the provider promises a greater one whenever a copy may be stale.
+Epochs are only compared: the provider gives a session a greater one whenever an entry may be stale.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from affinity.errors import InvalidOptions, UnknownSession
 from affinity.telemetry import enter_session
 
 S = TypeVar("S")
+E = TypeVar("E", bound="CacheEntry[Any]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,42 +46,42 @@ class CacheStats:
 
     hits: int = 0  # uses and peeks that found the state in memory
     misses: int = 0  # uses and peeks that did not
-    hydrations: int = 0  # copies that came to be, by ``hydrate`` or by ``put``
-    evictions: int = 0  # copies given up for room or for idleness
-    losses: int = 0  # copies given up because their lease had ended
-    conflicts: int = 0  # changes that were refused, or whose commit nobody could confirm: the store won
-    size: int = 0  # copies in memory, those that wait for their last user included
-    bytes: int = 0  # of these copies, as far as somebody measures them
+    hydrations: int = 0  # states that entered the cache, by ``hydrate`` or by ``put``
+    evictions: int = 0  # states removed for room or because they were idle
+    losses: int = 0  # states removed because their lease had ended
+    conflicts: int = 0  # writes that were refused, or whose commit could not be confirmed
+    size: int = 0  # states in memory, retired ones included
+    bytes: int = 0  # of these states, as far as their size is known
 
 
 class CacheEntry(Generic[S]):
-    """The state of one session at one epoch."""
+    """The state of one session at one epoch, in memory."""
 
     state: S  # set once hydrated
 
     def __init__(self, session_id: str, epoch: int) -> None:
         self.session_id = session_id
         self.epoch = epoch
-        self.users: list[int] = []  # id() of the contexts that pin it; an activity may do so more than once
+        self.users: list[int] = []  # id() of the contexts that pin it; an activity may pin it more than once
         self.bytes = 0
-        self.hydrated = self.leaving = self.disposing = False
+        self.is_hydrated = self.is_retired = self.is_disposing = False
         self.failure: Exception | None = None
-        self.ready: anyio.Event | None = None  # set when a hydrate that runs has ended, well or not
-        self.unused = anyio.Event()  # set when it is leaving and its last user has left
-        self.gone = anyio.Event()
-        self.saving = anyio.Lock(fast_acquire=True)  # checkpoints of one session keep their order
+        self.hydration_ended: anyio.Event | None = None  # while a hydrate runs; set when it has succeeded or failed
+        self.unused = anyio.Event()  # set when it is retired and unpinned
+        self.gone = anyio.Event()  # set when it is no longer in the cache
+        self.saving = anyio.Lock(fast_acquire=True)  # keeps the checkpoints of one session in order
 
     @property
     def is_new(self) -> bool:
-        """Made just now: nobody uses it, and nobody has tried to hydrate it."""
-        return not self.hydrated and not self.users
+        """Made just now: nothing pins it, and no hydrate has begun."""
+        return not self.is_hydrated and not self.users
 
     def __str__(self) -> str:
         return f"session {self.session_id!r} at epoch {self.epoch}"
 
 
 class IdleLru(TTLCache[str, None]):
-    """Ids of the copies that nobody uses. cachetools expires on almost every call: expiry reports what it removed."""
+    """Ids of the entries that nothing pins, by last use. Almost every call expires idle ones and reports them."""
 
     def __init__(self, idle_timeout: float, timer: Callable[[], float], on_expire: Callable[[str], None]) -> None:
         super().__init__(math.inf, idle_timeout, timer)
@@ -92,33 +94,26 @@ class IdleLru(TTLCache[str, None]):
         return expired
 
     def discard(self, session_id: str) -> None:
-        """Remove it, expired or not; ``pop`` would leave an expired one to be reported later."""
+        """Remove an id, expired or not; ``pop`` would leave an expired one, which is then reported later."""
         with suppress(KeyError):
             del self[session_id]
 
 
-def unknown_session(session_id: str, epoch: int, other: CacheEntry[Any] | None) -> UnknownSession:
-    """The error, with what this process has instead."""
-    text = f"no state of session {session_id!r} at epoch {epoch} in this process"
-    if other is not None:
-        hint = "the session has moved on" if other.epoch > epoch else "hydrate it again"
-        text += f", which has it at epoch {other.epoch}: {hint}"
-    return UnknownSession(text)
-
-
-class StateCache(Generic[S]):
-    """Copies by session id. One pool serves one event loop."""
+class StateCache(Generic[E]):
+    """Entries by session id. One cache serves one event loop."""
 
     def __init__(
         self,
+        make: Callable[[str, int], E],
         *,
-        dispose: Callable[[CacheEntry[S]], Awaitable[None]],
+        dispose: Callable[[E], Awaitable[None]],
         max_sessions: int,
         max_bytes: int | None,
         idle_timeout: float | None,
         timer: Callable[[], float],
     ) -> None:
-        """``dispose`` frees what a copy holds; it is bounded in time and raises nothing. The rest: `SessionCache`.
+        """An empty cache; `SessionCache` describes the bounds. ``make`` returns an entry of a session and an epoch, not
+        hydrated; ``dispose`` frees what an entry holds, is bounded in time and raises nothing.
 
         Raises:
             InvalidOptions: a bound that is not positive.
@@ -129,24 +124,24 @@ class StateCache(Generic[S]):
             raise InvalidOptions(f"max_bytes = {max_bytes!r}: must be a positive number of bytes, or None")
         if idle_timeout is not None and not idle_timeout > 0:
             raise InvalidOptions(f"idle_timeout = {idle_timeout!r}: must be a positive number of seconds, or None")
-        self._dispose_copy = dispose
+        self._make, self._dispose_entry = make, dispose
         self._max_sessions = max_sessions
         self._max_bytes = math.inf if max_bytes is None else max_bytes
-        self._shelf = IdleLru(math.inf if idle_timeout is None else idle_timeout, timer, self._expired)
-        self._current: dict[str, CacheEntry[S]] = {}
+        self._idle = IdleLru(math.inf if idle_timeout is None else idle_timeout, timer, self._evict)
+        self._current: dict[str, E] = {}
         self._current_bytes = 0
-        self._leaving: dict[str, CacheEntry[S]] = {}
+        self._retired: dict[str, E] = {}
         self._counts = {"hits": 0, "misses": 0, "hydrations": 0, "evictions": 0, "losses": 0, "conflicts": 0}
 
     @property
     def stats(self) -> CacheStats:
         """The counters now."""
-        leaving = sum(copy.bytes for copy in self._leaving.values())
-        size = len(self._current) + len(self._leaving)
-        return CacheStats(**self._counts, size=size, bytes=self._current_bytes + leaving)
+        retired = sum(entry.bytes for entry in self._retired.values())
+        size = len(self._current) + len(self._retired)
+        return CacheStats(**self._counts, size=size, bytes=self._current_bytes + retired)
 
     def count(self, what: str) -> None:
-        """Count one more of what `CacheStats` calls so."""
+        """Add one to a counter of `CacheStats`."""
         self._counts[what] += 1
 
     # -- finding and pinning
@@ -155,238 +150,250 @@ class StateCache(Generic[S]):
         self,
         address: tuple[str, int],
         user: int,
-        load: Callable[[CacheEntry[S]], Awaitable[S]],
-        fits: Callable[[S], bool] = lambda _: True,
-    ) -> CacheEntry[S]:
-        """The copy at this session and epoch, hydrated by ``load`` if need be, and pinned until ``user`` unpins it.
+        hydrate: Callable[[E], Awaitable[None]],
+        fits: Callable[[E], bool] = lambda _: True,
+    ) -> E:
+        """The entry of this session and epoch, hydrated if need be, and pinned until ``user`` unpins it.
 
-        A copy whose state does not ``fit`` is given up and loaded anew. Concurrent calls share one load; what it raises
-        is raised in all of them, and nothing stays.
+        An entry that does not ``fit`` is retired and hydrated again. Concurrent calls share one ``hydrate``; what it
+        raises is raised in all of them, and nothing is cached.
 
         Raises:
-            UnknownSession: there is a copy at a newer epoch.
+            UnknownSession: the cache has an entry of a newer epoch.
         """
         session_id, epoch = address
 
-        def is_served(copy: CacheEntry[S]) -> bool:
-            # An activity that has the copy already gets it again even while it is leaving: it would wait for itself.
-            if copy.epoch != epoch or (copy.leaving and user not in copy.users):
+        def accept(entry: E) -> bool:
+            # An activity that has pinned the entry gets it again even when it is retired: it would wait for itself.
+            if entry.epoch != epoch or (entry.is_retired and user not in entry.users):
                 return False
-            return not copy.hydrated or fits(copy.state)
+            return not entry.is_hydrated or fits(entry)
 
-        copy = await self.find(session_id, epoch, user, is_served)
+        entry = await self.find(session_id, epoch, user, accept)
         try:
-            if copy.hydrated:
+            if entry.is_hydrated:
                 self._counts["hits"] += 1
             else:
                 self._counts["misses"] += 1
-                await self._ensure_hydrated(copy, load)
-                await self._make_room()  # only now is it known how large it is
+                await self._ensure_hydrated(entry, hydrate)
+                await self._make_room()  # its size is known only now
         except BaseException:
-            await self.unpin(copy, user)
+            await self.unpin(entry, user)
             raise
-        return copy
+        return entry
 
-    def pin_again(self, copy: CacheEntry[S], user: int) -> None:
-        """One pin more for somebody who has one."""
-        copy.users.append(user)
+    def pin_again(self, entry: E, user: int) -> None:
+        """Add one more pin for a user that has one."""
+        entry.users.append(user)
 
-    async def find(
-        self, session_id: str, epoch: int, user: int, accept: Callable[[CacheEntry[S]], bool]
-    ) -> CacheEntry[S]:
-        """A copy that ``accept`` takes, which may be a new one once the former is gone; pinned by ``user``."""
+    async def find(self, session_id: str, epoch: int, user: int, accept: Callable[[E], bool]) -> E:
+        """The session's entry if ``accept`` takes it, else a new one once the former is disposed; pinned by ``user``.
+
+        Raises:
+            UnknownSession: the cache has an entry of a newer epoch.
+        """
         while True:
-            self._shelf.expire()
-            copy = self.copy_of(session_id)
-            if copy is None:
-                copy = self._current[session_id] = CacheEntry(session_id, epoch)
-            if epoch < copy.epoch:
-                raise unknown_session(session_id, epoch, copy)
-            if accept(copy):
-                copy.users.append(user)
-                self._shelf.discard(session_id)
-                return copy
-            self.retire(copy, "losses" if copy.epoch < epoch else None)
-            await self.settle()
-            await (copy.unused if copy.users else copy.gone).wait()
+            self._idle.expire()
+            entry = self.entry_of(session_id)
+            if entry is None:
+                entry = self._current[session_id] = self._make(session_id, epoch)
+            if epoch < entry.epoch:
+                raise unknown_session(session_id, epoch, entry)
+            if accept(entry):
+                entry.users.append(user)
+                self._idle.discard(session_id)
+                return entry
+            self.retire(entry, "losses" if entry.epoch < epoch else None)
+            await self.dispose_retired()
+            await (entry.unused if entry.users else entry.gone).wait()
 
-    def peek(self, session_id: str, epoch: int) -> CacheEntry[S]:
-        """The copy at this epoch, not pinned, as the most recently used one.
+    def peek(self, session_id: str, epoch: int) -> E:
+        """The entry at this epoch, not pinned; it becomes the most recently used one.
 
         Raises:
             UnknownSession: there is none.
         """
-        with self._shelf.timer:  # or the copy might expire between the two calls
-            self._shelf.expire()
-            copy = self._current.get(session_id)
-            if copy is None or not copy.hydrated or copy.epoch != epoch:
+        with self._idle.timer:  # time stands still, so that the entry does not expire between the two calls
+            self._idle.expire()
+            entry = self._current.get(session_id)
+            if entry is None or not entry.is_hydrated or entry.epoch != epoch:
                 self._counts["misses"] += 1
-                raise unknown_session(session_id, epoch, self.copy_of(session_id))
+                raise unknown_session(session_id, epoch, self.entry_of(session_id))
             self._counts["hits"] += 1
-            if not copy.users:
-                self._shelf[session_id] = None  # last used now
-            return copy
+            if not entry.users:
+                self._idle[session_id] = None  # last used now
+            return entry
 
-    async def unpin(self, copy: CacheEntry[S], user: int) -> None:
-        """`let_go`, and then dispose what may go."""
-        self.let_go(copy, user)
+    async def unpin(self, entry: E, user: int) -> None:
+        """`release`, then dispose what may be disposed."""
+        self.release(entry, user)
         await self._make_room()
 
-    def let_go(self, copy: CacheEntry[S], user: int) -> None:
-        """Take back one pin, from code that cannot await."""
-        copy.users.remove(user)
-        if copy.users:
+    def release(self, entry: E, user: int) -> None:
+        """Remove one pin, from code that cannot await."""
+        entry.users.remove(user)
+        if entry.users:
             return
-        if not copy.hydrated:
-            self._forget(copy)
-        elif copy.leaving:
-            copy.unused.set()
+        if not entry.is_hydrated:
+            self._forget(entry)
+        elif entry.is_retired:
+            entry.unused.set()
         else:
-            self._shelf[copy.session_id] = None
+            self._idle[entry.session_id] = None
 
-    def copy_of(self, session_id: str) -> CacheEntry[S] | None:
-        """The one copy of the session, leaving or not."""
-        return self._leaving.get(session_id) or self._current.get(session_id)
+    def entry_of(self, session_id: str) -> E | None:
+        """The session's entry, current or retired."""
+        return self._retired.get(session_id) or self._current.get(session_id)
 
     # -- hydrating
 
-    async def _ensure_hydrated(self, copy: CacheEntry[S], load: Callable[[CacheEntry[S]], Awaitable[S]]) -> None:
-        """One of the users hydrates and the others wait; when that one is cancelled, another takes over."""
-        while not copy.hydrated:
-            if copy.failure is not None:
-                raise copy.failure
-            if copy.ready is None:
-                await self._hydrate(copy, load)
+    async def _ensure_hydrated(self, entry: E, hydrate: Callable[[E], Awaitable[None]]) -> None:
+        """One of the users hydrates, and the others wait; if that one is cancelled, another takes over."""
+        while not entry.is_hydrated:
+            if entry.failure is not None:
+                raise entry.failure
+            if entry.hydration_ended is None:
+                await self._hydrate(entry, hydrate)
             else:
-                await copy.ready.wait()
+                await entry.hydration_ended.wait()
 
-    async def _hydrate(self, copy: CacheEntry[S], load: Callable[[CacheEntry[S]], Awaitable[S]]) -> None:
-        copy.ready = ready = anyio.Event()
+    async def _hydrate(self, entry: E, hydrate: Callable[[E], Awaitable[None]]) -> None:
+        entry.hydration_ended = ended = anyio.Event()
         try:
             await self._make_room()
-            self.fill(copy, await load(copy))
+            await hydrate(entry)
+            self.set_hydrated(entry)
         except Exception as error:
-            copy.failure = error
-            self._forget(copy)
+            entry.failure = error
+            self._forget(entry)
             raise
         finally:
-            copy.ready = None
-            ready.set()
+            entry.hydration_ended = None
+            ended.set()
 
-    def fill(self, copy: CacheEntry[S], state: S) -> None:
-        """Give a new copy its state."""
-        copy.state, copy.hydrated = state, True
+    def set_hydrated(self, entry: E) -> None:
+        """Note that a new entry has its state."""
+        entry.is_hydrated = True
         self._counts["hydrations"] += 1
 
-    def weigh(self, copy: CacheEntry[S], size: int) -> None:
-        """Note how large the copy is now, in bytes; room for it is made when somebody unpins."""
-        if self._current.get(copy.session_id) is copy:
-            self._current_bytes += size - copy.bytes
-        copy.bytes = size
+    def set_size(self, entry: E, size: int) -> None:
+        """Note the size of an entry in bytes; the next `unpin` makes room for it."""
+        if self._current.get(entry.session_id) is entry:
+            self._current_bytes += size - entry.bytes
+        entry.bytes = size
 
-    # -- giving up
+    # -- removing
 
-    def retire(self, copy: CacheEntry[S], count: str | None = None) -> None:
-        """Serve the copy to nobody new. `settle` disposes it, at the latest when its last user unpins it."""
-        if copy.leaving or self._current.get(copy.session_id) is not copy:
+    def retire(self, entry: E, count: str | None = None) -> None:
+        """Return the entry to no new caller. It is disposed when its last user unpins it, or by `dispose_retired`."""
+        if entry.is_retired or self._current.get(entry.session_id) is not entry:
             return
-        copy.leaving = True
-        self._leaving[copy.session_id] = self._current.pop(copy.session_id)
-        self._current_bytes -= copy.bytes
-        self._shelf.discard(copy.session_id)
+        entry.is_retired = True
+        self._retired[entry.session_id] = self._current.pop(entry.session_id)
+        self._current_bytes -= entry.bytes
+        self._idle.discard(entry.session_id)
         if count is not None:
             self._counts[count] += 1
 
     async def lost(self, session_id: str, epoch: int | None) -> None:
-        """Dispose the session's copy if it is of that epoch or an older one (None: whichever)."""
-        copy = self._current.get(session_id)
-        if copy is not None and (epoch is None or copy.epoch <= epoch):
-            self.retire(copy, "losses")
-        await self.settle()
+        """Dispose the session's entry if it is of this epoch or an older one (None: of any epoch)."""
+        entry = self._current.get(session_id)
+        if entry is not None and (epoch is None or entry.epoch <= epoch):
+            self.retire(entry, "losses")
+        await self.dispose_retired()
 
     async def lost_all(self) -> None:
-        """As `lost`, for all; the copies are disposed side by side."""
-        for copy in list(self._current.values()):
-            self.retire(copy, "losses")
-        await self.settle()
+        """Dispose all entries, concurrently."""
+        for entry in list(self._current.values()):
+            self.retire(entry, "losses")
+        await self.dispose_retired()
 
     async def sweep(self) -> None:
-        """Dispose what was idle for too long, or was let go of."""
-        self._shelf.expire()
+        """Dispose entries that were idle for too long, exceed a bound, or were released."""
+        self._idle.expire()
         await self._make_room()
 
-    def _expired(self, session_id: str) -> None:
+    def _evict(self, session_id: str) -> None:
         self.retire(self._current[session_id], "evictions")
 
     async def _make_room(self) -> None:
-        with self._shelf.timer:  # or the last copy on the shelf might expire between the two calls
-            while self._is_over() and len(self._shelf):
-                self._expired(self._shelf.popitem()[0])
-        await self.settle()
+        with self._idle.timer:  # time stands still, so that no entry expires between the two calls
+            while self._is_over() and len(self._idle):
+                self._evict(self._idle.popitem()[0])
+        await self.dispose_retired()
 
     def _is_over(self) -> bool:
         return len(self._current) > self._max_sessions or self._current_bytes > self._max_bytes
 
-    async def settle(self) -> None:
-        """Dispose all leaving copies that have no users and that no other task is disposing."""
-        if not self._leaving:
+    async def dispose_retired(self) -> None:
+        """Dispose the retired entries that nothing pins and that no other task is disposing."""
+        if not self._retired:
             return
-        unused = [copy for copy in self._leaving.values() if not copy.users and not copy.disposing]
-        for copy in unused:
-            copy.disposing = True
-        with anyio.CancelScope(shield=True):  # a user may leave because it was cancelled; disposing is bounded
+        unused = [entry for entry in self._retired.values() if not entry.users and not entry.is_disposing]
+        for entry in unused:
+            entry.is_disposing = True
+        with anyio.CancelScope(shield=True):  # a cancelled user may run this; each dispose is bounded in time
             async with anyio.create_task_group() as tasks:
-                for copy in unused:
-                    tasks.start_soon(self._dispose, copy)
+                for entry in unused:
+                    tasks.start_soon(self._dispose, entry)
 
-    async def _dispose(self, copy: CacheEntry[S]) -> None:
-        enter_session(copy.session_id)  # in a task of its own, which somebody else's session may have started
+    async def _dispose(self, entry: E) -> None:
+        enter_session(entry.session_id)  # this task may have been started by code of another session
         try:
-            await self._dispose_copy(copy)
+            await self._dispose_entry(entry)
         finally:
-            self._forget(copy)
+            self._forget(entry)
 
-    def _forget(self, copy: CacheEntry[S]) -> None:
-        if self._current.get(copy.session_id) is copy:
-            del self._current[copy.session_id]
-            self._current_bytes -= copy.bytes
-        elif self._leaving.get(copy.session_id) is copy:
-            del self._leaving[copy.session_id]
-        copy.unused.set()
-        copy.gone.set()
+    def _forget(self, entry: E) -> None:
+        if self._current.get(entry.session_id) is entry:
+            del self._current[entry.session_id]
+            self._current_bytes -= entry.bytes
+        elif self._retired.get(entry.session_id) is entry:
+            del self._retired[entry.session_id]
+        entry.unused.set()
+        entry.gone.set()
 
 
-class CacheLeaseListener(Generic[S]):
-    """What a worker tells a pool's owner of its leases: a `SessionListener` (of `affinity.orchestration.app`)."""
+class CacheLeaseListener(Generic[E]):
+    """Removes cached states when the worker loses their leases: a `SessionListener` of `affinity.orchestration.app`."""
 
-    _pool: StateCache[S]
+    _cache: StateCache[E]
 
     async def lost(self, session_id: str, epoch: int | None = None) -> None:
-        """The session's lease, up to ``epoch`` (None: whichever), ended: dispose its copy, now or after its last user.
+        """Dispose the state of a session whose lease, up to ``epoch`` (None: any), has ended.
 
-        Returns when that is done, or when it is left to the last user. A block that is open keeps its copy and may end.
-        A `SessionCache` does not save it any more; whether a staged change may still be written, the store decides.
+        Returns when the state is disposed, or when a block that is open keeps it until its end. A `SessionCache` does
+        not save it any more; whether a staged change may still be written, the fences of the store decide.
         """
-        await self._pool.lost(session_id, epoch)
+        await self._cache.lost(session_id, epoch)
 
     async def lost_all(self) -> None:
-        """Every lease ended: as `lost`, for all; the copies are disposed side by side."""
-        await self._pool.lost_all()
+        """Dispose all states, concurrently, since every lease has ended."""
+        await self._cache.lost_all()
 
     async def sweep(self) -> None:
-        """Dispose what was idle for ``idle_timeout``, is too much, or was dropped when its activity was settled. Uses
-        do it too, but only while there are uses.
+        """Dispose states that were idle for ``idle_timeout``, exceed a bound, or were released when their activity was
+        settled. Each use does this too; the sweep is for times without uses.
         """
-        await self._pool.sweep()
+        await self._cache.sweep()
 
     async def aclose(self) -> None:
-        """Dispose every copy that is not in use; the others follow as their users leave.
+        """Dispose every state that is not in use; the others follow as their users leave.
 
         The object can be used again, by the next worker of this process.
         """
-        await self._pool.lost_all()
+        await self._cache.lost_all()
 
     @property
     def stats(self) -> CacheStats:
         """The counters now; scripts do not count."""
-        return self._pool.stats
+        return self._cache.stats
+
+
+def unknown_session(session_id: str, epoch: int, other: CacheEntry[Any] | None) -> UnknownSession:
+    """The error, which names the entry that this process has instead."""
+    text = f"no state of session {session_id!r} at epoch {epoch} in this process"
+    if other is not None:
+        hint = "the session has moved on" if other.epoch > epoch else "hydrate it again"
+        text += f", which has it at epoch {other.epoch}: {hint}"
+    return UnknownSession(text)

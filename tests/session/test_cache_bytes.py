@@ -105,25 +105,26 @@ async def test_a_checkpoint_that_is_refused_is_a_conflict(app: Application) -> N
     assert cache.stats.conflicts == 1
 
 
-# --- the pool itself --------------------------------------------------------------------------------------------------
+# --- the cache itself -------------------------------------------------------------------------------------------------
 
 
-async def test_whoever_waits_for_a_copy_that_is_let_go_disposes_it_himself() -> None:
+async def test_a_caller_that_waits_for_a_released_entry_disposes_it() -> None:
     log: list[str] = []
 
-    async def dispose(copy: CacheEntry[str]) -> None:
-        log.append(f"dispose {copy}")
+    async def dispose(entry: CacheEntry[str]) -> None:
+        log.append(f"dispose {entry}")
 
-    async def load(copy: CacheEntry[str]) -> str:
-        log.append(f"load {copy}")
-        return "state"
+    async def hydrate(entry: CacheEntry[str]) -> None:
+        log.append(f"load {entry}")
 
-    pool = StateCache[str](dispose=dispose, max_sessions=9, max_bytes=None, idle_timeout=None, timer=lambda: 0.0)
-    old = await pool.pin(("s", 1), 1, load)
+    cache = StateCache[CacheEntry[str]](
+        CacheEntry, dispose=dispose, max_sessions=9, max_bytes=None, idle_timeout=None, timer=lambda: 0.0
+    )
+    old = await cache.pin(("s", 1), 1, hydrate)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(pool.pin, ("s", 2), 2, load)
+        tasks.start_soon(cache.pin, ("s", 2), 2, hydrate)
         await anyio.wait_all_tasks_blocked()
-        pool.let_go(old, 1)
+        cache.release(old, 1)
     epochs = [f"session 's' at epoch {epoch}" for epoch in (1, 2)]
     assert log == [f"load {epochs[0]}", f"dispose {epochs[0]}", f"load {epochs[1]}"]
 
