@@ -1,52 +1,53 @@
 """The provider contract: what a database must do so that durable work with session affinity is safe on it.
 
-A provider stores opaque payloads and knows nothing of orchestrations or replay. It keeps eleven tables
-(``workers``, ``sessions``, ``instances``, ``suspensions``, ``history``, ``ended_executions``, ``orchestrator_queue``,
-``worker_queue``, ``session_states``, ``session_holds``, ``session_watches``) and promises what the conformance suite
-(`affinity.testing.conformance.providers`) asserts, no more and no less.
+A provider stores opaque payloads and knows nothing of orchestrations or replay. It keeps the tables ``workers``,
+``sessions``, ``instances``, ``suspensions``, ``history``, ``ended_executions``, ``orchestrator_queue``,
+``worker_queue``, ``session_states``, ``session_holds``, ``session_watches``, ``quotas`` and ``timeline``, and promises
+what the conformance suite (`affinity.testing.conformance.providers`) asserts, no more and no less.
 
 `Provider` is three protocols: `WorkerProvider` (worker_side.py), `ClientProvider` (client_side.py) and
-`AdministrationProvider` (administration.py). The records that they take and return are in modules by subject: workers,
-hints, work_items, sessions, instances, turns, retention, management. Import all of them from this package.
+`AdministrationProvider` (administration.py); what all three have is `ProviderConnection` (connection.py). The records
+that they take and return are in modules by subject: workers, hints, work_items, sessions, instances, turns, retention,
+management. Import all of them from this package.
 
 Terms
     *alive worker*: its ``workers`` row has ``locked_until`` in the future.
     *held session*: its ``sessions`` row has ``locked_until`` in the future and its worker is alive. Its *holder* is the
     incarnation in the row.
-    *live token*: the work item's row carries exactly this token and its ``locked_until`` is in the future. Such an item
-    can be fetched by nobody else **while the incarnation that locked it is alive**; when that worker's lease has ended
-    or its name has a new incarnation, the item is free again, though its token still acks until somebody fetches it.
+    *live token*: the work item's row has exactly this token and its ``locked_until`` is in the future. No other worker
+    can fetch such an item **while the incarnation that locked it is alive**. When that worker's lease has ended, or
+    its name has a new incarnation, the item is free again, but its token still acks until another worker fetches it.
     *owned instance*: its ``instances`` row names an incarnation, and that very incarnation is alive.
-    *birth token*: what tells an instance from another one that had its id before. Ids are reused, birth tokens are not.
+    *birth token*: distinguishes an instance from another one that had its id before. Ids are reused, birth tokens are
+    not.
     *suspended instance*: it waits for an operator or for other code. It has no owner, is not fetched and commits no
-    turn. Nothing of it is removed: its work items run, and messages for it stay in the queue and go on arriving.
+    turn. Nothing of it is removed: its work items run, and messages for it stay in the queue and continue to arrive.
 
 Rules for every verb
     * One clock, the database's, read after any lock wait. Durations are seconds (float), instants aware UTC datetimes.
     * Every verb is atomic. A batch verb treats each element on its own: one refused element changes nothing and does
-      not
-      disturb the others. Results come in the order of the elements.
-    * A verb never leaves a transaction open across a client round trip, so a paused worker holds no database lock
-      (SQLite, where a transaction is one uninterrupted call, is the nearest thing).
-    * Errors are those of `affinity.errors`. Only those that the data itself causes are not retryable: whatever else the
-      database reports is the fault of its environment. After an error without ``maybe_done`` nothing was changed.
-    * *Touching* a session sets its ``locked_until`` to now + ``session_lock_timeout``. It may be left out while that
-      would
-      extend the lock by less than `TOUCH_SLACK` of the timeout, so that a hot loop does not write the row every turn.
+      not affect the others. Results come in the order of the elements.
+    * A verb never leaves a transaction open across a client round trip, so a paused worker holds no database lock. (In
+      SQLite a transaction is one uninterrupted call, which is the nearest equivalent.)
+    * Errors are those of `affinity.errors`. Only errors that the data itself causes are not retryable: every other
+      error of the database is a fault of its environment. After an error without ``maybe_done`` nothing was changed.
+    * To *touch* a session is to set its ``locked_until`` to now + ``session_lock_timeout``. A provider may leave it out
+      while it would extend the lock by less than `TOUCH_SLACK` of the timeout, so that a hot loop does not write the
+      row every turn.
 
 Timelines
     A provider that was opened with a `Timeline` belongs to one incarnation of a worker. When the database is another
-    one, or behind what was seen, its verbs raise `DatabaseChanged`: at least `register_worker` and `renew_worker`, each
-    time. Whoever finds it first begins a new timeline: no epoch and no message id comes back, every worker lease has
-    ended, every session has a new epoch.
+    one, or has lost commits that the provider has seen, its verbs raise `DatabaseChanged`: at least `register_worker`
+    and `renew_worker`, each time. The first that detects it begins a new timeline: no epoch and no message id is issued
+    again, every worker lease has ended, every session has a new epoch.
 
-Routing marks
-    ``worker_queue.route`` is ``'free'`` for session-free items, ``'new'`` for items of a session that nobody holds
+Routes
+    ``worker_queue.route`` is ``'free'`` for session-free items, ``'new'`` for items of a session that no worker holds
     (``'new:' + worker_id`` while they are offered to that worker), and ``'w:' + worker_id`` for items of a held
     session. ``orchestrator_queue.route`` is ``'new'`` or ``'w:' + owner``; of a suspended instance it is
-    ``'suspended'``, which no fetch reads. A route is computed when the row is queued,
-    is re-marked when the session moves, and is only a hint for cost: every fetch checks the ``sessions`` or
-    ``instances`` row, and `Provider.sweep` repairs marks that went stale.
+    ``'suspended'``, which no fetch reads. A route is computed when the row is queued, changes when the session moves,
+    and is only a hint for cost: every fetch checks the ``sessions`` or ``instances`` row, which is authoritative, and
+    `WorkerProvider.sweep` repairs stale routes.
 """
 
 from __future__ import annotations

@@ -27,15 +27,14 @@ class AdministrationProvider(ProviderConnection, Protocol):
     """The administration side of a provider."""
 
     async def release_session(self, session_ids: Sequence[str]) -> Sequence[SessionRelease]:
-        """Free sessions, whichever worker holds them. A holder that has a work item of the session in hand keeps it:
-        "busy", and nothing is changed. Otherwise its lock ends, as if its time were over, a hold of it
-        (`SessionHold`) or not, and items that wait for it are for any worker; the next claim by another incarnation
-        gives it a new epoch.
+        """Free sessions, whichever worker holds them. "busy": the holder has locked a work item of the session; nothing
+        changed. Otherwise the session lock ends now, even if a `SessionHold` lasts, and any worker may fetch its items;
+        the next claim by another incarnation gives it a new epoch.
         """
         ...
 
     async def resume_instance(self, instance_ids: Sequence[str]) -> Sequence[Resumption]:
-        """Let suspended instances go on, on any worker, as if none had taken or tried them."""
+        """Let suspended instances continue, on any worker; the code versions that have tried them are forgotten."""
         ...
 
     async def reset_instance(self, reset: Reset) -> bool:
@@ -48,8 +47,8 @@ class AdministrationProvider(ProviderConnection, Protocol):
         """Remove finished instances, or with ``force`` any, with all their rows, holds and watches.
 
         With ``tree``, each goes with its children and theirs, all or none: "running" when one of them has not ended,
-        and ``force`` is not given. A parent that stays is told of a child that had not ended: it gets
-        `NewInstance.on_deleted` as a message.
+        and ``force`` is not given. A parent that stays gets `NewInstance.on_deleted` as a message for a child that had
+        not ended.
         """
         ...
 
@@ -60,22 +59,22 @@ class AdministrationProvider(ProviderConnection, Protocol):
         (of `FINISHED`), oldest first, as `delete_instance` removes them.
 
         A child goes with its parent, never before it. A tree stays while a member of it has not ended for that long.
-        What somebody else is changing is passed over. A step looks at `limits.PRUNE_WINDOW` ended instances, behind
-        those that ended at ``after``, and removes trees up to about `limits.PRUNE_EVENTS` events, at least one of them.
-        With ``dry_run`` it removes nothing, and says what it would.
+        Rows that another transaction is changing are passed over. A step reads `limits.PRUNE_WINDOW` ended instances
+        that ended after ``after``, and removes trees up to about `limits.PRUNE_EVENTS` events, at least one tree. With
+        ``dry_run`` it removes nothing, and returns what it would remove.
         """
         ...
 
     async def prune_histories(self, older_than: float, *, dry_run: bool = False) -> HistoryPruning:
         """One step of removing the histories of executions that ``continue_as_new``, or a reset, ended more than
-        ``older_than`` seconds ago: at most `limits.PRUNE_EVENTS` events. What is left of a history at any time is its
-        beginning. With ``dry_run`` it removes nothing, and counts all of them.
+        ``older_than`` seconds ago: at most `limits.PRUNE_EVENTS` events, the latest of a history first. With
+        ``dry_run`` it removes nothing, and counts all of them.
         """
         ...
 
     async def read_origins(self, instance_id: str, execution_id: int) -> Sequence[EventOrigin]:
-        """The origins of the events of one execution, oldest first. An event that a reset has taken over keeps its own.
-        Those of events that a release before this verb recorded are not known and left out.
+        """The origins of the events of one execution, oldest first. An event that a reset has kept has its own origin.
+        Events that a release without this verb recorded have none.
         """
         ...
 
@@ -96,11 +95,11 @@ class AdministrationProvider(ProviderConnection, Protocol):
         ...
 
     async def measure_queues(self, limit: int) -> QueueStatistics:
-        """Count what is in the queues, up to ``limit`` of each kind; no more rows of an index are read for a number."""
+        """Count rows in the queues, up to ``limit`` of each kind; a count reads at most so many rows of an index."""
         ...
 
     async def count_instances(self, limit: int, *, after: str | None = None) -> InstanceCounts:
-        """Count one page of ``limit`` instances by status, in the order of their ids, behind the id ``after``."""
+        """Count one page of ``limit`` instances by status, in the order of their ids, after the id ``after``."""
         ...
 
     async def list_sessions(self, *, after: str | None = None, limit: int = 100) -> Sequence[SessionInfo]:
@@ -116,8 +115,8 @@ class AdministrationProvider(ProviderConnection, Protocol):
         ...
 
     async def set_quotas(self, limits: Quotas) -> None:
-        """Replace all limits. They hold for what is created and sent from then on: what is there stays. What turns
-        create is counted and not refused.
+        """Replace all limits. They apply to instances created and messages sent from then on. Those that turns create
+        are counted and not refused.
         """
         ...
 

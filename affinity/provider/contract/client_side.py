@@ -13,22 +13,22 @@ class ClientProvider(ProviderConnection, Protocol):
     """The client side of a provider."""
 
     async def create_instance(self, instances: Sequence[NewInstance]) -> Sequence[bool]:
-        """Create instances with their start messages. False: the id was there, nothing changed. A child has the session
+        """Create instances with their start messages. False: the id exists, nothing changed. A child gets the session
         of its parent, as in a turn.
 
         Raises:
-            QuotaExceeded: those that are new would be more than `Quotas.instances` allows, or a start message is larger
-                than `Quotas.instance_bytes`; nothing was created.
+            QuotaExceeded: there would be more instances than `Quotas.instances`, or a start message is larger than
+                `Quotas.instance_bytes`; nothing was created.
         """
         ...
 
     async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
         """Queue messages for instances, in order.
 
-        A message with an ``unread_limit`` is refused ("full") while its instance has that many unread messages: those
-        that its turns reported (`Turn.unread`), and those in its queue that are no timers. So it is while the instance
-        has as many as `Quotas.unread_events` allows; and it is refused ("over_quota") when with it the instance would
-        have more bytes than `Quotas.instance_bytes`. Calls that are made at the same moment may each find room.
+        A message with an ``unread_limit`` is refused ("full") while its instance has so many unread messages: those
+        that its turns reported (`Turn.unread`), and those in its queue that are no timers. The same holds for
+        `Quotas.unread_events`. It is refused ("over_quota") when with it the instance would have more bytes than
+        `Quotas.instance_bytes`. Concurrent calls do not see each other's messages and may exceed a limit together.
         """
         ...
 

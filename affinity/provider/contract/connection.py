@@ -33,14 +33,13 @@ class ProviderConnection(Protocol):
     ) -> Sequence[HistoryPage]:
         """The next events of some executions, one page for each; empty when there are none.
 
-        Events are read in the order of the cursors until they have ``max_bytes`` UTF-8 bytes: at least one comes, if
-        there is one. The pages behind that are empty, with ``more``. A page has at most `limits.MAX_PAGE_EVENTS`.
+        Events are read in the order of the cursors until they have ``max_bytes`` UTF-8 bytes: at least one, if there is
+        one. Later pages are empty, with ``more``. A page has at most `limits.MAX_PAGE_EVENTS`.
         """
         ...
 
     async def wake(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
-        """Send hints to workers by id; None: to all. And tell the owners of these instances to look into the queues;
-        where nobody alive owns one, all. Best effort, off the hot path. No other verb sends hints to workers: the
-        caller of one does, once.
+        """Send hints to workers by id; None: to all. Wake also the owners of these instances, or all workers if no
+        alive worker owns one. Best effort, off the hot path. No other verb sends hints: its caller does, once.
         """
         ...

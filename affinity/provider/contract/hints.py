@@ -9,10 +9,10 @@ from affinity.records import frozen
 
 @frozen(kw_only=True)
 class Hint:
-    """Why a worker was woken; only ever a hint."""
+    """A wake-up: why a worker should look; it may be lost or superfluous."""
 
-    work: bool = True  # look into the queues
-    cancel: bool = False  # a work item of ours may have been removed
+    work: bool = True  # the queues may have work for it
+    cancel: bool = False  # a work item that it has locked may have been removed
 
 
 class HintSource(Protocol):

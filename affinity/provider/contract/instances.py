@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple, NewType, TypeAlias
 from affinity.records import frozen
 
 Birth = NewType("Birth", str)
-"""A random name of one instance: who creates another under the same id, after a deletion, gives it another."""
+"""A random name of one instance; an instance that is created under the same id after a deletion has another."""
 
 
 InstanceStatus: TypeAlias = Literal["pending", "running", "suspended", "completed", "failed", "cancelled"]
@@ -26,7 +26,7 @@ SWEPT_STATUSES: Final[frozenset[str]] = frozenset({"completed", "cancelled"})
 
 @frozen(kw_only=True)
 class NewInstance:
-    """An orchestration instance to create together with its start message; nothing happens when the id exists."""
+    """An instance to create together with its start message; nothing is created when the id exists."""
 
     instance_id: str
     name: str  # registered name of the orchestration
@@ -35,24 +35,22 @@ class NewInstance:
     parent_id: str | None = None
     delay: float = 0.0  # seconds until the start message is visible
     on_exists: str | None = None  # payload sent to ``parent_id`` when the id was taken
-    parent_birth: Birth | None = None  # of the very parent that creates it
+    parent_birth: Birth | None = None  # of the parent that creates it
     on_deleted: str | None = None  # payload sent to that parent when the instance is deleted before it has ended
-    session_id: str | None = None  # that it works for, as logs and listings show it; None: that of its parent, if any
+    session_id: str | None = None  # shown in logs and listings; None: that of its parent, if any
     birth: Birth = field(default_factory=lambda: Birth(secrets.token_hex(8)))
 
 
 @frozen(kw_only=True)
 class NewMessage:
-    """A message for an instance; dropped when the instance does not exist, has finished, or is not the one meant."""
+    """A message for an instance; dropped when the instance does not exist, has finished, or has another birth token."""
 
     instance_id: str
     payload: str
     delay: float = 0.0  # seconds until it is visible: timers
-    timer: tuple[int, int] | None = (
-        None  # (execution id, event id) of the timer that it is, so that it can be cancelled
-    )
-    birth: Birth | None = None  # of the instance that is meant; None: whichever has the id
-    unread_limit: int | None = None  # refused to an instance that has so many unread ones: see `Turn.unread`
+    timer: tuple[int, int] | None = None  # (execution id, event id), if it is a timer, so that it can be cancelled
+    birth: Birth | None = None  # of the receiver; None: any instance with that id
+    unread_limit: int | None = None  # refused when the instance has so many unread messages: see `Turn.unread`
 
 
 class Message(NamedTuple):
@@ -72,10 +70,10 @@ class OrchestrationItem:
     name: str
     version: str | None
     event_count: int  # events in the history of the current execution: the fence of the next turn
-    claims: int  # times that its ownership was taken since a turn of it was last committed: a poison count
+    claims: int  # times that a worker took ownership since the last commit of a turn: a poison count
     unknown_for: float | None
     messages: Sequence[Message]
-    session_id: str | None = None  # that the instance was started with, or its parent
+    session_id: str | None = None  # given at the start of the instance, or of its parent
 
 
 @frozen(kw_only=True)
@@ -86,7 +84,7 @@ class OrchestrationFetch:
     claim_lost: bool
     next_due: float | None
     unclaimed_remaining: bool = False  # as in `WorkFetch`
-    fenced: bool = False  # another process has the caller's name; then there is nothing for it
+    fenced: bool = False  # another process has the caller's name: it gets nothing
 
 
 class HistoryCursor(NamedTuple):
@@ -94,7 +92,7 @@ class HistoryCursor(NamedTuple):
 
     instance_id: str
     execution_id: int
-    after: int = 0  # events that were read already
+    after: int = 0  # events that are read already
 
 
 @frozen(kw_only=True)
@@ -135,7 +133,7 @@ class InstanceInfo:
     created_at: datetime
     updated_at: datetime
     suspension: Suspension | None = None  # while it is suspended
-    session_id: str | None = None  # that it was started with, or its parent
+    session_id: str | None = None  # given at its start, or at that of its parent
 
 
 @frozen(kw_only=True)
@@ -147,7 +145,7 @@ class InstanceFilter:
     prefix: str | None = None  # of the instance id
     parent_id: str | None = None
     reason: str | None = None  # suspended for this: `Suspension.error_type`
-    session_id: str | None = None  # that they were started with, or their parents
+    session_id: str | None = None  # given at their start, or at that of their parents
     after: tuple[datetime, str] | None = None  # keyset cursor: (created_at, instance_id) of the last row seen
 
 

@@ -12,27 +12,27 @@ from affinity.records import ActivityRun, frozen
 
 
 class EventOrigin(NamedTuple):
-    """When, and by which worker, an event of a history was recorded."""
+    """When an event of a history was recorded, and by which worker."""
 
     event_id: int
     recorded_at: datetime
-    worker_id: str | None  # None: by no worker, for a client that has reset the instance
-    run: ActivityRun | None  # as the turn said: `Turn.runs`
+    worker_id: str | None  # None: a client recorded it, by resetting the instance
+    run: ActivityRun | None  # from `Turn.runs`
 
 
 EVENT_HEAD: Final = 64
-"""Characters of an event that say what kind of event it is."""
+"""Number of characters at the beginning of an event that contain its type."""
 
 
 @frozen(kw_only=True)
 class ExecutionInfo:
-    """One execution of an instance, as far as its history is kept; or the current one."""
+    """One execution of an instance: one whose history is kept, or the current one."""
 
     execution_id: int
     event_count: int
     started_at: datetime | None  # None: not known
-    ended_at: datetime | None  # None: it goes on, or its end is not known
-    last_event: str | None  # the first `EVENT_HEAD` characters of it
+    ended_at: datetime | None  # None: it is the current one, or its end is not known
+    last_event: str | None  # its first `EVENT_HEAD` characters
 
 
 @frozen(kw_only=True)
@@ -55,13 +55,11 @@ MessageState: TypeAlias = Literal["waiting", "delayed", "suspended"]
 
 @frozen(kw_only=True)
 class QueueStatistics:
-    """How much there is to do. Each number stops at the limit that was asked for; those of running and of waiting work
-    items may share it.
-    """
+    """Sizes of the queues. Each number stops at the limit of the call; running and waiting work items may share it."""
 
     work_items: Mapping[WorkItemState, int]
     messages: Mapping[MessageState, int]
-    oldest_work_item: float | None  # seconds for which the one that waits longest could have been fetched
+    oldest_work_item: float | None  # seconds for which the oldest visible one has been waiting
     oldest_message: float | None
     suspended: int  # instances
 
@@ -76,11 +74,11 @@ class InstanceCounts:
 
 @frozen(kw_only=True)
 class Quotas:
-    """Limits of one database, for all who write to it; None: no limit."""
+    """Limits of one database, for all its clients and workers; None: no limit."""
 
     instances: int | None = None  # in the database, ended ones and children included
     unread_events: int | None = None  # of one instance, on top of `NewMessage.unread_limit`
-    # UTF-8 bytes of one instance: of the events of its present execution, and of the messages that wait for it.
+    # UTF-8 bytes of one instance: the events of its current execution and the messages that wait for it.
     instance_bytes: int | None = None
 
 

@@ -10,10 +10,10 @@ from affinity.records import frozen
 
 @frozen(kw_only=True)
 class Retention:
-    """For how many seconds after its end something is kept; None: for ever."""
+    """Seconds for which ended instances and executions are kept; None: for ever."""
 
     instances: float | None = None  # completed and cancelled ones, each with its tree
-    histories: float | None = None  # of executions after which their instance began another one
+    histories: float | None = None  # of executions that another one of the same instance follows
 
 
 NO_RETENTION: Final = Retention()
@@ -21,14 +21,14 @@ NO_RETENTION: Final = Retention()
 
 @frozen(kw_only=True)
 class Sweep:
-    """What one call of `Provider.sweep` did."""
+    """Result of one call of `Provider.sweep`."""
 
     swept: bool  # False: another worker has swept within the interval
-    rerouted: int = 0  # stale marks repaired
+    rerouted: int = 0  # stale routes repaired
     sessions_removed: int = 0
     workers_removed: int = 0
-    instances_removed: int = 0  # those that had ended, with their children
-    executions_removed: int = 0  # whose histories went
+    instances_removed: int = 0  # ended ones, with their children
+    executions_removed: int = 0  # whose histories were removed
     limit_reached: bool = False  # a bound was reached: call again without waiting
 
 
@@ -37,8 +37,8 @@ class InstancePruning:
     """What one step of `Provider.prune_instances` removed, or would remove."""
 
     roots: int  # instances without a parent
-    instances: int  # they, and the trees below them
-    after: datetime | None  # where the next step begins; None: there is none
+    instances: int  # the roots and the trees below them
+    after: datetime | None  # where the next step begins; None: this was the last
 
 
 @frozen(kw_only=True)

@@ -14,10 +14,10 @@ TOUCH_SLACK: Final = 0.02
 class SessionHold(NamedTuple):
     """Keeps a session with its holder while nothing of it runs, for at most ``seconds`` from the commit.
 
-    As far as a live worker holds the session, the lock is extended to that time; nothing else is promised: a holder
-    that dies, drains or gives it up is not kept by it. A touch never shortens a lock. When the hold ends
-    (``Turn.ended_holds``, or its execution does), the lock is cut back to the session lock timeout from now, or to the
-    latest other hold of that session.
+    If an alive worker holds the session, its lock is extended to that time. The hold keeps no session of a holder that
+    dies, drains or releases it. A touch never shortens a lock. When the hold ends (``Turn.ended_holds``, or the end of
+    its execution), the lock is shortened to the session lock timeout from now, or to the latest other hold of that
+    session.
     """
 
     session_id: str
@@ -26,8 +26,8 @@ class SessionHold(NamedTuple):
 
 
 class SessionWatch(NamedTuple):
-    """From now on the instance gets ``payload`` as a message each time the session's holder changes: another worker, or
-    a new start of the same one. Exactly one message per change, in the transaction that makes it.
+    """Sends ``payload`` to the instance each time the session's holder changes: another worker, or a new start of the
+    same one. Exactly one message per change, in the transaction that makes it.
 
     The first claim of a session is no change; nor is a claim by the very incarnation that held it last. A second watch
     of the same session by the same instance replaces the payload. It ends with the instance.
@@ -45,7 +45,7 @@ class SessionInfo:
     """One row of ``sessions``, for people."""
 
     session_id: str
-    worker_id: str  # that holds it, or last did; empty: none ever, a write without a lease made the row
+    worker_id: str  # the holder, or the last one; empty: none ever, a write without a lease made the row
     incarnation: Incarnation
     epoch: int
     held: bool

@@ -14,7 +14,7 @@ from affinity.records import ActivityRun, StateWrite, frozen
 
 @frozen(kw_only=True)
 class InstanceUpdate:
-    """What a turn says of its instance, beyond its history."""
+    """Changes of a turn to the row of its instance, beside the history."""
 
     status: InstanceStatus
     version: str | None = None  # pinned by the first turn
@@ -38,7 +38,7 @@ class Turn:
     execution_id: int
     event_count: int
     history: Sequence[str]  # events event_count + 1, + 2, …
-    consumed: Sequence[int] = ()  # ids of messages; those of other instances are left alone
+    consumed: Sequence[int] = ()  # ids of messages of this instance; other ids are ignored
     acks: Sequence[WorkLock] = ()  # work items whose results are in ``history``; their sessions are touched
     work_items: Sequence[NewWorkItem] = ()
     messages: Sequence[NewMessage] = ()
@@ -48,22 +48,22 @@ class Turn:
     cancel_activities: Sequence[int] = ()
     cancel_timers: Sequence[int] = ()
     update: InstanceUpdate | None = None  # a finished status also removes all queue rows of the instance
-    custom_status: str | None = None  # JSON; None leaves it as it is
-    unread: int | None = None  # messages that were consumed, now or before, and not read; None: as many as before
+    custom_status: str | None = None  # JSON; None keeps the one before
+    unread: int | None = None  # messages consumed so far that the code has not read; None: as many as before
     states: Sequence[StateWrite] = ()  # session state of the activities whose results are in ``history``
     holds: Sequence[SessionHold] = ()
     ended_holds: Sequence[int] = ()  # hold ids of this execution that end
     watches: Sequence[SessionWatch] = ()
-    # By event id: runs of activities whose results are in ``history``, but for first attempts on the committing worker.
+    # By event id: runs of activities whose results are in ``history``, except first attempts on the committing worker.
     runs: Mapping[int, ActivityRun] = field(default_factory=dict)
-    release_sessions: Sequence[str] = ()  # released behind all else that the turn does: see `Provider.release_session`
+    release_sessions: Sequence[str] = ()  # released after all other changes of the turn: see `Provider.release_session`
 
 
 class Placed(NamedTuple):
-    """Where a new work item of a committed turn went."""
+    """Where a committed turn has queued a new work item."""
 
     item: WorkItem | None  # locked to the caller: run it now
-    holder: str | None  # else the worker that holds its session now, if one does
+    holder: str | None  # otherwise the worker that holds its session now, if any
 
 
 @frozen(kw_only=True)
@@ -80,18 +80,18 @@ class TurnResult:
 
 @frozen(kw_only=True)
 class Release:
-    """Gives an instance's ownership up; its taking is not counted in ``claims``. Nothing happens when the caller does
-    not own it.
+    """Gives up the ownership of an instance, or hands it over; ``claims`` no longer counts its taking. Nothing happens
+    when the caller does not own the instance.
     """
 
     instance_id: str
-    to: str | None = None  # hand it to this worker, if alive and not draining; else it is free for anyone
+    to: str | None = None  # hand it to this worker, if alive and not draining; otherwise any worker may take it
     unknown: bool = False  # this worker does not register the orchestration
 
 
 @frozen(kw_only=True)
 class Suspend:
-    """Suspends an instance that this worker cannot go on with, for a reason that is not a decision of its code.
+    """Suspends an instance that this worker cannot continue, for a reason that is not a decision of its code.
 
     The fence is that of a `Turn`: owner, birth token, execution and number of events. Nothing happens when it does not
     hold.
@@ -102,20 +102,20 @@ class Suspend:
     execution_id: int
     event_count: int
     error_type: str  # the reason: name of an exception class, by which instances are found
-    message: str  # and its text
+    message: str  # text of the reason
     code: str  # the code version of the worker
-    needs_code: bool  # whether other code may go on with it: see `Provider.retry_suspended`
+    needs_code: bool  # whether other code may continue it: see `Provider.retry_suspended`
 
 
 @frozen(kw_only=True)
 class Reset:
-    """Opens an instance again, whatever became of it, at an earlier point of its history.
+    """Opens an instance again, running, suspended or ended, at an earlier point of its history.
 
     The fence: the instance has this birth token, runs (or ended in) execution ``execution_id`` and has exactly
-    ``event_count`` events. Then a new execution begins, ``execution_id`` + 1, with the first ``keep`` events of that
-    one and ``history`` behind them; the former one stays readable. The instance is running, without an owner.
+    ``event_count`` events. Then execution ``execution_id`` + 1 begins, with the first ``keep`` events of that one,
+    followed by ``history``; the former execution stays readable. The instance is running, without an owner.
 
-    Its work items, timers and holds are gone. What waits for it otherwise stays, behind ``messages`` to itself.
+    Its work items, timers and holds are removed. Other messages for it stay, behind ``messages``.
     """
 
     instance_id: str
@@ -124,7 +124,7 @@ class Reset:
     event_count: int
     keep: int
     history: Sequence[str]
-    messages: Sequence[NewMessage] = ()  # a timer fires when that of the same event id would have, if it still waited
+    messages: Sequence[NewMessage] = ()  # a timer keeps the time of the waiting timer of the same event id, if any
     work_items: Sequence[NewWorkItem] = ()
     watches: Sequence[SessionWatch] = ()
     custom_status: str | None = None  # JSON; None leaves it as it is

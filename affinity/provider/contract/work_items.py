@@ -15,7 +15,7 @@ Token = NewType("Token", str)
 
 
 OFFER_SECONDS: Final = 1.0
-"""How long an item that was offered to one worker is left to it, before a sweep offers it to all."""
+"""For how long only the worker that an item was offered to may fetch it; then a sweep offers it to all."""
 
 
 class WorkKey(NamedTuple):
@@ -43,7 +43,7 @@ class NewWorkItem:
     session_id: str | None = None
     delay: float = 0.0  # seconds until it is visible
     lock_here: bool = False  # lock it to the committing worker, if session-free, or if its session is held there
-    claim_here: bool = False  # if nobody holds its session, offer it to the committing worker first
+    claim_here: bool = False  # if no worker holds its session, offer it to the committing worker first
 
 
 @frozen(kw_only=True)
@@ -56,9 +56,7 @@ class WorkItem:
     session_id: str | None
     session_epoch: int | None  # of the lease under which it was fetched
     attempts: int  # deliveries so far, this one included
-    failures: (
-        int  # deliveries that ended in an error the activity raised; attempts - failures were interrupted or run now
-    )
+    failures: int  # deliveries that ended in an error of the activity; attempts - failures were interrupted or run now
     unknown_for: float | None  # seconds since a worker first gave it back as unknown; None when none did
     queued_for: float = 0.0  # seconds since it was queued, when it was locked
 
@@ -77,11 +75,11 @@ class FetchOptions:
 
     limit: int  # items at most
     max_sessions: int  # sessions that this worker may hold; 0: takes no session work at all
-    names: Collection[str]  # activities that it registers, and whatever else work may need (`WorkAbandon.needs`)
-    unknown_after: float  # seconds after which an item that nobody registers is delivered to anyone, to be failed
-    # Interruptions (attempts - failures) from which a delivery is not counted yet: `Provider.begin_work_item` does it.
+    names: Collection[str]  # activities that it registers, and other names that work may need (`WorkAbandon.needs`)
+    unknown_after: float  # seconds after which any worker fetches an item that none registers, to fail it
+    # After so many interruptions (attempts - failures) `Provider.begin_work_item` counts the delivery, not the fetch.
     uncounted_after: int = 2**31 - 1
-    # UTF-8 bytes of their payloads: an item is left behind when those before it have as many.
+    # UTF-8 bytes of payloads: the fetch takes no item after those before it have so many.
     max_bytes: int = MAX_BATCH_BYTES
     timeouts: Timeouts = field(default_factory=lambda: Timeouts(work_item_lock=30.0, session_lock=300.0))
 
@@ -91,17 +89,17 @@ class WorkFetch:
     """Answer to `Provider.fetch_work_item`."""
 
     items: Sequence[WorkItem]
-    claim_lost: bool  # a claim was lost to another worker, or a row was locked by one: try again at once
-    next_due: float | None  # seconds until something of ours, or unclaimed, becomes visible, when ``items`` is empty
-    unclaimed_remaining: bool = False  # it was a share: more waits that nobody holds, left to others for a moment
-    limit_reached: bool = False  # it ended at a limit: more waits that the caller could have immediately
-    crowded: bool = False  # work waits that the caller could claim, if it held fewer sessions
+    claim_lost: bool  # another worker won a claim or had a row locked: fetch again immediately
+    next_due: float | None  # seconds until an item becomes visible that is ours or unclaimed, when ``items`` is empty
+    unclaimed_remaining: bool = False  # the fetch took its share of unclaimed work and left the rest to other workers
+    limit_reached: bool = False  # the fetch ended at a limit: more waits for the caller now
+    crowded: bool = False  # work waits that the caller could claim if it held fewer sessions
     alone: bool = False  # no other worker is alive and takes work
 
 
 @frozen(kw_only=True)
 class WorkAck:
-    """A finished work item: removed, and its result sent to its instance, in one step."""
+    """A finished work item: one step removes it and sends its result to its instance."""
 
     lock: WorkLock
     message: str  # payload of the completion message to ``lock.key.instance_id``
@@ -114,18 +112,16 @@ class WorkAbandon:
 
     lock: WorkLock
     delay: float = 0.0  # seconds until it is visible again
-    failed: bool = False  # the activity raised: counts a failure (a retry of the application)
-    error: str | None = None  # what it raised, for people: `WorkItemInfo.last_error`; None leaves what was there
+    failed: bool = False  # the activity raised an error: counts a failure (a retry of the application)
+    error: str | None = None  # the error, for `WorkItemInfo.last_error`; None keeps the one before
     count_attempt: bool = True  # False takes this delivery back out of ``attempts`` (drain, unknown activity)
-    unknown: bool = False  # this worker has no code for it: starts ``unknown_for`` unless it runs already
-    needs: str | None = (
-        None  # with ``unknown``: what a worker must have among its names, beside the activity, to get it
-    )
+    unknown: bool = False  # this worker has no code for it: starts ``unknown_for`` unless it is set already
+    needs: str | None = None  # with ``unknown``: a name that a worker must register, beside the activity, to fetch it
     release_session: bool = False  # give the session up too, if the caller holds it
 
 
 WorkItemState: TypeAlias = Literal["running", "waiting", "delayed"]
-"""Of a work item: a live worker has it, it can be fetched, or it can be later."""
+"""Of a work item: an alive worker runs it, it can be fetched, or it can be fetched later."""
 
 
 @frozen(kw_only=True)

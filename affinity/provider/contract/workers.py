@@ -14,7 +14,7 @@ Incarnation = NewType("Incarnation", str)
 
 @frozen(kw_only=True)
 class WorkerIdentity:
-    """Who asks: the stable name of a worker and the incarnation that this process is."""
+    """The caller: the stable name of a worker, and the incarnation of this process."""
 
     worker_id: str
     incarnation: Incarnation
@@ -22,7 +22,7 @@ class WorkerIdentity:
 
 @frozen(kw_only=True)
 class WorkerLease:
-    """What a registration or renewal gave."""
+    """Result of a registration or renewal."""
 
     expires_in: float  # seconds from the moment at which the request was *sent*
     database_time: datetime  # the database's clock when it answered
@@ -40,4 +40,4 @@ class WorkerInfo:
     expires_in: float  # negative when the lease has ended
     started_at: datetime
     sessions: int  # held now
-    labels: Mapping[str, str]  # host, pid, version: what the worker said of itself
+    labels: Mapping[str, str]  # host, pid, version, as the worker registered them
