@@ -21,6 +21,7 @@ import anyio
 import pytest
 
 from affinity.client import Client
+from affinity.errors import OrchestrationFailed
 from affinity.provider import migrate
 from affinity.provider.postgres import migration as postgres
 from affinity.provider.schema import Migration
@@ -63,6 +64,12 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
+def sqlite_file(tmp_path: Path) -> str:
+    """The URL of an SQLite database that was never migrated."""
+    return f"sqlite:///{tmp_path / 'affinity.db'}"
+
+
+@pytest.fixture
 def postgres_age() -> str:
     """One version will do: the conformance suite runs on both."""
     return "new"
@@ -96,6 +103,26 @@ async def test_a_rollout_and_its_rollback(before: Path, empty_url: str) -> None:
             told = await traffic.end()
     assert [(one["word"], one["heard"]) for one in told] == [(str(n), n) for n in range(1, len(told) + 1)]
     assert [code for code, _ in groupby(one["code"] for one in told)] == [str(before), CODE, str(before)]
+
+
+async def test_the_release_before_goes_on_from_a_failure_with_a_stack(before: Path, sqlite_file: str) -> None:
+    """It replays a history in which this release has recorded one, and this release reads what it records."""
+    await migrate(sqlite_file)
+    with open_workers(sqlite_file) as workers:
+        new = workers.start("new", app=APP)
+        async with Client(sqlite_file) as client:
+            run = await client.start("stumbling", instance_id="i")
+            with anyio.fail_after(PATIENCE):
+                while "activity_failed" not in (events := {e.type: e.fields for e in await client.history("i")}):
+                    await anyio.sleep(0.02)
+            assert " in stumble\n" in events["activity_failed"]["stack"]
+            new.send(signal.SIGTERM)
+            assert new.wait() == 0
+            workers.start("old", app=APP, root=before)
+            await run.raise_event("word", "x")
+            with pytest.raises(OrchestrationFailed) as caught:
+                await run.wait(PATIENCE)
+    assert (caught.value.message, caught.value.stack) == ("activity 'stumble': ValueError: no water", "")
 
 
 BODY: Final = re.compile(r"\$\$.*?\$\$", re.DOTALL)
