@@ -273,10 +273,10 @@ class PostgresModelDatabase:
         """By connections that stay; what an object remembers is gone with it."""
         if self._handed_out == len(self._pool):
             self._pool.append(await PostgresProvider.open(self._url, application_name="model"))
-        links = self._pool[self._handed_out]._links
+        connections = self._pool[self._handed_out]._connections
         self._handed_out += 1
-        await links.follow(timeline)
-        return PostgresProvider(links)
+        await connections.follow(timeline)
+        return PostgresProvider(connections)
 
     async def advance(self, seconds: float) -> None:
         await self._sql.execute(

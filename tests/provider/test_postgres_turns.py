@@ -38,15 +38,15 @@ async def provider(postgres_migrated: str) -> AsyncIterator[PostgresProvider]:
 @pytest.fixture
 def asked(provider: PostgresProvider, monkeypatch: pytest.MonkeyPatch) -> list[Kind]:
     """What is asked from now on, in order."""
-    link, kinds = provider._links.commit, list[Kind]()
-    run = link.run
+    connection, kinds = provider._connections.commit, list[Kind]()
+    run = connection.run
 
     async def noting(statement: LiteralString, params: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         placed: Kind = "placed" if "item_here" in (params or {}) else "here"
         kinds.append("judge" if statement == turns._JUDGE else placed)
         return await run(statement, params)
 
-    monkeypatch.setattr(link, "run", noting)
+    monkeypatch.setattr(connection, "run", noting)
     return kinds
 
 
@@ -79,13 +79,13 @@ async def test_a_batch_that_is_refused_though_each_turn_passes_is_contention(
     """Somebody changes a fence each time between the judgement and the commit: it does not go on for ever."""
     peer = await registered(provider)
     at = await peer.own("i")
-    run = provider._links.commit.run
+    run = provider._connections.commit.run
 
     async def disturbed(statement: LiteralString, params: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         admin.execute("UPDATE instances SET event_count = %s", [0 if statement == turns._JUDGE else 1])
         return await run(statement, params)
 
-    monkeypatch.setattr(provider._links.commit, "run", disturbed)
+    monkeypatch.setattr(provider._connections.commit, "run", disturbed)
     with pytest.raises(Contention, match="again and again"):
         await peer.commit_one(at)
     assert asked == ["here", "judge"] * 5

@@ -17,7 +17,7 @@ from psycopg import AsyncConnection
 from psycopg.pq import TransactionStatus
 
 from affinity.provider.postgres.driver import connections
-from affinity.provider.postgres.driver.wire import Conversation, Outcome
+from affinity.provider.postgres.driver.wire import Outcome, WireProtocol
 
 APPLICATION: Final = "affinity conformance"
 """Whose connections are kept: ``application_name`` of `PostgresProvider.open`."""
@@ -28,7 +28,7 @@ MOST: Final = 6
 _connect = connections.connect
 
 
-class KeptConversation(Conversation):
+class KeptWireProtocol(WireProtocol):
     """On a connection that may have been used before: what is prepared on it is known."""
 
     def __init__(self, connection: AsyncConnection[Any], ended: Callable[[Outcome], None]) -> None:
@@ -97,4 +97,4 @@ _idle: Final[defaultdict[str, list[AsyncConnection[Any]]]] = defaultdict(list)
 _origins: Final[dict[AsyncConnection[Any], str]] = {}
 _prepared: Final[dict[AsyncConnection[Any], tuple[Any, Any, Any]]] = {}
 
-vars(connections).update(connect=connect, Conversation=KeptConversation)
+vars(connections).update(connect=connect, WireProtocol=KeptWireProtocol)

@@ -35,7 +35,7 @@ class FetchOperations(Operations):
     async def fetch_work_item(self, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
         """One statement, unless there is a session to claim: that needs a snapshot taken after a lock."""
         params = {**who(identity), **_choices(options), **_SHARES, "token": self._token(identity)}
-        rows = await self._links.fetch.run(_SQL["fetch"], {**params, "names": Texts(options.names)})
+        rows = await self._connections.fetch.run(_SQL["fetch"], {**params, "names": Texts(options.names)})
         offered, unheld, raced, next_due, left, cut, size, more, crowded, alone, *_ = rows[0]
         found = WorkFetch(
             items=[_work_item(row[11:]) for row in rows if row[10] is not None],
@@ -80,7 +80,7 @@ class FetchOperations(Operations):
             "token": self._token(identity),
             "reroute": Int8(MAX_REROUTE),
         }
-        *_, rows = await self._links.fetch.together(_CLAIM, params)
+        *_, rows = await self._connections.fetch.pipeline(_CLAIM, params)
         return [_work_item(row[2:]) for row in rows if row[1] is not None], bool(rows[0][0])
 
 

@@ -45,9 +45,9 @@ class HintOperations(Operations):
     @asynccontextmanager
     async def hints(self, identity: WorkerIdentity) -> AsyncIterator[HintSource]:
         """Subscribe, on a connection of its own."""
-        target = self._links.target
+        target = self._connections.target
         with translated(target):
-            connection = await connect(target.connect(f"{self._links.application_name} hints", {}))
+            connection = await connect(target.connect(f"{self._connections.application_name} hints", {}))
         try:
             with translated(target):
                 for worker_id in (None, identity.worker_id):
@@ -64,9 +64,9 @@ class HintOperations(Operations):
                 "workers": Texts(hints),
                 "hints": Texts(hints.values()),
                 "instances": Texts(owners_of),
-                "schema": self._links.target.schema,
+                "schema": self._connections.target.schema,
             }
-            await self._links.quick.run(_NOTIFY, params)
+            await self._connections.quick.run(_NOTIFY, params)
 
 
 class _Subscription:

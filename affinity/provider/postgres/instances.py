@@ -21,7 +21,7 @@ class InstanceOperations(Operations):
     """`get_instance`, `list_instances` and `delete_instance`."""
 
     async def get_instance(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
-        rows = await self._links.quick.run(_SQL["get"], {"instance": Texts(instance_ids)})
+        rows = await self._connections.quick.run(_SQL["get"], {"instance": Texts(instance_ids)})
         found = {row[0]: _instance(row) for row in rows}
         return [found.get(instance_id) for instance_id in instance_ids]
 
@@ -38,13 +38,13 @@ class InstanceOperations(Operations):
             "after_id": after_id,
             "limit": Int8(limit),
         }
-        return [_instance(row) for row in await self._links.misc.run(_SQL["list"], params)]
+        return [_instance(row) for row in await self._connections.misc.run(_SQL["list"], params)]
 
     async def delete_instance(
         self, instance_ids: Sequence[str], *, force: bool = False, tree: bool = True
     ) -> Sequence[Deletion]:
         params = {"instance": Texts(instance_ids), "force": force, "tree": tree}
-        doomed: dict[str, bool] = dict(await self._links.quick.run(_SQL["delete"], params))
+        doomed: dict[str, bool] = dict(await self._connections.quick.run(_SQL["delete"], params))
         deletions: list[Deletion] = []
         for instance_id in instance_ids:
             found = doomed.get(instance_id)

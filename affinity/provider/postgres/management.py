@@ -29,10 +29,10 @@ class ManagementOperations(Operations):
 
     async def read_origins(self, instance_id: str, execution_id: int) -> Sequence[EventOrigin]:
         params = {"instance": instance_id, "execution": Int8(execution_id)}
-        return origins_of(map(OriginRow._make, await self._links.quick.run(_SQL["origins"], params)))
+        return origins_of(map(OriginRow._make, await self._connections.quick.run(_SQL["origins"], params)))
 
     async def list_work_items(self, instance_id: str, limit: int) -> Sequence[WorkItemInfo]:
-        rows = await self._links.quick.run(_SQL["work_items"], {"instance": instance_id, "limit": Int8(limit)})
+        rows = await self._connections.quick.run(_SQL["work_items"], {"instance": instance_id, "limit": Int8(limit)})
         return [
             WorkItemInfo(
                 key=WorkKey(instance_id, execution_id, activity_id),
@@ -74,11 +74,13 @@ class ManagementOperations(Operations):
             ExecutionInfo(
                 execution_id=execution_id, event_count=events, started_at=started, ended_at=ended, last_event=last
             )
-            for execution_id, events, started, ended, last in await self._links.quick.run(_SQL["executions"], params)
+            for execution_id, events, started, ended, last in await self._connections.quick.run(
+                _SQL["executions"], params
+            )
         ]
 
     async def list_tree(self, instance_id: str, limit: int) -> Sequence[TreeMember]:
-        rows = await self._links.quick.run(_SQL["tree"], {"instance": instance_id, "limit": Int8(limit)})
+        rows = await self._connections.quick.run(_SQL["tree"], {"instance": instance_id, "limit": Int8(limit)})
         return [
             TreeMember(
                 instance_id=member,
@@ -94,7 +96,7 @@ class ManagementOperations(Operations):
         ]
 
     async def measure_queues(self, limit: int) -> QueueStatistics:
-        ((suspended, *counts, oldest_item, oldest_message),) = await self._links.quick.run(
+        ((suspended, *counts, oldest_item, oldest_message),) = await self._connections.quick.run(
             _SQL["measure"], {"limit": Int8(limit)}
         )
         return QueueStatistics(
@@ -107,12 +109,12 @@ class ManagementOperations(Operations):
 
     async def count_instances(self, limit: int, *, after: str | None = None) -> InstanceCounts:
         params = {"after": after or "", "limit": Int8(limit)}
-        rows = await self._links.quick.run(_SQL["count_instances"], params)
+        rows = await self._connections.quick.run(_SQL["count_instances"], params)
         counts = {status: number for status, number, _ in rows}
         return InstanceCounts(counts=counts, after=rows[0][2] if sum(counts.values()) >= limit else None)
 
     async def count_work(self) -> Mapping[str, int]:
-        (counts,) = await self._links.misc.run(_SQL["count"])
+        (counts,) = await self._connections.misc.run(_SQL["count"])
         return dict(zip(("work_items", "messages", "sessions", "workers", "instances"), counts, strict=True))
 
 

@@ -33,7 +33,7 @@ class MessageOperations(Operations):
             "on_deleted": Texts(new.on_deleted for new in instances),
             "session": Texts(new.session_id for new in instances),
         }
-        rows = await self._links.quick.run(_SQL["create"], params)
+        rows = await self._connections.quick.run(_SQL["create"], params)
         for n, quota, allowed in rows:
             if n is None:
                 raise QuotaExceeded(quota, allowed)
@@ -52,6 +52,6 @@ class MessageOperations(Operations):
             "unread_limit": Ints(message.unread_limit for message in messages),
         }
         deliveries: list[Delivery] = ["unknown"] * len(messages)
-        for n, delivery in await self._links.quick.run(_SQL["send"], params):
+        for n, delivery in await self._connections.quick.run(_SQL["send"], params):
             deliveries[n - 1] = delivery
         return deliveries

@@ -10,15 +10,15 @@ from typing import LiteralString
 
 from affinity.provider.contract import WorkerIdentity, WorkKey, WorkLock
 from affinity.provider.postgres.driver.arrays import Ints, Texts
-from affinity.provider.postgres.driver.connections import Links
+from affinity.provider.postgres.driver.connections import Connections
 from affinity.provider.postgres.driver.wire import Params
 
 
 class Operations:
     """Base of the classes that each implement a chapter of the contract."""
 
-    def __init__(self, links: Links) -> None:
-        self._links = links
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
         self._nonce = secrets.token_hex(6)
         self._tokens = count(1)
 

@@ -55,7 +55,7 @@ class OrchestrationOperations(Operations):
             "max_bytes": Int8(max_bytes),
             "reroute": Int8(MAX_REROUTE),
         }
-        rows = await self._links.fetch.run(_SQL["fetch"], params)
+        rows = await self._connections.fetch.run(_SQL["fetch"], params)
         items = [_item(list(group)) for id_, group in groupby(rows, key=lambda row: row[3]) if id_ is not None]
         raced, next_due, left, *_, fenced = rows[0]
         if items:
@@ -75,7 +75,7 @@ class OrchestrationOperations(Operations):
             "page": Int8(MAX_PAGE_EVENTS),
             "max_bytes": Int8(max_bytes),
         }
-        rows = await self._links.quick.run(_SQL["read_history"], params)
+        rows = await self._connections.quick.run(_SQL["read_history"], params)
         found: list[list[str]] = [[] for _ in cursors]
         for n, event, _ in rows:
             found[n - 1].append(event)
@@ -95,7 +95,7 @@ class OrchestrationOperations(Operations):
             "unknown": Bools(release.unknown for release in releases),
             "reroute": Int8(MAX_REROUTE),
         }
-        await self._links.quick.run(_SQL["release"], params)
+        await self._connections.quick.run(_SQL["release"], params)
 
 
 def _item(rows: Sequence[Row]) -> OrchestrationItem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final, LiteralString
 
-from affinity.provider.postgres.driver.connections import Links
+from affinity.provider.postgres.driver.connections import Connections
 from affinity.provider.postgres.driver.target import Target
 from affinity.provider.postgres.fetching import FetchOperations
 from affinity.provider.postgres.hints import HintOperations
@@ -90,14 +90,14 @@ class PostgresProvider(
             AccessDenied: it refuses the credentials, or the database is unknown.
             SchemaMismatch: never migrated, or too old or too new for this code.
         """
-        links = Links(Target.parse(url), application_name)
+        connections = Connections(Target.parse(url), application_name)
         try:
-            await check_version(links.misc.run, links.target)
-            await links.follow(timeline)
+            await check_version(connections.misc.run, connections.target)
+            await connections.follow(timeline)
         except BaseException:
-            await links.aclose()
+            await connections.aclose()
             raise
-        return cls(links)
+        return cls(connections)
 
     @classmethod
     async def migrate(cls, url: str, progress: Progress = log_progress) -> tuple[int, int]:
@@ -135,8 +135,8 @@ class PostgresProvider(
 
     async def aclose(self) -> None:
         """Close every connection. Idempotent."""
-        await self._links.aclose()
+        await self._connections.aclose()
 
     async def advance_clock(self, seconds: float) -> None:
         """Move the database's clock, for everyone who uses this schema. For tests only."""
-        await self._links.misc.script(_ADVANCE, {"seconds": float(seconds)})
+        await self._connections.misc.simple_query(_ADVANCE, {"seconds": float(seconds)})

@@ -40,5 +40,5 @@ class ResetOperations(Operations):
             "watch_session": Texts(watches),
             "watch": Texts(watches.values()),
         }
-        ((done,),) = await self._links.quick.run(_SQL["reset"], params)
+        ((done,),) = await self._connections.quick.run(_SQL["reset"], params)
         return bool(done)

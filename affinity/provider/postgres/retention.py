@@ -32,9 +32,11 @@ class RetentionOperations(Operations):
     async def prune_histories(self, older_than: float, *, dry_run: bool = False) -> HistoryPruning:
         bounds = {"older_than": float(older_than), "window": Int8(PRUNE_WINDOW), "events": Int8(PRUNE_EVENTS)}
         if dry_run:
-            ((executions,),) = await self._links.misc.run(_SQL["count_histories"], {"older_than": float(older_than)})
+            ((executions,),) = await self._connections.misc.run(
+                _SQL["count_histories"], {"older_than": float(older_than)}
+            )
             return HistoryPruning(executions=executions, limit_reached=False)
-        ((executions, more),) = await self._links.misc.run(_SQL["prune_histories"], bounds)
+        ((executions, more),) = await self._connections.misc.run(_SQL["prune_histories"], bounds)
         return HistoryPruning(executions=executions, limit_reached=more)
 
     async def _sweep_ended(self, retention: Retention, after: datetime | None) -> tuple[int, int]:
@@ -43,7 +45,7 @@ class RetentionOperations(Operations):
         if retention.instances is not None:
             step = await self._sweep_instances(retention.instances, after)
             if step.after != after:
-                await self._links.misc.run(_SQL["set_pruned"], {"after": step.after})
+                await self._connections.misc.run(_SQL["set_pruned"], {"after": step.after})
             instances = step.instances
         if retention.histories is not None:
             executions = (await self.prune_histories(retention.histories)).executions
@@ -74,5 +76,5 @@ class RetentionOperations(Operations):
             "largest": None if largest is None else Int8(largest),
             "dry_run": dry_run,
         }
-        ((roots, instances, next_after),) = await self._links.misc.run(_SQL["prune"], params)
+        ((roots, instances, next_after),) = await self._connections.misc.run(_SQL["prune"], params)
         return InstancePruning(roots=roots, instances=instances, after=next_after)

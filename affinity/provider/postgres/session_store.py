@@ -13,7 +13,7 @@ from psycopg.types.numeric import Int8
 
 from affinity.errors import Contention, SessionWriteConflict
 from affinity.provider.postgres.driver.arrays import Blobs, Column, Ints, Texts
-from affinity.provider.postgres.driver.connections import Links
+from affinity.provider.postgres.driver.connections import Connections
 from affinity.provider.postgres.driver.wire import Params, Row
 from affinity.provider.statements import load_statements
 from affinity.records import (
@@ -37,11 +37,11 @@ class PostgresSessionStore:
     On a connection of its own: a state of many megabytes must not hold up renewals.
     """
 
-    def __init__(self, links: Links) -> None:
-        self._links = links
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
 
     async def load(self, session_id: str) -> SessionRecord | None:
-        rows = await self._links.states.run(_SQL["load"], {"session": session_id})
+        rows = await self._connections.states.run(_SQL["load"], {"session": session_id})
         return _record(rows[0]) if rows else None
 
     async def save(
@@ -74,7 +74,7 @@ class PostgresSessionStore:
 
     async def _save(self, params: Params) -> Sequence[Any]:
         try:
-            ((overtaken, *verdict),) = await self._links.states.run(_SQL["save"], params)
+            ((overtaken, *verdict),) = await self._connections.states.run(_SQL["save"], params)
         except Contention as error:
             if error.code != UniqueViolation.sqlstate:
                 raise
@@ -109,20 +109,20 @@ class PostgresSessionStore:
         }
         removed: list[str | None] = [None]
         while None in removed:  # a session was overtaken
-            removed = [session_id for (session_id,) in await self._links.states.run(_SQL["delete"], params)]
+            removed = [session_id for (session_id,) in await self._connections.states.run(_SQL["delete"], params)]
         return [session_id for session_id in removed if session_id is not None]
 
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
-        rows = await self._links.misc.run(_SQL["list"], {**_conditions(where), "limit": Int8(limit)})
+        rows = await self._connections.misc.run(_SQL["list"], {**_conditions(where), "limit": Int8(limit)})
         return [_summary(row) for row in rows]
 
     async def count(self, where: SessionFilter) -> int:
-        ((number,),) = await self._links.misc.run(_SQL["count"], _conditions(where))
+        ((number,),) = await self._connections.misc.run(_SQL["count"], _conditions(where))
         return int(number)
 
     async def families(self, session_ids: Collection[str]) -> Sequence[Sequence[SessionSummary]]:
         families: defaultdict[str, builtins.list[SessionSummary]] = defaultdict(builtins.list)
-        for start, *row in await self._links.misc.run(_SQL["families"], {"session": Texts(session_ids)}):
+        for start, *row in await self._connections.misc.run(_SQL["families"], {"session": Texts(session_ids)}):
             families[start].append(_summary(row))
         return [in_family_order(families[session_id]) for session_id in session_ids]
 

@@ -9,7 +9,7 @@ from psycopg.types.numeric import Int8
 
 from affinity.provider.contract import SessionInfo, WorkerIdentity
 from affinity.provider.postgres.driver.arrays import Texts
-from affinity.provider.postgres.driver.connections import Links
+from affinity.provider.postgres.driver.connections import Connections
 from affinity.provider.postgres.operations import Operations, who
 from affinity.provider.postgres.session_store import PostgresSessionStore
 from affinity.provider.statements import load_statements
@@ -21,9 +21,9 @@ _SQL: Final = load_statements(__package__, "sessions.sql")
 class SessionOperations(Operations):
     """`states`, `check_session` and `list_sessions`."""
 
-    def __init__(self, links: Links) -> None:
-        super().__init__(links)
-        self._states = PostgresSessionStore(links)
+    def __init__(self, connections: Connections) -> None:
+        super().__init__(connections)
+        self._states = PostgresSessionStore(connections)
 
     @property
     def states(self) -> SessionStore:
@@ -32,12 +32,12 @@ class SessionOperations(Operations):
     async def check_session(self, identity: WorkerIdentity, session_ids: Sequence[str]) -> Sequence[float | None]:
         if not session_ids:
             return []
-        rows = await self._links.quick.run(_SQL["check"], {**who(identity), "session": Texts(session_ids)})
+        rows = await self._connections.quick.run(_SQL["check"], {**who(identity), "session": Texts(session_ids)})
         found: dict[int, float] = dict(rows)
         return [found.get(n) for n in range(1, len(session_ids) + 1)]
 
     async def list_sessions(self, *, after: str | None = None, limit: int = 100) -> Sequence[SessionInfo]:
-        rows = await self._links.misc.run(_SQL["list_sessions"], {"after": after, "limit": Int8(limit)})
+        rows = await self._connections.misc.run(_SQL["list_sessions"], {"after": after, "limit": Int8(limit)})
         return [
             SessionInfo(
                 session_id=session_id,

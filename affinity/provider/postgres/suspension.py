@@ -32,17 +32,17 @@ class SuspensionOperations(Operations):
             "code": Texts(one.code for one in suspends),
             "needs_code": Bools(one.needs_code for one in suspends),
         }
-        rows = await self._links.quick.run(_SQL["suspend"], params)
+        rows = await self._connections.quick.run(_SQL["suspend"], params)
         return flags(len(suspends), (n for (n,) in rows))
 
     async def retry_suspended(
         self, identity: WorkerIdentity, *, names: Collection[str], code: str, limit: int
     ) -> Sequence[str]:
         params = {**who(identity), "names": Texts(names), "code": code, "limit": Int8(limit)}
-        return [instance_id for (instance_id,) in await self._links.misc.run(_SQL["retry"], params)]
+        return [instance_id for (instance_id,) in await self._connections.misc.run(_SQL["retry"], params)]
 
     async def resume_instance(self, instance_ids: Sequence[str]) -> Sequence[Resumption]:
-        rows = await self._links.quick.run(_SQL["resume"], {"instance": Texts(instance_ids)})
+        rows = await self._connections.quick.run(_SQL["resume"], {"instance": Texts(instance_ids)})
         suspended: dict[str, bool] = dict(rows)
         resumptions: list[Resumption] = []
         for instance_id in instance_ids:

@@ -49,7 +49,7 @@ class SweepOperations(RetentionOperations):
         """Sweep, and vacuum the queues if this role owns them: autovacuum runs once a minute by default; meanwhile a
         busy queue of a hundred rows grows by hundreds of megabytes, which no longer fit into the server's memory.
         """
-        begun = await self._links.misc.run(_SQL["begin"], {"interval": float(interval)})
+        begun = await self._connections.misc.run(_SQL["begin"], {"interval": float(interval)})
         if not begun:
             return Sweep(swept=False)
         *places, pruned_to = begun[0]
@@ -63,15 +63,17 @@ class SweepOperations(RetentionOperations):
             "dead": Int8(DEAD),
             "too_many": Int8(TOO_MANY),
             "half_sent": HALF_SENT,
-            "application_name": self._links.target.conninfo.get("application_name"),
+            "application_name": self._connections.target.conninfo.get("application_name"),
         }
-        ((items, messages, sessions, workers, holds, bloated, _),) = await self._links.misc.run(_SQL["repair"], bounds)
+        ((items, messages, sessions, workers, holds, bloated, _),) = await self._connections.misc.run(
+            _SQL["repair"], bounds
+        )
         more = max(items, messages, sessions, workers, holds) >= MAX_REROUTE
         if more:
-            await self._links.misc.run(_SQL["again"])
+            await self._connections.misc.run(_SQL["again"])
         for table in bloated:
             with suppress(ProviderError):  # it took too long, or there was no room for it: another time
-                await self._links.misc.script(_VACUUM[table])
+                await self._connections.misc.simple_query(_VACUUM[table])
         instances, executions = await self._sweep_ended(retention, pruned_to)
         return Sweep(
             swept=True,

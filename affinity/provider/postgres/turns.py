@@ -95,7 +95,7 @@ class TurnOperations(Operations):
         if released := [session_id for turn in turns for session_id in turn.release_sessions]:
             call = call.replace("SELECT ", "SELECT release_sessions_1(%(release)s, %(reroute)s), ", 1)
             params.update(release_params(released))
-        ((*_, held, epochs, locked, holders),) = await self._links.commit.run(call, params)
+        ((*_, held, epochs, locked, holders),) = await self._connections.commit.run(call, params)
         answer = _Answer(token, dict(zip(held or (), epochs or (), strict=True)), locked, holders)
         numbers = count(1)
         places = [[answer.place(next(numbers), item) for item in of_turn] for of_turn in sent]
@@ -110,7 +110,7 @@ class TurnOperations(Operations):
         writes = [(turn.instance_id, write.new.session_id) for turn in turns for write in turn.states]
         params = {"worker": identity.worker_id, "incarnation": identity.incarnation, **judge_columns(turns)}
         void: dict[str, set[int]] = {"turn": set(), "ack": set(), "state": set()}
-        for kind, number in await self._links.commit.run(_JUDGE, params):
+        for kind, number in await self._connections.commit.run(_JUDGE, params):
             void[kind].add(number - 1)
         fenced = {turns[n].instance_id for n in void["turn"]}
         lost = [acks[n] for n in sorted(void["ack"])]

@@ -36,13 +36,13 @@ class WorkItemOperations(Operations):
         if not locks:
             return []
         params = {**who(identity), **lengths(timeouts), **lock_columns(locks)}
-        rows = await self._links.quick.run(_SQL["renew"], params)
+        rows = await self._connections.quick.run(_SQL["renew"], params)
         return flags(len(locks), (n for (n,) in rows))
 
     async def check_work_item(self, locks: Sequence[WorkLock]) -> Sequence[bool]:
         if not locks:
             return []
-        rows = await self._links.quick.run(_SQL["check"], lock_columns(locks))
+        rows = await self._connections.quick.run(_SQL["check"], lock_columns(locks))
         return flags(len(locks), (n for (n,) in rows))
 
     async def ack_work_item(
@@ -61,9 +61,9 @@ class WorkItemOperations(Operations):
         if writes := [(n, ack.state) for n, ack in enumerate(first, 1) if ack.state is not None]:
             numbers = {"state_turn": Ints(n for n, _ in writes)}
             states = state_columns([write for _, write in writes])
-            rows = await self._links.commit.run(_ACK_WITH_STATE, {**params, **numbers, **states})
+            rows = await self._connections.commit.run(_ACK_WITH_STATE, {**params, **numbers, **states})
         else:
-            rows = await self._links.commit.run(_ACK, params)
+            rows = await self._connections.commit.run(_ACK, params)
         return flags(len(acks), (places[n - 1] + 1 for (n,) in rows))
 
     async def abandon_work_item(self, identity: WorkerIdentity, items: Sequence[WorkAbandon]) -> Sequence[bool]:
@@ -83,7 +83,7 @@ class WorkItemOperations(Operations):
             "error": Texts(item.error for item in first),
             "reroute": Int8(MAX_REROUTE),
         }
-        rows = await self._links.quick.run(_SQL["abandon"], params)
+        rows = await self._connections.quick.run(_SQL["abandon"], params)
         return flags(len(items), (places[n - 1] + 1 for (n,) in rows))
 
     async def release_unknown_locks(
@@ -95,7 +95,7 @@ class WorkItemOperations(Operations):
             "token": Texts(lock.token for lock in known),
             "delivered": Texts(lock.token for lock in delivered),
         }
-        return len(await self._links.misc.run(_SQL["release_unknown_locks"], params))
+        return len(await self._connections.misc.run(_SQL["release_unknown_locks"], params))
 
     async def begin_work_item(self, identity: WorkerIdentity, lock: WorkLock, attempt: int) -> bool:
         instance_id, execution_id, activity_id = lock.key
@@ -107,7 +107,7 @@ class WorkItemOperations(Operations):
             "token": lock.token,
             "attempt": Int8(attempt),
         }
-        return bool(await self._links.quick.run(_SQL["begin"], params))
+        return bool(await self._connections.quick.run(_SQL["begin"], params))
 
 
 def lengths(timeouts: Timeouts) -> Params:

@@ -23,18 +23,18 @@ class WorkerOperations(Operations):
     async def register_worker(
         self, identity: WorkerIdentity, lease: float, labels: Mapping[str, str], *, resume: bool = False
     ) -> WorkerLease:
-        timeline = self._links.timeline
+        timeline = self._connections.timeline
         params = {**who(identity), "lease": lease, "labels": json.dumps(dict(labels)), "reroute": MAX_REROUTE}
         statements = ";".join([LEARN, _SQL["resume" if resume else "register"], _SQL["reclaim_marks"]])
-        learned, rows, *_ = await self._links.quick.script(statements, {**params, **timeline.known})
+        learned, rows, *_ = await self._connections.quick.simple_query(statements, {**params, **timeline.known})
         timeline.check(learned)
         if not rows:
             raise _fenced(identity)
         return WorkerLease(expires_in=lease, database_time=rows[0][0])
 
     async def renew_worker(self, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
-        timeline = self._links.timeline
-        learned, rows = await self._links.quick.together(
+        timeline = self._connections.timeline
+        learned, rows = await self._connections.quick.pipeline(
             [LEARN, _SQL["renew"]], {**who(identity), "lease": lease, **timeline.known}
         )
         timeline.check(learned)
@@ -46,11 +46,13 @@ class WorkerOperations(Operations):
         return None
 
     async def drain_worker(self, identity: WorkerIdentity) -> int:
-        *_, [(held,)] = await self._links.quick.script(_SQL["drain"], {**who(identity), "reroute": MAX_REROUTE})
+        *_, [(held,)] = await self._connections.quick.simple_query(
+            _SQL["drain"], {**who(identity), "reroute": MAX_REROUTE}
+        )
         return int(held)
 
     async def release_worker(self, identity: WorkerIdentity) -> None:
-        await self._links.quick.script(_SQL["release"], {**who(identity), "reroute": MAX_REROUTE})
+        await self._connections.quick.simple_query(_SQL["release"], {**who(identity), "reroute": MAX_REROUTE})
 
     async def list_workers(self) -> Sequence[WorkerInfo]:
         return [
@@ -65,7 +67,7 @@ class WorkerOperations(Operations):
                 labels=labels_of(labels),
             )
             for worker_id, incarnation, alive, draining, expires_in, started_at, labels, sessions in (
-                await self._links.misc.run(_SQL["list"])
+                await self._connections.misc.run(_SQL["list"])
             )
         ]
 

@@ -1,6 +1,6 @@
 """Connections: a few, by role, so that a slow listing never delays a commit.
 
-States of one `Link`::
+States of one `Connection`::
 
     closed ──first call──► connecting ──► open ──call──► busy ──reply, or an error that the database reports──► open
     connecting, busy ──failed, or the connection broke──► closed     ConnectionLost; the next call connects again
@@ -12,9 +12,9 @@ States of one `Link`::
 
 Invariants
     * One call at a time on a connection; calls wait for each other in order.
-    * A call belongs to the link, not to whoever awaits it. Whoever awaits may be cancelled, and then goes at once. A
-      call that was not sent never will be; one that was comes to its end by itself, so that no connection is left in
-      the middle of a conversation, and a silent network cannot hold up somebody who has a deadline to keep.
+    * A call belongs to the connection, not to the task that awaits it: that one may be cancelled, and then ends
+      immediately. A call that was not sent is never sent; a call that was sent runs to its end, so that no connection
+      is left in the middle of a reply, and a silent network does not delay a task that has a deadline.
     * A call is one message to the server, in autocommit. A client that is paused at any moment holds no lock.
 
 No task, lock or timer is made for a call: it is sent by whoever calls, or by the reply to the call before it.
@@ -34,7 +34,7 @@ from psycopg import AsyncConnection
 
 from affinity.errors import ConnectionLost, ReadOnly
 from affinity.provider.postgres.driver.target import COLD, HOT, Target
-from affinity.provider.postgres.driver.wire import Conversation, Outcome, Params, Row
+from affinity.provider.postgres.driver.wire import Outcome, Params, Row, WireProtocol
 from affinity.provider.postgres.errors import is_prepared_anew, translate
 from affinity.provider.postgres.timeline import LEARN, TimelineCheck
 from affinity.provider.timeline import Timeline
@@ -51,12 +51,12 @@ CLOSING: Final = 1.0
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    ask: Callable[[Conversation], None]
+    ask: Callable[[WireProtocol], None]
     reply: asyncio.Future[list[list[Row]]]  # done before the answer is there: nobody waits any more
     is_repeated: bool = False
 
 
-class Link:
+class Connection:
     """One connection, made when it is first needed and again after it broke. For one event loop."""
 
     def __init__(
@@ -74,26 +74,26 @@ class Link:
         self._current: _Call | None = None  # the call that has the connection, or for which it is made
         self._until = 0.0  # the loop's time at which the current call is given up
         self._alarm: asyncio.TimerHandle | None = None  # one for many calls: it looks at `_until` when it rings
-        self._conversation: Conversation | None = None
+        self._protocol: WireProtocol | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()  # attempts to connect, those that were given up too
         self._closed = False
 
     async def run(self, statement: LiteralString, params: Params | None = None) -> list[Row]:
         """One prepared statement; its rows."""
-        (rows,) = await self._call(lambda conversation: conversation.execute(statement, params))
+        (rows,) = await self._call(lambda protocol: protocol.execute(statement, params))
         return rows
 
-    async def together(self, statements: Sequence[LiteralString], params: Params) -> list[list[Row]]:
-        """As `script`, of statements that are worth preparing."""
-        return await self._call(lambda conversation: conversation.together(statements, params))
+    async def pipeline(self, statements: Sequence[LiteralString], params: Params) -> list[list[Row]]:
+        """As `simple_query`, with prepared statements."""
+        return await self._call(lambda protocol: protocol.pipeline(statements, params))
 
-    async def script(self, statements: LiteralString, params: Params | None = None) -> list[list[Row]]:
+    async def simple_query(self, statements: LiteralString, params: Params | None = None) -> list[list[Row]]:
         """Several statements in one message and one transaction, each with a snapshot of its own; the rows of each.
 
         The server gets all of them before it begins: it never waits for us in the middle.
         """
-        return await self._call(lambda conversation: conversation.script(statements, params))
+        return await self._call(lambda protocol: protocol.simple_query(statements, params))
 
     async def aclose(self) -> None:
         """Close for good. Calls that are under way are given up. Idempotent."""
@@ -114,7 +114,7 @@ class Link:
 
     # -- one call
 
-    async def _call(self, ask: Callable[[Conversation], None]) -> list[list[Row]]:
+    async def _call(self, ask: Callable[[WireProtocol], None]) -> list[list[Row]]:
         if self._closed:
             raise ConnectionLost(f"{self._target.name}: the provider is closed")
         call = _Call(ask, asyncio.get_running_loop().create_future())
@@ -145,10 +145,10 @@ class Link:
             self._until = asyncio.get_running_loop().time() + DEADLINE
             if self._alarm is None:
                 self._set_alarm()
-            if self._conversation is None:
+            if self._protocol is None:
                 self._connecting = self._spawn(self._connect())
             else:
-                self._ask(call, self._conversation)
+                self._ask(call, self._protocol)
 
     async def _connect(self) -> None:
         try:
@@ -158,13 +158,13 @@ class Link:
             self._end(error)
         else:
             self._connecting = None
-            self._conversation = Conversation(connection, self._ended)
+            self._protocol = WireProtocol(connection, self._ended)
             call = self._current
             assert call is not None
             if call.reply.done():
                 self._current = None
             else:
-                self._ask(call, self._conversation)
+                self._ask(call, self._protocol)
         self._go_on()
 
     async def _checked(self) -> AsyncConnection[Row]:
@@ -177,9 +177,9 @@ class Link:
                 raise
         return connection
 
-    def _ask(self, call: _Call, conversation: Conversation) -> None:
+    def _ask(self, call: _Call, protocol: WireProtocol) -> None:
         try:
-            call.ask(conversation)
+            call.ask(protocol)
         except Exception as error:  # the connection's, or that of a value that cannot be sent
             self._end(error)
 
@@ -197,10 +197,8 @@ class Link:
             outcome = translate(outcome, self._target)
         self._current = None
         # A connection may be lost though it is still open: to a server that is now a standby, for one. And it is kept
-        # only if it is idle: anything else is the middle of a conversation.
-        if isinstance(outcome, ConnectionLost | ReadOnly) or (
-            self._conversation is not None and not self._conversation.idle
-        ):
+        # only if it is idle: anything else is the middle of a reply.
+        if isinstance(outcome, ConnectionLost | ReadOnly) or (self._protocol is not None and not self._protocol.idle):
             self._drop()
         if call.reply.done():
             return
@@ -211,13 +209,13 @@ class Link:
 
     def _repeat(self, call: _Call, error: psycopg.Error) -> bool:
         """Repeat a call, once, of which nothing was executed: a migration has changed what it was prepared for."""
-        conversation = self._conversation
-        if call.is_repeated or call.reply.done() or conversation is None or not is_prepared_anew(error):
+        protocol = self._protocol
+        if call.is_repeated or call.reply.done() or protocol is None or not is_prepared_anew(error):
             return False
-        if not conversation.idle:
+        if not protocol.idle:
             return False
         call.is_repeated = True
-        conversation.forget_statements(then=partial(call.ask, conversation))
+        protocol.forget_statements(then=partial(call.ask, protocol))
         return True
 
     # -- the end of a connection
@@ -240,11 +238,11 @@ class Link:
         if self._connecting is not None:
             self._connecting.cancel()
             self._connecting = None
-        conversation, self._conversation = self._conversation, None
-        if conversation is None:
+        protocol, self._protocol = self._protocol, None
+        if protocol is None:
             return
-        conversation.mute()
-        conversation.close()
+        protocol.mute()
+        protocol.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -253,22 +251,22 @@ class Link:
         return task
 
 
-class Links:
+class Connections:
     """The connections of one provider."""
 
     def __init__(self, target: Target, application_name: str) -> None:
-        def link(role: str, settings: dict[str, str]) -> Link:
-            return Link(target, f"{application_name} {role}", settings, self._check)
+        def connection(role: str, settings: dict[str, str]) -> Connection:
+            return Connection(target, f"{application_name} {role}", settings, self._check)
 
         self.target = target
         self.timeline = TimelineCheck(None)
         self._is_migrated = False  # before, there is nothing that a connection could be asked
         self.application_name = application_name
-        self.commit = link("commit", HOT)  # turns and acks
-        self.fetch = link("fetch", HOT)
-        self.quick = link("quick", HOT)  # leases, renewals, give-backs, histories, hints, what a client asks
-        self.states = link("states", HOT)  # session states on their own: one of them may take seconds
-        self.misc = link("misc", COLD)  # listings, the sweep
+        self.commit = connection("commit", HOT)  # turns and acks
+        self.fetch = connection("fetch", HOT)
+        self.quick = connection("quick", HOT)  # leases, renewals, give-backs, histories, hints, what a client asks
+        self.states = connection("states", HOT)  # session states on their own: one of them may take seconds
+        self.misc = connection("misc", COLD)  # listings, the sweep
 
     async def follow(self, timeline: Timeline | None) -> None:
         """From now on refuse any other timeline than this one.
@@ -286,8 +284,8 @@ class Links:
 
     async def aclose(self) -> None:
         """Close all. Idempotent."""
-        for link in (self.commit, self.fetch, self.quick, self.states, self.misc):
-            await link.aclose()
+        for connection in (self.commit, self.fetch, self.quick, self.states, self.misc):
+            await connection.aclose()
 
 
 async def connect(conninfo: str) -> AsyncConnection[Row]:

@@ -1,8 +1,8 @@
 """One open connection, and what is said on it: libpq's non-blocking calls, driven by the event loop's own callbacks.
 
-States of one `Conversation`::
+States of one `WireProtocol`::
 
-    idle ──`execute`, `together`, `script`──► asking ──the reply──► idle   `ended` is called: the rows, or the error
+    idle ──`execute`, `pipeline`, `simple_query`──► asking ──reply──► idle `ended` is called: the rows, or the error
     asking ──a statement is prepared, at its first use──► asking           now it is executed
     idle ──`forget_statements`──► asking ──the reply──► asking             what is asked then
     asking ──the reply, and the connection broke──► unusable               `ended` is called: the rows, or the error
@@ -80,7 +80,7 @@ _Key: TypeAlias = tuple[_Shape, tuple[int, ...] | None]
 """A statement, and the types of its other values: they are part of what is prepared."""
 
 
-class Conversation:
+class WireProtocol:
     """Asks one thing at a time, and calls ``ended`` when it has the answer. Bound to the running event loop."""
 
     def __init__(self, connection: AsyncConnection[Row], ended: Callable[[Outcome], None]) -> None:
@@ -139,7 +139,7 @@ class Conversation:
         self._names[key] = name
         then()
 
-    def together(self, statements: Sequence[LiteralString], params: Params) -> None:
+    def pipeline(self, statements: Sequence[LiteralString], params: Params) -> None:
         """Several statements in one message and one transaction, prepared at their first use, each with a snapshot of
         its own. Their values, which are no columns, stand in the text.
 
@@ -151,14 +151,14 @@ class Conversation:
             key, *_ = self._packed(statement, params)
             name = self._names.get(key)
             if name is None:
-                self._prepare(key, then=partial(self.together, statements, params))
+                self._prepare(key, then=partial(self.pipeline, statements, params))
                 return
             values = b",".join([self._literal(params[each]) for each in key[0].others])
             commands.append(b"EXECUTE %s (%s)" % (name, values) if values else b"EXECUTE %s" % name)
         self._pgconn.send_query(b";".join(commands))
         self._sent()
 
-    def script(self, statements: LiteralString, params: Params | None = None) -> None:
+    def simple_query(self, statements: LiteralString, params: Params | None = None) -> None:
         """Several statements in one message: only PostgreSQL's simple protocol takes them, with values in the text."""
         if params is None:
             text = statements.encode()

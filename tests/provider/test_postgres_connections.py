@@ -20,9 +20,9 @@ from psycopg.types.numeric import Int8
 from affinity.errors import ConnectionLost, DatabaseFailure, DataRefused, SchemaMismatch
 from affinity.provider.postgres.driver import connections
 from affinity.provider.postgres.driver.arrays import Texts
-from affinity.provider.postgres.driver.connections import Link
+from affinity.provider.postgres.driver.connections import Connection
 from affinity.provider.postgres.driver.target import HOT, Target
-from affinity.provider.postgres.driver.wire import Conversation, Outcome
+from affinity.provider.postgres.driver.wire import Outcome, WireProtocol
 from tests.provider.postgres_stage import PATIENCE, SOMEBODY_WAITS, terminate, until
 from tests.servers.proxy import proxy
 from tests.servers.tls import tls_front
@@ -61,12 +61,12 @@ def where(request: pytest.FixtureRequest, postgres_database: str, tmp_path: Path
 
 
 @pytest.fixture
-async def link(where: str, admin: psycopg.Connection[Any]) -> AsyncIterator[Link]:
+async def connection(where: str, admin: psycopg.Connection[Any]) -> AsyncIterator[Connection]:
     """A connection of the hot loop, not yet made."""
     admin.execute("CREATE SCHEMA affinity")
     admin.execute("CREATE TABLE affinity.gate AS SELECT 0 AS passed")
-    async with aclosing(Link(Target.parse(where), "affinity link", HOT)) as link:
-        yield link
+    async with aclosing(Connection(Target.parse(where), "affinity connection", HOT)) as connection:
+        yield connection
 
 
 @pytest.fixture
@@ -84,177 +84,183 @@ def shut(admin: psycopg.Connection[Any]) -> None:
 # --- what is sent -----------------------------------------------------------------------------------------------------
 
 
-async def test_calls_go_in_order(link: Link) -> None:
+async def test_calls_go_in_order(connection: Connection) -> None:
     """Those that wait for the connection, and those that wait for each other."""
-    await link.script("CREATE SEQUENCE turn")
-    turns = await asyncio.gather(*(link.run("SELECT nextval('turn')") for _ in range(50)))
+    await connection.simple_query("CREATE SEQUENCE turn")
+    turns = await asyncio.gather(*(connection.run("SELECT nextval('turn')") for _ in range(50)))
     assert turns == [[(n,)] for n in range(1, 51)]
 
 
-async def test_thirty_megabytes_go_through_and_come_back(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_thirty_megabytes_go_through_and_come_back(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More than a socket takes at once: the rest is sent when it can be, and the next call waits for its turn."""
     written = 0
-    writable = Conversation._writable
+    writable = WireProtocol._writable
 
-    def count(conversation: Conversation) -> None:
+    def count(conversation: WireProtocol) -> None:
         nonlocal written
         written += 1
         writable(conversation)
 
-    monkeypatch.setattr(Conversation, "_writable", count)
+    monkeypatch.setattr(WireProtocol, "_writable", count)
     large = bytes(range(256)) * (30 * 4096)
     statement = "SELECT %(value)s::bytea, octet_length(%(value)s::bytea)"
     for _ in range(2):  # prepared, and prepared already
         written = 0
         answers = await asyncio.gather(
-            link.run(statement, {"value": large}), link.run(WAIT), link.script("SELECT %(value)s", {"value": "x"})
+            connection.run(statement, {"value": large}),
+            connection.run(WAIT),
+            connection.simple_query("SELECT %(value)s", {"value": "x"}),
         )
         assert answers[0] == [(large, len(large))]
         assert answers[2] == [[("x",)]]
         assert written
 
 
-async def test_a_value_may_be_missing_at_one_time_and_not_at_another(link: Link) -> None:
+async def test_a_value_may_be_missing_at_one_time_and_not_at_another(connection: Connection) -> None:
     """A statement is prepared for the types that it gets."""
     for value in (None, "x", None, "y", 3, 2**40, 1.5, True, "z"):
         text = None if value is None else f"a{str(value).lower()}%"
-        assert await link.run("SELECT %(value)s, 'a' || %(value)s || '%%'", {"value": value}) == [(value, text)]
-    found = await link.run("SELECT cardinality(%(value)s), %(none)s::text", {"value": Texts(["a", None]), "none": None})
+        assert await connection.run("SELECT %(value)s, 'a' || %(value)s || '%%'", {"value": value}) == [(value, text)]
+    found = await connection.run(
+        "SELECT cardinality(%(value)s), %(none)s::text", {"value": Texts(["a", None]), "none": None}
+    )
     assert found == [(2, None)]
 
 
-async def test_statements_together_are_one_transaction_with_a_snapshot_each(link: Link) -> None:
+async def test_statements_together_are_one_transaction_with_a_snapshot_each(connection: Connection) -> None:
     """Each is prepared once, also if the first time they failed; an error undoes all, and the connection is kept."""
-    await link.script("CREATE TABLE made (n bigint)")
-    ((pid,),) = await link.run("SELECT pg_backend_pid()")
+    await connection.simple_query("CREATE TABLE made (n bigint)")
+    ((pid,),) = await connection.run("SELECT pg_backend_pid()")
     both: tuple[LiteralString, ...] = ("INSERT INTO made VALUES (%(n)s)", "SELECT count(*), 6 / %(n)s FROM made")
     with pytest.raises(DataRefused, match="division by zero"):
-        await link.together(both, {"n": Int8(0)})
-    assert await link.together(both, {"n": Int8(2)}) == [[], [(1, 3)]]
-    assert await link.together(both, {"n": Int8(3)}) == [[], [(2, 2)]]
-    assert await link.run("SELECT n FROM made ORDER BY n") == [(2,), (3,)]
+        await connection.pipeline(both, {"n": Int8(0)})
+    assert await connection.pipeline(both, {"n": Int8(2)}) == [[], [(1, 3)]]
+    assert await connection.pipeline(both, {"n": Int8(3)}) == [[], [(2, 2)]]
+    assert await connection.run("SELECT n FROM made ORDER BY n") == [(2,), (3,)]
     prepared = "SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE %(text)s"
-    assert await link.run(prepared, {"text": "INSERT INTO made%"}) == [(1,)]
-    assert await link.run(prepared, {"text": "%6 / $%"}) == [(1,)]
-    assert await link.run("SELECT pg_backend_pid()") == [(pid,)]
+    assert await connection.run(prepared, {"text": "INSERT INTO made%"}) == [(1,)]
+    assert await connection.run(prepared, {"text": "%6 / $%"}) == [(1,)]
+    assert await connection.run("SELECT pg_backend_pid()") == [(pid,)]
 
 
-async def test_a_script_has_the_rows_of_each_statement(link: Link) -> None:
+async def test_a_script_has_the_rows_of_each_statement(connection: Connection) -> None:
     """Its values are quoted; one that fails undoes all of it."""
     params = {"text": "it's 100% \\ %(n)s", "n": -1, "none": None, "names": ["a", "b'"]}
-    found = await link.script(
+    found = await connection.simple_query(
         "CREATE TABLE made (n int); INSERT INTO made VALUES (1 - %(n)s); -- as it is: %%\n"
         "SELECT n, n = 2 FROM made; SELECT FROM made; SELECT %(text)s, %(none)s, %(names)s::text[], 5 %% 3",
         params,
     )
     assert found == [[], [], [(2, True)], [], [("it's 100% \\ %(n)s", None, ["a", "b'"], 2)]]
-    assert await link.script("SELECT 5 % 3") == [[(2,)]]
-    assert await link.script("") == [[]]
+    assert await connection.simple_query("SELECT 5 % 3") == [[(2,)]]
+    assert await connection.simple_query("") == [[]]
     with pytest.raises(DataRefused, match="division"):
-        await link.script("INSERT INTO made VALUES (7); SELECT 1 / 0; SELECT 1")
-    assert await link.run("SELECT n FROM made") == [(2,)]
+        await connection.simple_query("INSERT INTO made VALUES (7); SELECT 1 / 0; SELECT 1")
+    assert await connection.run("SELECT n FROM made") == [(2,)]
 
 
 # --- statements that must be prepared anew ----------------------------------------------------------------------------
 
 
-async def test_a_migration_is_not_noticed(link: Link, admin: psycopg.Connection[Any]) -> None:
+async def test_a_migration_is_not_noticed(connection: Connection, admin: psycopg.Connection[Any]) -> None:
     """What was prepared for the tables as they were is prepared anew, on the same connection; nothing is done twice."""
     add: LiteralString = "UPDATE gate SET passed = passed + 1 RETURNING *"
     both: tuple[LiteralString, ...] = (add, "SELECT * FROM gate")
-    pid = await link.run(PID)
-    await link.together(both, {})
+    pid = await connection.run(PID)
+    await connection.pipeline(both, {})
     admin.execute("ALTER TABLE affinity.gate ADD COLUMN more text")
-    first, second = await asyncio.gather(link.run(add), link.run(add))
+    first, second = await asyncio.gather(connection.run(add), connection.run(add))
     assert first + second == [(2, None), (3, None)]
     admin.execute("ALTER TABLE affinity.gate DROP COLUMN more")
-    assert await link.together(both, {}) == [[(4,)], [(4,)]]
+    assert await connection.pipeline(both, {}) == [[(4,)], [(4,)]]
     admin.execute("ALTER TABLE affinity.gate ALTER COLUMN passed TYPE text")
-    assert await link.run("SELECT * FROM gate") == [("4",)]
-    assert await link.run(PID) == pid
+    assert await connection.run("SELECT * FROM gate") == [("4",)]
+    assert await connection.run(PID) == pid
 
 
 @pytest.mark.parametrize("spoil", ["DEALLOCATE ALL", "PREPARE affinity_1 AS SELECT 2; PREPARE affinity_2 AS SELECT 3"])
-async def test_statements_that_somebody_else_took_away_or_made(link: Link, spoil: LiteralString) -> None:
+async def test_statements_that_somebody_else_took_away_or_made(connection: Connection, spoil: LiteralString) -> None:
     """As a pooler may."""
-    pid = await link.run(PID)
-    await link.script(spoil)
-    assert await link.run(PID) == pid
-    assert await link.together((PID, "SELECT 1"), {}) == [pid, [(1,)]]
+    pid = await connection.run(PID)
+    await connection.simple_query(spoil)
+    assert await connection.run(PID) == pid
+    assert await connection.pipeline((PID, "SELECT 1"), {}) == [pid, [(1,)]]
 
 
-async def test_a_statement_that_never_fits_is_an_error(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_statement_that_never_fits_is_an_error(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is repeated once; the next call has a connection of its own."""
-    pid = await link.run(PID)
-    await link.script("DEALLOCATE ALL")
-    monkeypatch.setattr(Conversation, "forget_statements", lambda _, then: then())
+    pid = await connection.run(PID)
+    await connection.simple_query("DEALLOCATE ALL")
+    monkeypatch.setattr(WireProtocol, "forget_statements", lambda _, then: then())
     with pytest.raises(ConnectionLost, match="26000"):
-        await link.run(PID)
-    assert await link.run(PID) != pid
+        await connection.run(PID)
+    assert await connection.run(PID) != pid
 
 
 # --- what goes wrong with one call ------------------------------------------------------------------------------------
 
 
-async def test_an_error_leaves_the_connection_usable(link: Link) -> None:
+async def test_an_error_leaves_the_connection_usable(connection: Connection) -> None:
     """Reported by the server while it prepares or executes, or found before anything was sent."""
-    pid = await link.run(PID)
+    pid = await connection.run(PID)
     for _ in range(2):
         with pytest.raises(DataRefused, match="division"):
-            await link.run("SELECT 1 / %(n)s::int", {"n": 0})
+            await connection.run("SELECT 1 / %(n)s::int", {"n": 0})
         with pytest.raises(SchemaMismatch):
-            await link.run("SELECT * FROM later")
+            await connection.run("SELECT * FROM later")
         with pytest.raises(DataRefused, match="cannot adapt"):
-            await link.run("SELECT %(value)s", {"value": object()})
+            await connection.run("SELECT %(value)s", {"value": object()})
         with pytest.raises(UnicodeEncodeError):
-            await link.run("SELECT %(value)s", {"value": Texts(["\ud800"])})
+            await connection.run("SELECT %(value)s", {"value": Texts(["\ud800"])})
         with pytest.raises(KeyError):
-            await link.run("SELECT %(value)s", {})
-    await link.script("CREATE TABLE later (n int)")
-    assert await link.run("SELECT * FROM later") == []
-    assert await link.run(PID) == pid
+            await connection.run("SELECT %(value)s", {})
+    await connection.simple_query("CREATE TABLE later (n int)")
+    assert await connection.run("SELECT * FROM later") == []
+    assert await connection.run(PID) == pid
 
 
-async def test_any_number_of_calls_may_fail_one_after_the_other(link: Link) -> None:
+async def test_any_number_of_calls_may_fail_one_after_the_other(connection: Connection) -> None:
     """Though none of them is sent, and the one before the last of them is."""
-    bad = [link.run("SELECT %(value)s", {"value": object()}) for _ in range(3_000)]
-    *failures, good = await asyncio.gather(*bad, link.run("SELECT 1"), return_exceptions=True)
+    bad = [connection.run("SELECT %(value)s", {"value": object()}) for _ in range(3_000)]
+    *failures, good = await asyncio.gather(*bad, connection.run("SELECT 1"), return_exceptions=True)
     assert {type(failure) for failure in failures} == {DataRefused}
     assert good == [(1,)]
 
 
-async def test_a_copy_is_refused(link: Link) -> None:
+async def test_a_copy_is_refused(connection: Connection) -> None:
     """It would wait for us, or we for it; the next call has a connection of its own."""
     for statement in ("COPY (SELECT 1) TO STDOUT", "COPY pg_type FROM STDIN"):
         with pytest.raises(DatabaseFailure, match="COPY"):
-            await link.script(statement)
-        assert await link.run("SELECT 1") == [(1,)]
+            await connection.simple_query(statement)
+        assert await connection.run("SELECT 1") == [(1,)]
 
 
 # --- what goes wrong with the connection ------------------------------------------------------------------------------
 
 
 async def test_a_connection_that_is_ended_between_calls_is_noticed_by_the_next(
-    link: Link, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+    connection: Connection, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the server's words, whatever it has said before; until then the closed socket does not keep us busy."""
     told = 0
     noticed = anyio.Event()
-    readable = Conversation._readable
+    readable = WireProtocol._readable
 
-    def count(conversation: Conversation) -> None:
+    def count(conversation: WireProtocol) -> None:
         nonlocal told
         readable(conversation)
         told += 1
         noticed.set()
 
-    pid = await link.run(PID)
+    pid = await connection.run(PID)
     with monkeypatch.context() as patch:
-        patch.setattr(Conversation, "_readable", count)
+        patch.setattr(WireProtocol, "_readable", count)
         terminate(admin)
         with pytest.raises(ConnectionLost, match="terminating connection"):
-            await link.run(PID)
-        await link.run(PID)
+            await connection.run(PID)
+        await connection.run(PID)
         told, noticed = 0, anyio.Event()
         terminate(admin)
         with anyio.fail_after(PATIENCE):
@@ -263,17 +269,17 @@ async def test_a_connection_that_is_ended_between_calls_is_noticed_by_the_next(
             await anyio.sleep(0.001)
         assert told == 1
         with pytest.raises(ConnectionLost, match="terminating connection"):
-            await link.run(PID)
-    assert await link.run(PID) not in ([], pid)
+            await connection.run(PID)
+    assert await connection.run(PID) not in ([], pid)
 
 
 async def test_a_connection_that_is_ended_in_the_middle_of_a_call(
-    link: Link, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any]
+    connection: Connection, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any]
 ) -> None:
     """The call says so; the one after it has another connection."""
     with admin.transaction():
         shut(admin)
-        stuck, waiting = (asyncio.create_task(link.run(statement)) for statement in (WAIT, "SELECT 1"))
+        stuck, waiting = (asyncio.create_task(connection.run(statement)) for statement in (WAIT, "SELECT 1"))
         await until(watcher, SOMEBODY_WAITS)
         terminate(watcher)
         with pytest.raises(ConnectionLost, match="terminating connection"):
@@ -283,50 +289,50 @@ async def test_a_connection_that_is_ended_in_the_middle_of_a_call(
 
 @pytest.mark.parametrize("first", [True, False])
 async def test_a_connection_that_breaks_in_the_middle_of_several_statements_says_so(
-    link: Link, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any], first: bool
+    connection: Connection, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any], first: bool
 ) -> None:
     """In whichever of them, prepared at once or before; the next call has another connection."""
     both: tuple[LiteralString, ...] = (WAIT, "SELECT %(n)s + 1") if first else ("SELECT %(n)s + 1", WAIT)
     for times in (1, 2):
         with admin.transaction():
             shut(admin)
-            stuck = asyncio.create_task(link.together(both, {"n": Int8(1)}))
+            stuck = asyncio.create_task(connection.pipeline(both, {"n": Int8(1)}))
             await until(watcher, SOMEBODY_WAITS)
             terminate(watcher)
             with pytest.raises(ConnectionLost, match="terminating connection"):
                 await stuck
-        assert [(times,)] in await link.together(both, {"n": Int8(1)})
+        assert [(times,)] in await connection.pipeline(both, {"n": Int8(1)})
 
 
 async def test_a_reset_that_comes_with_a_reply_is_noticed_at_once(where: str) -> None:
     """The call has its reply, and the next one a connection of its own: it waits for nothing."""
     with proxy(where) as network:
-        async with aclosing(Link(Target.parse(network.url), "affinity link", HOT)) as link:
-            pid = await link.run(PID)
+        async with aclosing(Connection(Target.parse(network.url), "affinity connection", HOT)) as connection:
+            pid = await connection.run(PID)
             line = network.lines[-1]
             line.resets = True
-            call = asyncio.create_task(link.run(PID))
+            call = asyncio.create_task(connection.run(PID))
             await asyncio.sleep(0)  # it is sent
             assert line.was_reset.wait(PATIENCE)  # while the loop stands still
-            assert _has_ended(link)
+            assert _has_ended(connection)
             assert await call == pid
             with anyio.fail_after(PATIENCE / 2):
-                assert await link.run(PID) not in ([], pid)
+                assert await connection.run(PID) not in ([], pid)
 
 
-def _has_ended(link: Link) -> bool:
+def _has_ended(connection: Connection) -> bool:
     """Wait, without the loop, until the reset has come."""
-    assert link._conversation is not None
+    assert connection._protocol is not None
     end = select.poll()
-    end.register(link._conversation._socket, 0)
+    end.register(connection._protocol._socket, 0)
     return bool(end.poll(PATIENCE * 1000))
 
 
-async def test_the_server_notices_a_host_that_is_gone(link: Link) -> None:
+async def test_the_server_notices_a_host_that_is_gone(connection: Connection) -> None:
     """Within a worker's lease, though it waits for the rest of a request and sends nothing itself."""
     names = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count", "tcp_user_timeout")
     idle, interval, count, user_timeout = [
-        int((await link.run("SELECT setting FROM pg_settings WHERE name = %(name)s", {"name": name}))[0][0])
+        int((await connection.run("SELECT setting FROM pg_settings WHERE name = %(name)s", {"name": name}))[0][0])
         for name in names
     ]
     assert 0 < idle + interval * count < 15
@@ -334,17 +340,20 @@ async def test_the_server_notices_a_host_that_is_gone(link: Link) -> None:
 
 
 async def test_a_call_that_is_not_answered_ends(
-    link: Link, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+    connection: Connection,
+    admin: psycopg.Connection[Any],
+    watcher: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its connection is closed, its statement is not cancelled; the time of a call begins when it has the
     connection.
     """
     monkeypatch.setattr(connections, "DEADLINE", 0.5)
-    await link.run(WAIT)  # prepared: that would wait too, and would be all that goes on
+    await connection.run(WAIT)  # prepared: that would wait too, and would be all that goes on
     with admin.transaction():
         shut(admin)
-        stuck = [asyncio.create_task(link.run(WAIT)) for _ in range(2)]
-        waiting = asyncio.create_task(link.run("SELECT 1"))
+        stuck = [asyncio.create_task(connection.run(WAIT)) for _ in range(2)]
+        waiting = asyncio.create_task(connection.run("SELECT 1"))
         with pytest.raises(ConnectionLost, match=r"no answer within 0\.5 s"):
             await stuck[0]
         monkeypatch.setattr(connections, "DEADLINE", PATIENCE)  # of calls that begin from now on: the second has begun
@@ -352,7 +361,7 @@ async def test_a_call_that_is_not_answered_ends(
             await stuck[1]
         assert await waiting == [(1,)]
     await until(watcher, PASSED_TWICE)
-    assert await link.run(WAIT) == [(3,)]
+    assert await connection.run(WAIT) == [(3,)]
 
 
 @pytest.mark.parametrize(
@@ -369,22 +378,22 @@ async def test_a_server_that_does_not_prove_who_it_is_gets_no_call(
     """Nor does TLS fall back to none."""
     with tls_front(postgres_database, tmp_path) as front:
         settings = {"sslmode": "verify-full", "sslrootcert": str(front.authority)} | change
-        async with aclosing(Link(Target.parse(front.url(**settings)), "affinity link", HOT)) as link:
+        async with aclosing(Connection(Target.parse(front.url(**settings)), "affinity connection", HOT)) as connection:
             with pytest.raises(ConnectionLost, match=why):
-                await link.run(PID)
+                await connection.run(PID)
 
 
 # --- calls that nobody waits for any more -----------------------------------------------------------------------------
 
 
 async def test_a_call_that_had_not_begun_never_does(
-    link: Link, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any]
+    connection: Connection, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any]
 ) -> None:
     """The abandoned one before it comes to its end, and those behind are served, on the same connection."""
-    pid = await link.run(PID)
+    pid = await connection.run(PID)
     with admin.transaction():
         shut(admin)
-        begun, never, behind = (asyncio.create_task(link.run(statement)) for statement in (WAIT, WAIT, PID))
+        begun, never, behind = (asyncio.create_task(connection.run(statement)) for statement in (WAIT, WAIT, PID))
         await until(watcher, SOMEBODY_WAITS)
         for call in (begun, never):
             call.cancel()
@@ -392,47 +401,52 @@ async def test_a_call_that_had_not_begun_never_does(
                 await call
         assert not behind.done()
     assert await behind == pid
-    assert await link.run(WAIT) == [(2,)]
+    assert await connection.run(WAIT) == [(2,)]
 
 
 async def test_an_abandoned_call_that_is_not_answered_keeps_nobody_waiting(
-    link: Link, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+    connection: Connection,
+    admin: psycopg.Connection[Any],
+    watcher: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Those behind it have another connection; its statement is not cancelled."""
-    await link.run(WAIT)
+    await connection.run(WAIT)
     monkeypatch.setattr(connections, "GRACE", 0.1)
     with admin.transaction():
         shut(admin)
-        begun, behind = (asyncio.create_task(link.run(statement)) for statement in (WAIT, "SELECT 1"))
+        begun, behind = (asyncio.create_task(connection.run(statement)) for statement in (WAIT, "SELECT 1"))
         await until(watcher, SOMEBODY_WAITS)
         begun.cancel()
         assert await behind == [(1,)]
     await until(watcher, PASSED_TWICE)
-    assert await link.run(WAIT) == [(3,)]
+    assert await connection.run(WAIT) == [(3,)]
 
 
-async def test_an_error_that_comes_with_a_cancellation_is_no_news(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_that_comes_with_a_cancellation_is_no_news(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody is told, and asyncio does not complain that nobody has looked at it."""
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-    end = Link._end
+    end = Connection._end
 
-    def end_and_cancel(link: Link, outcome: Outcome) -> None:
-        end(link, outcome)
+    def end_and_cancel(connection: Connection, outcome: Outcome) -> None:
+        end(connection, outcome)
         call.cancel()
 
     with monkeypatch.context() as patch:
-        patch.setattr(Link, "_end", end_and_cancel)
-        call = asyncio.create_task(link.run("SELECT 1 / 0"))
+        patch.setattr(Connection, "_end", end_and_cancel)
+        call = asyncio.create_task(connection.run("SELECT 1 / 0"))
         with pytest.raises(asyncio.CancelledError):
             await call
     gc.collect()
     assert complaints == []
-    assert await link.run("SELECT 1") == [(1,)]
+    assert await connection.run("SELECT 1") == [(1,)]
 
 
 async def test_an_attempt_to_connect_that_nobody_waits_for_is_given_up(
-    link: Link, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the grace; whoever comes then makes an attempt of its own."""
     attempts = 0
@@ -448,13 +462,13 @@ async def test_an_attempt_to_connect_that_nobody_waits_for_is_given_up(
     monkeypatch.setattr(connections, "connect", second)
     monkeypatch.setattr(connections, "GRACE", 0.05)
     with anyio.move_on_after(0.01):
-        await link.run(WAIT)
-    assert await link.run(WAIT) == [(1,)]
+        await connection.run(WAIT)
+    assert await connection.run(WAIT) == [(1,)]
     assert attempts == 2
 
 
 async def test_a_connection_that_is_made_in_the_grace_serves_the_next_call(
-    link: Link, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one that it was made for is not sent any more."""
     attempts = 0
@@ -469,9 +483,9 @@ async def test_a_connection_that_is_made_in_the_grace_serves_the_next_call(
 
     monkeypatch.setattr(connections, "connect", slow)
     with anyio.move_on_after(0.01):
-        await link.run(WAIT)
+        await connection.run(WAIT)
     go.set()
-    assert await link.run(WAIT) == [(1,)]
+    assert await connection.run(WAIT) == [(1,)]
     assert attempts == 1
 
 
@@ -479,27 +493,27 @@ async def test_a_connection_that_is_made_in_the_grace_serves_the_next_call(
 
 
 async def test_closing_ends_every_call(
-    link: Link, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any]
+    connection: Connection, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any]
 ) -> None:
     """The one under way, whose statement is not cancelled, and those that wait; once is enough, twice is no harm."""
-    await link.run(WAIT)
+    await connection.run(WAIT)
     with admin.transaction():
         shut(admin)
-        calls = [asyncio.create_task(link.run(WAIT)) for _ in range(3)]
+        calls = [asyncio.create_task(connection.run(WAIT)) for _ in range(3)]
         await until(watcher, SOMEBODY_WAITS)
-        await link.aclose()
+        await connection.aclose()
         for call in calls:
             with pytest.raises(ConnectionLost, match="the provider was closed"):
                 await call
-        await link.aclose()
+        await connection.aclose()
     with pytest.raises(ConnectionLost, match="the provider is closed"):
-        await link.run(WAIT)
+        await connection.run(WAIT)
     await until(watcher, PASSED_TWICE)
     await until(watcher, NOBODY_WAITS)
     assert admin.execute("SELECT passed FROM affinity.gate").fetchone() == (2,)
 
 
-async def test_closing_does_not_wait_for_a_connection(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_does_not_wait_for_a_connection(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """The attempt is given up."""
 
     async def never(_: str) -> AsyncConnection[Any]:
@@ -507,16 +521,19 @@ async def test_closing_does_not_wait_for_a_connection(link: Link, monkeypatch: p
         raise AssertionError
 
     monkeypatch.setattr(connections, "connect", never)
-    call = asyncio.create_task(link.run(WAIT))
+    call = asyncio.create_task(connection.run(WAIT))
     await anyio.sleep(0)
-    await link.aclose()
-    assert not link._tasks
+    await connection.aclose()
+    assert not connection._tasks
     with pytest.raises(ConnectionLost, match="the provider was closed"):
         await call
 
 
 async def test_closing_waits_for_a_silent_server_only_so_long(
-    link: Link, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+    connection: Connection,
+    admin: psycopg.Connection[Any],
+    watcher: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It may not even answer the request to stop."""
 
@@ -527,12 +544,12 @@ async def test_closing_waits_for_a_silent_server_only_so_long(
     monkeypatch.setattr(connections, "CLOSING", 0.05)
     with admin.transaction():
         shut(admin)
-        call = asyncio.create_task(link.run(WAIT))
+        call = asyncio.create_task(connection.run(WAIT))
         await until(watcher, SOMEBODY_WAITS)
         with anyio.fail_after(PATIENCE):
-            await link.aclose()
+            await connection.aclose()
         with pytest.raises(ConnectionLost, match="the provider was closed"):
             await call
         with anyio.fail_after(PATIENCE):
-            while link._tasks:
+            while connection._tasks:
                 await anyio.sleep(0)
