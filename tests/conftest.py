@@ -33,20 +33,24 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Share the whole suite among several processes; `-n` decides otherwise, or for a part of it. Not in `addopts`,
-    where `-n` would be an unknown option with `-p no:xdist`.
+    """Without arguments: all but the slow tests, shared among several processes. `-n` and `-m` decide otherwise. Not in
+    `addopts`, where `-n` would be an unknown option with `-p no:xdist`.
     """
     option = config.option
+    whole = config.args_source is not pytest.Config.ArgsSource.ARGS
+    if whole and not (option.all or option.markexpr):
+        option.markexpr = "not slow"
     if not config.pluginmanager.hasplugin("xdist") or hasattr(config, "workerinput") or option.usepdb:
         return
-    if option.numprocesses is None and config.args_source is not pytest.Config.ArgsSource.ARGS:
+    if option.numprocesses is None and whole:
         option.numprocesses = min(PROCESSES_PER_CORE * (os.cpu_count() or 1), MAX_PROCESSES)
     if option.numprocesses and option.dist == "no":
         option.dist = "worksteal"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How long, and where, the tests of `tests/model` look for defects."""
+    """`--all`; how long, and where, the tests of `tests/model` look for defects."""
+    parser.addoption("--all", action="store_true", help="run the slow tests too, which `-m slow` runs alone")
     group = parser.getgroup("model")
     group.addoption("--model-examples", type=int, metavar="N", help="carry out N random plans, not the usual few")
     group.addoption("--model-seed", type=int, metavar="S", help="draw the plans from this seed")

@@ -7,10 +7,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
+import pytest
 
-from tests.conftest import Servers
+from tests.conftest import Servers, pytest_cmdline_main
+
+ROOT = Path(__file__).resolve().parents[1]
 
 START_AND_DIE = """
 import os
@@ -37,6 +42,26 @@ def test_a_test_process_that_is_killed_leaves_no_server_behind() -> None:
     while _runs(int(pid)) or any(Path(directory).exists() for directory in directories):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("given", "marks"),
+    [({}, "not slow"), ({"all": True}, ""), ({"markexpr": "slow"}, "slow"), ({"source": "ARGS"}, "")],
+)
+def test_slow_tests_are_left_out_of_the_whole_suite_only(given: dict[str, Any], marks: str) -> None:
+    """Without arguments; `--all`, `-m` and the name of a file include them."""
+    options = {"all": False, "markexpr": "", "numprocesses": 0, "dist": "no", "usepdb": False}
+    source = pytest.Config.ArgsSource[given.pop("source", "TESTPATHS")]
+    plugins = SimpleNamespace(hasplugin=lambda _: True)
+    config: Any = SimpleNamespace(option=SimpleNamespace(**options | given), args_source=source, pluginmanager=plugins)
+    pytest_cmdline_main(config)
+    assert config.option.markexpr == marks
+
+
+def test_ci_runs_the_slow_tests() -> None:
+    """After README's command, which leaves them out."""
+    command = (ROOT / ".ci" / "run").read_text()
+    assert command.index('"$test_command"') < command.index("-m pytest -m slow")
 
 
 def _runs(pid: int) -> bool:

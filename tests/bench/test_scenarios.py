@@ -19,7 +19,7 @@ from bench.scenarios import ON_SQLITE, SCENARIOS
 from bench.systems import OURS, SYSTEMS
 from tests.conftest import Servers
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 WITHOUT_BAR = ("memory", "state")
 """The bar of one needs more instances than a quick run has; the other only reports."""

@@ -101,6 +101,7 @@ def assert_right(report: dict[str, Any], *, sessions: int) -> None:
     assert report["turns_per_second"] > 0
 
 
+@pytest.mark.slow
 def test_a_run_survives_a_kill_and_leaves_nothing_behind(any_url: str, start: Start, tmp_path: Path) -> None:
     report = start("--conversations", "12", *SHORT, "--json", "--url", any_url).report()
     assert_right(report, sessions=12)
@@ -128,6 +129,7 @@ def test_the_embedded_default_without_a_kill(start: Start, tmp_path: Path) -> No
     assert not list((tmp_path / "tmp").iterdir())
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_leaves_nothing(any_url: str, start: Start, tmp_path: Path) -> None:
     demo = start("--conversations", "30", "--url", any_url)
     demo.wait_said("turns")
@@ -140,6 +142,7 @@ def test_an_interrupted_run_leaves_nothing(any_url: str, start: Start, tmp_path:
     assert not list((tmp_path / "tmp").iterdir())
 
 
+@pytest.mark.slow
 def test_a_run_that_is_told_to_end_while_it_starts(start: Start, tmp_path: Path) -> None:
     demo = start()
     demo.wait_said("Starting 3 workers")
@@ -148,6 +151,7 @@ def test_a_run_that_is_told_to_end_while_it_starts(start: Start, tmp_path: Path)
     assert not list((tmp_path / "tmp").iterdir())
 
 
+@pytest.mark.slow
 def test_workers_do_not_outlive_a_demo_that_is_killed(start: Start) -> None:
     demo = start("--conversations", "30")
     demo.wait_said("turns")
@@ -156,6 +160,7 @@ def test_workers_do_not_outlive_a_demo_that_is_killed(start: Start) -> None:
     assert psutil.wait_procs(workers, timeout=PATIENCE)[1] == []
 
 
+@pytest.mark.slow
 def test_a_worker_that_ends_by_itself_is_reported(start: Start, tmp_path: Path) -> None:
     demo = start("--conversations", "30")
     demo.wait_said("turns")

@@ -50,6 +50,7 @@ def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crowd", CROWDS)
 async def test_rarer_forms_read_what_they_need(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
@@ -107,6 +108,7 @@ def management_verbs(peer: Peer) -> list[Verb]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crowd", CROWDS)
 async def test_a_sweep_does_not_read_the_queues(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd

@@ -58,6 +58,7 @@ MOST: Final = 200
 """Rows that a step of a plan may read: the verbs below handle a handful each."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crowd", CROWDS)
 async def test_hot_statements_read_what_they_need(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
@@ -73,6 +74,7 @@ async def test_hot_statements_read_what_they_need(
                 await check(verb)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crowd", CROWDS)
 async def test_statements_of_session_state_read_what_they_need(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
@@ -87,6 +89,7 @@ async def test_statements_of_session_state_read_what_they_need(
                 await check(verb)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crowd", CROWDS)
 async def test_releases_of_sessions_read_what_they_need(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
@@ -137,6 +140,7 @@ PAGES: Final = [
 ]
 
 
+@pytest.mark.slow
 async def test_a_page_of_records_costs_the_same_among_many(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from tests.board import Board, open_board
 from tests.processes import open_workers
 from tests.servers import PostgresServer, StopMode, old_and_new
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(240)]
 
 RUNS, TURNS = 12, 60
 
