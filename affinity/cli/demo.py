@@ -20,9 +20,8 @@ from rich.console import Console
 
 from affinity.cli.shell import Command, check_call
 from affinity.demo.conversations import DATASET_SIZE, Conversation, load_conversations
-from affinity.demo.display import open_display
+from affinity.demo.display import Outcome, open_display, print_differences, print_summary
 from affinity.demo.plan import Plan
-from affinity.demo.report import Outcome, print_differences, print_summary
 from affinity.demo.run import DemoFailed, run_demo
 
 MOST_WORKERS: Final = 64
@@ -135,7 +134,7 @@ async def _until_signalled(work: Callable[[], Awaitable[Outcome]]) -> Outcome | 
 
 def _print(outcome: Outcome, as_json: bool) -> None:
     if as_json:
-        click.echo(to_json(outcome.report.as_json(), indent=2))
+        click.echo(to_json(outcome.report, indent=2))
         print_differences(_console(stderr=True), outcome)
     else:
         print_summary(_console(stderr=False), outcome)

@@ -10,7 +10,7 @@ from affinity.cli import cluster, inspection, instances, worker
 from affinity.cli.demo import demo
 from affinity.cli.output import printable
 from affinity.cli.sessions import sessions
-from affinity.cli.shell import INTERRUPTED, exit_code, keep_examples
+from affinity.cli.shell import INTERRUPTED, MISUSED, exit_code, keep_examples
 from affinity.errors import AffinityError
 
 
@@ -19,6 +19,12 @@ class Group(click.Group):
 
     def __init__(self, name: str | None = None, *, help: str | None = None, **rest: Any) -> None:
         super().__init__(name, help=keep_examples(help), **rest)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:  # click before 8.2 would exit with 0
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(MISUSED)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

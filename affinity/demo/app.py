@@ -1,31 +1,108 @@
-"""The application that the demo runs: a conversation is an orchestration, each of its messages a turn on its session.
+"""The application of the demo: a conversation is an orchestration, and each of its messages a turn on its session.
 
-The transcript is the state of the session. It lives in the memory of the worker that holds the session, is read from
-the database when a worker has the session for the first time, and commits with the result of each turn.
+The transcript is the state of the session. It is in the memory of the worker that holds the session, and commits in the
+same transaction as the result of each turn. So a turn that runs again, after a kill or a refused write, starts from a
+transcript without its line, and adds it. The code needs no check for lines that are there already.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import anyio
+from pydantic import BaseModel
 
-from affinity.demo.conversations import NO_DIGEST, Message
-from affinity.demo.counts import CountsFile
-from affinity.demo.transcript import Line, Transcript
+from affinity.demo.conversations import NO_DIGEST, Message, extend_digest
 from affinity.orchestration import ActivityContext, App, OrchestrationContext, RetryPolicy
-from affinity.session import Sessions
+from affinity.records import SessionMetadata, SessionStore
+from affinity.session import CacheStats, Sessions, scratch
 
 EVENT: Final = "message"
 """Name of the external event that carries a message."""
 
-PATIENCE: Final = RetryPolicy(max_attempts=5, initial_interval=0.1, non_retryable=(ValueError,))
-"""A turn that could not have its transcript, because the session has moved on or the database was away, tries again.
-One that has a wrong transcript does not.
-"""
+RETRY: Final = RetryPolicy(max_attempts=5, initial_interval=0.1, non_retryable=(ValueError,))
+"""A turn that cannot open its transcript is retried. A turn that finds a wrong transcript is not."""
+
+
+# --- the state of a session -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One message of a transcript, and the turn that added it."""
+
+    message: Message
+    worker_id: str
+    epoch: int
+    attempt: int
+
+
+class Transcript(BaseModel):
+    """The state of a session: its messages in order."""
+
+    lines: list[Line] = []
+    digests: list[str] = scratch([])  # of the transcript up to each line; in memory only
+
+    def add(self, position: int, line: Line) -> None:
+        """Append the line of a turn.
+
+        Raises:
+            ValueError: the transcript is not that before this turn, so state and history disagree.
+        """
+        if position != len(self.lines):
+            raise ValueError(f"message {position + 1} meets a transcript of {len(self.lines)}")
+        self.lines.append(line)
+
+    @property
+    def digest(self) -> str:
+        """Digest of all lines."""
+        for line in self.lines[len(self.digests) :]:
+            self.digests.append(extend_digest(self.digests[-1] if self.digests else NO_DIGEST, line.message))
+        return self.digests[-1] if self.digests else NO_DIGEST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTranscript:
+    """A transcript as the database has it."""
+
+    version: int  # number of writes
+    lines: tuple[Line, ...]
+
+
+NOTHING: Final = StoredTranscript(version=0, lines=())
+
+
+def transcript_kind(run: str) -> str:
+    """The kind of the session records of a run."""
+    return f"{run}.transcript"
+
+
+def transcripts_of(run: str, *, max_sessions: int = 1) -> Sessions[Transcript]:
+    """The transcripts of a run, of which up to ``max_sessions`` are in memory."""
+    return Sessions(
+        Transcript,
+        kind=transcript_kind(run),
+        metadata=lambda transcript: SessionMetadata(message_count=len(transcript.lines)),
+        max_sessions=max_sessions,
+    )
+
+
+async def read_transcript(transcripts: Sessions[Transcript], store: SessionStore, session_id: str) -> StoredTranscript:
+    """The transcript of a session in the database; `NOTHING` when there is no record.
+
+    Raises:
+        SessionLoadFailed: the record cannot be read.
+    """
+    opening = transcripts.open(session_id, store=store, auto_save=False)
+    async with opening as transcript:
+        return StoredTranscript(version=opening.version, lines=tuple(transcript.lines))
+
+
+# --- the orchestration ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +115,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """Result of a turn: what the worker knew, and which worker it was."""
+    """Result of a turn: the worker that ran it, and what it had in memory."""
 
     position: int
     digest: str  # of the transcript in its memory, up to this message
@@ -62,13 +139,13 @@ def orchestration_name(run: str) -> str:
     return f"{run}.conversation"
 
 
-def build_app(run: str, transcripts: Sessions[Transcript], counts: CountsFile, *, think: float) -> App:
+def build_app(run: str, transcripts: Sessions[Transcript], note: Callable[[CacheStats], None], *, think: float) -> App:
     """The application of one run.
 
     Args:
         run: its id.
         transcripts: the states of its sessions.
-        counts: where the worker keeps what was counted.
+        note: records the counts of the session layer.
         think: seconds that a turn takes; it stands for the time of a model.
     """
     app = App(run)
@@ -79,17 +156,17 @@ def build_app(run: str, transcripts: Sessions[Transcript], counts: CountsFile, *
         assert ctx.session_epoch is not None, "turns are bound to a session"
         line = Line(message=said.message, worker_id=ctx.worker_id, epoch=ctx.session_epoch, attempt=ctx.attempt)
         async with transcripts.open(ctx) as transcript:
-            counts.note(transcripts.stats)  # now, since in the middle of the turn this worker may be killed
+            note(transcripts.stats)  # now, because this worker may be killed in the middle of the turn
             transcript.add(said.position, line)
             await anyio.sleep(think)
             digest = transcript.digest
         return Reply(
             position=said.position,
             digest=digest,
-            worker_id=ctx.worker_id,
+            worker_id=line.worker_id,
             pid=os.getpid(),
-            epoch=ctx.session_epoch,
-            attempt=ctx.attempt,
+            epoch=line.epoch,
+            attempt=line.attempt,
             answered_at=time.time(),
         )
 
@@ -98,9 +175,8 @@ def build_app(run: str, transcripts: Sessions[Transcript], counts: CountsFile, *
         digest = NO_DIGEST
         for position in range(messages):
             message = await ctx.schedule_wait(EVENT, Message)
-            said = Turn(position, message)
-            reply = await ctx.schedule_activity(turn, said, retry=PATIENCE).on_session(ctx.instance_id)
-            digest = reply.digest
+            work = ctx.schedule_activity(turn, Turn(position, message), retry=RETRY)
+            digest = (await work.on_session(ctx.instance_id)).digest
         return Summary(messages, digest)
 
     return app

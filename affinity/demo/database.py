@@ -1,4 +1,4 @@
-"""The database of a run: opened, and left as it was found."""
+"""The database of a run: opened, and cleaned at the end."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Final
 
 import anyio
 
+from affinity.demo.app import transcript_kind
 from affinity.demo.display import Display
-from affinity.demo.transcript import transcript_kind
 from affinity.errors import ProviderError, SessionLoadFailed
 from affinity.limits import MAX_BATCH
 from affinity.provider import open_provider
@@ -19,12 +19,12 @@ from affinity.records import SessionFilter
 from affinity.session import SessionManager
 
 CLEAN_UP_SECONDS: Final = 10.0
-"""How long to try to remove what is the run's from a database that is not ours."""
+"""How long to try to remove the data of the run from a database that it shares."""
 
 
 @asynccontextmanager
 async def open_database(url: str, clear: Sequence[str], display: Display) -> AsyncIterator[Provider]:
-    """The database; at the end, nothing is in it of the sessions in ``clear``, and of the instances of these names."""
+    """The database; at the end, the sessions and instances of the ids in ``clear`` are removed."""
     provider = await open_provider(url, application_name="affinity demo")
     try:
         yield provider
@@ -47,7 +47,7 @@ async def _clear(provider: Provider, names: Sequence[str], display: Display) -> 
 
 
 async def export_transcripts(provider: Provider, run: str, folder: Path, display: Display) -> None:
-    """Keep the transcripts of a run that has failed, as ``affinity sessions export`` would write them."""
+    """Write the transcripts of a failed run to the folder, as ``affinity sessions export`` would write them."""
     try:
         async with await anyio.open_file(folder / "transcripts.jsonl", "w", encoding="utf-8") as file:
             async for line in SessionManager(provider.states).export(SessionFilter(kind=transcript_kind(run))):

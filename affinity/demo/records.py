@@ -1,13 +1,12 @@
-"""Reads what a run has left behind, histories and states, into records to verify."""
+"""Reads the histories and states of a run into records to verify."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from affinity.demo.app import Reply, Summary
+from affinity.demo.app import NOTHING, Reply, StoredTranscript, Summary, Transcript, read_transcript
 from affinity.demo.conversations import Conversation
-from affinity.demo.transcript import NOTHING, Stored, Transcript, read_transcript
 from affinity.demo.verify import Record
 from affinity.errors import SessionLoadFailed
 from affinity.orchestration.codec import Codec
@@ -59,7 +58,7 @@ def read_record(
     conversation: Conversation,
     info: InstanceInfo | None,
     history: Sequence[str],
-    stored: Stored | SessionLoadFailed,
+    stored: StoredTranscript | SessionLoadFailed,
 ) -> Record:
     """The record of one conversation, from its instance, its history and its state."""
     events = [decode_event(text) for text in history]
@@ -71,32 +70,34 @@ def read_record(
         conversation=conversation,
         replies=replies,
         repeated=len(results) - len(replies),
-        trouble=[*_instance_trouble(info), *_history_trouble(events, first), *_state_trouble(stored)],
+        faults=[*_instance_faults(info), *_history_faults(events, first), *_state_faults(stored)],
         summary=_SUMMARY.decode(info.output) if info is not None and info.output is not None else None,
-        stored=stored if isinstance(stored, Stored) else NOTHING,
+        stored=stored if isinstance(stored, StoredTranscript) else NOTHING,
     )
 
 
-async def _read(transcripts: Sessions[Transcript], store: SessionStore, session_id: str) -> Stored | SessionLoadFailed:
+async def _read(
+    transcripts: Sessions[Transcript], store: SessionStore, session_id: str
+) -> StoredTranscript | SessionLoadFailed:
     try:
         return await read_transcript(transcripts, store, session_id)
     except SessionLoadFailed as error:
         return error
 
 
-def _instance_trouble(info: InstanceInfo | None) -> Iterable[str]:
+def _instance_faults(info: InstanceInfo | None) -> Iterable[str]:
     if info is None:
         yield "its instance is gone"
     elif info.error is not None:
         yield f"its orchestration has {info.status}: {info.error}"
 
 
-def _state_trouble(stored: Stored | SessionLoadFailed) -> Iterable[str]:
+def _state_faults(stored: StoredTranscript | SessionLoadFailed) -> Iterable[str]:
     if isinstance(stored, SessionLoadFailed):
         yield f"its state cannot be read: {stored}"
 
 
-def _history_trouble(events: Sequence[Event], results: Mapping[int, ActivityCompleted]) -> Iterable[str]:
+def _history_faults(events: Sequence[Event], results: Mapping[int, ActivityCompleted]) -> Iterable[str]:
     """Turns that failed, and results of what was never scheduled."""
     for event in events:
         if isinstance(event, ActivityFailed):

@@ -1,7 +1,7 @@
-"""One run: start workers, let people write, kill a worker half-way, wait for the end, and verify.
+"""One run: start workers, raise messages, kill a worker half-way, wait for the end, and verify.
 
-All of it happens in one loop that never waits for anything but the database: raise what is due, look, and act on what
-is seen. What ends the run early is a `DemoFailed` that says which worker or which conversation is to blame.
+One loop does it all, and awaits only the database: raise the messages that are due, take a snapshot, act on it. A run
+that cannot end raises `DemoFailed`, which names the worker or the conversations at fault.
 """
 
 from __future__ import annotations
@@ -17,30 +17,28 @@ import anyio
 import click
 
 from affinity.client import Client
-from affinity.demo.app import orchestration_name
+from affinity.demo.app import orchestration_name, transcripts_of
 from affinity.demo.conversations import Conversation
-from affinity.demo.counts import Counts
 from affinity.demo.database import export_transcripts, open_database
-from affinity.demo.display import Display, View, counted
+from affinity.demo.display import Display, Outcome, Report, View, counted
 from affinity.demo.feed import Feed
 from affinity.demo.fleet import Fleet, WorkerProcess, open_fleet
 from affinity.demo.plan import LEASE_SECONDS, Plan, replay_seconds
 from affinity.demo.records import read_records
-from affinity.demo.report import Outcome, Report
-from affinity.demo.transcript import transcripts_of
 from affinity.demo.verify import Record, Verdict, recovery_seconds, verify
-from affinity.demo.watch import Sight, Watch
+from affinity.demo.watch import Snapshot, Watch
+from affinity.demo.worker import Counts
 from affinity.provider import migrate
 from affinity.provider.contract import Provider, SessionInfo
 
 TICK_SECONDS: Final = 0.05
-"""Between two rounds of the loop: how exactly messages keep to their time."""
+"""Between two rounds of the loop: the precision of the messages' times."""
 
-LOOK_SECONDS: Final = 0.25
-"""Between two looks at the database, at least."""
+SNAPSHOT_SECONDS: Final = 0.25
+"""Between two snapshots, at least."""
 
-REST: Final = 4.0
-"""Between two looks, as a multiple of what the last one took: with many sessions, looking must not become the work."""
+SNAPSHOT_REST: Final = 4.0
+"""Between two snapshots, as a multiple of the duration of the last one: they must not become the load."""
 
 START_SECONDS: Final = 60.0
 """How long workers may take to register."""
@@ -62,7 +60,7 @@ class DemoFailed(click.ClickException):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Casualty:
+class KilledWorker:
     """The worker that was killed."""
 
     worker: WorkerProcess
@@ -72,7 +70,7 @@ class Casualty:
 
 
 async def run_demo(plan: Plan, conversations: Sequence[Conversation], *, folder: Path, display: Display) -> Outcome:
-    """Replay ``conversations`` and verify what became of them.
+    """Replay ``conversations`` and verify the result.
 
     Args:
         plan: workers, database, and whether one is killed.
@@ -81,11 +79,11 @@ async def run_demo(plan: Plan, conversations: Sequence[Conversation], *, folder:
         display: where to show it.
 
     Raises:
-        DemoFailed: a worker ended by itself, or nothing went on any more.
+        DemoFailed: a worker ended by itself, or the run stalled.
         InvalidUrl, ProviderError: the database is wrong, or refuses.
     """
     url = plan.url or f"sqlite:///{quote(str(folder / 'affinity.db'))}"
-    by_session = {plan.session_id(conversation): conversation for conversation in conversations}
+    by_session = plan.by_session(conversations)
     await migrate(url)
     async with open_database(url, list(by_session) if plan.url else [], display) as provider:
         try:
@@ -125,13 +123,13 @@ async def _replay(
             )
             await run.workers_registered()
             await run.play()
-        # The workers have left: nothing changes any more, and what they have counted is complete.
+        # The workers have ended: the database and their counts are complete.
         return await run.outcome()
 
 
 @dataclass(kw_only=True)
 class _Run:
-    """A run whose parts are open."""
+    """The state of a run."""
 
     plan: Plan
     conversations: Mapping[str, Conversation]  # by session
@@ -151,9 +149,7 @@ class _Run:
         )
         self._total = sum(len(conversation.messages) for conversation in self.conversations.values())
         self._progress = _Progress()
-        self._casualty: Casualty | None = None
-
-    # -- the run
+        self._killed: KilledWorker | None = None
 
     async def workers_registered(self) -> None:
         """Wait until all workers hold their leases.
@@ -164,40 +160,40 @@ class _Run:
         deadline = time.monotonic() + START_SECONDS
         while True:
             self._check_fleet()
-            sight = await self._watch.look()
-            if sight.registered >= set(self.plan.worker_names):
+            snapshot = await self._watch.snapshot()
+            if snapshot.registered >= set(self.plan.worker_names):
                 return
             if time.monotonic() > deadline:
-                missing = [worker for worker in self.fleet.workers if worker.name not in sight.registered]
-                logs = "".join(map(_log_of, missing))
+                missing = [worker for worker in self.fleet.workers if worker.name not in snapshot.registered]
+                logs = "".join(worker.log_tail() for worker in missing)
                 raise DemoFailed(f"{counted(len(missing), 'worker')} did not register within {START_SECONDS:g} s{logs}")
             await anyio.sleep(TICK_SECONDS)
 
     async def play(self) -> None:
-        """Let people write, and go on until all conversations have ended.
+        """Raise the messages until all conversations have ended.
 
         Raises:
-            DemoFailed: a worker ended by itself, or nothing goes on any more.
+            DemoFailed: a worker ended by itself, or the run stalled.
         """
         self._feed.begin()
-        look_at = 0.0
+        snapshot_at = 0.0
         while True:
             await self._feed.raise_due()
-            if (began := time.monotonic()) >= look_at:
-                await self._act(await self._look())
+            if (began := time.monotonic()) >= snapshot_at:
+                await self._act(await self._shown_snapshot())
                 if self._feed.finished and not await self._open_instances(limit=1):
                     await self._watch.sessions()
                     return
-                look_at = time.monotonic() + max(LOOK_SECONDS, REST * (time.monotonic() - began))
+                snapshot_at = time.monotonic() + max(SNAPSHOT_SECONDS, SNAPSHOT_REST * (time.monotonic() - began))
             await anyio.sleep(TICK_SECONDS)
 
     async def outcome(self) -> Outcome:
-        """Read what is left, and verify it.
+        """Read the histories and states, and verify them.
 
         Raises:
             DemoFailed: the conversations were over before a worker could be killed.
         """
-        if self.plan.kill and self._casualty is None:
+        if self.plan.kill and self._killed is None:
             raise DemoFailed("the conversations were over before a worker could be killed: replay more of them")
         transcripts = transcripts_of(self.plan.run)
         records = await read_records(self.provider, self.conversations, transcripts, self.client.session_store)
@@ -210,63 +206,60 @@ class _Run:
             story=tuple(self._story(records, seconds)),
         )
 
-    # -- steps of the loop
-
-    async def _look(self) -> Sight:
-        sight = await self._watch.look()
+    async def _shown_snapshot(self) -> Snapshot:
+        snapshot = await self._watch.snapshot()
         self.display.show(
             View(
                 elapsed=time.time() - self._feed.began_at,
-                workers=self._watch.workers(sight),
-                turns=sight.turns,
+                workers=self._watch.views(snapshot),
+                turns=snapshot.turns,
                 total=self._total,
                 migrated=self._watch.migrated,
             )
         )
-        return sight
+        return snapshot
 
-    async def _act(self, sight: Sight) -> None:
-        """Notice what should not be, and kill when it is time."""
+    async def _act(self, snapshot: Snapshot) -> None:
+        """Fail when a worker has crashed or the run has stalled; kill a worker half-way."""
         self._check_fleet()
-        if self._progress.stalled_at(sight.turns):
-            raise DemoFailed(await self._describe_stall(sight))
-        if self.plan.kill and self._casualty is None and sight.turns * 2 >= self._total:
-            self._casualty = await self._kill()
+        if self._progress.stalled_at(snapshot.turns):
+            raise DemoFailed(await self._describe_stall(snapshot))
+        if self.plan.kill and self._killed is None and snapshot.turns * 2 >= self._total:
+            self._killed = await self._kill()
 
     def _check_fleet(self) -> None:
-        for worker in self.fleet.fallen:
-            raise DemoFailed(f"{worker.title} (pid {worker.pid}) ended by itself, {worker.exit_text}{_log_of(worker)}")
+        for worker in self.fleet.crashed:
+            how = f"ended by itself, {worker.exit_text}"
+            raise DemoFailed(f"{worker.title} (pid {worker.pid}) {how}{worker.log_tail()}")
 
     async def _open_instances(self, *, limit: int) -> Sequence[str]:
         page = await self.client.list_page(prefix=self.plan.session_prefix, status=OPEN, limit=limit)
         return [instance.instance_id for instance in page.items]
 
-    # -- the kill
-
-    async def _kill(self) -> Casualty | None:
-        """Kill the worker with the most to lose, in the middle of a turn; None while no worker has anything."""
+    async def _kill(self) -> KilledWorker | None:
+        """Kill the worker with the most unfinished sessions, in the middle of a turn; None while no worker has any."""
         if (victim := await self._busy_worker()) is None:
             return None
         at = time.time()
         victim.kill()
         orphans = [session for session in await self._watch.sessions() if session.worker_id == victim.name]
-        # The people on its sessions all write on: none of them is idle while the others wait for a new holder.
-        await self._feed.hasten([session.session_id for session in orphans])
-        casualty = Casualty(
+        # All orphans get work now: the recovery is measured from here.
+        await self._feed.raise_next([session.session_id for session in orphans])
+        killed = KilledWorker(
             worker=victim,
             at=at,
             orphans=frozenset(session.session_id for session in orphans),
             running=sum(session.queued > 0 for session in orphans),
         )
         self.display.say(f"Killed {victim.title} (pid {victim.pid}), which held {counted(len(orphans), 'session')}.")
-        return casualty
+        return killed
 
     async def _busy_worker(self) -> WorkerProcess | None:
-        """The worker that holds the most unfinished sessions, when one of them has work; any one after a while."""
+        """The worker that holds the most unfinished sessions, once one of them has work, or `BUSY_SECONDS` are over."""
         deadline = time.monotonic() + BUSY_SECONDS
         while True:
-            sight = await self._watch.look()
-            held = {worker: self._unfinished(sight, worker) for worker in self.fleet.workers}
+            snapshot = await self._watch.snapshot()
+            held = {worker: self._unfinished(snapshot, worker) for worker in self.fleet.workers}
             victim = max(held, key=lambda worker: len(held[worker]))
             if not held[victim]:
                 return None
@@ -274,10 +267,8 @@ class _Run:
                 return victim
             await self._feed.raise_due()
 
-    def _unfinished(self, sight: Sight, worker: WorkerProcess) -> Sequence[SessionInfo]:
-        return [session for session in sight.held_by(worker.name) if self._feed.left(session.session_id)]
-
-    # -- words
+    def _unfinished(self, snapshot: Snapshot, worker: WorkerProcess) -> Sequence[SessionInfo]:
+        return [session for session in snapshot.held_by(worker.name) if self._feed.left(session.session_id)]
 
     def _report(self, records: Sequence[Record], verdict: Verdict, seconds: float) -> Report:
         counts = Counts.read(worker.counts for worker in self.fleet.workers)
@@ -300,9 +291,9 @@ class _Run:
         )
 
     def _recovery(self, records: Sequence[Record]) -> float | None:
-        if (casualty := self._casualty) is None:
+        if (killed := self._killed) is None:
             return None
-        waited = recovery_seconds(records, killed=casualty.worker.name, killed_at=casualty.at, orphans=casualty.orphans)
+        waited = recovery_seconds(records, killed=killed.worker.name, killed_at=killed.at, orphans=killed.orphans)
         return round(waited or 0.0, 2)
 
     def _story(self, records: Sequence[Record], seconds: float) -> Iterable[str]:
@@ -310,24 +301,24 @@ class _Run:
             f"Replayed {counted(len(records), 'conversation')} of chitchat-dataset as sessions over "
             f"{counted(self.plan.workers, 'worker')} in {seconds:.0f} s."
         )
-        if (casualty := self._casualty) is not None:
+        if (killed := self._killed) is not None:
             yield (
-                f"Half-way, {casualty.worker.title} (pid {casualty.worker.pid}) was killed with SIGKILL; it held "
-                f"{counted(len(casualty.orphans), 'session')}, {casualty.running} of them with a turn under way."
+                f"Half-way, {killed.worker.title} (pid {killed.worker.pid}) was killed with SIGKILL; it held "
+                f"{counted(len(killed.orphans), 'session')}, {killed.running} of them with a turn under way."
             )
             again = sum(reply.attempt > 1 for record in records for reply in record.replies)
             yield f"Turns that had been started there and were run again by the survivors: {again}."
 
-    async def _describe_stall(self, sight: Sight) -> str:
+    async def _describe_stall(self, snapshot: Snapshot) -> str:
         stuck = await self._open_instances(limit=STUCK_SHOWN)
-        sessions = {session.session_id: session for session in sight.sessions}
-        lines = [f"nothing has gone on for {STALL_SECONDS:g} s; {sight.turns} of {self._total} turns are done"]
+        sessions = {session.session_id: session for session in snapshot.sessions}
+        lines = [f"no progress for {STALL_SECONDS:g} s; {snapshot.turns} of {self._total} turns are done"]
         lines += [_describe_stuck(instance_id, sessions.get(instance_id)) for instance_id in stuck]
-        return "\n".join(lines) + "".join(_log_of(worker) for worker in self.fleet.workers if worker.alive)
+        return "\n".join(lines) + "".join(worker.log_tail() for worker in self.fleet.workers if worker.alive)
 
 
 class _Progress:
-    """Notices when nothing goes on."""
+    """Detects a stall."""
 
     def __init__(self) -> None:
         self._turns = -1
@@ -343,11 +334,7 @@ class _Progress:
 def _describe_stuck(instance_id: str, session: SessionInfo | None) -> str:
     if session is None:
         return f"  {instance_id}: no worker has ever held its session"
-    holder = f"held by {session.worker_id}" if session.held else f"held by nobody, last by {session.worker_id}"
+    holder = f"held by {session.worker_id}" if session.held else f"held by no worker, last by {session.worker_id}"
     return (
         f"  {instance_id}: {holder} at epoch {session.epoch}, {session.queued} turns queued, idle {session.idle:.0f} s"
     )
-
-
-def _log_of(worker: WorkerProcess) -> str:
-    return f"\n--- the end of {worker.log}:\n{worker.log_tail()}"

@@ -1,14 +1,12 @@
-"""Was it right? Pure functions from what a run has left behind to what is wrong with it.
+"""Verification: pure functions that compare the records of a run with the data set, and with each other.
 
-Three records are held against the data set and against each other:
+    the history      the result of every turn: `Record.replies`
+    the output       the result of the orchestration: `Record.summary`
+    the state        the transcript of the session: `Record.stored`
 
-    the history      what the database recorded of every turn: `Record.replies`
-    the output       what the orchestration made of it: `Record.summary`
-    the state        what the session layer kept of the session: `Record.stored`
-
-A turn is *lost* unless its message stands at its place in the state, and a reply to it, with the digest that the
-transcript must have there, is in the history. State and history *agree* if each line of the state was added by the very
-run of the turn (worker, epoch, attempt) whose result is in the history, and the state was written once for each result.
+A turn is *lost* unless its message is at its place in the state, and a reply to it, with the digest that the transcript
+must have there, is in the history. State and history *agree* if each line of the state was added by the same run of the
+turn (worker, epoch, attempt) whose result is in the history, and the state was written once for each result.
 A turn ran *off its holder* if the ``sessions`` table had another worker for its session at its epoch, if two processes
 worked under one epoch, or if an older epoch came after a newer one.
 """
@@ -21,13 +19,12 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final, NamedTuple, TypeAlias
 
-from affinity.demo.app import Reply, Summary
+from affinity.demo.app import Line, Reply, StoredTranscript, Summary
 from affinity.demo.conversations import Conversation, digests
 from affinity.demo.display import counted
-from affinity.demo.transcript import Line, Stored
 
 Holders: TypeAlias = Mapping[str, Mapping[int, str]]
-"""Which worker the ``sessions`` table was seen to name: by session, then by epoch."""
+"""The workers that the ``sessions`` table named: by session, then by epoch."""
 
 SHOWN: Final = 3
 """Differences of one kind that are shown for one conversation."""
@@ -35,20 +32,20 @@ SHOWN: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What one conversation has left behind."""
+    """The histories and states of one conversation, as a run left them."""
 
     session_id: str
     conversation: Conversation
     replies: Sequence[Reply]  # in the order of the history
     repeated: int = 0  # results in the history of turns that had one already
-    trouble: Sequence[str] = ()  # what else the history or the instance says went wrong
+    faults: Sequence[str] = ()  # other failures, from the history or the instance
     summary: Summary | None  # None: the orchestration did not complete
-    stored: Stored
+    stored: StoredTranscript
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the records prove."""
+    """The result of the verification."""
 
     transcripts_verified: int
     states_agreed: int  # sessions
@@ -60,12 +57,12 @@ class Verdict:
 
     @property
     def good(self) -> bool:
-        """Whether nothing is wrong at all."""
+        """Whether nothing is wrong."""
         return not (self.differences or self.lost_turns or self.duplicated_results or self.turns_off_holder)
 
 
 class _Sighting(NamedTuple):
-    """A record that says which process ran a turn, under which lease."""
+    """The worker and epoch of a turn, from one of the records."""
 
     position: int
     epoch: int
@@ -73,11 +70,11 @@ class _Sighting(NamedTuple):
 
 
 def verify(records: Sequence[Record], holders: Holders, processes: Mapping[str, int]) -> Verdict:
-    """Hold all records against the data set.
+    """Compare all records with the data set and with each other.
 
     Args:
         records: one for each conversation.
-        holders: what the ``sessions`` table was seen to say.
+        holders: the workers that the ``sessions`` table named.
         processes: process ids by worker.
     """
     differences = [_differences(record) for record in records]
@@ -122,13 +119,10 @@ def recovery_seconds(
     return max((min(times) - killed_at for times in served if times), default=None)
 
 
-# --- one conversation -------------------------------------------------------------------------------------------------
-
-
 def _differences(record: Record) -> Sequence[str]:
-    """What of one conversation is not as the data set has it, for people."""
+    """How one conversation differs from the data set, for people."""
     expected = digests(record.conversation.messages)
-    found = list(record.trouble)
+    found = list(record.faults)
     if record.summary is None:
         found.append("it did not complete")
     elif record.summary != Summary(len(expected), expected[-1]):
@@ -182,11 +176,8 @@ def _answered_again(record: Record) -> int:
     return len(record.replies) - len({reply.position for reply in record.replies})
 
 
-# --- state and history ------------------------------------------------------------------------------------------------
-
-
 def _disagreements(record: Record) -> Iterable[str]:
-    """Where the state and the history do not tell the same, whatever the data set says."""
+    """Where the state and the history disagree, whether or not they match the data set."""
     lines, replies = record.stored.lines, record.replies
     if len(lines) != len(replies):
         yield f"the state knows of {counted(len(lines), 'turn')}, and the history of {len(replies)}"
@@ -203,36 +194,33 @@ def _disagreements(record: Record) -> Iterable[str]:
 
 
 def _run_of(row: Line | Reply) -> tuple[str, int, int]:
-    """Which of the runs that a turn may have had."""
+    """The run of a turn."""
     return row.worker_id, row.epoch, row.attempt
 
 
-# --- holders ----------------------------------------------------------------------------------------------------------
-
-
-def _answered(record: Record) -> Sequence[_Sighting]:
-    return [_Sighting(reply.position, reply.epoch, reply.worker_id) for reply in record.replies]
-
-
-def _written(record: Record) -> Sequence[_Sighting]:
-    return [_Sighting(position, line.epoch, line.worker_id) for position, line in enumerate(record.stored.lines)]
+def _sightings(record: Record) -> tuple[Sequence[_Sighting], Sequence[_Sighting]]:
+    """By the history, and by the state."""
+    return (
+        [_Sighting(reply.position, reply.epoch, reply.worker_id) for reply in record.replies],
+        [_Sighting(position, line.epoch, line.worker_id) for position, line in enumerate(record.stored.lines)],
+    )
 
 
 def _has_moved(record: Record) -> bool:
-    return len({sighting.worker_id for sighting in (*_answered(record), *_written(record))}) > 1
+    return len({sighting.worker_id for sighting in chain(*_sightings(record))}) > 1
 
 
 def _off_holder(record: Record, holders: Holders, processes: Mapping[str, int]) -> Sequence[int]:
-    """Positions of turns that ran where their session was not held."""
-    strangers = {reply.position for reply in record.replies if processes.get(reply.worker_id) != reply.pid}
+    """Positions of turns that ran on a worker that did not hold their session."""
+    found = {reply.position for reply in record.replies if processes.get(reply.worker_id) != reply.pid}
     seen = dict(holders.get(record.session_id, {}))
-    return sorted(strangers | _misplaced(_answered(record), seen) | _misplaced(_written(record), seen))
+    return sorted(found.union(*(_misplaced(sightings, seen) for sightings in _sightings(record))))
 
 
 def _misplaced(sightings: Iterable[_Sighting], seen: dict[int, str]) -> set[int]:
     """Positions under an epoch that is another worker's, or that is older than one before it.
 
-    Where the table was not seen, an epoch belongs to who worked under it first; ``seen`` learns that.
+    An epoch that is not in ``seen`` belongs to the first worker that used it, and is added there.
     """
     found: set[int] = set()
     newest = 0
@@ -241,9 +229,6 @@ def _misplaced(sightings: Iterable[_Sighting], seen: dict[int, str]) -> set[int]
             found.add(position)
         newest = max(newest, epoch)
     return found
-
-
-# --- words ------------------------------------------------------------------------------------------------------------
 
 
 def _title(record: Record) -> str:

@@ -1,4 +1,4 @@
-"""Looks at a run from outside, through the database, as anybody could."""
+"""Observes a run from outside, through the database."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from affinity.demo.app import transcript_kind
 from affinity.demo.display import WorkerView
 from affinity.demo.fleet import Fleet, WorkerProcess
 from affinity.demo.plan import Plan
-from affinity.demo.transcript import transcript_kind
 from affinity.demo.verify import Holders
 from affinity.limits import MAX_PAGE
 from affinity.provider.contract import Provider, SessionInfo
@@ -19,13 +19,13 @@ from affinity.session import SessionManager
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class Snapshot:
     """The run at one moment."""
 
     sessions: Sequence[SessionInfo]
     registered: AbstractSet[str]  # workers whose lease is alive
     turns: int  # whose message is in the state of its session
-    turns_by_worker: Mapping[str, int]  # of these, as far as it is known who ran them
+    turns_by_worker: Mapping[str, int]  # of these, as far as their worker is known
 
     def held_by(self, worker: str) -> Sequence[SessionInfo]:
         """Sessions that this worker holds."""
@@ -33,7 +33,7 @@ class Sight:
 
 
 class Watch:
-    """Looks, and remembers who was ever seen to hold what."""
+    """Takes snapshots, and records all holders that it ever saw."""
 
     def __init__(self, plan: Plan, provider: Provider, fleet: Fleet) -> None:
         self._plan = plan
@@ -46,7 +46,7 @@ class Watch:
 
     @property
     def holders(self) -> Holders:
-        """What the ``sessions`` table was seen to say."""
+        """The holders that the ``sessions`` table named."""
         return self._holders
 
     @property
@@ -55,14 +55,14 @@ class Watch:
         ours = set(self._plan.worker_names)
         return sum(len(ours.intersection(epochs.values())) > 1 for epochs in self._holders.values())
 
-    async def look(self) -> Sight:
-        """See how it is now."""
+    async def snapshot(self) -> Snapshot:
+        """Read the database."""
         registered = {worker.worker_id for worker in await self._provider.list_workers() if worker.alive}
         states = [state async for state in self._states.list(SessionFilter(kind=transcript_kind(self._plan.run)))]
         sessions = await self.sessions()
         for state in states:
             self._count(state)
-        return Sight(
+        return Snapshot(
             sessions=sessions,
             registered=registered,
             turns=self._turns.total(),
@@ -70,7 +70,7 @@ class Watch:
         )
 
     def _count(self, state: SessionSummary) -> None:
-        """Note the turns that a session has had since the last look; whoever wrote last is taken to have run them."""
+        """Count the turns of a session since the last snapshot, as those of the worker that wrote last."""
         new = (state.metadata.message_count or 0) - self._turns[state.session_id]
         writer = self._holders.get(state.session_id, {}).get(state.epoch or 0)
         self._turns[state.session_id] += new
@@ -78,36 +78,36 @@ class Watch:
             self._turns_by_worker[writer] += new
 
     async def sessions(self) -> Sequence[SessionInfo]:
-        """The sessions of this run, and of no other."""
-        prefix = self._plan.session_prefix
+        """The sessions of this run."""
+        after = prefix = self._plan.session_prefix
         found: list[SessionInfo] = []
-        page: Sequence[SessionInfo] = await self._provider.list_sessions(after=prefix, limit=MAX_PAGE)
-        while page and page[-1].session_id.startswith(prefix):
-            found += page
-            page = await self._provider.list_sessions(after=page[-1].session_id, limit=MAX_PAGE)
-        found += [session for session in page if session.session_id.startswith(prefix)]
+        while page := await self._provider.list_sessions(after=after, limit=MAX_PAGE):
+            found += [session for session in page if session.session_id.startswith(prefix)]
+            after = page[-1].session_id
+            if not after.startswith(prefix):
+                break
         for session in found:
-            # The first one seen stays: should an epoch ever change hands, the turns of the second are off their holder.
+            # The first one stays: should an epoch ever change hands, the turns of the second are off their holder.
             self._holders.setdefault(session.session_id, {}).setdefault(session.epoch, session.worker_id)
         return found
 
-    def workers(self, sight: Sight) -> Sequence[WorkerView]:
+    def views(self, snapshot: Snapshot) -> Sequence[WorkerView]:
         """The workers, for people."""
         return [
             WorkerView(
                 name=worker.title,
                 pid=worker.pid,
-                state=_state(worker, sight),
-                sessions=len(sight.held_by(worker.name)),
-                turns=sight.turns_by_worker.get(worker.name, 0),
+                state=_state(worker, snapshot),
+                sessions=len(snapshot.held_by(worker.name)),
+                turns=snapshot.turns_by_worker.get(worker.name, 0),
             )
             for worker in self._fleet.workers
         ]
 
 
-def _state(worker: WorkerProcess, sight: Sight) -> str:
+def _state(worker: WorkerProcess, snapshot: Snapshot) -> str:
     if worker.killed:
         return "killed"
     if not worker.alive:
         return "gone"
-    return "alive" if worker.name in sight.registered else "no lease"
+    return "alive" if worker.name in snapshot.registered else "no lease"

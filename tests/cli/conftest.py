@@ -9,12 +9,13 @@ from typing import Any, TypeAlias
 
 import anyio
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from affinity.cli import main
 from affinity.provider import open_provider
 from affinity.provider.contract import Incarnation, WorkerIdentity
 from tests.client.conftest import Puppet
+from tests.commands import new_runner
 
 Play: TypeAlias = Callable[[Callable[[Puppet], Awaitable[object]]], None]
 
@@ -52,7 +53,7 @@ def play(database: Path) -> Play:
 
 def run(*arguments: str, stdin: str | None = None) -> Result:
     """The result of a command; anything but an exit is a failure of the test."""
-    result = CliRunner().invoke(main, arguments, input=stdin)
+    result = new_runner().invoke(main, arguments, input=stdin)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result

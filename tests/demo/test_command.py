@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from affinity.cli import demo as command
 from affinity.cli import main
-from affinity.demo.report import Outcome, Report
+from affinity.demo.display import Outcome, Report
 from affinity.demo.run import DemoFailed
+from tests.commands import new_runner
 
 KEYS = [
     "provider",
@@ -72,7 +73,7 @@ def outcome(*differences: str) -> Outcome:
 
 
 def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["demo", "--conversations", "2", *arguments])
+    return new_runner().invoke(main, ["demo", "--conversations", "2", *arguments])
 
 
 def test_a_good_run(ends: Any, tmp_path: Path) -> None:

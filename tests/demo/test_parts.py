@@ -12,6 +12,7 @@ import click
 import pytest
 
 from affinity.client import open_store
+from affinity.demo.app import Line, Transcript, transcript_kind, transcripts_of
 from affinity.demo.conversations import (
     DATASET_SIZE,
     NO_DIGEST,
@@ -21,15 +22,14 @@ from affinity.demo.conversations import (
     extend_digest,
     load_conversations,
 )
-from affinity.demo.counts import Counts, CountsFile
 from affinity.demo.database import export_transcripts, open_database
-from affinity.demo.display import View
+from affinity.demo.display import Display
 from affinity.demo.feed import schedule
 from affinity.demo.fleet import Fleet
 from affinity.demo.plan import SHORTEST_SECONDS, THINK_SECONDS, Plan, replay_seconds
 from affinity.demo.run import STALL_SECONDS, _Progress
-from affinity.demo.transcript import Line, Transcript, transcript_kind, transcripts_of
 from affinity.demo.watch import Watch
+from affinity.demo.worker import Counts, CountsFile
 from affinity.provider.contract import Incarnation, Provider, SessionInfo, WorkerInfo
 from affinity.records import SessionFilter, SessionMetadata, SessionState
 from affinity.session import CacheStats, MemorySessionStore
@@ -144,25 +144,18 @@ async def test_turns_are_counted_by_who_ran_them() -> None:
     watch = Watch(PLAN, cast(Provider, table), Fleet())
     await table.turn("r-chat-1", 3, "a", epoch=1)
     await table.turn("r-chat-2", 1, "b", epoch=2)
-    assert dict((await watch.look()).turns_by_worker) == {"a": 3, "b": 1}
+    assert dict((await watch.snapshot()).turns_by_worker) == {"a": 3, "b": 1}
     await table.turn("r-chat-1", 5, "b", epoch=3)
-    sight = await watch.look()
-    assert (sight.turns, dict(sight.turns_by_worker)) == (6, {"a": 3, "b": 3})
-    assert [session.session_id for session in sight.held_by("b")] == ["r-chat-1", "r-chat-2"]
+    snapshot = await watch.snapshot()
+    assert (snapshot.turns, dict(snapshot.turns_by_worker)) == (6, {"a": 3, "b": 3})
+    assert [session.session_id for session in snapshot.held_by("b")] == ["r-chat-1", "r-chat-2"]
 
 
 # --- the database -----------------------------------------------------------------------------------------------------
 
 
-class Silent:
-    """A display that nobody sees."""
-
-    def show(self, view: View) -> None:
-        """Nothing."""
-
-    def say(self, text: str) -> None:
-        """What it would say is a failure here."""
-        pytest.fail(text)
+SILENT = Display(show=lambda _: pytest.fail("shown"), say=pytest.fail)
+"""A display that nothing is shown on."""
 
 
 async def test_a_failed_run_keeps_its_transcripts_and_leaves_none(sqlite_url: str, tmp_path: Path) -> None:
@@ -170,10 +163,10 @@ async def test_a_failed_run_keeps_its_transcripts_and_leaves_none(sqlite_url: st
     async with open_store(sqlite_url) as store:
         async with transcripts_of("another").open("another-chat", store=store) as foreign:
             foreign.add(0, line(HI))
-        async with open_database(sqlite_url, ["r-chat-1"], Silent()) as provider:
+        async with open_database(sqlite_url, ["r-chat-1"], SILENT) as provider:
             async with transcripts.open("r-chat-1", store=store) as transcript:
                 transcript.add(0, line(HELLO))
-            await export_transcripts(provider, PLAN.run, tmp_path, Silent())
+            await export_transcripts(provider, PLAN.run, tmp_path, SILENT)
         (kept,) = (tmp_path / "transcripts.jsonl").read_text().splitlines()
         assert json.loads(kept)["state"]["lines"][0]["message"]["sender"] == "ann"
         assert [state.session_id for state in await store.list(SessionFilter(), 10)] == ["another-chat"]

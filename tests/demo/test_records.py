@@ -8,10 +8,9 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from affinity.demo.app import Reply, Summary
+from affinity.demo.app import NOTHING, Line, Reply, Summary, read_transcript, transcripts_of
 from affinity.demo.conversations import Conversation, Message, digests
 from affinity.demo.records import read_record
-from affinity.demo.transcript import NOTHING, Line, read_transcript, transcripts_of
 from affinity.demo.verify import Record, Verdict, verify
 from affinity.errors import SessionLoadFailed
 from affinity.orchestration import events as ev
@@ -66,7 +65,7 @@ def test_a_history_in_order() -> None:
     record = read(SCHEDULED, completed(1, 0), SCHEDULED, completed(3, 1), info=instance())
     assert [reply.position for reply in record.replies] == [0, 1]
     assert record.summary == Summary(2, digests(CHAT.messages)[-1])
-    assert (record.repeated, record.trouble) == (0, [])
+    assert (record.repeated, record.faults) == (0, [])
 
 
 def test_a_result_that_is_recorded_again() -> None:
@@ -77,21 +76,21 @@ def test_a_result_that_is_recorded_again() -> None:
 
 def test_a_result_of_nothing() -> None:
     record = read(SCHEDULED, completed(1, 0), completed(7, 1), info=instance())
-    assert record.trouble == ["the history has a result of event 7, which is no turn"]
+    assert record.faults == ["the history has a result of event 7, which is no turn"]
 
 
 def test_a_turn_and_an_orchestration_that_failed() -> None:
     failed = ev.ActivityFailed(1, "failed", "ValueError", "no")
     record = read(SCHEDULED, failed, info=instance(status="failed", output=None, error='{"type":"ActivityFailed"}'))
     assert record.summary is None
-    assert record.trouble == [
+    assert record.faults == [
         'its orchestration has failed: {"type":"ActivityFailed"}',
         "the turn of event 1 has failed: ValueError: no",
     ]
 
 
 def test_an_instance_that_is_gone() -> None:
-    assert read(info=None).trouble == ["its instance is gone"]
+    assert read(info=None).faults == ["its instance is gone"]
 
 
 # --- states -----------------------------------------------------------------------------------------------------------
@@ -135,6 +134,6 @@ async def test_a_state_that_cannot_be_read_is_a_difference() -> None:
     error = SessionLoadFailed("s", "damaged")
     record = read_record("s", CHAT, instance(), [encode_event(event) for event in HISTORY], error)
     assert record.stored == NOTHING
-    (trouble,) = record.trouble
+    (trouble,) = record.faults
     assert "its state cannot be read" in trouble
     assert "damaged" in trouble

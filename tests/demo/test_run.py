@@ -164,11 +164,11 @@ def test_workers_do_not_outlive_a_demo_that_is_killed(start: Start) -> None:
 def test_a_worker_that_ends_by_itself_is_reported(start: Start, tmp_path: Path) -> None:
     demo = start("--conversations", "30")
     demo.wait_said("turns")
-    fallen = demo.workers()[0]
-    fallen.kill()
+    crashed = demo.workers()[0]
+    crashed.kill()
     code, _, stderr = demo.end()
     assert code == 1
-    assert f"(pid {fallen.pid}) ended by itself, by SIGKILL" in stderr
+    assert f"(pid {crashed.pid}) ended by itself, by SIGKILL" in stderr
     (kept,) = (tmp_path / "tmp").iterdir()
     assert str(kept) in stderr
     assert len(list(kept.glob("*.log"))) == len(list(kept.glob("*.counts.json"))) == 3

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from affinity.demo.app import Reply, Summary
+from affinity.demo.app import NOTHING, Line, Reply, StoredTranscript, Summary
 from affinity.demo.conversations import Conversation, Message, digests
-from affinity.demo.transcript import NOTHING, Line, Stored
 from affinity.demo.verify import Holders, Record, Verdict, recovery_seconds, verify
 
 PROCESSES = {"a": 1, "b": 2}
@@ -32,8 +31,8 @@ def line(position: int, worker: str = "a", epoch: int = 1) -> Line:
     return Line(message=CHAT.messages[position], worker_id=worker, epoch=epoch, attempt=1)
 
 
-def stored(*lines: Line) -> Stored:
-    return Stored(version=len(lines), lines=lines)
+def stored(*lines: Line) -> StoredTranscript:
+    return StoredTranscript(version=len(lines), lines=lines)
 
 
 def record(where: Sequence[tuple[str, int]] = (("a", 1),) * 6) -> Record:
@@ -121,7 +120,7 @@ def test_a_memory_that_was_not_the_transcript() -> None:
 
 
 def test_a_conversation_of_which_nothing_is_left() -> None:
-    verdict = judge(replace(record(), replies=[], stored=NOTHING, summary=None, trouble=["its instance is gone"]))
+    verdict = judge(replace(record(), replies=[], stored=NOTHING, summary=None, faults=["its instance is gone"]))
     assert (verdict.lost_turns, verdict.transcripts_verified) == (6, 0)
     assert any("did not complete" in text for text in verdict.differences)
     assert any("instance is gone" in text for text in verdict.differences)
