@@ -53,7 +53,7 @@ class HintOperations(Operations):
                 for worker_id in (None, identity.worker_id):
                     channel = sql.Identifier(_channel(target, worker_id))
                     await connection.execute(sql.SQL("LISTEN {}").format(channel))
-            yield _Subscription(connection, target)
+            yield _Listener(connection, target)
         finally:
             connection.pgconn.finish()
 
@@ -69,7 +69,7 @@ class HintOperations(Operations):
             await self._connections.quick.run(_NOTIFY, params)
 
 
-class _Subscription:
+class _Listener:
     """Notifications gather in the connection until `wait` fetches them."""
 
     def __init__(self, connection: AsyncConnection[Row], target: Target) -> None:

@@ -41,7 +41,7 @@ read beyond those that are wanted, since where one mark was stale there may be m
 """
 
 
-class _Candidate(NamedTuple):
+class _CandidateRow(NamedTuple):
     """A row of the scan."""
 
     id: int
@@ -68,7 +68,7 @@ def _look(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch 
     row = tx.row(SQL["peek"], arguments)
     if row is None:
         return NOTHING
-    peeked = _Peeked(*row)
+    peeked = _PeekRow(*row)
     claims = peeked.may_claim(options)
     if peeked.own_or_free or (claims and _unheld(tx, arguments)):
         return None
@@ -82,7 +82,7 @@ def _look(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch 
     )
 
 
-class _Peeked(NamedTuple):
+class _PeekRow(NamedTuple):
     """What the first look of a fetch has found."""
 
     draining: int
@@ -109,19 +109,19 @@ def _take(tx: Tx, tokens: Tokens, identity: WorkerIdentity, options: FetchOption
     row = tx.row(SQL["peek"], arguments)
     if row is None:  # the lease ended while we waited for the lock
         return NOTHING
-    peeked = _Peeked(*row)
-    harvest = _Harvest(tx, tokens, identity, options, arguments)
-    harvest.scan(arguments["own"])
-    harvest.scan_free(peeked.workers)
+    peeked = _PeekRow(*row)
+    batch = _FetchBatch(tx, tokens, identity, options, arguments)
+    batch.scan(arguments["own"])
+    batch.scan_free(peeked.workers)
     if peeked.may_claim(options):
-        harvest.scan(arguments["offer"])
-        harvest.scan_new(peeked.workers)
-    harvest.pick(options.max_sessions - peeked.held)
+        batch.scan(arguments["offer"])
+        batch.scan_new(peeked.workers)
+    batch.pick(options.max_sessions - peeked.held)
     crowded = peeked.is_full(options) and _unheld(tx, arguments)
-    return replace(harvest.bring_in(), crowded=crowded, alone=peeked.workers <= 1)
+    return replace(batch.lock(), crowded=crowded, alone=peeked.workers <= 1)
 
 
-class _Harvest:
+class _FetchBatch:
     """One fetch: candidates are found range by range, then the oldest of them are locked together."""
 
     def __init__(
@@ -132,8 +132,8 @@ class _Harvest:
         self._identity = identity
         self._options = options
         self._arguments = arguments
-        self._found: list[_Candidate] = []
-        self._picked: dict[int, _Candidate] = {}
+        self._found: list[_CandidateRow] = []
+        self._picked: dict[int, _CandidateRow] = {}
         self._claimed: dict[str, Lease | None] = {}  # with their former lease
         self._stale: defaultdict[str, set[str]] = defaultdict(set)  # sessions by the mark that their items should have
         self._share: int | None = None  # of the sessions that are anyone's
@@ -177,7 +177,7 @@ class _Harvest:
             if len(self._picked) < self._options.limit and self._has_room(one, room):
                 self._picked[one.id] = one
 
-    def _has_room(self, one: _Candidate, room: int) -> bool:
+    def _has_room(self, one: _CandidateRow, room: int) -> bool:
         """Whether the item's session is held, or was claimed for another item, or can be claimed."""
         session_id = one.session_id
         if session_id is None or session_id in self._claimed or (one.lease is not None and one.lease.held):
@@ -190,7 +190,7 @@ class _Harvest:
         self._claimed[session_id] = one.lease
         return True
 
-    def bring_in(self) -> WorkFetch:
+    def lock(self) -> WorkFetch:
         """Claim the sessions, lock the items."""
         payloads = read_payloads(self._tx, SQL["payloads"], list(self._picked), self._options.max_bytes)
         picked = [one for one in self._picked.values() if one.id in payloads]
@@ -230,15 +230,15 @@ class _Harvest:
             return False
         row = self._tx.row(SQL["peek"], self._arguments)
         assert row is not None
-        peeked = _Peeked(*row)
+        peeked = _PeekRow(*row)
         return bool(peeked.own_or_free) or (peeked.may_claim(self._options) and _unheld(self._tx, self._arguments))
 
-    def _read(self, route: str, spare: int) -> list[_Candidate]:
+    def _read(self, route: str, spare: int) -> list[_CandidateRow]:
         own = route == self._arguments["own"]
         limits = {"route": route, "any_name": own, "limit": self._options.limit + spare}
         return [_candidate(row, route) for row in self._tx.gather(SQL["scan"], {**self._arguments, **limits})]
 
-    def _is_for_us(self, one: _Candidate, route: str) -> bool:
+    def _is_for_us(self, one: _CandidateRow, route: str) -> bool:
         """Whether the item may be taken; if not, its mark is stale."""
         session_id, lease = one.session_id, one.lease
         if session_id is None or (lease is not None and lease.held_by(self._identity)):
@@ -258,14 +258,14 @@ class _Harvest:
         return found
 
 
-def _age(one: _Candidate) -> tuple[float, int]:
+def _age(one: _CandidateRow) -> tuple[float, int]:
     return one.visible_at, one.id
 
 
-def _candidate(row: list[Any], route: str) -> _Candidate:
+def _candidate(row: list[Any], route: str) -> _CandidateRow:
     row_id, instance_id, execution_id, activity_id, name, session_id, attempts, failures, *rest = row
     unknown_for, queued_for, visible_at, *lease = rest
-    return _Candidate(
+    return _CandidateRow(
         id=row_id,
         key=WorkKey(instance_id, execution_id, activity_id),
         name=name,
@@ -280,7 +280,7 @@ def _candidate(row: list[Any], route: str) -> _Candidate:
     )
 
 
-def _epoch(one: _Candidate, claimed: dict[str, int]) -> int | None:
+def _epoch(one: _CandidateRow, claimed: dict[str, int]) -> int | None:
     if one.session_id in claimed:
         return claimed[one.session_id]
     return None if one.lease is None else one.lease.epoch

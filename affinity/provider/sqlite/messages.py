@@ -99,17 +99,17 @@ def _least(limit: int, quota: int | None) -> int:
     return limit if quota is None else min(limit, quota)
 
 
-class _Known(NamedTuple):
+class _StatusRow(NamedTuple):
     status: str
     birth: str
 
 
-def read_statuses(tx: Tx, instance_ids: Collection[str]) -> dict[str, _Known]:
+def read_statuses(tx: Tx, instance_ids: Collection[str]) -> dict[str, _StatusRow]:
     """Statuses and birth tokens of the instances that there are."""
     if not instance_ids:
         return {}
     rows = tx.gather(SQL["statuses"], {"instance_ids": to_json(list(instance_ids))})
-    return {instance_id: _Known(*known) for instance_id, *known in rows}
+    return {instance_id: _StatusRow(*known) for instance_id, *known in rows}
 
 
 def reroute_instances(tx: Tx, instance_ids: Collection[str], route: str) -> None:
@@ -128,7 +128,7 @@ def reroute_messages(tx: Tx, route: str, limit: int) -> int:
     return tx.run(SQL["reroute_messages"], {"route": route, "limit": limit, "now": tx.now})
 
 
-def _delivery(known: _Known | None, birth: str | None) -> Delivery:
+def _delivery(known: _StatusRow | None, birth: str | None) -> Delivery:
     if known is None or birth not in {None, known.birth}:
         return "unknown"
     return "finished" if known.status in FINISHED else "delivered"

@@ -37,7 +37,7 @@ dear.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class InstanceFetchOptions:
     """What a worker asks for when it fetches instances."""
 
     limit: int
@@ -47,9 +47,9 @@ class Wanted:
     max_bytes: int
 
 
-def fetch(database: Database, identity: WorkerIdentity, wanted: Wanted) -> OrchestrationFetch:
-    found = database.read(_look, identity, wanted)
-    return database.write(_take, identity, wanted) if found is None else found
+def fetch(database: Database, identity: WorkerIdentity, options: InstanceFetchOptions) -> OrchestrationFetch:
+    found = database.read(_look, identity, options)
+    return database.write(_take, identity, options) if found is None else found
 
 
 def read_histories(tx: Tx, cursors: Sequence[HistoryCursor], max_bytes: int) -> list[HistoryPage]:
@@ -94,9 +94,9 @@ def _release(tx: Tx, identity: WorkerIdentity, one: Release) -> None:
     reroute_instances(tx, [one.instance_id], own_route(one.to) if handed and one.to is not None else NEW)
 
 
-def _look(tx: Tx, identity: WorkerIdentity, wanted: Wanted) -> OrchestrationFetch | None:
+def _look(tx: Tx, identity: WorkerIdentity, options: InstanceFetchOptions) -> OrchestrationFetch | None:
     """What a fetch gives without writing; None when it must write."""
-    search = _Search(tx, identity, wanted)
+    search = _Search(tx, identity, options)
     row = tx.row(SQL["peek"], search.arguments)
     if row is None:
         return _nothing(tx, identity)
@@ -111,8 +111,8 @@ def _look(tx: Tx, identity: WorkerIdentity, wanted: Wanted) -> OrchestrationFetc
     return OrchestrationFetch(items=(), claim_lost=False, next_due=None if due is None else due - tx.now)
 
 
-def _take(tx: Tx, identity: WorkerIdentity, wanted: Wanted) -> OrchestrationFetch:
-    search = _Search(tx, identity, wanted)
+def _take(tx: Tx, identity: WorkerIdentity, options: InstanceFetchOptions) -> OrchestrationFetch:
+    search = _Search(tx, identity, options)
     row = tx.row(SQL["peek"], search.arguments)
     if row is None:  # the lease ended while we waited for the lock
         return _nothing(tx, identity)
@@ -135,20 +135,20 @@ def _nothing(tx: Tx, identity: WorkerIdentity) -> OrchestrationFetch:
 class _Search:
     """One fetch: instances are found by their messages, range by range."""
 
-    def __init__(self, tx: Tx, identity: WorkerIdentity, wanted: Wanted) -> None:
+    def __init__(self, tx: Tx, identity: WorkerIdentity, options: InstanceFetchOptions) -> None:
         self._tx = tx
         self._identity = identity
-        self._limit = wanted.limit
-        self._max_bytes = wanted.max_bytes
+        self._limit = options.limit
+        self._max_bytes = options.max_bytes
         self.own = own_route(identity.worker_id)
         self.arguments: dict[str, Any] = {
             "now": tx.now,
             "worker_id": identity.worker_id,
             "incarnation": identity.incarnation,
             "own": self.own,
-            "names": to_json(list(wanted.names)),
-            "unknown_before": tx.now - wanted.unknown_after,
-            "exclude": to_json(list(wanted.exclude)),
+            "names": to_json(list(options.names)),
+            "unknown_before": tx.now - options.unknown_after,
+            "exclude": to_json(list(options.exclude)),
         }
         self.found: dict[str, list[Any]] = {}
         self._messages: dict[str, list[Message]] = {}

@@ -12,11 +12,11 @@ from affinity.provider.sqlite.sessions import FREE, NEW, Lease, offer_route
 from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.sqlite.work_items import SQL
 
-NOWHERE: Final = Placed(item=None, holder=None)
-"""The place of an item that was given up before it began."""
+NOT_QUEUED: Final = Placed(item=None, holder=None)
+"""The place of an item that its own turn cancels."""
 
 
-class Placing:
+class WorkItemPlacer:
     """Places the work items of one commit, then queues them together.
 
     Args:

@@ -239,10 +239,10 @@ class SqliteProvider:
         exclude: Collection[int] = (),
         max_bytes: int = MAX_BATCH_BYTES,
     ) -> OrchestrationFetch:
-        wanted = orchestrations.Wanted(
+        options = orchestrations.InstanceFetchOptions(
             limit=limit, names=names, unknown_after=unknown_after, exclude=exclude, max_bytes=max_bytes
         )
-        return await self._writer.call(orchestrations.fetch, identity, wanted)
+        return await self._writer.call(orchestrations.fetch, identity, options)
 
     async def read_history(
         self, cursors: Sequence[HistoryCursor], *, max_bytes: int = MAX_BATCH_BYTES

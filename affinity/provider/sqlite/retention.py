@@ -58,7 +58,7 @@ def sweep(tx: Tx, retention: Retention) -> tuple[int, int]:
     return instances, executions
 
 
-class _Step(NamedTuple):
+class _PruneStep(NamedTuple):
     roots: int
     instances: int
     after: float | None
@@ -72,7 +72,7 @@ def _prune(
     after: float,
     largest: float = float("inf"),
     dry_run: bool = False,
-) -> _Step:
+) -> _PruneStep:
     cutoff = tx.now - older_than
     ended = {"cutoff": cutoff, "after": after, "status": to_json(sorted(status)), "window": PRUNE_WINDOW}
     rows = tx.rows(SQL["ended"], ended)
@@ -82,11 +82,11 @@ def _prune(
             continue
         if removed >= PRUNE_EVENTS and not dry_run:
             earlier = [at for _, at, _ in rows if at < ended_at]
-            return _Step(roots, instances, earlier[-1] if earlier else after)
+            return _PruneStep(roots, instances, earlier[-1] if earlier else after)
         size, events, all_ended = tx.rows(SQL["measure"], {"instance_id": instance_id, "cutoff": cutoff})[0]
         if not all_ended or events > largest:
             continue
         if not dry_run:
             stored.delete_instances(tx, [instance_id], force=False, tree=True)
         roots, instances, removed = roots + 1, instances + size, removed + events
-    return _Step(roots, instances, rows[-1][1] if len(rows) >= PRUNE_WINDOW else None)
+    return _PruneStep(roots, instances, rows[-1][1] if len(rows) >= PRUNE_WINDOW else None)

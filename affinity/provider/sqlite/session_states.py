@@ -1,4 +1,4 @@
-"""Session state: judging and writing it, alone or with the result that it comes with, reading and deleting it.
+"""Records of session state: the fences of writes, writing with a result or alone, reading and deleting.
 
 A state is bytes, up to many megabytes of them, so it goes in and out as a parameter of its own and never through JSON.
 """
@@ -21,7 +21,7 @@ SQL: Final = load_statements(__package__, "session_states.sql")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deletion:
+class RecordDeletion:
     """Which records to remove; see `SessionStore.delete`."""
 
     session_ids: Sequence[str]
@@ -32,8 +32,8 @@ class Deletion:
     births: Mapping[str, str]
 
 
-class _Found(NamedTuple):
-    """What a write is judged by: the record, as far as there is one, and the lease of its session."""
+class _FenceRow(NamedTuple):
+    """The fences of a write: the record, as far as there is one, and the lease of its session."""
 
     version: int | None
     epoch: int | None
@@ -46,10 +46,10 @@ class _Found(NamedTuple):
         return max(self.epoch or epoch, self.lease_epoch or epoch) > epoch
 
 
-class Judge:
-    """Judges the writes that come with the results of one batch, and applies those of the results that pass.
+class FenceChecker:
+    """Checks the fences of writes that come with the results of one batch, and writes the states that are accepted.
 
-    Reads what it needs at once, and nothing when there are no writes.
+    The fences are read in one statement; without writes, none is run.
     """
 
     def __init__(self, tx: Tx, writes: Iterable[StateWrite]) -> None:
@@ -57,7 +57,7 @@ class Judge:
         self._found = _read(tx, {write.new.session_id for write in writes})
         self._passed: dict[str, StateWrite] = {}
 
-    def refuse(self, writes: Sequence[StateWrite]) -> list[str]:
+    def find_conflicts(self, writes: Sequence[StateWrite]) -> list[str]:
         """Sessions among those of one result whose write does not pass; of several of one session the first does."""
         seen = set(self._passed)
         refused = []
@@ -72,7 +72,7 @@ class Judge:
         """The result that these came with passes."""
         self._passed.update((write.new.session_id, write) for write in writes)
 
-    def apply(self) -> None:
+    def write_accepted(self) -> None:
         """Write what was accepted."""
         if self._passed:
             _put(self._tx, [encode(write.new, epoch=write.epoch) for write in self._passed.values()], self._found)
@@ -136,7 +136,7 @@ def load(tx: Tx, session_id: str) -> SessionRecord | None:
     return None if row is None else _record(row)
 
 
-def find_doomed(tx: Tx, asked: Deletion) -> list[str]:
+def find_doomed(tx: Tx, asked: RecordDeletion) -> list[str]:
     """The records that a deletion removes: the named ones first, in order."""
     arguments = {
         "session_ids": to_json(asked.session_ids),
@@ -153,7 +153,7 @@ def find_doomed(tx: Tx, asked: Deletion) -> list[str]:
     return list(dict.fromkeys([name for name in asked.session_ids if name in among] + doomed))
 
 
-def delete(tx: Tx, asked: Deletion) -> list[str]:
+def delete(tx: Tx, asked: RecordDeletion) -> list[str]:
     doomed = find_doomed(tx, asked)
     sessions.renew_epochs(tx, doomed)
     tx.many(SQL["unlabel"], doomed)
@@ -174,14 +174,14 @@ def read_metadata(columns: Sequence[Any]) -> SessionMetadata:
     )
 
 
-def _read(tx: Tx, session_ids: Collection[str]) -> dict[str, _Found]:
+def _read(tx: Tx, session_ids: Collection[str]) -> dict[str, _FenceRow]:
     if not session_ids:
         return {}
     rows = tx.gather(SQL["fences"], {"session_ids": to_json(list(session_ids))})
-    return {session_id: _Found(*found) for session_id, *found in rows}
+    return {session_id: _FenceRow(*found) for session_id, *found in rows}
 
 
-def _put(tx: Tx, records: Sequence[dict[str, Any]], found: Mapping[str, _Found]) -> None:
+def _put(tx: Tx, records: Sequence[dict[str, Any]], found: Mapping[str, _FenceRow]) -> None:
     """Write records, and their labels as far as they are others than before."""
     tx.each(SQL["write"], [{**record, "now": tx.now} for record in records])
     changed = {

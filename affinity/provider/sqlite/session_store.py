@@ -50,7 +50,7 @@ class SqliteSessionStore:
         dry_run: bool = False,
     ) -> Sequence[str]:
         """A record that is left keeps its children."""
-        asked = session_states.Deletion(
+        asked = session_states.RecordDeletion(
             session_ids=list(session_ids),
             cascade=cascade,
             idle_only=idle_only,

@@ -1,4 +1,4 @@
-"""Committing turns: THE write of the hot loop.
+"""Committing turns: the write of the hot loop.
 
 A batch is one transaction. Each turn is checked against its fence; those that pass are applied together, statement
 by statement rather than turn by turn, so that a batch of fifty runs as many statements as a single turn. Order matters
@@ -16,10 +16,10 @@ from affinity.provider.contract import FINISHED, InstanceUpdate, Placed, Timeout
 from affinity.provider.sqlite import holds, releasing, sessions
 from affinity.provider.sqlite.driver.database import Tx, to_json
 from affinity.provider.sqlite.messages import insert_new, send
-from affinity.provider.sqlite.placing import NOWHERE, Placing
-from affinity.provider.sqlite.session_states import Judge
+from affinity.provider.sqlite.placing import NOT_QUEUED, WorkItemPlacer
+from affinity.provider.sqlite.session_states import FenceChecker
 from affinity.provider.sqlite.tokens import Tokens
-from affinity.provider.sqlite.work_items import Held, find, remove
+from affinity.provider.sqlite.work_items import HeldItemRow, find, remove
 from affinity.provider.sqlite.workers import read_caller
 from affinity.provider.statements import load_statements
 
@@ -29,11 +29,11 @@ _Fence: TypeAlias = tuple[Any, ...]
 """Birth token, execution id and number of events of an instance."""
 
 
-class _Passed(NamedTuple):
-    """A turn that its fence let through."""
+class _PassedTurn(NamedTuple):
+    """A turn whose fences pass."""
 
     turn: Turn
-    acked: list[Held]
+    acked: list[HeldItemRow]
 
 
 def commit(
@@ -43,24 +43,24 @@ def commit(
         return []
     caller = read_caller(tx, identity)
     fences = _read_fences(tx, identity, turns) if caller.alive else {}
-    judge = Judge(tx, [write for turn in turns for write in turn.states])
-    verdicts = _judge_all(turns, fences, find(tx, [lock for turn in turns for lock in turn.acks]), judge)
-    passed = [verdict for verdict in verdicts if isinstance(verdict, _Passed)]
+    checker = FenceChecker(tx, [write for turn in turns for write in turn.states])
+    outcomes = _check_all(turns, fences, find(tx, [lock for turn in turns for lock in turn.acks]), checker)
+    passed = [outcome for outcome in outcomes if isinstance(outcome, _PassedTurn)]
     _move_on(tx, identity, passed)
-    judge.apply()
+    checker.write_accepted()
     named = {item.session_id for one in passed for item in one.turn.work_items if item.session_id is not None}
-    placing = Placing(tx, tokens, identity, named, may_lock=not caller.draining)
-    placed = iter([_place(placing, one.turn) for one in passed])
-    placing.queue(timeouts.work_item_lock)
+    placer = WorkItemPlacer(tx, tokens, identity, named, may_lock=not caller.draining)
+    placed = iter([_place(placer, one.turn) for one in passed])
+    placer.queue(timeouts.work_item_lock)
     acked = {held.session_id for one in passed for held in one.acked if held.session_id is not None}
-    sessions.touch(tx, identity, acked | placing.sessions_here, timeouts.session_lock)
+    sessions.touch(tx, identity, acked | placer.sessions_here, timeouts.session_lock)
     holds.apply(tx, [one.turn for one in passed], timeouts.session_lock)
     _cancel(tx, [one.turn for one in passed])
     if released := [session_id for one in passed for session_id in one.turn.release_sessions]:
         releasing.release(tx, released)
     return [
-        TurnResult(committed=True, placed=next(placed)) if isinstance(verdict, _Passed) else verdict
-        for verdict in verdicts
+        TurnResult(committed=True, placed=next(placed)) if isinstance(outcome, _PassedTurn) else outcome
+        for outcome in outcomes
     ]
 
 
@@ -74,34 +74,34 @@ def _read_fences(tx: Tx, identity: WorkerIdentity, turns: Sequence[Turn]) -> dic
     return {name: tuple(fence) for name, *fence in tx.gather(SQL["fences"], arguments)}
 
 
-def _judge_all(
-    turns: Sequence[Turn], fences: dict[str, _Fence], found: Sequence[Held | None], judge: Judge
-) -> list[_Passed | TurnResult]:
+def _check_all(
+    turns: Sequence[Turn], fences: dict[str, _Fence], found: Sequence[HeldItemRow | None], checker: FenceChecker
+) -> list[_PassedTurn | TurnResult]:
     """Check all turns; ``found`` has what their acks name, one after the other."""
     remaining = iter(found)
     spent: set[int] = set()
-    return [_judge(turn, list(islice(remaining, len(turn.acks))), fences, spent, judge) for turn in turns]
+    return [_check(turn, list(islice(remaining, len(turn.acks))), fences, spent, checker) for turn in turns]
 
 
-def _judge(
-    turn: Turn, found: Sequence[Held | None], fences: dict[str, _Fence], spent: set[int], judge: Judge
-) -> _Passed | TurnResult:
+def _check(
+    turn: Turn, found: Sequence[HeldItemRow | None], fences: dict[str, _Fence], spent: set[int], checker: FenceChecker
+) -> _PassedTurn | TurnResult:
     """Check a turn; what it uses up, its fence, its acks and its sessions' states, is there for no other turn of the
     batch.
     """
     acked = [held for held in found if held is not None and held.id not in spent]
     missing = len(acked) < len(found)
     lost = [lock for lock, held in zip(turn.acks, found, strict=True) if held not in acked] if missing else []
-    conflicts = judge.refuse(turn.states)
+    conflicts = checker.find_conflicts(turn.states)
     if lost or conflicts or fences.get(turn.instance_id) != (turn.birth, turn.execution_id, turn.event_count):
         return TurnResult(committed=False, lost_acks=lost, conflicts=conflicts)
     del fences[turn.instance_id]
     spent.update(held.id for held in acked)
-    judge.accept(turn.states)
-    return _Passed(turn, acked)
+    checker.accept(turn.states)
+    return _PassedTurn(turn, acked)
 
 
-def _move_on(tx: Tx, identity: WorkerIdentity, passed: Sequence[_Passed]) -> None:
+def _move_on(tx: Tx, identity: WorkerIdentity, passed: Sequence[_PassedTurn]) -> None:
     """Take what the turns used up, write their histories, and send what they send."""
     turns = [one.turn for one in passed]
     remove(tx, [held for one in passed for held in one.acked])
@@ -143,10 +143,10 @@ def _advance(turn: Turn, to: InstanceUpdate) -> tuple[Any, ...]:
     return (turn.instance_id, len(turn.history), int(to.continued), *told)
 
 
-def _place(placing: Placing, turn: Turn) -> list[Placed]:
+def _place(placer: WorkItemPlacer, turn: Turn) -> list[Placed]:
     given_up = set(turn.cancel_activities)
     return [
-        NOWHERE if _finishes(turn) or item.key.activity_id in given_up else placing.place(item)
+        NOT_QUEUED if _finishes(turn) or item.key.activity_id in given_up else placer.place(item)
         for item in turn.work_items
     ]
 

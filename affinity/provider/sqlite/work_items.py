@@ -9,7 +9,7 @@ from affinity.provider.contract import NewMessage, Timeouts, WorkAbandon, WorkAc
 from affinity.provider.sqlite import sessions
 from affinity.provider.sqlite.driver.database import Tx, to_json
 from affinity.provider.sqlite.messages import send
-from affinity.provider.sqlite.session_states import Judge
+from affinity.provider.sqlite.session_states import FenceChecker
 from affinity.provider.sqlite.sessions import FREE, NEW
 from affinity.provider.sqlite.workers import read_caller
 from affinity.provider.statements import load_statements
@@ -17,7 +17,7 @@ from affinity.provider.statements import load_statements
 SQL: Final = load_statements(__package__, "work_items.sql")
 
 
-class Held(NamedTuple):
+class HeldItemRow(NamedTuple):
     """A work item found by its live token."""
 
     id: int
@@ -25,16 +25,16 @@ class Held(NamedTuple):
     incarnation: str  # that took the token
 
 
-def find(tx: Tx, locks: Sequence[WorkLock]) -> list[Held | None]:
+def find(tx: Tx, locks: Sequence[WorkLock]) -> list[HeldItemRow | None]:
     """The items whose tokens are live, each at the place of its lock."""
     if not locks:
         return []
     rows = tx.gather(SQL["find"], {"locks": to_json(locks), "now": tx.now})
-    found = {place: Held(*held) for place, *held in rows}
+    found = {place: HeldItemRow(*held) for place, *held in rows}
     return [found.get(place) for place in range(len(locks))]
 
 
-def remove(tx: Tx, items: Sequence[Held]) -> None:
+def remove(tx: Tx, items: Sequence[HeldItemRow]) -> None:
     """Remove finished items."""
     tx.many(SQL["remove"], [item.id for item in items])
 
@@ -53,14 +53,14 @@ def check(tx: Tx, locks: Sequence[WorkLock]) -> list[bool]:
 
 
 def ack(tx: Tx, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts) -> list[bool]:
-    judge = Judge(tx, [one.state for one in acks if one.state is not None])
-    first: dict[int, tuple[int, Held]] = {}  # of several acks of one item the first counts
+    checker = FenceChecker(tx, [one.state for one in acks if one.state is not None])
+    first: dict[int, tuple[int, HeldItemRow]] = {}  # of several acks of one item the first counts
     for place, held in enumerate(find(tx, [one.lock for one in acks])):
         if held is not None:
             first.setdefault(held.id, (place, held))
-    done = {place: held for place, held in first.values() if _passes(judge, acks[place])}
+    done = {place: held for place, held in first.values() if _passes(checker, acks[place])}
     remove(tx, list(done.values()))
-    judge.apply()
+    checker.write_accepted()
     passed = [acks[place] for place in done]
     send(tx, [NewMessage(instance_id=one.lock.key.instance_id, payload=one.message) for one in passed])
     _touch(tx, identity, list(done.values()), timeouts)
@@ -90,11 +90,11 @@ def _tokens(locks: Sequence[WorkLock]) -> str:
     return to_json([lock.token for lock in locks])
 
 
-def _passes(judge: Judge, one: WorkAck) -> bool:
+def _passes(checker: FenceChecker, one: WorkAck) -> bool:
     writes = [] if one.state is None else [one.state]
-    if judge.refuse(writes):
+    if checker.find_conflicts(writes):
         return False
-    judge.accept(writes)
+    checker.accept(writes)
     return True
 
 
@@ -126,7 +126,7 @@ def _route(tx: Tx, session_id: str | None) -> str:
     return NEW if lease is None else lease.route
 
 
-def _touch(tx: Tx, identity: WorkerIdentity, items: Sequence[Held], timeouts: Timeouts) -> None:
+def _touch(tx: Tx, identity: WorkerIdentity, items: Sequence[HeldItemRow], timeouts: Timeouts) -> None:
     session_ids = {item.session_id for item in items if item.session_id is not None}
     if session_ids and read_caller(tx, identity).alive:
         sessions.touch(tx, identity, session_ids, timeouts.session_lock)

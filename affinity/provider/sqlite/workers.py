@@ -20,7 +20,7 @@ from affinity.records import labels_of
 SQL: Final = load_statements(__package__, "workers.sql")
 
 
-class Caller(NamedTuple):
+class CallerRow(NamedTuple):
     """What the ``workers`` row says of the incarnation that asks."""
 
     alive: bool
@@ -28,12 +28,12 @@ class Caller(NamedTuple):
     replaced: bool = False  # by another incarnation
 
 
-def read_caller(tx: Tx, identity: WorkerIdentity) -> Caller:
+def read_caller(tx: Tx, identity: WorkerIdentity) -> CallerRow:
     """Whether the caller is the current incarnation of its name with a lease that runs."""
     row = tx.row(SQL["get"], {"worker_id": identity.worker_id})
     if row is None or row[0] != identity.incarnation:
-        return Caller(alive=False, draining=False, replaced=row is not None)
-    return Caller(alive=row[1] > tx.now, draining=bool(row[2]))
+        return CallerRow(alive=False, draining=False, replaced=row is not None)
+    return CallerRow(alive=row[1] > tx.now, draining=bool(row[2]))
 
 
 def register(

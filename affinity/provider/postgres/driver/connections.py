@@ -50,7 +50,7 @@ CLOSING: Final = 1.0
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class _WireCall:
     ask: Callable[[WireProtocol], None]
     reply: asyncio.Future[list[list[Row]]]  # done before the answer is there: nobody waits any more
     is_repeated: bool = False
@@ -70,8 +70,8 @@ class Connection:
         self._target = target
         self._check = check
         self._conninfo = target.connect(application_name, settings)
-        self._waiting: deque[_Call] = deque()
-        self._current: _Call | None = None  # the call that has the connection, or for which it is made
+        self._waiting: deque[_WireCall] = deque()
+        self._current: _WireCall | None = None  # the call that has the connection, or for which it is made
         self._until = 0.0  # the loop's time at which the current call is given up
         self._alarm: asyncio.TimerHandle | None = None  # one for many calls: it looks at `_until` when it rings
         self._protocol: WireProtocol | None = None
@@ -117,7 +117,7 @@ class Connection:
     async def _call(self, ask: Callable[[WireProtocol], None]) -> list[list[Row]]:
         if self._closed:
             raise ConnectionLost(f"{self._target.name}: the provider is closed")
-        call = _Call(ask, asyncio.get_running_loop().create_future())
+        call = _WireCall(ask, asyncio.get_running_loop().create_future())
         self._waiting.append(call)
         if self._current is None:
             self._go_on()
@@ -127,7 +127,7 @@ class Connection:
             self._abandon(call)
             raise
 
-    def _abandon(self, call: _Call) -> None:
+    def _abandon(self, call: _WireCall) -> None:
         """Nobody waits for it. If it has begun it may end, in a while; its outcome is no news."""
         if call is self._current:
             self._until = min(self._until, asyncio.get_running_loop().time() + GRACE)
@@ -177,7 +177,7 @@ class Connection:
                 raise
         return connection
 
-    def _ask(self, call: _Call, protocol: WireProtocol) -> None:
+    def _ask(self, call: _WireCall, protocol: WireProtocol) -> None:
         try:
             call.ask(protocol)
         except Exception as error:  # the connection's, or that of a value that cannot be sent
@@ -207,7 +207,7 @@ class Connection:
         else:
             call.reply.set_result(outcome)
 
-    def _repeat(self, call: _Call, error: psycopg.Error) -> bool:
+    def _repeat(self, call: _WireCall, error: psycopg.Error) -> bool:
         """Repeat a call, once, of which nothing was executed: a migration has changed what it was prepared for."""
         protocol = self._protocol
         if call.is_repeated or call.reply.done() or protocol is None or not is_prepared_anew(error):

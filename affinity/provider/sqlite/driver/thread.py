@@ -27,7 +27,7 @@ WATCH_EVERY: Final = (0.010, 0.050)
 WATCH_GROWTH: Final = 1.3
 
 
-class _Call(NamedTuple):
+class _ThreadCall(NamedTuple):
     work: Callable[[], Any]
     answer: asyncio.Future[Any]
 
@@ -45,7 +45,7 @@ class DatabaseThread:
         self._database = database
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._calls: SimpleQueue[_ThreadCall | None] = SimpleQueue()
         self._watched = False
         self._closed: asyncio.Future[None] | None = None
         self._thread = Thread(target=self._run, name=name, daemon=True)
@@ -60,14 +60,14 @@ class DatabaseThread:
         if self._closed is not None:
             raise ConnectionLost("SQLite: the provider is closed")
         answer: asyncio.Future[T] = self._loop.create_future()
-        self._calls.put(_Call(lambda: verb(self._database, *args, **kwargs), answer))
+        self._calls.put(_ThreadCall(lambda: verb(self._database, *args, **kwargs), answer))
         return await answer
 
     def watch(self, wanted: bool) -> None:
         """Start or stop to look for commits of other connections."""
         before, self._watched = self._watched, wanted
         if wanted and not before and self._closed is None:
-            self._calls.put(_Call(lambda: None, self._loop.create_future()))  # out of its untimed wait
+            self._calls.put(_ThreadCall(lambda: None, self._loop.create_future()))  # out of its untimed wait
 
     async def aclose(self) -> None:
         """Finish the calls that were made, close the connection and end the thread. Idempotent."""
@@ -96,7 +96,7 @@ class DatabaseThread:
         finally:
             self._tell(self._close_answered)
 
-    def _answer(self, call: _Call) -> None:
+    def _answer(self, call: _ThreadCall) -> None:
         try:
             result = call.work()
         except BaseException as error:  # it belongs to the caller, whatever it is
