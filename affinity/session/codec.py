@@ -64,15 +64,12 @@ class JsonCodec(Generic[S]):
             )
 
     def dump(self, state: S, /) -> bytes:
-        """See `StateCodec`."""
         return self._adapter.dump_json(state, round_trip=True, warnings="error")
 
     def parse(self, raw: bytes, /) -> Any:
-        """See `StateCodec`."""
         return from_json(raw, allow_inf_nan=False)
 
     def build(self, plain: Any, /) -> S:
-        """See `StateCodec`."""
         return self.read(
             to_json(plain)
         )  # JSON has its own rules (a date is a string, a tuple a list), also when strict

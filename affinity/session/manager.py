@@ -13,7 +13,7 @@ from typing import Final
 from affinity.errors import InvalidInput, SessionAmbiguous, SessionNotFound
 from affinity.limits import MAX_PAGE, check_id
 from affinity.records import SessionFilter, SessionRecord, SessionStore, SessionSummary
-from affinity.session.pruning import Pruned, Pruner, Retention, SessionFamily
+from affinity.session.pruning import Pruned, Pruner, PruneRule, SessionFamily
 from affinity.session.transfer import Imported, Lines, OnExists, Progress, import_lines, line_of, silent
 
 _EVERYTHING: Final = SessionFilter()
@@ -203,9 +203,9 @@ class SessionManager:
         Raises:
             InvalidInput: neither an age nor a number is given, or one is out of range.
         """
-        retention = Retention(older_than=older_than, keep=keep, either=either)
+        rule = PruneRule(older_than=older_than, keep=keep, either=either)
         _check_seconds("older_than", older_than)
-        pruner = Pruner(self._store, self._pages, retention, dry_run=dry_run, progress=progress or silent)
+        pruner = Pruner(self._store, self._pages, rule, dry_run=dry_run, progress=progress or silent)
         where = SessionFilter(kind=kind, labels=labels or {})
         return await (pruner.families(where) if family else pruner.records(where))
 

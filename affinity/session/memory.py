@@ -77,7 +77,6 @@ class MemorySessionStore:
         self._records: dict[str, SessionRecord] = {}
 
     async def load(self, session_id: str) -> SessionRecord | None:
-        """See `affinity.records.SessionStore`."""
         found = self._records.get(session_id)
         return found and replace(found, metadata=_copied(found.metadata))
 
@@ -90,7 +89,6 @@ class MemorySessionStore:
         epoch: int | None = None,
         idempotency_key: str | None = None,
     ) -> int:
-        """See `affinity.records.SessionStore`."""
         found = self._records.get(new.session_id)
         if found is not None and idempotency_key is not None and found.idempotency_key == idempotency_key:
             return found.version
@@ -110,7 +108,7 @@ class MemorySessionStore:
         whole: bool = False,
         dry_run: bool = False,
     ) -> Sequence[str]:
-        """See `affinity.records.SessionStore`. A record that is left keeps its children."""
+        """A record that is left keeps its children."""
         told = _Seen(versions or {}, births or {})
         doomed = [session_id for session_id in dict.fromkeys(session_ids) if self._goes(session_id, told)]
         if whole and cascade:
@@ -123,18 +121,15 @@ class MemorySessionStore:
         return doomed
 
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
-        """See `affinity.records.SessionStore`."""
         now = self._clock()
         found = self._matching(where, now)
         found.sort(key=_place, reverse=True)
         return [_summary(record, now) for record in found[:limit]]
 
     async def count(self, where: SessionFilter) -> int:
-        """See `affinity.records.SessionStore`."""
         return len(self._matching(where, self._clock()))
 
     async def families(self, session_ids: Collection[str]) -> Sequence[Sequence[SessionSummary]]:
-        """See `affinity.records.SessionStore`."""
         now = self._clock()
         families = [self._with_children(self._upwards(session_id), _Seen({}, {})) for session_id in session_ids]
         return [in_family_order(_summary(self._records[name], now) for name in names) for names in families]

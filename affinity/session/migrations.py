@@ -23,7 +23,7 @@ ANY_SESSION: Final = "*"
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _Migration:
     from_version: int
     to_version: int
     migrate: Migrate
@@ -36,7 +36,7 @@ class Migrations:
     """Steps between schema versions. A step may lead back: that is how older code reads what newer code wrote."""
 
     def __init__(self) -> None:
-        self._from: dict[int, dict[int, _Step]] = {}
+        self._from: dict[int, dict[int, _Migration]] = {}
 
     def register(self, from_version: int, to_version: int, migrate: Migrate) -> None:
         """Add one step.
@@ -53,7 +53,7 @@ class Migrations:
         if to_version in steps:
             said = f"the migration from {from_version} to {to_version} is registered twice"
             raise SessionMigrationAmbiguous(ANY_SESSION, from_version, to_version, said)
-        steps[to_version] = _Step(from_version, to_version, migrate)
+        steps[to_version] = _Migration(from_version, to_version, migrate)
 
     def leading_to(self, goal: int) -> frozenset[int]:
         """The versions from which a chain leads to ``goal``, itself among them."""
@@ -96,10 +96,10 @@ class Migrations:
                 raise SessionMigrationFailed(session_id, step.from_version, step.to_version, said) from error
         return plain
 
-    def _chain(self, session_id: str, start: int, goal: int) -> list[_Step]:
+    def _chain(self, session_id: str, start: int, goal: int) -> list[_Migration]:
         """The only shortest chain. Breadth first, a level at a time: ``chains`` counts those that lead to a version."""
         chains: dict[int, int] = {start: 1}
-        arrived: dict[int, _Step] = {}  # the step by which each version was first reached
+        arrived: dict[int, _Migration] = {}  # the step by which each version was first reached
         level = [start]
         while level and goal not in chains:
             following: dict[int, int] = {}
@@ -115,7 +115,7 @@ class Migrations:
         if chains[goal] > 1:
             said = f"{chains[goal]} chains of migrations lead from {start} to {goal}, equally short; remove a step"
             raise SessionMigrationAmbiguous(session_id, start, goal, said)
-        chain: list[_Step] = []
+        chain: list[_Migration] = []
         while goal != start:
             chain.insert(0, arrived[goal])
             goal = chain[0].from_version

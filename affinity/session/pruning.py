@@ -65,7 +65,7 @@ class Pruned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retention:
+class PruneRule:
     """What is to go: what is old, or not among the newest."""
 
     older_than: float | None  # seconds
@@ -100,17 +100,17 @@ class Pruner:
     """Removes the records of a store that a retention does not keep."""
 
     def __init__(
-        self, store: SessionStore, pages: Pages, retention: Retention, *, dry_run: bool, progress: Progress
+        self, store: SessionStore, pages: Pages, rule: PruneRule, *, dry_run: bool, progress: Progress
     ) -> None:
-        self._store, self._pages, self._retention = store, pages, retention
+        self._store, self._pages, self._rule = store, pages, rule
         self._dry_run, self._progress = dry_run, progress
         self._removed: dict[str, None] = {}
         self._left: dict[str, None] = {}
 
     async def records(self, where: SessionFilter) -> Pruned:
         """Each record by itself."""
-        keep, older_than = self._retention.keep, self._retention.older_than
-        if not self._retention.needs_age and older_than is not None:
+        keep, older_than = self._rule.keep, self._rule.older_than
+        if not self._rule.needs_age and older_than is not None:
             await self._remove_records(replace(where, idle_for=older_than))
             older_than = None
         behind = where if keep is None else await self._past_newest(where, keep)
@@ -121,11 +121,11 @@ class Pruner:
     async def families(self, where: SessionFilter) -> Pruned:
         """Each family as a whole, by its newest member; ``where`` is asked of its head."""
         heads = replace(where, heads=True)
-        kept = await self._newest_heads(heads, self._retention.keep or 0)
-        if self._retention.needs_age:
-            heads = replace(heads, idle_for=self._retention.older_than)  # a family is not older than its head
+        kept = await self._newest_heads(heads, self._rule.keep or 0)
+        if self._rule.needs_age:
+            heads = replace(heads, idle_for=self._rule.older_than)  # a family is not older than its head
         async for families in self._families(heads):
-            await self._remove_families([each for each in families if self._retention.is_over(each, kept)])
+            await self._remove_families([each for each in families if self._rule.is_over(each, kept)])
         return self._result()
 
     def _result(self) -> Pruned:

@@ -1,4 +1,4 @@
-"""A store that rides out a busy or restarting database."""
+"""A session store that repeats calls which a busy or restarting database has failed."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from affinity.records import SessionFilter, SessionRecord, SessionState, Session
 T = TypeVar("T")
 
 
-class Caller(Protocol):
-    """Awaits a call, and maybe repeats it."""
+class RetryingCall(Protocol):
+    """Awaits a call, and repeats it where that is safe."""
 
     def __call__(self, verb: Callable[[], Awaitable[T]], /) -> Awaitable[T]:
-        """What ``verb()`` gives in the end."""
+        """The result of ``verb()``, once it succeeds."""
         ...
 
 
 class RetryingStore:
-    """A store whose calls are repeated: ``reading`` may do so after any failure that passes, ``writing`` only after one
-    that changed nothing. A save with an idempotency key is repeated as reading is.
+    """A store that repeats calls: ``reading`` may do so after any transient failure, ``writing`` only after one that
+    changed nothing. A save with an idempotency key is repeated as reading is.
     """
 
-    def __init__(self, store: SessionStore, *, reading: Caller, writing: Caller) -> None:
+    def __init__(self, store: SessionStore, *, reading: RetryingCall, writing: RetryingCall) -> None:
         self._store = store
         self._reading, self._writing = reading, writing
 
     async def load(self, session_id: str) -> SessionRecord | None:
-        """See `SessionStore.load`."""
         return await self._reading(partial(self._store.load, session_id))
 
     async def save(
@@ -41,7 +40,6 @@ class RetryingStore:
         epoch: int | None = None,
         idempotency_key: str | None = None,
     ) -> int:
-        """See `SessionStore.save`."""
         save = partial(
             self._store.save,
             new,
@@ -50,7 +48,7 @@ class RetryingStore:
             epoch=epoch,
             idempotency_key=idempotency_key,
         )
-        # By its key a write that has happened is known, so this may be repeated after a lost answer.
+        # The store recognises the key of a write that it has done, so this may be repeated after a lost reply.
         return await (self._writing if idempotency_key is None else self._reading)(save)
 
     async def delete(
@@ -64,19 +62,15 @@ class RetryingStore:
         whole: bool = False,
         dry_run: bool = False,
     ) -> Sequence[str]:
-        """See `SessionStore.delete`."""
         which = {"cascade": cascade, "idle_only": idle_only, "whole": whole, "dry_run": dry_run}
         delete = partial(self._store.delete, session_ids, versions=versions, births=births, **which)
-        return await self._writing(delete)  # again after a lost answer, it would not say what it removed
+        return await self._writing(delete)  # repeated after a lost reply, it would not return what it has removed
 
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
-        """See `SessionStore.list`."""
         return await self._reading(partial(self._store.list, where, limit))
 
     async def count(self, where: SessionFilter) -> int:
-        """See `SessionStore.count`."""
         return await self._reading(partial(self._store.count, where))
 
     async def families(self, session_ids: Collection[str]) -> Sequence[Sequence[SessionSummary]]:
-        """See `SessionStore.families`."""
         return await self._reading(partial(self._store.families, session_ids))

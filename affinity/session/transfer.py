@@ -189,7 +189,7 @@ class Imported:
 
 
 async def import_lines(store: SessionStore, lines: Lines, on_exists: OnExists, progress: Progress) -> Imported:
-    """See `SessionManager.import_`."""
+    """Write the records of an export into a store; `SessionManager.import_` describes the arguments."""
     if on_exists not in get_args(OnExists):
         raise InvalidInput(f"on_exists = {on_exists!r}: must be one of {', '.join(get_args(OnExists))}")
     done = dict.fromkeys(("added", "replaced", "skipped"), 0)

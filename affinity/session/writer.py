@@ -255,7 +255,7 @@ class SessionWriter(Generic[S]):
     # -- the activity's result: Participant
 
     async def prepare(self) -> StateWrite | None:
-        """See `affinity.records.Participant`.
+        """The write that goes with the activity's result; to an external store it is written here.
 
         Raises:
             SessionError: a block is still open.
@@ -296,7 +296,7 @@ class SessionWriter(Generic[S]):
         return cached.state
 
     def settled(self, applied: bool) -> None:
-        """See `affinity.records.Participant`. The next writer is granted before this returns."""
+        """Keep the cached state if the write was applied, else drop it; grant the next writer before returning."""
         self._has_ended = True
         if self._sent_with_result and not applied:
             self._cache.count("conflicts")

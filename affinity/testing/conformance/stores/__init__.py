@@ -29,7 +29,7 @@ pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in iter_
 
 from affinity.testing.conformance.stores.base import StoreHarness  # noqa: E402
 from affinity.testing.conformance.stores.deleting import DeleteRules  # noqa: E402
-from affinity.testing.conformance.stores.ids import IdRules  # noqa: E402
+from affinity.testing.conformance.stores.ids import StoreIdRules  # noqa: E402
 from affinity.testing.conformance.stores.listing import ListRules  # noqa: E402
 from affinity.testing.conformance.stores.paging import PageRules  # noqa: E402
 from affinity.testing.conformance.stores.saving import SaveRules  # noqa: E402
@@ -38,5 +38,5 @@ from affinity.testing.conformance.stores.writers import WriterRules  # noqa: E40
 __all__ = ["StoreConformance", "StoreHarness"]
 
 
-class StoreConformance(SaveRules, WriterRules, DeleteRules, ListRules, PageRules, IdRules):
+class StoreConformance(SaveRules, WriterRules, DeleteRules, ListRules, PageRules, StoreIdRules):
     """Every promise of `affinity.records.SessionStore`, as tests of a store. Needs a fixture ``harness``."""

@@ -38,7 +38,7 @@ class StoreHarness(Protocol):
         ...
 
 
-class Rules:
+class StoreRules:
     """A theme of the suite. Its tests need a fixture ``harness``, which the class that runs them defines."""
 
     pytestmark = pytest.mark.anyio

@@ -6,10 +6,19 @@ from datetime import timedelta
 from typing import Any
 
 from affinity.records import SessionStore
-from affinity.testing.conformance.stores.base import EVERYTHING, PAGE, Rules, StoreHarness, ids, loaded, plain, state
+from affinity.testing.conformance.stores.base import (
+    EVERYTHING,
+    PAGE,
+    StoreHarness,
+    StoreRules,
+    ids,
+    loaded,
+    plain,
+    state,
+)
 
 
-class DeleteRules(Rules):
+class DeleteRules(StoreRules):
     """`delete`."""
 
     async def test_what_is_named_is_removed(self, store: SessionStore) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from affinity.limits import MAX_ID_BYTES, check_id
 from affinity.records import SessionFilter, SessionStore
-from affinity.testing.conformance.stores.base import Rules, ids, loaded, state
+from affinity.testing.conformance.stores.base import StoreRules, ids, loaded, state
 
 NAMES: Final = {
     "slash": "a/b",
@@ -48,7 +48,7 @@ NAMES: Final = {
 each_name = pytest.mark.parametrize("name", NAMES.values(), ids=NAMES.keys())
 
 
-class IdRules(Rules):
+class StoreIdRules(StoreRules):
     """Sessions that are called by such an id."""
 
     @each_name

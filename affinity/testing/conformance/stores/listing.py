@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from affinity.records import SessionFilter, SessionMetadata, SessionState, SessionStore, SessionSummary
-from affinity.testing.conformance.stores.base import EVERYTHING, PAGE, Rules, StoreHarness, ids, loaded, state
+from affinity.testing.conformance.stores.base import EVERYTHING, PAGE, StoreHarness, StoreRules, ids, loaded, state
 
 KINDS: Final = ["", "chat"]
 NAMES: Final = [None, "", "plan"]
@@ -24,7 +24,7 @@ EAST: Final = timezone(timedelta(hours=5, minutes=30))
 HARD_LABELS: Final = ["a.b", "a b", 'a"b', "a'b", "$", "$.a", "[0]", "a/b", "%", "\\", "ключ", "", "null", "🙂"]
 
 
-class ListRules(Rules):
+class ListRules(StoreRules):
     """`list` and its conditions."""
 
     async def test_an_empty_store_lists_nothing(self, store: SessionStore) -> None:

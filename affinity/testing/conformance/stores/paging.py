@@ -8,12 +8,12 @@ from typing import Final
 import pytest
 
 from affinity.records import SessionFilter, SessionStore
-from affinity.testing.conformance.stores.base import EVERYTHING, Rules, StoreHarness, ids, state
+from affinity.testing.conformance.stores.base import EVERYTHING, StoreHarness, StoreRules, ids, state
 
 TIED: Final = ["s10", "s2", "S", "é", "e\u0301", "z", "日本", "🙂", "a/b", "ab"]
 
 
-class PageRules(Rules):
+class PageRules(StoreRules):
     """`list` with a cursor."""
 
     @pytest.mark.parametrize("size", [1, 2, 3, 7, 100])

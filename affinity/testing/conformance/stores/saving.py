@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from affinity.records import SessionMetadata, SessionState, SessionStore
-from affinity.testing.conformance.stores.base import EVERYTHING, Rules, StoreHarness, ids, loaded, plain, state
+from affinity.testing.conformance.stores.base import EVERYTHING, StoreHarness, StoreRules, ids, loaded, plain, state
 
 FULL: Final = SessionMetadata(
     kind="chat",
@@ -24,7 +24,7 @@ LARGE: Final = 25 * 1024 * 1024
 """Bytes of the largest state that every store must take."""
 
 
-class SaveRules(Rules):
+class SaveRules(StoreRules):
     """`load` and `save` by one writer."""
 
     async def test_an_unknown_id_has_no_record(self, store: SessionStore) -> None:

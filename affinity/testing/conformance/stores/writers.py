@@ -9,7 +9,7 @@ import pytest
 
 from affinity.errors import SessionWriteConflict
 from affinity.records import SessionStore
-from affinity.testing.conformance.stores.base import EVERYTHING, Rules, StoreHarness, at_once, loaded, state
+from affinity.testing.conformance.stores.base import EVERYTHING, StoreHarness, StoreRules, at_once, loaded, state
 
 WRITERS: Final = 5
 REFUSED: Final = -1
@@ -20,7 +20,7 @@ class _Fences(TypedDict, total=False):
     idempotency_key: str
 
 
-class WriterRules(Rules):
+class WriterRules(StoreRules):
     """The fences of `save`: version, epoch, idempotency key."""
 
     async def test_the_last_write_wins(self, harness: StoreHarness) -> None:
