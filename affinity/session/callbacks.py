@@ -1,4 +1,4 @@
-"""Calling the application's callbacks: async or sync, within a bound, from a thread."""
+"""Calls of the application's callbacks: async or sync, bounded in time, from a thread."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ logger = logging.getLogger(__name__)
 
 
 async def result_of(value: Awaitable[T] | T) -> T:
-    """What a callback returned, awaited if it is async."""
+    """The result of a callback, awaited if it is async."""
     return await value if inspect.isawaitable(value) else value
 
 
 async def run_bounded(what: str, callback: Callable[[], Awaitable[None] | None], seconds: float) -> None:
-    """Call what frees something. It raises nothing: whoever frees has nobody to tell, so what goes wrong is logged."""
+    """Call a callback that frees something. It raises nothing: no caller could handle the error, so it is logged."""
     try:
         with anyio.fail_after(seconds):
             await result_of(callback())
@@ -36,9 +36,9 @@ async def run_bounded(what: str, callback: Callable[[], Awaitable[None] | None],
 
 
 async def shielded(function: Callable[..., Awaitable[T]], *args: object) -> T:
-    """Call ``function`` for a thread, to the end.
+    """Call ``function`` for a thread, shielded from cancellation.
 
-    From the thread of an activity that is cancelled already, anyio's checkpoints would spin on its scope for ever.
+    For the thread of an activity that is cancelled already, anyio's checkpoints would spin on its scope for ever.
     """
     with anyio.CancelScope(shield=True):
         result = await function(*args)

@@ -1,4 +1,7 @@
-"""How a state becomes bytes and is made from them again, in three steps, so that migrations can come between."""
+"""Codecs of session state, and the compression of its bytes.
+
+Decoding has two steps, bytes to plain form to state, so that migrations can change the plain form.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +20,21 @@ S = TypeVar("S")
 
 
 class StateCodec(Protocol[S]):
-    """Bytes of a state. ``build(parse(dump(state)))`` is the state again, without what is scratch.
+    """Converts a state to bytes and back. ``build(parse(dump(state)))`` equals the state, without its scratch fields.
 
-    The same state should give the same bytes: a state whose bytes are those in the store is not written again. The
-    methods run on the event loop.
+    Equal states should give equal bytes: a state whose bytes equal those in the store is not written again. The methods
+    run on the event loop.
 
-    A codec may also have ``read(raw) -> state``, which does ``parse`` and ``build`` at once where nothing is migrated.
-    It is then called with what is about to be written, too: a state that could not be read back is refused in time.
+    A codec may also have ``read(raw) -> state``, which does ``parse`` and ``build`` in one step where nothing is
+    migrated. It is also called with bytes that are about to be written, to refuse a state that could not be read back.
     """
 
     def dump(self, state: S, /) -> bytes:
-        """The state as bytes. What it raises is raised where the state was changed, as `NotSerializable`."""
+        """The state as bytes. Errors are raised as `NotSerializable` at the end of the block that changed the state."""
         ...
 
     def parse(self, raw: bytes, /) -> Any:
-        """The plain form, which migrations get and return: usually a dict."""
+        """The plain form, which migrations take and return: usually a dict."""
         ...
 
     def build(self, plain: Any, /) -> S:
@@ -43,7 +46,7 @@ class JsonCodec(Generic[S]):
     """JSON by pydantic: the fields of a model, a dataclass or a TypedDict under their own names, or any other type.
 
     Fields with ``exclude=True`` are scratch: they are never written and start from their default. Reading a state back
-    checks it as any input: also what the code has set on a model that does not validate assignments.
+    validates it like any input, including values that code has assigned to a model that does not validate assignments.
     """
 
     def __init__(self, declared: type[S]) -> None:
@@ -80,7 +83,7 @@ class JsonCodec(Generic[S]):
 
 
 def scratch(default: Any = ..., *, default_factory: Any = None) -> Any:
-    """A field of a pydantic model that lives in memory only: it is not kept, and starts from its default.
+    """A field of a pydantic model that is not stored: it starts from its default at each hydrate.
 
     The same as ``Field(default, exclude=True)``.
     """
@@ -90,7 +93,7 @@ def scratch(default: Any = ..., *, default_factory: Any = None) -> Any:
 
 
 def _scratch_without_default(schema: Any, name: str = "") -> Iterator[str]:
-    """Names of fields, at any depth, that are never written and cannot be left out."""
+    """Names of fields, at any depth, that are never written and are required."""
     if isinstance(schema, list | tuple):
         for part in schema:
             yield from _scratch_without_default(part)
@@ -107,34 +110,35 @@ def _is_required(field: dict[str, Any]) -> bool:
     return field["schema"]["type"] != "default" and bool(field.get("required", True))
 
 
-_LEVEL: Final = 1  # most of the space for a fraction of the time: a state is packed after every turn
+# --- compression ------------------------------------------------------------------------------------------------------
 
-_SAMPLE: Final = 64 * 1024
+_LEVEL: Final = 1  # saves most of the space in a fraction of the time: a state is packed after every activity
+_SAMPLE: Final = 64 * 1024  # bytes
 
 
 def pack(state: bytes) -> tuple[bytes, StateEncoding]:
-    """The bytes to store and how they are packed. Compresses above `limits.COMPRESS_STATE_ABOVE`, where that helps.
+    """The bytes to store, and their encoding. Compresses above `limits.COMPRESS_STATE_ABOVE`, if that saves space.
 
     Raises:
-        PayloadTooLarge: more than `limits.MAX_STATE_BYTES`, which `unpack` would not give back.
+        PayloadTooLarge: more than `limits.MAX_STATE_BYTES`, which `unpack` would refuse.
     """
     if len(state) > MAX_STATE_BYTES:
         raise PayloadTooLarge(
             f"the state has {len(state)} bytes, over the limit of {MAX_STATE_BYTES}: keep large data elsewhere"
         )
-    if len(state) <= COMPRESS_STATE_ABOVE or not _shrinks(state[:_SAMPLE]):
+    if len(state) <= COMPRESS_STATE_ABOVE or not _is_compressible(state[:_SAMPLE]):
         return state, "plain"
     packed = zlib.compress(state, _LEVEL)
     return (packed, "zlib") if len(packed) < len(state) else (state, "plain")
 
 
-def _shrinks(sample: bytes) -> bool:
-    """Whether it is worth the time: a saved model cache, or an image, is not."""
+def _is_compressible(sample: bytes) -> bool:
+    """Whether compression saves space: a saved model cache, or an image, does not shrink."""
     return len(zlib.compress(sample, _LEVEL)) < 0.9 * len(sample)
 
 
 def unpack(state: bytes, encoding: str) -> bytes:
-    """The bytes of a state, as they were before `pack`.
+    """The bytes of a state that `pack` has packed.
 
     Raises:
         ValueError: the encoding is unknown, the bytes are damaged, or they would grow over `limits.MAX_STATE_BYTES`.

@@ -1,4 +1,4 @@
-"""What the session layer asks of whoever uses it."""
+"""What the session layer needs of its callers: the context of an activity, and which activity is running."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from affinity.records import Participant, SessionStore
 
 
 class SessionContext(Protocol):
-    """Whatever names a session and the lease under which it is used; an activity context does."""
+    """Names a session and the epoch of its lease, as an activity context does."""
 
     @property
     def session_id(self) -> str | None:
@@ -20,8 +20,8 @@ class SessionContext(Protocol):
 
     @property
     def session_epoch(self) -> int | None:
-        """The epoch of the lease under which the work was fetched. It grows with every change of holder, and when
-        somebody else writes the session's record.
+        """The epoch of the lease under which the work was fetched. It grows with every change of holder, and when code
+        without the lease writes the session's record.
         """
         ...
 
@@ -41,7 +41,7 @@ class RecordReader(Protocol):
 
 
 class ActivityScope(SessionContext, Protocol):
-    """What `Sessions` asks of an activity's context, besides."""
+    """What `Sessions` needs of an activity's context, besides."""
 
     @property
     def instance_id(self) -> str:
@@ -55,30 +55,30 @@ class ActivityScope(SessionContext, Protocol):
 
     @property
     def activity_id(self) -> int:
-        """With instance and execution it names this activity, in all its attempts."""
+        """With instance and execution it identifies this activity, in all its attempts."""
         ...
 
     @property
     def session_store(self) -> SessionStore | None:
-        """Of the worker's database: what is written there commits with the activity's result."""
+        """The worker's database: state that is staged for it commits with the activity's result."""
         ...
 
     @property
     def session_listeners(self) -> Collection[object] | None:
-        """What the worker tells about the sessions that it loses; None: not known."""
+        """The objects that the worker notifies of leases that end; None: not known."""
         ...
 
     def enlist(self, participant: Participant, /) -> None:
-        """Keep it together with the activity's result."""
+        """Commit it together with the activity's result."""
         ...
 
 
 class RunningActivity(ActivityScope, Protocol):
-    """The context of an activity whose code runs now."""
+    """The context of an activity whose code is running."""
 
     @property
     def ended(self) -> bool:
-        """Its run is over: code that still runs was left behind."""
+        """Its run is over; code that it started may still be running."""
         ...
 
 
@@ -86,12 +86,12 @@ _activity: Final[ContextVar[RunningActivity | None]] = ContextVar("affinity.acti
 
 
 def enter_activity(ctx: RunningActivity) -> None:
-    """Name the activity of the current task from here to its end; for a worker, which starts a task for each."""
+    """Set the activity of the current task, until the task ends; for a worker, which starts a task for each."""
     _activity.set(ctx)
 
 
 def current_activity() -> RunningActivity | None:
-    """The activity that the calling code runs for; None when there is none, or its run is over."""
+    """The activity of the calling code; None when there is none, or its run is over."""
     ctx = _activity.get()
     return None if ctx is None or ctx.ended else ctx
 
@@ -100,7 +100,7 @@ def address_of(ctx: SessionContext) -> tuple[str, int]:
     """The session and the epoch that the context is bound to.
 
     Raises:
-        SessionError: to none.
+        SessionError: it is bound to none.
     """
     if ctx.session_id is None or ctx.session_epoch is None:
         raise SessionError("this work is bound to no session: schedule it with .on_session(session_id)")

@@ -1,6 +1,6 @@
-"""What people do with the records of a store: list, look at, remove, retire, carry elsewhere.
+"""`SessionManager`: lists, shows, deletes, prunes, exports and imports the records of a session store.
 
-Nothing is ever removed by looking: records go when `SessionManager.delete` or `SessionManager.prune` is called.
+Only `SessionManager.delete` and `SessionManager.prune` remove records.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from affinity.errors import InvalidInput, SessionAmbiguous, SessionNotFound
 from affinity.limits import MAX_PAGE, check_id
 from affinity.records import SessionFilter, SessionRecord, SessionStore, SessionSummary
 from affinity.session.pruning import Pruned, Pruner, PruneRule, SessionFamily
-from affinity.session.transfer import Imported, Lines, OnExists, Progress, import_lines, line_of, silent
+from affinity.session.transfer import Imported, Lines, OnExists, Progress, import_lines, line_of, no_progress
 
 _EVERYTHING: Final = SessionFilter()
-_CANDIDATES: Final = 10  # ids that an ambiguity lists: as many as a person compares
-_LONGEST: Final = 100 * 366 * 86_400.0  # seconds; a longer age is a unit mistake, and more than a database can subtract
+_CANDIDATES: Final = 10  # ids that `SessionAmbiguous` lists
+_LONGEST: Final = 100 * 366 * 86_400.0  # seconds; databases cannot subtract much more
 _INSTANT: Final = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionPage:
-    """Some records of a listing, newest first."""
+    """One page of a listing, newest first."""
 
     items: Sequence[SessionSummary]
     next: tuple[datetime, str] | None  # `SessionFilter.after` of the page after this one; None at the end
@@ -41,18 +41,18 @@ class SessionManager:
                 print(summary.session_id, summary.metadata.name)
             await manager.prune(older_than=30 * 86_400, dry_run=True)
 
-    To look at a session, name it by its whole id, or by a beginning that no other id has; to delete one, by its whole
-    id. Every call raises a `ProviderError` when the store refuses or fails.
+    Name a session by its whole id, or, except to delete it, by a prefix that no other id has. Every call raises a
+    `ProviderError` when the store refuses or fails.
     """
 
     def __init__(self, store: SessionStore) -> None:
         """A manager of the records in ``store``."""
         self._store = store
 
-    # -- looking
+    # -- listing
 
     async def page(self, where: SessionFilter = _EVERYTHING, *, limit: int = 100) -> SessionPage:
-        """Some records, newest first; for the next page put `SessionPage.next` into the filter's ``after``.
+        """One page of records, newest first; for the next one set the filter's ``after`` to `SessionPage.next`.
 
         Args:
             where: which records.
@@ -68,7 +68,7 @@ class SessionManager:
         return SessionPage(items=rows, next=_cursor(rows[-1]) if len(rows) == limit else None)
 
     async def list(self, where: SessionFilter = _EVERYTHING) -> AsyncIterator[SessionSummary]:
-        """All records that fit, newest first, read page by page. A record that is written meanwhile may be missed.
+        """All records that match, newest first, read page by page. A record that is written meanwhile may be missed.
 
         Raises:
             InvalidInput: a number of seconds out of range.
@@ -86,7 +86,7 @@ class SessionManager:
             where = replace(where, after=page.next)
 
     async def count(self, where: SessionFilter = _EVERYTHING) -> int:
-        """How many records fit.
+        """The number of records that match.
 
         Raises:
             InvalidInput: a number of seconds out of range.
@@ -95,7 +95,7 @@ class SessionManager:
         return await self._store.count(where)
 
     async def family(self, text: str) -> SessionFamily:
-        """The family of the session that ``text`` names: the record at its head, whose parent has none, with all its
+        """The family of the session that ``text`` names: the ancestor whose parent has no record, with all its
         descendants; their messages and participants together.
 
         Raises:
@@ -109,17 +109,17 @@ class SessionManager:
         return SessionFamily(members=members)
 
     async def resolve(self, text: str) -> str:
-        """The session id that ``text`` is, or that alone begins so.
+        """The session id that equals ``text``, or the only one that begins with it.
 
         Raises:
-            SessionNotFound: no record has the id, or one that begins so.
-            SessionAmbiguous: several begin so; carries them.
-            InvalidId: no session id can begin so.
+            SessionNotFound: no record has this id, or one that begins with it.
+            SessionAmbiguous: several begin with it; carries them.
+            InvalidId: no session id can begin with it.
         """
         return (await self._found(text)).session_id
 
     async def show(self, text: str) -> SessionRecord:
-        """The record of the session that ``text`` names; `readable` gives it in a form for people.
+        """The record of the session that ``text`` names; `readable` turns it into a readable document.
 
         Raises:
             SessionNotFound, SessionAmbiguous, InvalidId: as for `resolve`.
@@ -135,7 +135,7 @@ class SessionManager:
         return record
 
     async def _only(self, prefix: str) -> str | None:
-        """The one id that begins so; None when none does."""
+        """The only id that begins with the prefix; None when none does."""
         rows = await self._store.list(SessionFilter(prefix=prefix), _CANDIDATES)
         if len(rows) > 1:
             raise SessionAmbiguous(prefix, sorted(row.session_id for row in rows))
@@ -150,8 +150,8 @@ class SessionManager:
 
         Args:
             session_id: the whole id.
-            allow_prefix: take the beginning of one session's id too, as `resolve` does. Not for code that may run
-                twice: once the session of that id is gone, the same text can name another one.
+            allow_prefix: accept a prefix of the id too, as `resolve` does. Not for code that may run twice: once the
+                session is deleted, the same prefix can name another one.
             cascade: the records of its children too, and of theirs.
             dry_run: change nothing.
 
@@ -181,19 +181,19 @@ class SessionManager:
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> Pruned:
-        """Remove the records that were not written for a while, or all but the newest; with both, only what is both,
-        or, with ``either``, what is one of them.
+        """Remove the records that are older than an age, or all but the newest; with both arguments, those that are
+        both, or, with ``either``, those that are one of them.
 
         A session that a live worker holds, that has work in the queue, or that is written while this goes on, is left
-        alone. Each record is judged by itself: children go when their own time has come. With ``family``, a record is
+        alone. Each record is judged by itself, a child by its own age. With ``family``, a record is
         judged together with all its descendants, by the newest of them: they go as a whole, or stay as a whole, also
         when one of them is left alone. (Records that are each other's parents belong to no family, and stay.)
 
         Args:
             older_than: seconds since the last write, by the store's clock.
-            keep: of the records, or families, that fit, leave so many of the newest.
-            either: with both, remove what is old and what is not kept.
-            family: judge and remove whole families; ``kind`` and ``labels`` are then asked of their heads, and ``keep``
+            keep: leave this many of the newest records, or families, that match.
+            either: with both, remove what is old and also what is not kept.
+            family: judge and remove whole families; ``kind`` and ``labels`` then apply to their heads, and ``keep``
                 counts families.
             kind: only records of this kind.
             labels: only records that have all of these.
@@ -201,27 +201,27 @@ class SessionManager:
             progress: called after each page with the number of records removed.
 
         Raises:
-            InvalidInput: neither an age nor a number is given, or one is out of range.
+            InvalidInput: neither ``older_than`` nor ``keep`` is set, or one is out of range.
         """
         rule = PruneRule(older_than=older_than, keep=keep, either=either)
         _check_seconds("older_than", older_than)
-        pruner = Pruner(self._store, self._pages, rule, dry_run=dry_run, progress=progress or silent)
+        pruner = Pruner(self._store, self._pages, rule, dry_run=dry_run, progress=progress or no_progress)
         where = SessionFilter(kind=kind, labels=labels or {})
         return await (pruner.families(where) if family else pruner.records(where))
 
-    # -- carrying elsewhere
+    # -- export and import
 
     async def export(self, sessions: Iterable[str] | SessionFilter = _EVERYTHING) -> AsyncIterator[str]:
         """Records as lines of JSON, each complete in itself, without the line's end; `import_` reads them.
 
         Args:
-            sessions: texts as for `resolve`, all of which are looked up before the first line is given; or which
-                records, newest first. Each is given as it is when its turn comes: one that is written meanwhile is not
-                missed, one that is deleted meanwhile is passed over.
+            sessions: texts as for `resolve`, all of which are looked up before the first line; or a filter, newest
+                first. Each record is read when its line is made: one that is written meanwhile is not missed, one that
+                is deleted meanwhile is skipped.
 
         Raises:
             SessionNotFound, SessionAmbiguous, InvalidId: as for `resolve`.
-            SessionLoadFailed: a state is packed as this version does not know, or damaged.
+            SessionLoadFailed: a state is damaged, or packed in a way that this version does not know.
         """
         if isinstance(sessions, SessionFilter):
             async for session_id in self._every(sessions):
@@ -233,10 +233,10 @@ class SessionManager:
                 yield line_of(record)
 
     async def _every(self, where: SessionFilter) -> AsyncIterator[str]:
-        """The ids of all records that fit.
+        """The ids of all records that match.
 
-        A write moves a record to the front of the listing, past the page that is being read. So what was written since
-        the first page is listed again, until that is one page, which is read at once.
+        A write moves a record to the front of the listing, past the page that is being read. So the records that were
+        written since the first page are listed again, until they fit on one page, which is read in one call.
         """
         seen = set[str]()
         pages = new = 2
@@ -261,21 +261,21 @@ class SessionManager:
         on_exists: OnExists = "refuse",
         progress: Progress | None = None,
     ) -> Imported:
-        """Write the records that an `export` gave, one by one; blank lines are passed over.
+        """Write the records of an `export`, one by one; blank lines are skipped.
 
-        An import that ended in the middle leaves what it has written, and goes on where it was when it is started again
+        An import that fails in the middle leaves what it has written, and continues from there when it is started again
         with ``on_exists="skip"``.
 
         Args:
             lines: a file open for reading, an `export` of another store, …
-            on_exists: a record that the store has: refuse it and end there, skip the line, or replace the record.
+            on_exists: for a record that the store has: fail there, skip the line, or replace the record.
             progress: called after each line with the number of lines done.
 
         Raises:
-            InvalidInput: a line is no record; the message names it, and how many records were written before.
+            InvalidInput: a line is no record; the message has its number, and how many records were written before it.
             SessionWriteConflict: with "refuse", the store has such a record; the message says the same.
         """
-        return await import_lines(self._store, lines, on_exists, progress or silent)
+        return await import_lines(self._store, lines, on_exists, progress or no_progress)
 
 
 def _cursor(last: SessionSummary) -> tuple[datetime, str]:
@@ -283,7 +283,7 @@ def _cursor(last: SessionSummary) -> tuple[datetime, str]:
 
 
 def _not_found(text: str) -> SessionNotFound:
-    return SessionNotFound(f"no session has the id {text!r}, or one that begins so")
+    return SessionNotFound(f"no session has the id {text!r}, or one that begins with it")
 
 
 def _check_seconds(what: str, value: float | None) -> None:

@@ -1,7 +1,7 @@
-"""The reference store: records in the memory of one process, gone when it ends.
+"""`MemorySessionStore`: session records in the memory of one process. They are lost when it ends.
 
-For tests, and for scripts that need not remember. It knows nothing of leases: nobody holds a session here, so a filter
-by ``holder`` finds nothing, ``idle_only`` spares nothing, and the epoch fence is that of the record alone.
+For tests, and for scripts that need no storage. It has no leases: a filter by ``holder`` finds nothing, ``idle_only``
+spares nothing, and the epoch fence compares with the record alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _utc_now() -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class _Fence:
-    """What a writer asks of the record that it replaces."""
+    """The conditions under which a writer may replace a record."""
 
     expected_version: int | None
     birth: str | None
@@ -50,13 +50,13 @@ class _Fence:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a deletion knows of the records that it is to remove."""
+    """The versions and births of the records that a deletion may remove."""
 
     versions: Mapping[str, int]
     births: Mapping[str, str]
 
     def is_still(self, found: SessionRecord) -> bool:
-        """Whether the record is the one that was seen."""
+        """Whether the record has not changed since it was seen."""
         name = found.session_id
         return self.versions.get(name, found.version) == found.version and (
             self.births.get(name, found.birth) == found.birth
@@ -66,10 +66,8 @@ class _Seen:
 class MemorySessionStore:
     """Records in a dict. Implements `affinity.records.SessionStore`; for one event loop, as nothing in it is locked.
 
-    Everything ends with the process, and no other process sees any of it.
-
     Args:
-        clock: the time as an aware UTC instant; a test may bring its own.
+        clock: the time as an aware UTC instant; a test may pass its own.
     """
 
     def __init__(self, clock: Callable[[], datetime] = _utc_now) -> None:
@@ -109,16 +107,16 @@ class MemorySessionStore:
         dry_run: bool = False,
     ) -> Sequence[str]:
         """A record that is left keeps its children."""
-        told = _Seen(versions or {}, births or {})
-        doomed = [session_id for session_id in dict.fromkeys(session_ids) if self._goes(session_id, told)]
+        seen = _Seen(versions or {}, births or {})
+        removed = [session_id for session_id in dict.fromkeys(session_ids) if self._may_remove(session_id, seen)]
         if whole and cascade:
-            doomed = [session_id for session_id in doomed if self._goes_whole(session_id, told)]
+            removed = [session_id for session_id in removed if self._may_remove_family(session_id, seen)]
         if cascade:
-            doomed = list(self._with_children(doomed, told))
+            removed = list(self._with_children(removed, seen))
         if not dry_run:
-            for session_id in doomed:
+            for session_id in removed:
                 del self._records[session_id]
-        return doomed
+        return removed
 
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
         now = self._clock()
@@ -146,7 +144,7 @@ class MemorySessionStore:
         return (is_orphaned or not where.orphaned) and (is_orphaned or parent is None or not where.heads)
 
     def _upwards(self, session_id: str) -> builtins.list[str]:
-        """The session, if it has a record, its parent, and so on."""
+        """The session, if it has a record, its parent, and their ancestors."""
         found: dict[str, None] = {}
         at: str | None = session_id
         while at in self._records and at not in found:
@@ -154,9 +152,9 @@ class MemorySessionStore:
             at = self._records[at].metadata.parent
         return list(found)
 
-    def _goes_whole(self, session_id: str, told: _Seen) -> bool:
+    def _may_remove_family(self, session_id: str, seen: _Seen) -> bool:
         tree = self._with_children([session_id], _Seen({}, {}))
-        return all(self._goes(name, told) and (not told.versions or name in told.versions) for name in tree)
+        return all(self._may_remove(name, seen) and (not seen.versions or name in seen.versions) for name in tree)
 
     def _written(
         self,
@@ -182,13 +180,13 @@ class MemorySessionStore:
             updated_at=now,
         )
 
-    def _goes(self, session_id: str, told: _Seen) -> bool:
+    def _may_remove(self, session_id: str, seen: _Seen) -> bool:
         found = self._records.get(session_id)
-        return found is not None and told.is_still(found)
+        return found is not None and seen.is_still(found)
 
-    def _with_children(self, doomed: Sequence[str], told: _Seen) -> Iterator[str]:
-        """Generation by generation; each id once, so that a circle of parents ends."""
-        seen, generation = set(doomed), list(doomed)
+    def _with_children(self, session_ids: Sequence[str], seen: _Seen) -> Iterator[str]:
+        """The ids and their descendants, generation by generation; each once, so that a circle of parents ends."""
+        found, generation = set(session_ids), list(session_ids)
         while generation:
             yield from generation
             parents = set(generation)
@@ -196,14 +194,14 @@ class MemorySessionStore:
                 record.session_id
                 for record in self._records.values()
                 if record.metadata.parent in parents
-                and record.session_id not in seen
-                and self._goes(record.session_id, told)
+                and record.session_id not in found
+                and self._may_remove(record.session_id, seen)
             ]
-            seen.update(generation)
+            found.update(generation)
 
 
 def _copied(metadata: SessionMetadata) -> SessionMetadata:
-    """With containers of its own: what is saved or loaded shares nothing with the record."""
+    """A copy with containers of its own: what is saved or loaded shares nothing with the record."""
     return replace(metadata, labels=dict(metadata.labels), participants=tuple(metadata.participants))
 
 

@@ -1,4 +1,4 @@
-"""Schema migrations: from the version of a record to that of the code, by the shortest chain of registered steps."""
+"""Migrations of session state: from a record's schema version to the code's, by the shortest chain of steps."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from affinity.limits import check_integer
 from affinity.session.callbacks import problem_of, result_of
 
 Migrate: TypeAlias = Callable[[Any], Awaitable[Any] | Any]
-"""Takes the plain form of a state (a dict, for JSON objects) and returns that of the next version; sync or async."""
+"""Takes the plain form of a state (a dict, for JSON objects) and returns the plain form of the next version; sync or
+async.
+"""
 
 ANY_SESSION: Final = "*"
-"""Stands for a session's id in errors that concern them all."""
+"""In place of a session's id in errors that concern all sessions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class _Migration:
 
 
 class Migrations:
-    """Steps between schema versions. A step may lead back: that is how older code reads what newer code wrote."""
+    """Registered steps between schema versions. A step may lead back, so that older code can read newer records."""
 
     def __init__(self) -> None:
         self._from: dict[int, dict[int, _Migration]] = {}
@@ -71,7 +73,7 @@ class Migrations:
         self._chain(session_id, from_version, to_version)
 
     def check_all(self, to_version: int) -> None:
-        """Find an ambiguity before a record meets it.
+        """Find ambiguities before a record is loaded.
 
         Raises:
             SessionMigrationAmbiguous: from some version several chains to this one are the shortest.
@@ -90,14 +92,14 @@ class Migrations:
         for step in self._chain(session_id, from_version, to_version):
             try:
                 plain = await result_of(step.migrate(plain))
-                _refuse_nothing(plain)
+                _refuse_none(plain)
             except Exception as error:
                 said = problem_of(error)
                 raise SessionMigrationFailed(session_id, step.from_version, step.to_version, said) from error
         return plain
 
     def _chain(self, session_id: str, start: int, goal: int) -> list[_Migration]:
-        """The only shortest chain. Breadth first, a level at a time: ``chains`` counts those that lead to a version."""
+        """The shortest chain, found breadth first; ``chains`` counts the equally short chains to each version."""
         chains: dict[int, int] = {start: 1}
         arrived: dict[int, _Migration] = {}  # the step by which each version was first reached
         level = [start]
@@ -129,6 +131,6 @@ class Migrations:
         return SessionMigrationMissing(session_id, start, goal, len(steps), description)
 
 
-def _refuse_nothing(plain: Any) -> None:
+def _refuse_none(plain: Any) -> None:
     if plain is None:
         raise TypeError("it returned None: a migration returns the migrated state")

@@ -1,4 +1,4 @@
-"""Removing records by age or by number: one by one, or family by family."""
+"""Families of session records, and the removal of records or families by age or by number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from affinity.session.transfer import Progress
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionFamily:
-    """A record that has no parent, or whose parent has no record, with all its descendants."""
+    """A record whose parent, if any, has no record, with all its descendants."""
 
     members: Sequence[SessionSummary]  # the head first, then by their creation
 
@@ -53,12 +53,12 @@ class SessionFamily:
 
 
 Pages: TypeAlias = Callable[[SessionFilter], AsyncIterator[Sequence[SessionSummary]]]
-"""All records that fit, page by page, newest first."""
+"""All records that match a filter, page by page, newest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned:
-    """What `SessionManager.prune` did, or would do."""
+    """What `SessionManager.prune` removed, or would remove."""
 
     removed: Sequence[str]  # session ids
     left: Sequence[str]  # old enough, but held, with queued work, or written since they were listed
@@ -66,17 +66,17 @@ class Pruned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneRule:
-    """What is to go: what is old, or not among the newest."""
+    """Which records to remove: those that are old, or not among the newest."""
 
     older_than: float | None  # seconds
     keep: int | None  # so many of the newest stay
-    either: bool  # with both: what is old or not kept, rather than only what is both
+    either: bool  # with both: a record that is old or beyond ``keep``, rather than only what is both
 
     def __post_init__(self) -> None:
-        """Refuse what would remove everything, or nothing that can be said.
+        """Refuse a rule that would remove everything, or has a negative number.
 
         Raises:
-            InvalidInput: neither is given, or the number is negative.
+            InvalidInput: neither is set, or the number is negative.
         """
         if self.older_than is None and self.keep is None:
             raise InvalidInput("prune needs older_than, keep, or both: it does not remove everything by itself")
@@ -85,11 +85,11 @@ class PruneRule:
 
     @property
     def needs_age(self) -> bool:
-        """Whether only what is old goes."""
+        """Whether only old records are removed."""
         return self.older_than is not None and (self.keep is None or not self.either)
 
-    def is_over(self, family: SessionFamily, kept: frozenset[str]) -> bool:
-        """Whether a family is to go; ``kept`` are the heads of the newest."""
+    def removes(self, family: SessionFamily, kept: frozenset[str]) -> bool:
+        """Whether a family is removed; ``kept`` are the heads of the newest families."""
         is_old = self.older_than is not None and family.idle >= self.older_than
         is_behind = self.keep is not None and family.head.session_id not in kept
         both_asked = self.older_than is not None and self.keep is not None
@@ -97,7 +97,7 @@ class PruneRule:
 
 
 class Pruner:
-    """Removes the records of a store that a retention does not keep."""
+    """Removes the records of a store that a rule selects."""
 
     def __init__(
         self, store: SessionStore, pages: Pages, rule: PruneRule, *, dry_run: bool, progress: Progress
@@ -108,7 +108,7 @@ class Pruner:
         self._left: dict[str, None] = {}
 
     async def records(self, where: SessionFilter) -> Pruned:
-        """Each record by itself."""
+        """Judge and remove each record by itself."""
         keep, older_than = self._rule.keep, self._rule.older_than
         if not self._rule.needs_age and older_than is not None:
             await self._remove_records(replace(where, idle_for=older_than))
@@ -119,20 +119,20 @@ class Pruner:
         return self._result()
 
     async def families(self, where: SessionFilter) -> Pruned:
-        """Each family as a whole, by its newest member; ``where`` is asked of its head."""
+        """Judge and remove each family as a whole, by its newest member; ``where`` applies to its head."""
         heads = replace(where, heads=True)
         kept = await self._newest_heads(heads, self._rule.keep or 0)
         if self._rule.needs_age:
-            heads = replace(heads, idle_for=self._rule.older_than)  # a family is not older than its head
+            heads = replace(heads, idle_for=self._rule.older_than)  # a family is at least as new as its head
         async for families in self._families(heads):
-            await self._remove_families([each for each in families if self._rule.is_over(each, kept)])
+            await self._remove_families([each for each in families if self._rule.removes(each, kept)])
         return self._result()
 
     def _result(self) -> Pruned:
         return Pruned(removed=list(self._removed), left=sorted(self._left.keys() - self._removed.keys()))
 
     async def _past_newest(self, where: SessionFilter, keep: int) -> SessionFilter | None:
-        """The filter with a cursor behind the newest ``keep`` records; None when there are no more than these."""
+        """The filter with a cursor after the newest ``keep`` records; None when there are no more."""
         while keep > 0:
             rows = await self._store.list(where, size := min(keep, MAX_PAGE))
             if len(rows) < size:
@@ -165,7 +165,7 @@ class Pruner:
         await self._remove([family.head.session_id for family in families], members, whole=True)
 
     async def _remove(self, names: Sequence[str], seen: Sequence[SessionSummary], *, whole: bool = False) -> None:
-        """Remove these records, or families, as they were seen."""
+        """Remove these records, or families, unless they have changed since they were seen."""
         versions = {row.session_id: row.version for row in seen}
         births = {row.session_id: row.birth for row in seen}
         gone = await self._store.delete(

@@ -1,12 +1,13 @@
-"""Process-local resources beside the state: a model, a child process, an open file.
+"""Process-local resources of sessions: a model, a child process, an open file.
 
-A resource is opened when somebody first asks for it and shared by key: each copy of a session's state that uses it is
-one *holder*. When the last holder releases it, it is closed, exactly once. Its life, per key::
+A resource is opened at its first use and shared by key: each cached state that uses it is one *holder*. When the last
+holder releases it, it is closed, exactly once. Its life, per key::
 
     opening ──► open ──► closing ──► gone
        └── open failed ─────────────────▲
 
-Whoever asks while it is closing waits, and then opens it anew: ``close`` and ``open`` of one key never overlap.
+A caller that asks for it while it is closing waits, and then opens it again: ``close`` and ``open`` of one key never
+overlap.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ class _Shared(Generic[T]):
 
     def __init__(self) -> None:
         self.holders: set[object] = set()
-        self.asking = 0  # calls of `acquire` that are on their way
+        self.acquiring = 0  # calls of `acquire` that have not returned
         self.is_open = self.closing = False
         self.failure: Exception | None = None
-        self.ready: anyio.Event | None = None  # set when an opening that runs has ended, well or not
+        self.opening_ended: anyio.Event | None = None  # while ``open`` runs; set when it has succeeded or failed
         self.gone = anyio.Event()
 
     @property
     def unused(self) -> bool:
-        return not self.holders and not self.asking
+        return not self.holders and not self.acquiring
 
 
 class Resource(Generic[T]):
-    """Something that sessions share within the process and that is not kept: ``await opening.resource(models)``.
+    """Something that sessions use within the process and that is not stored: ``await opening.resource(models)``.
 
     One resource object serves one event loop. Callbacks may be async or sync; a sync one must not block the loop.
     """
@@ -50,38 +51,38 @@ class Resource(Generic[T]):
         close: Callable[[str, T], Awaitable[None] | None] | None = None,
         key: Callable[[str], str] = lambda session_id: session_id,
     ) -> None:
-        """A resource that nobody has opened yet.
+        """A resource that is not open yet.
 
         Args:
-            open: makes it, given its key.
-            close: frees it, given its key and itself. It has `DISPOSE_SECONDS`; what it raises is logged.
+            open: returns the value, given its key.
+            close: frees it, given its key and the value. It has `DISPOSE_SECONDS`; what it raises is logged.
             key: which one a session uses, given its id; by default one of its own.
         """
         self._open, self._close, self.key = open, close, key
         self._shared: dict[str, _Shared[T]] = {}
 
     def __len__(self) -> int:
-        """How many are open, or on their way to or from it."""
+        """How many are opening, open or closing."""
         return len(self._shared)
 
     async def acquire(self, key: str, holder: object) -> T:
-        """The one of this key, opened if need be; ``holder`` has it until it releases it, however often it asks.
+        """The value of this key, opened if need be; ``holder`` holds it until it releases it once.
 
         Raises:
             Exception: what ``open`` raised, in every call that waited for it; the next call opens it again.
         """
         shared = await self._find(key)
-        shared.asking += 1
+        shared.acquiring += 1
         try:
             await self._ensure_open(key, shared)
             shared.holders.add(holder)
         finally:
-            shared.asking -= 1
+            shared.acquiring -= 1
             await self._close_if_unused(key, shared)
         return shared.value
 
     async def release(self, key: str, holder: object) -> None:
-        """``holder`` needs it no more; the last one closes it. Raises nothing."""
+        """End the holder's use; the last release closes the resource. Raises nothing."""
         shared = self._shared.get(key)
         if shared is not None:
             shared.holders.discard(holder)
@@ -97,26 +98,26 @@ class Resource(Generic[T]):
             await shared.gone.wait()
 
     async def _ensure_open(self, key: str, shared: _Shared[T]) -> None:
-        """One of those who ask opens it and the others wait; when that one is cancelled, another takes over."""
+        """One of the callers opens it, and the others wait; if that one is cancelled, another takes over."""
         while not shared.is_open:
             if shared.failure is not None:
                 raise shared.failure
-            if shared.ready is None:
+            if shared.opening_ended is None:
                 await self._open_now(key, shared)
             else:
-                await shared.ready.wait()
+                await shared.opening_ended.wait()
 
     async def _open_now(self, key: str, shared: _Shared[T]) -> None:
-        shared.ready = ready = anyio.Event()
+        shared.opening_ended = ended = anyio.Event()
         try:
             shared.value = await result_of(self._open(key))
             shared.is_open = True
         except Exception as error:
-            shared.failure = error  # forgotten as soon as those who wait have heard of it
+            shared.failure = error  # raised in the callers that wait; a later call opens it again
             raise
         finally:
-            shared.ready = None
-            ready.set()
+            shared.opening_ended = None
+            ended.set()
 
     async def _close_if_unused(self, key: str, shared: _Shared[T]) -> None:
         if not shared.unused or shared.closing:

@@ -1,4 +1,4 @@
-"""Typed session state that survives its worker: `Sessions`."""
+"""`Sessions`: typed session state that is stored with the results of activities."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NO_SCOPE: Final = nullcontext()
 
 
 class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
-    """The state of sessions of one kind: hydrated, cached beside the lease, migrated, committed with results.
+    """The states of sessions of one kind: hydrated, cached while the lease lasts, migrated, committed with results.
 
     ::
 
@@ -43,7 +43,7 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
 
     A session has one state: an activity that opens its session through two of these objects is refused, unless at most
     one of them changes anything in the worker's database. One object serves one event loop. It is a `SessionListener`
-    (of `affinity.orchestration.app`): a worker that is given it tells it which leases end.
+    (of `affinity.orchestration.app`): a worker that includes it notifies it of the leases that end.
     """
 
     def __init__(
@@ -69,43 +69,43 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
         idle_timeout: float | None = 600.0,
         timer: Callable[[], float] = time.monotonic,
     ) -> None:
-        """The states of one kind; nothing is loaded yet.
+        """Define the states of one kind; nothing is loaded yet.
 
         Args:
             state: the type: a pydantic model, dataclass, TypedDict, ``list[...]``, or any other with a ``codec``. A
                 form that is no class, such as a union, needs a cast for type checkers.
-            kind: what the records are called; one of another kind is refused. Default: the name of the type.
-            schema_version: of the type as the code has it now; `migration` leads here from what older code wrote.
-            initial: the state of a session without a record, given its id, or "" without a session. Default: the type
-                called without arguments.
+            kind: of the records; a record of another kind is refused. Default: the name of the type.
+            schema_version: of the type in this code; a `migration` converts records of other versions.
+            initial: returns the state of a session without a record, given its id, or "" without a session. Default:
+                the type called without arguments.
             codec: of the state, or of ``record``. Default: JSON by pydantic (`JsonCodec`).
-            record: a narrower type that is kept in place of the state. Of models and dataclasses, fields of the same
-                name are mapped, at any depth; what the record does not have starts from its default at a hydrate.
-            to_record: the record of a state, in place of the mapping by name.
-            from_record: the state from a record, in place of the mapping by name.
-            metadata: says what is kept in columns beside a state: name, message_count, participants, labels.
-            store: a store elsewhere. Default: the database of the worker, where state commits with the result.
-            auto_save: whether a clean end of a block saves; each `open` may say otherwise.
-            follow_leases: an activity may open it only on a worker that tells it which leases end: by
-                ``app.include(...)``, or the worker's ``listeners``. False: anywhere; then copies of sessions that the
-                worker has lost stay in memory up to ``idle_timeout``, and no activity is given to this worker because
-                it can read a record.
-            fresh_scratch: what is not kept of a state (scratch fields, or all that a narrower ``record`` does not have)
-                starts from its default at each opening, not only after a hydrate: code then sees the same wherever it
-                runs. The state is a new object each time, and ``dispose`` is called for the former one. An opening
-                within another one of the same activity shares its state. Costs one encoding and decoding each.
-            dispose: frees what a state holds beside its memory; called once for each copy. What it raises is logged; it
-                has `DISPOSE_SECONDS`.
-            max_sessions: copies in memory at most, unless more are in use at once.
-            max_bytes: of all copies at most, unless those in use have more. None: no bound.
+            record: a narrower type that is stored in place of the state. Of models and dataclasses, fields of the same
+                name are mapped, at any depth; fields that the record lacks start from their default at a hydrate.
+            to_record: converts a state to its record, in place of the mapping by name.
+            from_record: converts a record to a state, in place of the mapping by name.
+            metadata: returns the searchable metadata of a state: name, message_count, participants, labels.
+            store: an external store. Default: the database of the worker, where state commits with the result.
+            auto_save: whether a block that ends without an error saves; each `open` may override it.
+            follow_leases: an activity may open a state only on a worker that notifies this object of leases that end:
+                by ``app.include(...)``, or the worker's ``listeners``. False: on any worker; then states of sessions
+                that the worker has lost stay in memory up to ``idle_timeout``, and work that needs a reader of its
+                record is not routed to this worker.
+            fresh_scratch: what is not stored of a state (scratch fields, or fields that a narrower ``record`` lacks)
+                starts from its default at each opening, not only after a hydrate, so code sees the same on any worker.
+                The state is a new object each time, and ``dispose`` is called for the former one. An opening within
+                another one of the same activity shares its state. Costs one encoding and decoding per opening.
+            dispose: frees what a state holds beside its memory; called once for each state that leaves memory. What it
+                raises is logged; it has `DISPOSE_SECONDS`.
+            max_sessions: states in memory at most, unless more are in use at once.
+            max_bytes: of all states at most, unless those in use have more. None: no bound.
             size_of: how many bytes a state takes. Default: the size of its encoded form.
-            idle_timeout: seconds without use after which a copy is given up; None: never.
+            idle_timeout: seconds without use after which a state is removed from memory; None: never.
             timer: a monotonic clock in seconds, of this process: it decides on memory only, never on a lease.
 
         Raises:
             InvalidOptions: options out of range or in contradiction, a state without a JSON form, a scratch field
                 without a default, or a record that cannot be mapped by name.
-            InvalidId: the kind is none.
+            InvalidId: the kind is not a valid id.
         """
         if initial is None and not callable(state):
             raise InvalidOptions(f"the state {state!r} cannot be called to make a new one: give initial=")
@@ -135,11 +135,11 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
 
     @property
     def kind(self) -> str:
-        """What the records are called."""
+        """The kind of the records."""
         return self._schema.kind
 
     def readable_versions(self) -> frozenset[int]:
-        """The schema versions of the records that this code can read: its own, and those that migrations lead from."""
+        """The schema versions that this code can read: its own, and those from which migrations lead to it."""
         return self._schema.migrations.leading_to(self._schema.version)
 
     # -- opening
@@ -157,22 +157,22 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
     ) -> OpenSession[S]:
         """The state of a session, for one ``async with``.
 
-        *In an activity* (``ctx_or_id`` is its context): the state comes from memory when this lease's copy is there,
-        else from the store. One activity of a session at a time; the others wait. At a clean end of the block the
-        change is staged, and commits with the activity's result, or not at all; unchanged state is not written. After
-        an error in the block, or when the result is not committed, the copy is dropped, and the next opening hydrates.
-        Do not change the state after the block, nor let another task do so while it ends. To a store elsewhere the
-        change is written just before the result (see `OpenSession.already_applied`). Without any store the state lives
-        in memory only, and is lost where a copy is dropped.
+        *In an activity* (``ctx_or_id`` is its context): the state comes from memory if it was cached under this lease,
+        else from the store. One activity of a session at a time; the others wait. When the block ends without an error,
+        the change is staged, and commits with the activity's result, or not at all; unchanged state is not written.
+        After an error in the block, or when the result is not committed, the cached state is dropped, and the next
+        opening hydrates. Do not change the state after the block, nor in another task while the block ends. To an
+        external store the change is written just before the result (see `OpenSession.already_applied`). Without any
+        store the state is in memory only, and is lost when it is dropped.
 
-        To save at once, before the result, there is `OpenSession.checkpoint`.
+        `OpenSession.checkpoint` writes immediately, before the result.
 
-        *In a script or web handler* (``ctx_or_id`` is a session id): the state is loaded, and saved at a clean end,
-        unless somebody has written it since; nothing is saved after an error. No copy stays.
+        *In a script or web handler* (``ctx_or_id`` is a session id): the state is loaded, and saved when the block ends
+        without an error, unless the record was written since. It is not cached.
 
         Without a session (an activity that has none, or None), and by id without a store, there is nothing to load, and
-        what the block does would be lost: it is an error, unless ``allow_transient`` asks for a new state that is kept
-        nowhere.
+        the block's changes would be lost: it is an error, unless ``allow_transient`` asks for a new state that is not
+        stored.
 
         Args:
             ctx_or_id: whose state.
@@ -180,15 +180,15 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
             labels: of the session, from now on, in place of those that it has.
             overrides: fields that replace those of the loaded state; all others stay. A model of the state's type
                 overrides the fields that were set explicitly, a mapping those that it names.
-            store: where to load and save, other than this object's.
-            auto_save: whether a clean end saves, other than this object does. What is not saved, `OpenSession.save`
-                apart, is gone with the activity or script.
-            allow_transient: without a session, or by id without a store, give a new state that is kept nowhere.
+            store: where to load and save, in place of this object's store.
+            auto_save: whether a block that ends without an error saves, in place of this object's option. Changes that
+                are not saved, by `OpenSession.save` either, are lost with the activity or script.
+            allow_transient: without a session, or by id without a store, return a new state that is not stored.
 
         Raises:
-            InvalidInput: an argument that cannot be.
-            InvalidOptions: an id without a store; or the activity's worker does not tell this object which leases end
-                (``follow_leases``).
+            InvalidInput: an argument is out of bounds.
+            InvalidOptions: an id without a store; or the activity's worker does not notify this object of leases that
+                end (``follow_leases``).
             SessionError: there is no session; or the context has one and no epoch.
 
         The ``async with`` raises, at its beginning:
@@ -196,8 +196,8 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
             SessionWriteConflict: the process has the session under a newer lease than the context's.
 
         and at its end:
-            NotSerializable, PayloadTooLarge, InvalidInput: the state, or its metadata, cannot be kept.
-            SessionWriteConflict: in a script, somebody else has written since.
+            NotSerializable, PayloadTooLarge, InvalidInput: the state, or its metadata, cannot be stored.
+            SessionWriteConflict: in a script, the record was written since.
             SessionSelfConflict: an activity has opened its own session by id, and changed the state.
             SessionSaveFailed: in a script, the store failed; the error carries the state.
         """
@@ -218,7 +218,7 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
         auto_save: bool | None = None,
         allow_transient: bool = False,
     ) -> SyncOpenSession[S]:
-        """`open` for a sync activity, in its thread, which anyio started: for one ``with``."""
+        """`open` for a sync activity, in the thread that anyio started for it: for one ``with``."""
         return SyncOpenSession(
             self._schema,
             *self._work(ctx_or_id, store, allow_transient),
@@ -278,8 +278,8 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
     def register_migration(self, from_version: int, to_version: int, migrate: Migrate) -> None:
         """Add a step: ``migrate`` takes the plain form of a state (a dict, for JSON objects) and returns the new one.
 
-        A record of another schema version is led to this object's by the shortest chain of steps. It is written in the
-        new version at the next clean end, changed or not.
+        A record of another schema version is converted to this object's by the shortest chain of steps. It is written
+        in the new version at the end of the next block without an error, changed or not.
 
         Raises:
             SessionMigrationAmbiguous: there is a step between these versions.
@@ -288,7 +288,7 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
         self._schema.migrations.register(from_version, to_version, migrate)
 
     def check_migrations(self) -> None:
-        """Find now what a load would find of the registered migrations, as a worker does at its start.
+        """Check the registered migrations before any record is loaded, as a worker does at its start.
 
         Raises:
             SessionMigrationAmbiguous: from some version two shortest chains lead to this object's.

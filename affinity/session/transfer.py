@@ -1,8 +1,8 @@
-"""The form in which records leave a store and enter another: one JSON document each, complete in itself.
+"""Export and import of session records: one JSON document per record.
 
-A state that is JSON stands in the document as JSON (``state``), as far as nothing of it is lost that way; every other
-state as base64 (``state_base64``). ``version``, ``epoch`` and the times tell where the record comes from; the store
-that it enters counts and dates it anew.
+A state that is JSON is in the document as JSON (``state``), if nothing is lost that way; every other state as base64
+(``state_base64``). ``version``, ``epoch`` and the times are those of the store that the record comes from; the store
+that imports it sets its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def readable(record: SessionRecord) -> dict[str, Any]:
     """The record as a JSON document for people and programs: ``state`` when that is JSON, else ``state_base64``.
 
     Raises:
-        SessionLoadFailed: the state is packed as this version does not know, or damaged.
+        SessionLoadFailed: the state is damaged, or packed in a way that this version does not know.
     """
     try:
         state = unpack(record.state, record.encoding)
@@ -55,13 +55,13 @@ def readable(record: SessionRecord) -> dict[str, Any]:
 
 
 def line_of(record: SessionRecord) -> str:
-    """The record as one line of JSON, without its end."""
+    """The record as one line of JSON, without the newline."""
     return to_json(readable(record)).decode()
 
 
 def _state_field(state: bytes) -> dict[str, Any]:
     try:
-        # In a list, so that what it may nest is what it may nest within a document.
+        # In a list, so that it is nested as deeply as in the document: parsers limit the depth.
         (value,) = from_json(b"[" + state + b"]", allow_inf_nan=False)
         if _same(to_json(value), state):
             return {"state": value}
@@ -71,7 +71,7 @@ def _state_field(state: bytes) -> dict[str, Any]:
 
 
 def _same(written: bytes, original: bytes) -> bool:
-    """Whether two JSON texts differ in spaces and escapes alone: key by key, and digit by digit of every number."""
+    """Whether two JSON texts differ only in white space and escapes; numbers are compared digit by digit."""
     return written == original or _tokens(written) == _tokens(original)
 
 
@@ -84,11 +84,11 @@ _tokens = partial(
 )
 
 
-# --- and back ---------------------------------------------------------------------------------------------------------
+# --- import -----------------------------------------------------------------------------------------------------------
 
 
 def _check_text(text: str) -> str:
-    """Looser than where labels and names are written: what some store has kept must be able to enter another."""
+    """Weaker than the check where labels and names are written: any record of a store can be imported into another."""
     if "\x00" in text:
         raise ValueError("holds the character U+0000, which no store keeps")
     if len(text.encode()) > MAX_ID_BYTES:
@@ -101,7 +101,7 @@ _Text = Annotated[str, AfterValidator(_check_text)]
 
 
 class _Line(BaseModel):
-    """What a line must look like."""
+    """The form of a line."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -135,10 +135,10 @@ class _Line(BaseModel):
 
 
 def read_line(number: int, line: str | bytes) -> SessionState:
-    """The record that line ``number`` holds.
+    """The record in line ``number``.
 
     Raises:
-        InvalidInput: the line is not such a document; the message names the line and what is wrong with it.
+        InvalidInput: the line is not such a document; the message has its number and the reason.
     """
     try:
         parsed = _Line.model_validate(from_json(line, allow_inf_nan=False))
@@ -173,15 +173,15 @@ def _problems(error: ValidationError) -> str:
 Lines: TypeAlias = Iterable[str | bytes] | AsyncIterable[str | bytes]
 
 OnExists: TypeAlias = Literal["refuse", "skip", "replace"]
-"""What an import does with a record that the store has already."""
+"""How an import treats a record that the store has already."""
 
 Progress: TypeAlias = Callable[[int], None]
-"""Called now and then with the number of records done so far."""
+"""Called repeatedly with the number of records processed so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """What an import did."""
+    """How many records an import has written and skipped."""
 
     added: int
     replaced: int
@@ -205,18 +205,18 @@ async def import_lines(store: SessionStore, lines: Lines, on_exists: OnExists, p
 
 
 def check_lines(lines: Iterable[str | bytes]) -> None:
-    """Read every line as an import would, and write nothing.
+    """Validate every line as an import would, and write nothing.
 
     Raises:
-        InvalidInput: a line is no record; the message names it.
+        InvalidInput: a line is no record; the message has its number.
     """
     for number, line in enumerate(lines, 1):
         if line.strip():
             read_line(number, line)
 
 
-def silent(done: int) -> None:
-    """A progress that nobody watches."""
+def no_progress(done: int) -> None:
+    """The `Progress` of a caller that passes none."""
 
 
 async def _write(store: SessionStore, new: SessionState, on_exists: OnExists) -> str:
