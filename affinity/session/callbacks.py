@@ -18,7 +18,7 @@ DISPOSE_SECONDS: Final = 30.0
 
 _PROBLEMS_SHOWN: Final = 3
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("affinity.session")
 
 
 async def result_of(value: Awaitable[T] | T) -> T:
