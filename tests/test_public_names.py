@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import inspect
 import re
-from types import ModuleType
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any, Final
+
+import pytest
 
 import affinity
 from affinity import errors
+
+ROOT: Final = Path(__file__).parent.parent
+
+NOT_PUBLIC: Final = {
+    "ActivityScope": "a protocol that ActivityContext fulfils",
+    "Codec": "a definition's; given to futures and handles by those who make them",
+    "OpenOptions": "of a constructor that only `Sessions` calls",
+    "Provider": "who writes one imports the contract, `affinity.provider.contract`, with all of its types",
+    "Runtime": "the parts of a running worker, for the tests of the worker",
+    "Scheduler": "the engine's; makes the context and the futures",
+    "SessionContext": "a protocol that ActivityContext fulfils",
+    "StateSchema": "of a constructor that only `Sessions` calls",
+    "UnitOfWork": "of a constructor that only `Sessions` calls",
+    "Waiter": "the engine's: a task, or a future over others",
+}
+"""Types of affinity in public signatures that no application names, and why."""
 
 
 def test_the_facade_lists_exactly_what_it_has() -> None:
@@ -17,7 +41,103 @@ def test_the_facade_lists_exactly_what_it_has() -> None:
 
 
 def test_every_public_name_has_a_docstring() -> None:
-    assert [name for name in affinity.__all__ if not inspect.getdoc(getattr(affinity, name))] == []
+    values = {name: getattr(affinity, name) for name in affinity.__all__}
+    assert [name for name, value in values.items() if not is_alias(value) and not inspect.getdoc(value)] == []
+
+
+def test_what_public_functions_take_and_return_is_public() -> None:
+    """Or an error of `affinity.errors`, or one of the few that no application names."""
+    used = {name: where for public in affinity.__all__ for name, where in types_used(public)}
+    errors_used = {name for name in used if hasattr(errors, name)}
+    assert used.keys() - set(affinity.__all__) - errors_used == NOT_PUBLIC.keys(), used
+
+
+def test_types_of_every_kind_are_found() -> None:
+    """Of a class, of a method, of a property, and one that is an alias."""
+    used = {name for public in ("Client", "Instance", "App", "RetryPolicy") for name, _ in types_used(public)}
+    assert used >= {"Page", "Failure", "ActivityDefinition", "RetryStrategy"}
+
+
+def types_used(public: str) -> Iterator[tuple[str, str]]:
+    """The classes of affinity, and the aliases of literals, in the signatures of a public name; each with its place."""
+    for where, annotated, scope in annotated_of(getattr(affinity, public)):
+        for parameter, annotation in getattr(annotated, "__annotations__", {}).items():
+            if inspect.isclass(annotated) and parameter.startswith("_"):
+                continue
+            for node in ast.walk(ast.parse(str(annotation))):
+                if isinstance(node, ast.Name) and is_ours(scope.get(node.id)):
+                    yield node.id, f"{public}.{where}: {parameter}"
+
+
+def annotated_of(value: Any) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    """A function; or a class with its fields and its public methods and properties, those of its bases too."""
+    if isinstance(value, FunctionType):
+        yield "", value, value.__globals__
+    if not inspect.isclass(value):
+        return
+    for base in value.__mro__:
+        if base.__module__.startswith("affinity."):
+            yield "", base, vars(importlib.import_module(base.__module__))
+    for name in dir(value):
+        function = _function(inspect.getattr_static(value, name))
+        if function is not None and (not name.startswith("_") or name == "__init__"):
+            for each in (function, *typing.get_overloads(function)):
+                yield name, each, function.__globals__
+
+
+def _function(member: Any) -> FunctionType | None:
+    """Behind a method of any kind, or a property."""
+    found: Callable[..., Any] | None = getattr(member, "fget", None) or getattr(member, "__func__", member)
+    return found if isinstance(found, FunctionType) and found.__module__.startswith("affinity.") else None
+
+
+def is_ours(value: object) -> bool:
+    return (inspect.isclass(value) and value.__module__.startswith("affinity")) or is_alias(value)
+
+
+def is_alias(value: object) -> bool:
+    return typing.get_origin(value) is typing.Literal
+
+
+def test_the_documentation_names_what_is_public() -> None:
+    """Every public name, with the first line of its docstring; and nothing else."""
+    page = (ROOT / "docs" / "learn" / "names.md").read_text()
+    assert [line for line in page.splitlines() if line.startswith("| `")] == [
+        f"| `{name}` | {first_line(getattr(affinity, name))} |" for name in affinity.__all__
+    ]
+
+
+def first_line(value: Any) -> str:
+    if is_alias(value):
+        return "One of " + ", ".join(f'`"{each}"`' for each in typing.get_args(value)) + "."
+    return (inspect.getdoc(value) or "").partition("\n")[0].replace("``", "`").replace("|", "\\|")
+
+
+NO_CODE: Final = {"activity", "db", "session_id"}
+"""A logger, a file, and an attribute of log records and spans, after "affinity."."""
+
+DOCUMENTS: Final = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.py")])
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_names_in_the_documentation_exist(document: Path) -> None:
+    """``affinity.something`` in a text or an example is a public name, or in a module."""
+    named = set(re.findall(r"\baffinity((?:\.[A-Za-z_]\w*)+)(?!\.?[\w/])", document.read_text()))
+    paths = [name.split(".")[1:] for name in sorted(named)]
+    assert [path for path in paths if path[0] not in NO_CODE and not exists(path)] == []
+
+
+def exists(path: list[str]) -> bool:
+    """Whether the package has it: modules are imported as far as there are any."""
+    value: Any = affinity
+    for n, part in enumerate(path, 1):
+        if not hasattr(value, part):
+            try:
+                importlib.import_module(".".join(["affinity", *path[:n]]))
+            except ModuleNotFoundError:
+                return False
+        value = getattr(value, part)
+    return True
 
 
 def test_the_tree_of_errors_is_drawn_as_it_is() -> None:

@@ -4,6 +4,7 @@ from affinity.client.administration import EndedStatus, PrunedInstances
 from affinity.client.client import Client, Handle, open_store
 from affinity.client.requests import ExternalEvent, Start
 from affinity.client.views import (
+    ActivityState,
     ExecutionSummary,
     Failure,
     HistoryRecord,
@@ -17,6 +18,7 @@ from affinity.client.views import (
 from affinity.provider.contract import Quotas
 
 __all__ = [
+    "ActivityState",
     "Client",
     "EndedStatus",
     "ExecutionSummary",

@@ -10,7 +10,7 @@ from affinity.session.pruning import Pruned, SessionFamily
 from affinity.session.resources import Resource
 from affinity.session.sessions import Sessions
 from affinity.session.state_cache import CacheStats
-from affinity.session.transfer import Imported, readable
+from affinity.session.transfer import Imported, OnExists, readable
 
 __all__ = [
     "ActivityScope",
@@ -18,6 +18,7 @@ __all__ = [
     "Imported",
     "JsonCodec",
     "MemorySessionStore",
+    "OnExists",
     "OpenSession",
     "Pruned",
     "Resource",

@@ -355,7 +355,7 @@ class ActivityRunner:
         pause = None if policy is None else _pause(running, policy, error, failures)
         if pause is not None:
             failure = RecordedError(*describe_error(error))
-            _log_failure(logging.WARNING, f"is retried in {pause:.1f} s", item, failure, error)
+            _log_failure(logging.WARNING, f"failed and is retried in {pause:.1f} s", item, failure, error)
             self._observe(item.name, "retried")
             self._end(item)
             self._results.submit_abandon(WorkAbandon(lock=item.lock, delay=pause, failed=True, error=_noted(error)))
@@ -369,7 +369,7 @@ class ActivityRunner:
     def _fail(
         self, item: WorkItem, kind: ActivityFailureKind, failure: RecordedError, error: BaseException | None = None
     ) -> None:
-        _log_failure(logging.ERROR, "is not retried", item, failure, error)
+        _log_failure(logging.ERROR, "failed and is not retried", item, failure, error)
         self._observe(item.name, kind)
         self._end(item)
         failed = ActivityFailed(item.lock.key.activity_id, kind, *failure)
@@ -503,7 +503,7 @@ def _log_failure(
     session = "" if item.session_id is None else f"session {item.session_id}, "
     logger.log(
         level,
-        "activity %s of %s failed and %s (execution %d, event %d, %sattempt %d): %s: %s",
+        "activity %s of %s %s (execution %d, event %d, %sattempt %d): %s: %s",
         item.name,
         key.instance_id,
         consequence,
