@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, LiteralString, cast
 
-from psycopg import AsyncConnection
+import psycopg
+from psycopg import AsyncConnection, sql
 
 from affinity.provider.postgres import PostgresProvider
 from tests.provider import warm
@@ -78,3 +82,16 @@ class RoleProvider:
             url = as_role(self._url, role) if role else self._url
             self._opened[role] = await PostgresProvider.open(url, application_name=warm.APPLICATION)
         return await getattr(self._opened[role], verb)(*args, **kwargs)
+
+
+@contextmanager
+def plain_role(admin: psycopg.Connection[Any], *grants: str) -> Iterator[str]:
+    """A role that may log in, and what the grants say."""
+    role = sql.Identifier(name := f"plain_{uuid.uuid4().hex}")
+    for statement in ("CREATE ROLE {} LOGIN", *grants):
+        admin.execute(sql.SQL(statement).format(role))
+    try:
+        yield name
+    finally:
+        for statement in ("DROP OWNED BY {} CASCADE", "DROP ROLE {}"):
+            admin.execute(sql.SQL(statement).format(role))

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, closing
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import psycopg
 import pytest
 
-from affinity.provider.contract import Incarnation, OrchestrationItem, Release, SessionHold, WorkerIdentity
+from affinity.provider.contract import OrchestrationItem, Release, SessionHold
 from affinity.provider.postgres import sweep
 from affinity.provider.postgres.driver import connections
-from affinity.provider.sqlite import SqliteProvider
-from affinity.provider.sqlite.driver.database import connect
 from affinity.testing.conformance.providers.builders import state, state_write, timer, turn, work_item
 from affinity.testing.conformance.providers.peer import Peer
+from tests.provider.postgres_plans import (
+    AUTO_EXPLAIN,
+    CROWDS,
+    MANY,
+    MOST,
+    Crowd,
+    check_plans,
+    collect_plans,
+    crowd_tables,
+    rows_read,
+)
 from tests.provider.postgres_stage import (
     administrator,
     hot_verbs,
@@ -31,11 +37,22 @@ from tests.provider.postgres_stage import (
     some_sessions,
     some_work,
 )
-from tests.provider.test_postgres_plans import AUTO_EXPLAIN, CROWDS, MANY, MOST, Crowd, _crowd, _listening, _watched
+from tests.provider.sqlite_steps import (
+    FEW,
+    FOREIGN_ROWS,
+    FOREIGN_SESSIONS,
+    MUCH,
+    Verb,
+    cost_in_steps,
+    fill_tables,
+    opened_file,
+    steps,
+)
+
+__all__ = ["steps"]
 
 pytestmark = pytest.mark.anyio
 
-Verb: TypeAlias = Callable[[], Awaitable[object]]
 Prepare: TypeAlias = Callable[[Peer], Awaitable[Any]]
 Verbs: TypeAlias = Callable[[Peer, Any], Sequence[Verb]]
 
@@ -59,9 +76,9 @@ async def test_rarer_forms_read_what_they_need(
     async with opened(postgres_migrated) as provider:
         peer = await registered(provider)
         await registered(provider, "other")
-        _crowd(admin, crowd)
+        crowd_tables(admin, crowd)
         first, second = await some_sessions(peer), await peer.own("n")
-        async with _watched(postgres_migrated, monkeypatch) as (watched, check):
+        async with check_plans(postgres_migrated, monkeypatch) as (watched, check):
             for verb in rarer_verbs(replace(peer, provider=watched), first, second):
                 await check(verb)
 
@@ -116,10 +133,10 @@ async def test_a_sweep_does_not_read_the_queues(
     """Nor what is held, nor all sessions, queued or not: of those it looks at a window."""
     monkeypatch.setattr(sweep, "WINDOW", MOST // 4)
     plans: list[dict[str, Any]] = []
-    monkeypatch.setattr(connections, "connect", partial(_listening, plans, connections.connect))
+    monkeypatch.setattr(connections, "connect", partial(collect_plans, plans, connections.connect))
     async with opened(postgres_migrated, **AUTO_EXPLAIN) as provider:
         await registered(provider, "other")
-        _crowd(admin, crowd)
+        crowd_tables(admin, crowd)
         admin.execute(
             "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at,"
             " payload, enqueued_at) SELECT 'y', 1, i, 'work', 'queued' || i, 'new', clock(), '', clock()"
@@ -133,60 +150,12 @@ async def test_a_sweep_does_not_read_the_queues(
             await provider.sweep(interval=0.0, session_retention=60.0, worker_retention=60.0)
             read = Counter[str]()
             for plan in plans:
-                for table, rows in _rows_read(plan["Plan"]):
+                for table, rows in rows_read(plan["Plan"]):
                     read[table] += rows
             assert max(read.values()) <= MOST, read
 
 
-def _rows_read(node: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Tables, and rows that a step of a plan has read of them."""
-    if "Relation Name" in node:
-        yield (
-            node["Relation Name"],
-            (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"],
-        )
-    for child in node.get("Plans", ()):
-        yield from _rows_read(child)
-
-
 # --- SQLite -----------------------------------------------------------------------------------------------------------
-
-FEW, MUCH = 100, 5_000
-
-FOREIGN_SESSIONS: Final = "INSERT INTO sessions SELECT 'other' || i, 'other', 'other-1', 1, 1e12, 0, 0 FROM numbers"
-FOREIGN_ROWS: Final = (
-    "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at,"
-    " enqueued_at, payload) SELECT 'x', 1, i, 'work', 'other' || (i % 100 + 1), 'w:other', 0, 0, '' FROM numbers",
-    "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at,"
-    " enqueued_at, payload) SELECT 'y', 1, i, 'work', 'offered' || i, 'new:other', 1e12, 0, '' FROM numbers",
-    "INSERT INTO instances (instance_id, name, owner_worker, owner_incarnation, created_at, updated_at)"
-    " SELECT 'x' || i, 'flow', 'other', 'other-1', 0, 0 FROM numbers",
-    "INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)"
-    " SELECT 'x' || i, 'w:other', 0, '' FROM numbers",
-    "INSERT INTO instances (instance_id, name, status, created_at, updated_at)"
-    " SELECT 'sick' || i, 'flow', 'suspended', 0, 0 FROM numbers",
-    "INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)"
-    " SELECT 'sick' || i, 'suspended', 0, '' FROM numbers",
-    "INSERT INTO history (instance_id, execution_id, event_id, event) SELECT 'x' || i, 1, 1, '' FROM numbers",
-    "INSERT INTO session_states (session_id, version, created_at, updated_at, schema_version, encoding, kind, labels,"
-    " participants, state) SELECT 'other' || i, 1, i, i, 1, 'plain', 'other', '{}', '[]', x'00' FROM numbers",
-    "INSERT INTO session_holds SELECT 'x' || i, 1, 1, 'other' || i, 1e12, 300 FROM numbers",
-    "INSERT INTO session_watches SELECT 'other' || i, 'x' || i, '' FROM numbers",
-)
-
-
-@pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Counts the instructions of SQLite's virtual machine that provider objects run from now on."""
-    counter = count()
-
-    def counted(path: Path) -> sqlite3.Connection:
-        connection = connect(path)
-        connection.set_progress_handler(lambda: next(counter) < 0, 1)  # a true answer would end the statement
-        return connection
-
-    monkeypatch.setattr("affinity.provider.sqlite.provider.connect", counted)
-    return counter
 
 
 @pytest.mark.parametrize(("prepare", "verbs"), [(some_work, hot_verbs), (some_sessions, session_verbs)])
@@ -196,10 +165,10 @@ async def test_on_sqlite_each_verb_takes_as_many_steps_among_many_rows(
     """Whether another worker has 100 rows of each kind or 5,000."""
     costs = []
     for rows in (FEW, MUCH):
-        async with _peer(tmp_path / f"{rows}.db") as (peer, path):
+        async with opened_file(tmp_path / f"{rows}.db") as (peer, path):
             at = await prepare(peer)
-            _fill(path, [FOREIGN_SESSIONS, *FOREIGN_ROWS], rows)
-            costs.append([await _cost(steps, verb) for verb in verbs(peer, at)])
+            fill_tables(path, [FOREIGN_SESSIONS, *FOREIGN_ROWS], rows)
+            costs.append([await cost_in_steps(steps, verb) for verb in verbs(peer, at)])
     assert costs[1] == costs[0]
 
 
@@ -208,10 +177,10 @@ async def test_on_sqlite_what_operators_look_at_takes_as_many_steps_among_many_r
 ) -> None:
     costs = []
     for rows in (FEW, MUCH):
-        async with _peer(tmp_path / f"{rows}.db") as (peer, path):
+        async with opened_file(tmp_path / f"{rows}.db") as (peer, path):
             await some_sessions(peer)
-            _fill(path, [FOREIGN_SESSIONS, *FOREIGN_ROWS], rows)
-            costs.append([await _cost(steps, verb) for verb in management_verbs(peer)])
+            fill_tables(path, [FOREIGN_SESSIONS, *FOREIGN_ROWS], rows)
+            costs.append([await cost_in_steps(steps, verb) for verb in management_verbs(peer)])
     assert costs[1] == costs[0]
 
 
@@ -219,37 +188,9 @@ async def test_on_sqlite_a_sweep_does_not_read_the_queues(tmp_path: Path, steps:
     """It looks at each session that is held, and jumps over their items and messages."""
     costs = []
     for rows in (FEW, MUCH):
-        async with _peer(tmp_path / f"{rows}.db") as (peer, path):
-            _fill(path, [FOREIGN_SESSIONS], FEW)
-            _fill(path, FOREIGN_ROWS, rows)
+        async with opened_file(tmp_path / f"{rows}.db") as (peer, path):
+            fill_tables(path, [FOREIGN_SESSIONS], FEW)
+            fill_tables(path, FOREIGN_ROWS, rows)
             sweep = partial(peer.provider.sweep, interval=0.0, session_retention=60.0, worker_retention=60.0)
-            costs.append([await _cost(steps, sweep), await _cost(steps, sweep)])
+            costs.append([await cost_in_steps(steps, sweep), await cost_in_steps(steps, sweep)])
     assert costs[1] == costs[0]
-
-
-@asynccontextmanager
-async def _peer(path: Path) -> AsyncIterator[tuple[Peer, Path]]:
-    """A worker on a new file, beside the one that has all the rows."""
-    await SqliteProvider.migrate(path)
-    async with aclosing(await SqliteProvider.open(path)) as provider:
-        peer, other = (
-            Peer(provider, WorkerIdentity(worker_id=name, incarnation=Incarnation(f"{name}-1")))
-            for name in ("a", "other")
-        )
-        await peer.register()
-        await other.register()
-        yield peer, path
-
-
-async def _cost(steps: Iterator[int], verb: Verb) -> int:
-    before = next(steps)
-    await verb()
-    return next(steps) - before
-
-
-def _fill(path: Path, statements: Sequence[str], rows: int) -> None:
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("CREATE TEMP TABLE numbers (i INTEGER)")
-        connection.executemany("INSERT INTO numbers VALUES (?)", [(number,) for number in range(1, rows + 1)])
-        for statement in statements:
-            connection.execute(statement)

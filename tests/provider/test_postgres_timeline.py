@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import anyio
 import psycopg
@@ -18,6 +16,7 @@ from affinity.provider import migrate
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.timeline import Timeline
 from tests.provider.postgres_stage import administrator, registered
+from tests.provider.roles import as_role, plain_role
 
 pytestmark = pytest.mark.anyio
 
@@ -34,24 +33,6 @@ def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
 async def following(url: str, timeline: Timeline) -> AsyncIterator[PostgresProvider]:
     async with aclosing(await PostgresProvider.open(url, timeline=timeline)) as provider:
         yield provider
-
-
-@contextmanager
-def plain_role(admin: psycopg.Connection[Any], *grants: str) -> Iterator[str]:
-    """A role that may log in, and what the grants say."""
-    role = sql.Identifier(name := f"plain_{uuid.uuid4().hex}")
-    for statement in ("CREATE ROLE {} LOGIN", *grants):
-        admin.execute(sql.SQL(statement).format(role))
-    try:
-        yield name
-    finally:
-        for statement in ("DROP OWNED BY {} CASCADE", "DROP ROLE {}"):
-            admin.execute(sql.SQL(statement).format(role))
-
-
-def as_role(url: str, role: str) -> str:
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=f"{role}@{parts.netloc.rpartition('@')[2]}"))
 
 
 async def test_a_role_with_the_rights_of_the_documentation_begins_a_timeline(

@@ -14,9 +14,9 @@ from affinity.errors import InvalidOptions, QuotaExceeded, TooManyUnreadEvents
 from affinity.limits import MAX_UNREAD_EVENTS
 from affinity.provider.contract import NewMessage, Provider, Quotas
 from affinity.testing.conformance.providers.builders import new_instance
+from tests.provider.postgres_plans import MANY, check_plans
 from tests.provider.postgres_stage import administrator, opened
-from tests.provider.test_plan_guards import FEW, MUCH, _cost, _fill, _peer, steps
-from tests.provider.test_postgres_plans import MANY, _watched
+from tests.provider.sqlite_steps import FEW, MUCH, cost_in_steps, fill_tables, opened_file, steps
 
 pytestmark = pytest.mark.anyio
 
@@ -53,7 +53,7 @@ async def test_limits_read_what_they_need(postgres_migrated: str, monkeypatch: p
             for statement in INSTANCES:
                 admin.execute(statement, [MANY])
             admin.execute("VACUUM ANALYZE")
-        async with _watched(postgres_migrated, monkeypatch) as (watched, check):
+        async with check_plans(postgres_migrated, monkeypatch) as (watched, check):
             for verb in _writes(watched):
                 await check(verb)
 
@@ -89,10 +89,10 @@ async def test_on_sqlite_limits_cost_the_same_among_many(tmp_path: Path, steps: 
     )
     costs = []
     for rows in (FEW, MUCH):
-        async with _peer(tmp_path / f"{rows}.db") as (peer, path):
+        async with opened_file(tmp_path / f"{rows}.db") as (peer, path):
             await peer.provider.set_quotas(ALL)
-            _fill(path, rows_of, rows)
-            costs.append([await _cost(steps, verb) for verb in _writes(peer.provider)])
+            fill_tables(path, rows_of, rows)
+            costs.append([await cost_in_steps(steps, verb) for verb in _writes(peer.provider)])
     assert costs[1] == costs[0]
 
 

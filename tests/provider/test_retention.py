@@ -21,9 +21,9 @@ from affinity.provider.schema import Migration
 from affinity.provider.sqlite import SqliteProvider
 from affinity.provider.sqlite import retention as sqlite_retention
 from affinity.provider.sqlite.migration import MIGRATIONS, migrate
+from tests.provider.postgres_plans import AUTO_EXPLAIN, MANY, MOST, collect_plans, rows_read
 from tests.provider.postgres_stage import administrator, opened, registered
-from tests.provider.test_plan_guards import FEW, MUCH, _cost, _fill, _peer, _rows_read, steps
-from tests.provider.test_postgres_plans import AUTO_EXPLAIN, MANY, MOST, _listening
+from tests.provider.sqlite_steps import FEW, MUCH, cost_in_steps, fill_tables, opened_file, steps
 
 pytestmark = pytest.mark.anyio
 
@@ -61,7 +61,7 @@ async def test_a_step_reads_what_it_looks_at(
     for bound in ("PRUNE_WINDOW", "PRUNE_EVENTS"):
         monkeypatch.setattr(retention, bound, MOST // 4)
     plans: list[dict[str, Any]] = []
-    monkeypatch.setattr(connections, "connect", partial(_listening, plans, connections.connect))
+    monkeypatch.setattr(connections, "connect", partial(collect_plans, plans, connections.connect))
     for statement in ENDED:
         admin.execute(statement, [MANY])
     if analyzed:
@@ -80,7 +80,7 @@ async def test_a_step_reads_what_it_looks_at(
     assert len(pruning) >= 6
     for plan in pruning:
         read = Counter[str]()
-        for table, rows in _rows_read(plan):
+        for table, rows in rows_read(plan):
             read[table] += rows
         assert max(read.values(), default=0) <= MOST, read
 
@@ -119,13 +119,13 @@ async def test_on_sqlite_a_step_costs_the_same_among_many(
     )
     costs = []
     for rows in (FEW, MUCH):
-        async with _peer(tmp_path / f"{rows}.db") as (peer, path):
-            _fill(path, old, rows)
+        async with opened_file(tmp_path / f"{rows}.db") as (peer, path):
+            fill_tables(path, old, rows)
             sweep = partial(
                 peer.provider.sweep, interval=0.0, session_retention=DAY, worker_retention=DAY, retention=EVERYTHING
             )
             prune = partial(peer.provider.prune_instances, FINISHED, DAY)
-            costs.append([await _cost(steps, verb) for verb in (sweep, prune)])
+            costs.append([await cost_in_steps(steps, verb) for verb in (sweep, prune)])
     assert costs[1] == costs[0]
 
 

@@ -18,7 +18,7 @@ from affinity.provider.sqlite import migration as sqlite
 from affinity.testing.conformance.providers.builders import new_instance
 from tests.later_release import CONTRACTS, EXPANDS, upgrade
 from tests.provider.postgres_stage import PATIENCE, administrator, opened
-from tests.provider.test_postgres_timeline import as_role, plain_role
+from tests.provider.roles import as_role, plain_role
 
 pytestmark = pytest.mark.anyio
 
