@@ -22,6 +22,7 @@ from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.driver.wire import Params, Row
 from affinity.provider.postgres.operations import Operations, who
 from affinity.provider.postgres.work_items import lengths
+from affinity.provider.rows import not_negative
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "fetching.sql")
@@ -40,7 +41,7 @@ class FetchOperations(Operations):
         found = WorkFetch(
             items=[_work_item(row[11:]) for row in rows if row[10] is not None],
             claim_lost=bool(raced),
-            next_due=_positive(next_due),
+            next_due=not_negative(next_due),
             unclaimed_remaining=bool(left),
             limit_reached=more,
             crowded=bool(crowded),
@@ -109,8 +110,3 @@ def _work_item(row: Row) -> WorkItem:
         unknown_for=unknown_for,
         queued_for=queued_for,
     )
-
-
-def _positive(seconds: float | None) -> float | None:
-    """Due between two looks at the clock is due now."""
-    return None if seconds is None else max(0.0, seconds)

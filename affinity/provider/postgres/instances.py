@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Final
 
 from psycopg.types.numeric import Int8
 
-from affinity.provider.contract import Deletion, InstanceFilter, InstanceInfo, Suspension
+from affinity.provider.contract import Deletion, InstanceFilter, InstanceInfo
 from affinity.provider.postgres.driver.arrays import Texts
-from affinity.provider.postgres.driver.wire import Row
-from affinity.provider.postgres.operations import Operations
+from affinity.provider.postgres.operations import Operations, same_time
+from affinity.provider.rows import to_instance
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "instances.sql")
@@ -22,7 +21,7 @@ class InstanceOperations(Operations):
 
     async def get_instance(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
         rows = await self._connections.quick.run(_SQL["get"], {"instance": Texts(instance_ids)})
-        found = {row[0]: _instance(row) for row in rows}
+        found = {row[0]: to_instance(row, same_time) for row in rows}
         return [found.get(instance_id) for instance_id in instance_ids]
 
     async def list_instances(self, where: InstanceFilter, limit: int) -> Sequence[InstanceInfo]:
@@ -38,7 +37,7 @@ class InstanceOperations(Operations):
             "after_id": after_id,
             "limit": Int8(limit),
         }
-        return [_instance(row) for row in await self._connections.misc.run(_SQL["list"], params)]
+        return [to_instance(row, same_time) for row in await self._connections.misc.run(_SQL["list"], params)]
 
     async def delete_instance(
         self, instance_ids: Sequence[str], *, force: bool = False, tree: bool = True
@@ -52,46 +51,3 @@ class InstanceOperations(Operations):
             if found:
                 del doomed[instance_id]  # named twice, it is unknown the second time
         return deletions
-
-
-def _instance(row: Row) -> InstanceInfo:
-    (
-        instance_id,
-        name,
-        version,
-        execution_id,
-        status,
-        custom_status,
-        output,
-        error,
-        parent_id,
-        owner,
-        event_count,
-        created_at,
-        updated_at,
-        birth,
-        session_id,
-        *suspension,
-    ) = row
-    return InstanceInfo(
-        instance_id=instance_id,
-        birth=birth,
-        name=name,
-        version=version,
-        execution_id=execution_id,
-        status=status,
-        custom_status=custom_status,
-        output=output,
-        error=error,
-        parent_id=parent_id,
-        owner=owner,
-        event_count=event_count,
-        created_at=created_at,
-        updated_at=updated_at,
-        suspension=_suspension(*suspension) if status == "suspended" else None,
-        session_id=session_id,
-    )
-
-
-def _suspension(error_type: str, message: str, at: datetime, worker_id: str, code: str) -> Suspension:
-    return Suspension(error_type=error_type, message=message, at=at, worker_id=worker_id, code=code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from itertools import count
 from typing import LiteralString
 
@@ -49,6 +50,11 @@ def key_columns(keys: Sequence[WorkKey]) -> Params:
 def lock_columns(locks: Sequence[WorkLock]) -> Params:
     """Locks on work items as columns."""
     return {**key_columns([lock.key for lock in locks]), "token": Texts(lock.token for lock in locks)}
+
+
+def same_time(value: datetime) -> datetime:
+    """A time as psycopg returns it."""
+    return value
 
 
 def flags(total: int, positions: Iterable[int]) -> list[bool]:

@@ -11,21 +11,20 @@ from typing import Any, Final, LiteralString
 from psycopg.errors import UniqueViolation
 from psycopg.types.numeric import Int8
 
-from affinity.errors import Contention, SessionWriteConflict
+from affinity.errors import Contention
 from affinity.provider.postgres.driver.arrays import Blobs, Column, Ints, Texts
 from affinity.provider.postgres.driver.connections import Connections
-from affinity.provider.postgres.driver.wire import Params, Row
+from affinity.provider.postgres.driver.wire import Params
+from affinity.provider.postgres.operations import same_time
+from affinity.provider.rows import to_session_record, to_session_summary, write_conflict
 from affinity.provider.statements import load_statements
 from affinity.records import (
     SessionFilter,
-    SessionMetadata,
     SessionRecord,
     SessionState,
     SessionSummary,
     StateWrite,
     in_family_order,
-    labels_of,
-    participants_of,
 )
 
 _SQL: Final = load_statements(__package__, "session_store.sql")
@@ -42,7 +41,7 @@ class PostgresSessionStore:
 
     async def load(self, session_id: str) -> SessionRecord | None:
         rows = await self._connections.states.run(_SQL["load"], {"session": session_id})
-        return _record(rows[0]) if rows else None
+        return to_session_record(rows[0], same_time) if rows else None
 
     async def save(
         self,
@@ -63,13 +62,7 @@ class PostgresSessionStore:
         if repeated:
             return int(version)
         if not fits:
-            if not same:
-                said = "its record was deleted and made anew"
-            elif not known:
-                said = f"its record has version {version or 0}, not {expected_version}"
-            else:
-                said = f"the session or its record has a newer epoch than {epoch}"
-            raise SessionWriteConflict(new.session_id, expected_version, version, said)
+            raise write_conflict(new.session_id, expected_version, version, epoch, same_birth=same, known=known)
         return (version or 0) + 1
 
     async def _save(self, params: Params) -> Sequence[Any]:
@@ -114,7 +107,7 @@ class PostgresSessionStore:
 
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
         rows = await self._connections.misc.run(_SQL["list"], {**_conditions(where), "limit": Int8(limit)})
-        return [_summary(row) for row in rows]
+        return [to_session_summary(row, same_time) for row in rows]
 
     async def count(self, where: SessionFilter) -> int:
         ((number,),) = await self._connections.misc.run(_SQL["count"], _conditions(where))
@@ -123,7 +116,7 @@ class PostgresSessionStore:
     async def families(self, session_ids: Collection[str]) -> Sequence[Sequence[SessionSummary]]:
         families: defaultdict[str, builtins.list[SessionSummary]] = defaultdict(builtins.list)
         for start, *row in await self._connections.misc.run(_SQL["families"], {"session": Texts(session_ids)}):
-            families[start].append(_summary(row))
+            families[start].append(to_session_summary(row, same_time))
         return [in_family_order(families[session_id]) for session_id in session_ids]
 
 
@@ -194,49 +187,3 @@ def _participants(participants: Iterable[str]) -> str:
 def _bigint(value: int | None) -> Int8 | None:
     """One type, whatever the value: a statement is prepared once."""
     return None if value is None else Int8(value)
-
-
-def _record(row: Row) -> SessionRecord:
-    session_id, state, encoding, schema_version, *metadata, version, birth, epoch, turn, created_at, updated_at = row
-    return SessionRecord(
-        session_id=session_id,
-        state=state,
-        encoding=encoding,
-        schema_version=schema_version,
-        metadata=_metadata(metadata),
-        version=version,
-        birth=birth,
-        epoch=epoch,
-        idempotency_key=turn,
-        created_at=created_at,
-        updated_at=updated_at,
-    )
-
-
-def _summary(row: Sequence[Any]) -> SessionSummary:
-    session_id, schema_version, *metadata, version, birth, epoch, size, created_at, updated_at, idle, holder = row
-    return SessionSummary(
-        session_id=session_id,
-        schema_version=schema_version,
-        metadata=_metadata(metadata),
-        version=version,
-        birth=birth,
-        epoch=epoch,
-        size=size,
-        holder=holder,
-        created_at=created_at,
-        updated_at=updated_at,
-        idle=idle,
-    )
-
-
-def _metadata(row: Sequence[Any]) -> SessionMetadata:
-    kind, name, parent, labels, message_count, participants = row
-    return SessionMetadata(
-        kind=kind,
-        name=name,
-        parent=parent,
-        labels=labels_of(labels),
-        message_count=message_count,
-        participants=participants_of(participants),
-    )

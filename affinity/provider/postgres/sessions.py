@@ -12,6 +12,7 @@ from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.driver.connections import Connections
 from affinity.provider.postgres.operations import Operations, who
 from affinity.provider.postgres.session_store import PostgresSessionStore
+from affinity.provider.rows import to_session
 from affinity.provider.statements import load_statements
 from affinity.records import SessionStore
 
@@ -38,16 +39,4 @@ class SessionOperations(Operations):
 
     async def list_sessions(self, *, after: str | None = None, limit: int = 100) -> Sequence[SessionInfo]:
         rows = await self._connections.misc.run(_SQL["list_sessions"], {"after": after, "limit": Int8(limit)})
-        return [
-            SessionInfo(
-                session_id=session_id,
-                worker_id=worker_id,
-                incarnation=incarnation,
-                epoch=epoch,
-                held=held,
-                expires_in=expires_in,
-                idle=idle,
-                queued=queued,
-            )
-            for session_id, worker_id, incarnation, epoch, held, expires_in, idle, queued in rows
-        ]
+        return [to_session(row) for row in rows]

@@ -6,13 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from affinity.errors import WorkerFenced
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import WorkerIdentity, WorkerInfo, WorkerLease
-from affinity.provider.postgres.operations import Operations, who
+from affinity.provider.postgres.operations import Operations, same_time, who
 from affinity.provider.postgres.timeline import LEARN
+from affinity.provider.rows import to_worker, worker_fenced
 from affinity.provider.statements import load_statements
-from affinity.records import labels_of
 
 _SQL: Final = load_statements(__package__, "workers.sql")
 
@@ -29,7 +28,7 @@ class WorkerOperations(Operations):
         learned, rows, *_ = await self._connections.quick.simple_query(statements, {**params, **timeline.known})
         timeline.check(learned)
         if not rows:
-            raise _fenced(identity)
+            raise worker_fenced(identity)
         return WorkerLease(expires_in=lease, database_time=rows[0][0])
 
     async def renew_worker(self, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
@@ -42,7 +41,7 @@ class WorkerOperations(Operations):
         if now is not None:
             return WorkerLease(expires_in=lease, database_time=now, draining=draining)
         if holder not in (None, identity.incarnation):
-            raise _fenced(identity)
+            raise worker_fenced(identity)
         return None
 
     async def drain_worker(self, identity: WorkerIdentity) -> int:
@@ -55,22 +54,4 @@ class WorkerOperations(Operations):
         await self._connections.quick.simple_query(_SQL["release"], {**who(identity), "reroute": MAX_REROUTE})
 
     async def list_workers(self) -> Sequence[WorkerInfo]:
-        return [
-            WorkerInfo(
-                worker_id=worker_id,
-                incarnation=incarnation,
-                alive=alive,
-                draining=draining,
-                expires_in=expires_in,
-                started_at=started_at,
-                sessions=sessions,
-                labels=labels_of(labels),
-            )
-            for worker_id, incarnation, alive, draining, expires_in, started_at, labels, sessions in (
-                await self._connections.misc.run(_SQL["list"])
-            )
-        ]
-
-
-def _fenced(identity: WorkerIdentity) -> WorkerFenced:
-    return WorkerFenced(f"worker {identity.worker_id!r}: another process has registered under this name")
+        return [to_worker(row, same_time) for row in await self._connections.misc.run(_SQL["list"])]

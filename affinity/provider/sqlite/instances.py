@@ -14,11 +14,11 @@ from affinity.provider.contract import (
     InstanceFilter,
     InstanceInfo,
     NewMessage,
-    Suspension,
 )
+from affinity.provider.rows import to_instance
 from affinity.provider.sqlite import messages, suspension, turns
 from affinity.provider.sqlite.driver.clock import instant
-from affinity.provider.sqlite.driver.database import Row, Tx
+from affinity.provider.sqlite.driver.database import Tx
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "instances.sql")
@@ -26,7 +26,7 @@ SQL: Final = load_statements(__package__, "instances.sql")
 
 def get_instances(tx: Tx, instance_ids: Sequence[str]) -> list[InstanceInfo | None]:
     rows = [tx.row(SQL["instance"], {"instance_id": instance_id}) for instance_id in instance_ids]
-    return [None if row is None else _instance(row) for row in rows]
+    return [None if row is None else to_instance(row, instant) for row in rows]
 
 
 def list_instances(tx: Tx, where: InstanceFilter, limit: int) -> list[InstanceInfo]:
@@ -44,7 +44,7 @@ def list_instances(tx: Tx, where: InstanceFilter, limit: int) -> list[InstanceIn
         "limit": min(limit, MAX_PAGE),
     }
     path = "of_session" if where.session_id is not None else "children" if where.parent_id is not None else "instances"
-    return [_instance(row) for row in tx.rows(SQL[path], arguments)]
+    return [to_instance(row, instant) for row in tx.rows(SQL[path], arguments)]
 
 
 def delete_instances(tx: Tx, instance_ids: Sequence[str], *, force: bool, tree: bool) -> list[Deletion]:
@@ -64,30 +64,3 @@ def _delete(tx: Tx, instance_id: str, *, force: bool, tree: bool) -> Deletion:
     for statement in (suspension.SQL["forget"], SQL["delete_history"], SQL["delete_instances"]):
         tx.many(statement, doomed)
     return "deleted"
-
-
-def _instance(row: Row) -> InstanceInfo:
-    (instance_id, name, version, execution_id, status, custom_status, output, error, parent_id, owner) = row[:10]
-    event_count, created_at, updated_at, birth, session_id, *suspension = row[10:]
-    return InstanceInfo(
-        instance_id=instance_id,
-        birth=birth,
-        name=name,
-        version=version,
-        execution_id=execution_id,
-        status=status,
-        custom_status=custom_status,
-        output=output,
-        error=error,
-        parent_id=parent_id,
-        owner=owner,
-        event_count=event_count,
-        created_at=instant(created_at),
-        updated_at=instant(updated_at),
-        suspension=_suspension(*suspension) if status == "suspended" else None,
-        session_id=session_id,
-    )
-
-
-def _suspension(error_type: str, message: str, at: float, worker_id: str, code: str) -> Suspension:
-    return Suspension(error_type=error_type, message=message, at=instant(at), worker_id=worker_id, code=code)

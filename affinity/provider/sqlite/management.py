@@ -16,11 +16,11 @@ from affinity.provider.contract import (
     TreeMember,
     WorkItemInfo,
     WorkItemState,
-    WorkKey,
 )
 from affinity.provider.origins import OriginRow, origins_of
+from affinity.provider.rows import to_execution, to_instance_counts, to_tree_member, to_work_item_info
 from affinity.provider.sqlite.driver.clock import instant
-from affinity.provider.sqlite.driver.database import Row, Tx
+from affinity.provider.sqlite.driver.database import Tx
 from affinity.provider.sqlite.sessions import SUSPENDED
 from affinity.provider.statements import load_statements
 
@@ -34,39 +34,17 @@ def read_origins(tx: Tx, instance_id: str, execution_id: int) -> list[EventOrigi
 
 def list_work_items(tx: Tx, instance_id: str, limit: int) -> list[WorkItemInfo]:
     rows = tx.rows(SQL["work_items"], {"instance_id": instance_id, "limit": limit, "now": tx.now})
-    return [_work_item(instance_id, row) for row in rows]
+    return [to_work_item_info(instance_id, row, instant) for row in rows]
 
 
 def list_executions(tx: Tx, instance_id: str, limit: int, before: int | None) -> list[ExecutionInfo]:
     arguments = {"instance_id": instance_id, "limit": limit, "before": before, "head": EVENT_HEAD}
-    return [
-        ExecutionInfo(
-            execution_id=execution_id,
-            event_count=events,
-            started_at=_instant(started),
-            ended_at=_instant(ended),
-            last_event=last,
-        )
-        for execution_id, events, started, ended, last in tx.rows(SQL["executions"], arguments)
-    ]
+    return [to_execution(row, instant) for row in tx.rows(SQL["executions"], arguments)]
 
 
 def list_tree(tx: Tx, instance_id: str, limit: int) -> list[TreeMember]:
-    return [
-        TreeMember(
-            instance_id=member,
-            parent_id=parent,
-            name=name,
-            version=version,
-            status=status,
-            execution_id=execution_id,
-            created_at=instant(created_at),
-            updated_at=instant(updated_at),
-        )
-        for member, parent, name, version, status, execution_id, created_at, updated_at in tx.rows(
-            SQL["tree"], {"instance_id": instance_id, "limit": limit}
-        )
-    ]
+    rows = tx.rows(SQL["tree"], {"instance_id": instance_id, "limit": limit})
+    return [to_tree_member(row, instant) for row in rows]
 
 
 def measure(tx: Tx, limit: int) -> QueueStatistics:
@@ -84,8 +62,7 @@ def measure(tx: Tx, limit: int) -> QueueStatistics:
 
 def count_instances(tx: Tx, limit: int, after: str | None) -> InstanceCounts:
     rows = tx.rows(SQL["count_instances"], {"after": after or "", "limit": limit})
-    counts = {status: number for status, number, _ in rows}
-    return InstanceCounts(counts=counts, after=rows[0][2] if sum(counts.values()) >= limit else None)
+    return to_instance_counts(rows, limit)
 
 
 def _measure_items(tx: Tx, at: dict[str, Any]) -> tuple[Counter[WorkItemState], float | None]:
@@ -114,23 +91,6 @@ def _measure_messages(tx: Tx, at: dict[str, Any]) -> tuple[Counter[MessageState]
             counts.update(waiting=visible, delayed=later)
             ages += [] if oldest is None else [tx.now - oldest]
     return counts, max(ages, default=None)
-
-
-def _work_item(instance_id: str, row: Row) -> WorkItemInfo:
-    execution_id, activity_id, name, session_id, worker_id, is_later, attempts, failures, *rest = row
-    queued_at, visible_at, last_error = rest
-    return WorkItemInfo(
-        key=WorkKey(instance_id, execution_id, activity_id),
-        name=name,
-        session_id=session_id,
-        state="running" if worker_id is not None else "delayed" if is_later else "waiting",
-        worker_id=worker_id,
-        attempts=attempts,
-        failures=failures,
-        queued_at=instant(queued_at),
-        visible_at=instant(visible_at),
-        last_error=last_error,
-    )
 
 
 def count_work(tx: Tx) -> dict[str, int]:

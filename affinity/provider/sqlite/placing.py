@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, Final
 
-from affinity.provider.contract import NewWorkItem, Placed, Token, WorkerIdentity, WorkItem, WorkLock
+from affinity.provider.contract import NewWorkItem, Placed, WorkerIdentity
+from affinity.provider.rows import to_locked_item
 from affinity.provider.sqlite import sessions
 from affinity.provider.sqlite.driver.database import Tx
 from affinity.provider.sqlite.sessions import FREE, NEW, Lease, offer_route
@@ -49,7 +50,7 @@ class WorkItemPlacer:
             return Placed(item=None, holder=lease.worker_id if lease is not None and lease.held else None)
         if item.session_id is not None:
             self.sessions_here.add(item.session_id)
-        return Placed(item=_delivered(item, token, lease), holder=None)
+        return Placed(item=to_locked_item(item, token, None if lease is None else lease.epoch), holder=None)
 
     def queue(self, lock: float) -> None:
         """Queue what was placed; items that are locked here are so for ``lock`` seconds."""
@@ -72,16 +73,3 @@ class WorkItemPlacer:
         if lease is not None and lease.held:
             return lease.route
         return offer_route(self._identity.worker_id) if item.claim_here and item.delay <= 0 else NEW
-
-
-def _delivered(item: NewWorkItem, token: Token, lease: Lease | None) -> WorkItem:
-    return WorkItem(
-        lock=WorkLock(item.key, token),
-        name=item.name,
-        payload=item.payload,
-        session_id=item.session_id,
-        session_epoch=None if lease is None else lease.epoch,
-        attempts=1,
-        failures=0,
-        unknown_for=None,
-    )

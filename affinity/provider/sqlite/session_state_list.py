@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, LiteralString
 
 from affinity.limits import MAX_ID_BYTES
+from affinity.provider.rows import to_session_summary
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.database import Row, Tx, to_json
-from affinity.provider.sqlite.session_states import SQL, read_metadata
+from affinity.provider.sqlite.session_states import SQL
 from affinity.provider.statements import load_statements
 from affinity.records import SessionFilter, SessionSummary, in_family_order
 
@@ -35,7 +36,7 @@ _PART: Final = re.compile(r"^ *-- \[(\w+)\n(.*?)^ *-- \1\]\n", re.DOTALL | re.MU
 
 
 def list_states(tx: Tx, where: SessionFilter, limit: int) -> list[SessionSummary]:
-    return [_summary(row, tx.now) for row in _find(tx, where, {"rows", "limit"}, limit)]
+    return [to_session_summary(row, instant) for row in _find(tx, where, {"rows", "limit"}, limit)]
 
 
 def count_states(tx: Tx, where: SessionFilter) -> int:
@@ -47,7 +48,7 @@ def find_families(tx: Tx, session_ids: Sequence[str]) -> list[list[SessionSummar
     relatives: list[tuple[str, str]] = tx.gather(SQL["relatives"], {"session_ids": to_json(list(session_ids))})
     names = to_json(list({name for _, name in relatives}))
     rows = tx.rows(with_parts({"rows", "by_id"}), {"now": tx.now, "session_ids": names})
-    summaries = {row[0]: _summary(row, tx.now) for row in rows}
+    summaries = {row[0]: to_session_summary(row, instant) for row in rows}
     families: defaultdict[str, list[SessionSummary]] = defaultdict(list)
     for start, name in relatives:
         families[start].append(summaries[name])
@@ -134,20 +135,3 @@ def _narrowing(where: SessionFilter) -> Iterator[tuple[str, dict[str, str]]]:
         yield "created", {}
     if where.orphaned:
         yield "orphans", {}
-
-
-def _summary(row: Row, now: float) -> SessionSummary:
-    session_id, schema_version, *metadata, version, epoch, created_at, updated_at, size, holder, birth = row
-    return SessionSummary(
-        session_id=session_id,
-        schema_version=schema_version,
-        metadata=read_metadata(metadata),
-        version=version,
-        birth=birth,
-        epoch=epoch,
-        size=size,
-        holder=holder,
-        created_at=instant(created_at),
-        updated_at=instant(updated_at),
-        idle=now - updated_at,
-    )

@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from affinity.errors import SessionWriteConflict
+from affinity.provider.rows import to_session_record, write_conflict
 from affinity.provider.sqlite import sessions
 from affinity.provider.sqlite.driver.clock import instant
-from affinity.provider.sqlite.driver.database import Row, Tx, to_json
+from affinity.provider.sqlite.driver.database import Tx, to_json
 from affinity.provider.statements import load_statements
-from affinity.records import SessionMetadata, SessionRecord, SessionState, StateWrite, labels_of, participants_of
+from affinity.records import SessionRecord, SessionState, StateWrite
 
 SQL: Final = load_statements(__package__, "session_states.sql")
 
@@ -112,14 +112,10 @@ def save(tx: Tx, record: dict[str, Any], expected_version: int | None) -> int:
     version = found.version or 0
     if record["turn"] is not None and found.turn == record["turn"]:
         return version
-    if found.version is not None and record["birth"] not in {None, _birth(tx, session_id)}:
-        raise SessionWriteConflict(session_id, expected_version, version, "its record was deleted and made anew")
-    if expected_version not in {None, version}:
-        said = f"its record has version {version}, not {expected_version}"
-        raise SessionWriteConflict(session_id, expected_version, found.version, said)
-    if epoch is not None and found.is_newer_than(epoch):
-        said = f"the session or its record has a newer epoch than {epoch}"
-        raise SessionWriteConflict(session_id, expected_version, found.version, said)
+    same_birth = found.version is None or record["birth"] in {None, _birth(tx, session_id)}
+    known = expected_version in {None, version}
+    if not same_birth or not known or (epoch is not None and found.is_newer_than(epoch)):
+        raise write_conflict(session_id, expected_version, found.version, epoch, same_birth=same_birth, known=known)
     if epoch is None:
         sessions.renew_epochs(tx, [session_id])
     _put(tx, [record], all_found)
@@ -133,7 +129,7 @@ def _birth(tx: Tx, session_id: str) -> str:
 
 def load(tx: Tx, session_id: str) -> SessionRecord | None:
     row = tx.row(SQL["load"], {"session_id": session_id})
-    return None if row is None else _record(row)
+    return None if row is None else to_session_record(row, instant)
 
 
 def find_doomed(tx: Tx, asked: RecordDeletion) -> list[str]:
@@ -161,19 +157,6 @@ def delete(tx: Tx, asked: RecordDeletion) -> list[str]:
     return doomed
 
 
-def read_metadata(columns: Sequence[Any]) -> SessionMetadata:
-    """From kind, name, parent, labels, number of messages, participants."""
-    kind, name, parent, labels, message_count, participants = columns
-    return SessionMetadata(
-        kind=kind,
-        name=name,
-        parent=parent,
-        labels=labels_of(labels),
-        message_count=message_count,
-        participants=participants_of(participants),
-    )
-
-
 def _read(tx: Tx, session_ids: Collection[str]) -> dict[str, _FenceRow]:
     if not session_ids:
         return {}
@@ -192,20 +175,3 @@ def _put(tx: Tx, records: Sequence[dict[str, Any]], found: Mapping[str, _FenceRo
     labels = [(session_id, *label) for session_id, text in changed.items() for label in json.loads(text).items()]
     tx.many(SQL["unlabel"], list(changed))
     tx.many(SQL["label"], labels)
-
-
-def _record(row: Row) -> SessionRecord:
-    session_id, state, encoding, turn, schema_version, *metadata, version, birth, epoch, created_at, updated_at = row
-    return SessionRecord(
-        session_id=session_id,
-        state=state,
-        encoding=encoding,
-        schema_version=schema_version,
-        metadata=read_metadata(metadata),
-        version=version,
-        birth=birth,
-        epoch=epoch,
-        idempotency_key=turn,
-        created_at=instant(created_at),
-        updated_at=instant(updated_at),
-    )

@@ -39,8 +39,8 @@ INSERT INTO session_labels (session_id, key, value)
 SELECT value ->> 0, value ->> 1, value ->> 2 FROM json_each(:rows);
 
 -- load: one record
-SELECT session_id, state, encoding, turn, schema_version, kind, name, parent, labels, message_count, participants,
-       version, birth, epoch, created_at, updated_at
+SELECT session_id, state, encoding, schema_version, kind, name, parent, labels, message_count, participants,
+       version, birth, epoch, turn, created_at, updated_at
 FROM session_states WHERE session_id = :session_id;
 
 -- doomed: the records that a deletion removes; children of a record that stays, stay

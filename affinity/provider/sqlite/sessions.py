@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from affinity.limits import MAX_PAGE, MAX_REROUTE
-from affinity.provider.contract import TOUCH_SLACK, Incarnation, SessionInfo, WorkerIdentity
+from affinity.provider.contract import TOUCH_SLACK, SessionInfo, WorkerIdentity
+from affinity.provider.rows import to_session
 from affinity.provider.sqlite.driver.database import Tx, to_json
 from affinity.provider.statements import load_statements
 
@@ -69,21 +70,7 @@ def check(tx: Tx, identity: WorkerIdentity, session_ids: Sequence[str]) -> list[
 
 def list_page(tx: Tx, after: str | None, limit: int) -> list[SessionInfo]:
     arguments = {"now": tx.now, "after": after or "", "limit": min(limit, MAX_PAGE)}
-    return [
-        SessionInfo(
-            session_id=session_id,
-            worker_id=worker_id,
-            incarnation=Incarnation(incarnation),
-            epoch=epoch,
-            held=bool(held),
-            expires_in=locked_until - tx.now,
-            idle=tx.now - touched_at,
-            queued=queued,
-        )
-        for session_id, worker_id, incarnation, epoch, held, locked_until, touched_at, queued in tx.rows(
-            SQL["list"], arguments
-        )
-    ]
+    return [to_session(row) for row in tx.rows(SQL["list"], arguments)]
 
 
 def touch(tx: Tx, identity: WorkerIdentity, session_ids: Collection[str], timeout: float) -> None:

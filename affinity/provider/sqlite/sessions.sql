@@ -79,7 +79,7 @@ WHERE s.worker_id = :worker_id AND s.locked_until > :now AND s.incarnation = :in
 
 -- list: one page of sessions by id, with what is queued for each
 SELECT s.session_id, s.worker_id, s.incarnation, s.epoch, s.locked_until > :now AND w.worker_id IS NOT NULL,
-       s.locked_until, s.touched_at,
+       s.locked_until - :now, :now - s.touched_at,
        (SELECT count(*) FROM worker_queue AS q WHERE q.session_id = s.session_id)
 FROM sessions AS s
 LEFT JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND w.locked_until > :now

@@ -6,16 +6,15 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from affinity.errors import WorkerFenced
 from affinity.limits import MAX_REROUTE
-from affinity.provider.contract import Incarnation, WorkerIdentity, WorkerInfo, WorkerLease
+from affinity.provider.contract import WorkerIdentity, WorkerInfo, WorkerLease
+from affinity.provider.rows import to_worker, worker_fenced
 from affinity.provider.sqlite import sessions, timeline
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.database import Tx
 from affinity.provider.sqlite.messages import reroute_messages
 from affinity.provider.sqlite.sessions import own_route
 from affinity.provider.statements import load_statements
-from affinity.records import labels_of
 
 SQL: Final = load_statements(__package__, "workers.sql")
 
@@ -42,7 +41,7 @@ def register(
     row = tx.row(SQL["get"], {"worker_id": identity.worker_id})
     known = row is not None and row[0] == identity.incarnation
     if resume and row is not None and not known:
-        raise fenced(identity)
+        raise worker_fenced(identity)
     timeline.advance(tx)
     put = {**_named(identity), "locked_until": tx.now + lease, "now": tx.now, "labels": json.dumps(dict(labels))}
     tx.run(SQL["put"], put)
@@ -57,7 +56,7 @@ def renew(tx: Tx, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
         return None
     incarnation, locked_until, draining = row
     if incarnation != identity.incarnation:
-        raise fenced(identity)
+        raise worker_fenced(identity)
     if locked_until <= tx.now:
         return None
     timeline.advance(tx)
@@ -85,26 +84,7 @@ def release(tx: Tx, identity: WorkerIdentity) -> None:
 
 
 def list_workers(tx: Tx) -> list[WorkerInfo]:
-    return [
-        WorkerInfo(
-            worker_id=worker_id,
-            incarnation=Incarnation(incarnation),
-            alive=locked_until > tx.now,
-            draining=bool(draining),
-            expires_in=locked_until - tx.now,
-            started_at=instant(started_at),
-            sessions=held,
-            labels=labels_of(labels),
-        )
-        for worker_id, incarnation, locked_until, draining, started_at, labels, held in tx.rows(
-            SQL["list"], {"now": tx.now}
-        )
-    ]
-
-
-def fenced(identity: WorkerIdentity) -> WorkerFenced:
-    """The error for a process whose name another one has taken."""
-    return WorkerFenced(f"another process has started as worker {identity.worker_id!r}: this one must stop")
+    return [to_worker(row, instant) for row in tx.rows(SQL["list"], {"now": tx.now})]
 
 
 def _lease(tx: Tx, lease: float, *, draining: bool = False) -> WorkerLease:

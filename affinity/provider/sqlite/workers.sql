@@ -18,7 +18,7 @@ UPDATE workers SET locked_until = :locked_until WHERE worker_id = :worker_id AND
 UPDATE workers SET draining = 1 WHERE worker_id = :worker_id AND incarnation = :incarnation;
 
 -- list: all workers by id, with the number of sessions that each holds
-SELECT worker_id, incarnation, locked_until, draining, started_at, labels,
+SELECT worker_id, incarnation, locked_until > :now, draining, locked_until - :now, started_at, labels,
        CASE WHEN locked_until > :now THEN (
            SELECT count(*) FROM sessions AS s
            WHERE s.worker_id = workers.worker_id AND s.locked_until > :now AND s.incarnation = workers.incarnation

@@ -1,0 +1,236 @@
+"""Rows of either engine as records of the contract; a mapper takes the columns in the order of its statements.
+
+Times come as the engine returns them; ``time`` makes them aware datetimes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, TypeAlias
+
+from affinity.errors import SessionWriteConflict, WorkerFenced
+from affinity.provider.contract import (
+    ExecutionInfo,
+    InstanceCounts,
+    InstanceInfo,
+    NewWorkItem,
+    SessionInfo,
+    Suspension,
+    Token,
+    TreeMember,
+    WorkerIdentity,
+    WorkerInfo,
+    WorkItem,
+    WorkItemInfo,
+    WorkKey,
+    WorkLock,
+)
+from affinity.records import SessionMetadata, SessionRecord, SessionSummary, labels_of, participants_of
+
+Columns: TypeAlias = Sequence[Any]
+Time: TypeAlias = Callable[[Any], datetime]
+
+
+def to_instance(row: Columns, time: Time) -> InstanceInfo:
+    """An instance, with the suspension that it is in."""
+    instance_id, name, version, execution_id, status, custom_status, output, error, parent_id, owner, *rest = row
+    event_count, created_at, updated_at, birth, session_id, *suspension = rest
+    return InstanceInfo(
+        instance_id=instance_id,
+        birth=birth,
+        name=name,
+        version=version,
+        execution_id=execution_id,
+        status=status,
+        custom_status=custom_status,
+        output=output,
+        error=error,
+        parent_id=parent_id,
+        owner=owner,
+        event_count=event_count,
+        created_at=time(created_at),
+        updated_at=time(updated_at),
+        suspension=_to_suspension(suspension, time) if status == "suspended" else None,
+        session_id=session_id,
+    )
+
+
+def _to_suspension(row: Columns, time: Time) -> Suspension:
+    error_type, message, at, worker_id, code = row
+    return Suspension(error_type=error_type, message=message, at=time(at), worker_id=worker_id, code=code)
+
+
+def to_tree_member(row: Columns, time: Time) -> TreeMember:
+    """An instance of a tree."""
+    instance_id, parent_id, name, version, status, execution_id, created_at, updated_at = row
+    return TreeMember(
+        instance_id=instance_id,
+        parent_id=parent_id,
+        name=name,
+        version=version,
+        status=status,
+        execution_id=execution_id,
+        created_at=time(created_at),
+        updated_at=time(updated_at),
+    )
+
+
+def to_execution(row: Columns, time: Time) -> ExecutionInfo:
+    """An execution of an instance; its times may be unknown."""
+    execution_id, event_count, started_at, ended_at, last_event = row
+    return ExecutionInfo(
+        execution_id=execution_id,
+        event_count=event_count,
+        started_at=None if started_at is None else time(started_at),
+        ended_at=None if ended_at is None else time(ended_at),
+        last_event=last_event,
+    )
+
+
+def to_instance_counts(rows: Sequence[Columns], limit: int) -> InstanceCounts:
+    """Counts by status of a page of ``limit`` instances; each row has the last id of the page."""
+    counts = {status: number for status, number, _ in rows}
+    return InstanceCounts(counts=counts, after=rows[0][2] if sum(counts.values()) >= limit else None)
+
+
+def to_work_item_info(instance_id: str, row: Columns, time: Time) -> WorkItemInfo:
+    """A work item as operators see it."""
+    execution_id, activity_id, name, session_id, worker_id, is_later, attempts, failures, *rest = row
+    queued_at, visible_at, last_error = rest
+    return WorkItemInfo(
+        key=WorkKey(instance_id, execution_id, activity_id),
+        name=name,
+        session_id=session_id,
+        state="running" if worker_id is not None else "delayed" if is_later else "waiting",
+        worker_id=worker_id,
+        attempts=attempts,
+        failures=failures,
+        queued_at=time(queued_at),
+        visible_at=time(visible_at),
+        last_error=last_error,
+    )
+
+
+def to_locked_item(item: NewWorkItem, token: Token, epoch: int | None) -> WorkItem:
+    """A new work item that its committer has locked: this is its first delivery."""
+    return WorkItem(
+        lock=WorkLock(item.key, token),
+        name=item.name,
+        payload=item.payload,
+        session_id=item.session_id,
+        session_epoch=epoch,
+        attempts=1,
+        failures=0,
+        unknown_for=None,
+    )
+
+
+def to_session(row: Columns) -> SessionInfo:
+    """A session's lease as operators see it."""
+    session_id, worker_id, incarnation, epoch, held, expires_in, idle, queued = row
+    return SessionInfo(
+        session_id=session_id,
+        worker_id=worker_id,
+        incarnation=incarnation,
+        epoch=epoch,
+        held=bool(held),
+        expires_in=expires_in,
+        idle=idle,
+        queued=queued,
+    )
+
+
+def to_worker(row: Columns, time: Time) -> WorkerInfo:
+    """A worker's lease as operators see it."""
+    worker_id, incarnation, alive, draining, expires_in, started_at, labels, sessions = row
+    return WorkerInfo(
+        worker_id=worker_id,
+        incarnation=incarnation,
+        alive=bool(alive),
+        draining=bool(draining),
+        expires_in=expires_in,
+        started_at=time(started_at),
+        sessions=sessions,
+        labels=labels_of(labels),
+    )
+
+
+def to_session_record(row: Columns, time: Time) -> SessionRecord:
+    """A record of session state."""
+    session_id, state, encoding, schema_version, *metadata, version, birth, epoch, turn, created_at, updated_at = row
+    return SessionRecord(
+        session_id=session_id,
+        state=state,
+        encoding=encoding,
+        schema_version=schema_version,
+        metadata=_to_metadata(metadata),
+        version=version,
+        birth=birth,
+        epoch=epoch,
+        idempotency_key=turn,
+        created_at=time(created_at),
+        updated_at=time(updated_at),
+    )
+
+
+def to_session_summary(row: Columns, time: Time) -> SessionSummary:
+    """A record of session state without the state."""
+    session_id, schema_version, *metadata, version, birth, epoch, size, created_at, updated_at, idle, holder = row
+    return SessionSummary(
+        session_id=session_id,
+        schema_version=schema_version,
+        metadata=_to_metadata(metadata),
+        version=version,
+        birth=birth,
+        epoch=epoch,
+        size=size,
+        holder=holder,
+        created_at=time(created_at),
+        updated_at=time(updated_at),
+        idle=idle,
+    )
+
+
+def _to_metadata(row: Columns) -> SessionMetadata:
+    kind, name, parent, labels, message_count, participants = row
+    return SessionMetadata(
+        kind=kind,
+        name=name,
+        parent=parent,
+        labels=labels_of(labels),
+        message_count=message_count,
+        participants=participants_of(participants),
+    )
+
+
+def not_negative(seconds: float | None) -> float | None:
+    """A duration that was computed from two readings of the clock."""
+    return None if seconds is None else max(0.0, seconds)
+
+
+def write_conflict(
+    session_id: str, expected: int | None, version: int | None, epoch: int | None, *, same_birth: bool, known: bool
+) -> SessionWriteConflict:
+    """The error for a write of session state whose fences do not pass.
+
+    Args:
+        session_id: of the record.
+        expected: the version that the writer knows.
+        version: of the record; None when there is none.
+        epoch: of the writer.
+        same_birth: whether it is the record that the writer knows.
+        known: whether it has the version that the writer knows.
+    """
+    if not same_birth:
+        reason = "its record was deleted and made anew"
+    elif not known:
+        reason = f"its record has version {version or 0}, not {expected}"
+    else:
+        reason = f"the session or its record has a newer epoch than {epoch}"
+    return SessionWriteConflict(session_id, expected, version, reason)
+
+
+def worker_fenced(identity: WorkerIdentity) -> WorkerFenced:
+    """The error for a process whose node id another process has registered since."""
+    return WorkerFenced(f"worker {identity.worker_id!r}: another process has registered under this name")
