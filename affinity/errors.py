@@ -68,7 +68,9 @@ the fault of the database's environment. No message names the database's URL, us
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import ClassVar, Final, NamedTuple, TypeAlias
+
+from pydantic import ValidationError
 
 ErrorField: TypeAlias = str | int | float | bool | None
 """What a field of an error can be to be recorded with it."""
@@ -605,3 +607,18 @@ class SessionWriteConflict(SessionError):
         super().__init__(f"session {session_id!r}: {message}")
         self.session_id = session_id
         self.expected_version, self.version = expected_version, version
+
+
+_PROBLEMS_SHOWN: Final = 3
+
+
+def problem_of(error: Exception) -> str:
+    """The error's class and message, for the message of another error; of a `pydantic.ValidationError` the fields and
+    reasons, without the values, which may be large or secret.
+    """
+    if not isinstance(error, ValidationError):
+        return f"{type(error).__name__}: {error}"
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    shown = [f"{'.'.join(map(str, each['loc'])) or 'value'}: {each['msg']}" for each in details[:_PROBLEMS_SHOWN]]
+    more = [f"and {len(details) - _PROBLEMS_SHOWN} more"] if len(details) > _PROBLEMS_SHOWN else []
+    return "; ".join(shown + more)

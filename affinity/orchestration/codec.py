@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from pydantic_core import from_json
 
-from affinity.errors import InvalidApp, NotSerializable
+from affinity.errors import InvalidApp, NotSerializable, problem_of
 from affinity.limits import MAX_PAYLOAD_BYTES, check_depth, check_payload
-
-_PROBLEMS_SHOWN: Final = 3
 
 
 class Codec:
@@ -69,14 +67,14 @@ class Codec:
         try:
             return self._adapter.validator.validate_json(text)
         except Exception as error:
-            raise self._refusal(_problems(error)) from error
+            raise self._refusal(problem_of(error)) from error
 
     def _encode_converted(self, value: Any) -> tuple[Any, str]:
         try:
             converted = self._adapter.validate_python(value)
             return converted, self._adapter.dump_json(converted, warnings="error").decode()
         except Exception as error:
-            raise self._refusal(f"got {_type_name(type(value))}: {_problems(error)}") from error
+            raise self._refusal(f"got {_type_name(type(value))}: {problem_of(error)}") from error
 
     def _check_null(self, value: Any, text: str) -> None:
         if _has_non_finite(self._adapter.dump_python(value)):
@@ -111,16 +109,6 @@ def _adapter(declared: Any) -> TypeAdapter[Any]:
 def _shared_adapter(declared: Any, text: str) -> TypeAdapter[Any]:
     # With its text, since unions of the same types are equal, and their order matters to pydantic.
     return TypeAdapter(declared)
-
-
-def _problems(error: Exception) -> str:
-    """The reasons without the values: a payload may be large, or secret."""
-    if not isinstance(error, ValidationError):
-        return f"{type(error).__name__}: {error}"
-    details = error.errors(include_url=False, include_context=False, include_input=False)
-    shown = [f"{'.'.join(map(str, d['loc'])) or 'value'}: {d['msg']}" for d in details[:_PROBLEMS_SHOWN]]
-    more = [f"and {len(details) - _PROBLEMS_SHOWN} more"] if len(details) > _PROBLEMS_SHOWN else []
-    return "; ".join(shown + more)
 
 
 def _has_non_finite(value: Any) -> bool:

@@ -8,15 +8,12 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 import anyio
-from pydantic import ValidationError
 
 T = TypeVar("T")
 
 
 DISPOSE_SECONDS: Final = 30.0
 """A ``dispose`` or ``close`` that takes longer is cancelled and logged: it must not keep a worker from stopping."""
-
-_PROBLEMS_SHOWN: Final = 3
 
 logger = logging.getLogger("affinity.session")
 
@@ -43,13 +40,3 @@ async def shielded(function: Callable[..., Awaitable[T]], *args: object) -> T:
     with anyio.CancelScope(shield=True):
         result = await function(*args)
     return result
-
-
-def problem_of(error: Exception) -> str:
-    """The error in a message of another one: its class and text, without the values of a state, which may be secret."""
-    if not isinstance(error, ValidationError):
-        return f"{type(error).__name__}: {error}"
-    details = error.errors(include_url=False, include_context=False, include_input=False)
-    shown = [f"{'.'.join(map(str, each['loc'])) or 'value'}: {each['msg']}" for each in details[:_PROBLEMS_SHOWN]]
-    more = [f"and {len(details) - _PROBLEMS_SHOWN} more"] if len(details) > _PROBLEMS_SHOWN else []
-    return "; ".join(shown + more)

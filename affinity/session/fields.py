@@ -10,8 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, TypeAdapter
 
-from affinity.errors import InvalidOptions
-from affinity.session.callbacks import problem_of
+from affinity.errors import InvalidOptions, problem_of
 
 S = TypeVar("S")
 

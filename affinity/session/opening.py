@@ -15,9 +15,9 @@ from typing import Any, Generic, Protocol, TypeVar
 import anyio
 import anyio.from_thread
 
-from affinity.errors import SessionError, SessionSaveFailed, SessionSelfConflict, SessionWriteConflict
+from affinity.errors import SessionError, SessionSaveFailed, SessionSelfConflict, SessionWriteConflict, problem_of
 from affinity.records import SessionStore
-from affinity.session.callbacks import problem_of, shielded
+from affinity.session.callbacks import shielded
 from affinity.session.resources import Resource
 from affinity.session.state import CachedState, StateSchema
 from affinity.session.writer import SavePoint, WriteQueue

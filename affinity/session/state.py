@@ -19,10 +19,11 @@ from affinity.errors import (
     SessionLoadFailed,
     SessionMigrationMissing,
     SessionRecordTooNew,
+    problem_of,
 )
 from affinity.limits import MAX_LABELS, MAX_PARTICIPANTS, check_id, check_integer
 from affinity.records import SessionMetadata, SessionRecord, SessionState, SessionStore
-from affinity.session.callbacks import DISPOSE_SECONDS, problem_of, run_bounded
+from affinity.session.callbacks import DISPOSE_SECONDS, run_bounded
 from affinity.session.codec import StateCodec, pack, unpack
 from affinity.session.fields import FieldOverrides, Projection
 from affinity.session.migrations import Migrations

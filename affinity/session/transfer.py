@@ -13,17 +13,15 @@ import json
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias, get_args
+from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json, to_json
 
-from affinity.errors import InvalidInput, SessionLoadFailed, SessionWriteConflict
+from affinity.errors import InvalidInput, SessionLoadFailed, SessionWriteConflict, problem_of
 from affinity.limits import MAX_ID_BYTES, MAX_INTEGER, MAX_LABELS, MAX_PARTICIPANTS, check_id
 from affinity.records import SessionMetadata, SessionRecord, SessionState, SessionStore
 from affinity.session.codec import pack, unpack
-
-_PROBLEMS_SHOWN: Final = 3
 
 
 def readable(record: SessionRecord) -> dict[str, Any]:
@@ -144,7 +142,7 @@ def read_line(number: int, line: str | bytes) -> SessionState:
         parsed = _Line.model_validate(from_json(line, allow_inf_nan=False))
         state, encoding = pack(parsed.bytes_of_state())
     except ValidationError as error:
-        raise InvalidInput(f"line {number}: {_problems(error)}") from error
+        raise InvalidInput(f"line {number}: {problem_of(error)}") from error
     except (ValueError, binascii.Error) as error:
         raise InvalidInput(f"line {number} holds no record: {error}") from error
     return SessionState(
@@ -161,13 +159,6 @@ def read_line(number: int, line: str | bytes) -> SessionState:
             participants=parsed.participants,
         ),
     )
-
-
-def _problems(error: ValidationError) -> str:
-    found = error.errors(include_url=False, include_input=False, include_context=False)
-    shown = [": ".join(filter(None, [".".join(map(str, e["loc"])), e["msg"]])) for e in found[:_PROBLEMS_SHOWN]]
-    more = [f"and {len(found) - _PROBLEMS_SHOWN} more"] if len(found) > _PROBLEMS_SHOWN else []
-    return "; ".join(shown + more)
 
 
 Lines: TypeAlias = Iterable[str | bytes] | AsyncIterable[str | bytes]

@@ -35,9 +35,9 @@ from affinity.errors import (
     SessionSaveFailed,
     SessionWriteConflict,
     UnknownSession,
+    problem_of,
 )
 from affinity.records import SessionState, SessionStore, StateWrite
-from affinity.session.callbacks import problem_of
 from affinity.session.context import ActivityScope, address_of, current_activity
 from affinity.session.state import CachedState, EncodedState, RecordVersion, StateSchema
 from affinity.session.state_cache import StateCache
