@@ -48,10 +48,10 @@ def _worker_row(worker: WorkerInfo) -> tuple[object, ...]:
 def migrate(
     shell: Shell, *, dry_run: bool, clients: tuple[str, ...], workers: tuple[str, ...], revoke: tuple[str, ...]
 ) -> None:
-    """Create the tables, or bring them up to date. Safe while workers run, and when several migrate at once.
+    """Create the tables, or bring them up to date. Safe while workers run, and when several processes migrate.
 
-    Workers of the release before go on with the new schema, and start with it: to roll back, run that release again, on
-    the schema as it is. A database that admits only later releases is refused, and the message names one.
+    Workers of the release before continue on the new schema, and start on it: to roll back, run that release again on
+    the same schema. A database that admits only later releases is refused, and the message names one.
 
     After a restore that has copied rows and no sequences it moves these past the rows.
 
@@ -103,7 +103,7 @@ def _show_schema(shell: Shell, found: SchemaReport) -> None:
 def quotas(shell: Shell, **wanted: int | None) -> None:
     """Show the limits of the database, which are off by default, or set those that are named.
 
-    They are the same for all clients and workers. Who exceeds one gets an error, and nothing is written.
+    They apply to all clients and workers. A call that exceeds one raises an error and writes nothing.
     Sub-orchestrations are counted and not refused, nor is a request to cancel.
 
     Examples:

@@ -28,13 +28,13 @@ MOST_WORKERS: Final = 64
 """Worker processes on one machine."""
 
 LEAST_TO_KILL: Final = 2
-"""Workers of which one can be killed, so that somebody is left."""
+"""Workers that a run with a kill needs: one survives."""
 
 SIGNALLED: Final = 128
 """Exit code of a process that a signal ended, before the signal's number is added."""
 
 PIPE_WIDTH: Final = 120
-"""Columns where nothing says how wide a line may be."""
+"""Columns where the output is no terminal."""
 
 
 @click.command(cls=Command, short_help="Replay real conversations, kill a worker, verify the result.")
@@ -61,18 +61,18 @@ def demo(
     no_kill: bool,
     as_json: bool,
 ) -> None:
-    """Replay real conversations over worker processes, kill one of them half-way, and verify what became of them.
+    """Replay real conversations over worker processes, kill one of them half-way, and verify the result.
 
     Each conversation of the data set (the package chitchat-dataset: pip install 'affinity[demo]') is an orchestration.
     It waits for each message as an event, and answers it by an activity on the conversation's session, whose state is
     the transcript: in the memory of the worker that holds the session, and in the database, where it commits together
     with the result of each turn. Half-way, the worker with the most sessions gets a SIGKILL. When its lease ends, the
-    others take its sessions over, read their transcripts from the database, and go on.
+    others take its sessions over, read their transcripts from the database, and continue.
 
     At the end, the results in the history and the transcripts are compared with the data set and with each other. Exit
-    code 0: every transcript is complete, in order, nothing is in it twice, and the history says the same. 1: something
-    differs, or a worker ended by itself, or nothing went on any more; what is wrong is named, and so is a folder in
-    which logs and transcripts are kept.
+    code 0: every transcript is complete, in order, without duplicates, and the history agrees. 1: something differs, or
+    a worker ended by itself, or the run stalled; the command names the fault, and a folder with the logs and
+    transcripts.
 
     Examples:
       affinity demo
@@ -82,7 +82,7 @@ def demo(
     check_call(url or ctx.obj)
     if workers < LEAST_TO_KILL and not no_kill:
         raise click.UsageError(
-            f"--workers {workers}: when one is killed nobody is left; use {LEAST_TO_KILL} or more, or --no-kill"
+            f"--workers {workers}: when one is killed none is left; use {LEAST_TO_KILL} or more, or --no-kill"
         )
     plan = Plan(run=f"demo-{secrets.token_hex(4)}", url=url or ctx.obj, workers=workers, kill=not no_kill, seed=seed)
     chosen = load_conversations(conversations, seed)
@@ -91,7 +91,7 @@ def demo(
         if isinstance(ended, Outcome):
             _print(ended, as_json)
             if not ended.good:
-                raise DemoFailed("the result is not what the data set says")
+                raise DemoFailed("the result differs from the data set")
     if isinstance(ended, signal.Signals):
         click.echo("interrupted; all workers have ended", err=True)
         ctx.exit(SIGNALLED + ended)
@@ -99,7 +99,7 @@ def demo(
 
 @contextmanager
 def _run_folder() -> Iterator[Path]:
-    """A folder that goes with the run, unless it helps to find out why the run has failed."""
+    """A folder that is removed after the run, unless the run has failed."""
     folder = Path(tempfile.mkdtemp(prefix="affinity-demo-"))
     try:
         yield folder

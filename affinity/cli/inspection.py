@@ -38,7 +38,7 @@ _COLUMNS: Final = ("INSTANCE", "ORCHESTRATION", "STATUS", "SESSION", "OWNER", "E
 def show(shell: Shell, instance_id: str, *, stack: bool) -> None:
     """Show the state of the instance ID: status, result or error, custom status, owner.
 
-    While it goes on, also its activities (which run, which wait, which are tried again, when, and after which error),
+    Until it ends, also its activities (which run, which wait, which are retried, when, and after which error),
     and events that do not fit what it waits for. With --stack, also where the error of a failed one was raised.
     """
 

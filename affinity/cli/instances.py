@@ -27,7 +27,7 @@ _Removed: TypeAlias = dict[str, int]
 @click.argument("name")
 @click.option("--input", "value", type=JSON, default=None, help="Its input: JSON text, @FILE, or - for stdin.")
 @click.option("--id", "instance_id", help="Instance id; makes the command idempotent  [default: random]")
-@click.option("--version", help="Version of the orchestration  [default: the latest that the worker knows]")
+@click.option("--version", help="Version of the orchestration  [default: the latest that the worker registers]")
 @click.option("--session", "session_id", help="Session that it works for, as logs and listings show it.")
 @click.option("--wait", "waits", is_flag=True, help="Wait for the result and print it, as `wait` does.")
 @click.option("--timeout", type=float, help="Seconds to wait  [default: for ever]")
@@ -97,16 +97,16 @@ def cancel(shell: Shell, instance_id: str, reason: str) -> None:
     shell.show({"instance_id": instance_id, "cancel_requested": True}, lambda: None)
 
 
-@click.command(cls=Command, short_help="Let suspended instances go on.")
+@click.command(cls=Command, short_help="Resume suspended instances.")
 @click.argument("instance_ids", metavar="[ID]...", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All suspended instances.")
 @click.option("--reason", help="With --all, only those that were suspended for this: Nondeterminism, ….")
 @command
 def resume(shell: Shell, instance_ids: tuple[str, ...], everything: bool, reason: str | None) -> None:
-    """Let the suspended instances ID… go on: workers try again what they were suspended at.
+    """Resume the suspended instances ID…: workers repeat the step at which they were suspended.
 
-    `affinity list --status suspended` lists them, and `affinity show ID` says why. Exit code 1 when one of them is not
-    suspended; the others are resumed.
+    `affinity list --status suspended` lists them, and `affinity show ID` shows the reason. Exit code 1 when one of them
+    is not suspended; the others are resumed.
 
     Examples:
       affinity resume chat-17 chat-18
@@ -166,7 +166,7 @@ def delete(shell: Shell, instance_id: str, force: bool, keep_children: bool) -> 
 def wait(shell: Shell, instance_id: str, timeout: float | None) -> None:
     """Wait until the instance ID has ended, and print its result as JSON.
 
-    Exit code 1 when it failed or was cancelled, 4 when the time runs out; the instance goes on.
+    Exit code 1 when it failed or was cancelled, 4 when the time runs out; the instance continues.
 
     Example:
       affinity wait chat-17 --timeout 60 && echo done
@@ -199,10 +199,10 @@ def error_details(instance: Instance) -> dict[str, Any]:
     "--status",
     multiple=True,
     type=click.Choice(get_args(EndedStatus)),
-    help="Only those that ended so; may be repeated  [default: completed]",
+    help="Only those that ended like this; may be repeated  [default: completed]",
 )
 @click.option("--histories", is_flag=True, help="Histories of former executions, in place of instances.")
-@click.option("--dry-run", is_flag=True, help="Only say how many would be removed.")
+@click.option("--dry-run", is_flag=True, help="Only print how many would be removed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @command
 def prune(

@@ -1,4 +1,4 @@
-"""From ``MODULE:APP`` to the application."""
+"""Imports the application that ``MODULE:APP`` names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def load_app(target: str) -> App:
     """Import the app that ``MODULE:APP`` names; modules in the working directory are found first.
 
     Raises:
-        InvalidApp: the form, the import, the attribute or what it holds is wrong; the message says which, and where.
+        InvalidApp: the form, the import, the attribute or what it holds is wrong; the message names it, and its place.
     """
     module_name, colon, attribute = target.partition(":")
     if not colon or not module_name or not attribute:

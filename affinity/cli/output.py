@@ -20,7 +20,7 @@ _CELL: Final = 100
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """Print rows under their columns; without rows, say ``empty`` on stderr."""
+    """Print rows under their columns; without rows, print ``empty`` on stderr."""
     grid = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         grid.add_row(*map(cell, row))

@@ -70,7 +70,7 @@ class Shell:
             text()
 
     def show_cursor(self, cursor: str | None) -> None:
-        """Say how to get the next page of a list, unless ``--json`` has said so."""
+        """Print how to get the next page of a list; with ``--json`` the cursor is in the document."""
         if cursor is not None and not self.as_json:
             click.echo(f"more: --after '{printable(cursor)}'", err=True)
 
@@ -160,7 +160,9 @@ def confirm(question: str) -> None:
         click.UsageError: stdin is no terminal.
     """
     if not is_interactive():
-        raise click.UsageError(f"{question} Nobody is at the terminal to ask: give --yes, or --dry-run to look first")
+        raise click.UsageError(
+            f"{question} There is no terminal to ask on: give --yes, or --dry-run to see what would be done"
+        )
     try:
         agreed = click.confirm(question, err=True)
     except click.Abort:  # Ctrl-C at the question is Ctrl-C

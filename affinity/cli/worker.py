@@ -28,7 +28,7 @@ STUCK_SECONDS: Final = 1.0
 
 
 YOUNG_OBJECTS: Final = 10_000
-"""Objects made, less those freed, before the youngest are looked through for garbage."""
+"""Allocations, less deallocations, between two collections of the youngest objects."""
 
 
 def _runtime_options(function: F) -> F:
@@ -42,7 +42,7 @@ def _runtime_options(function: F) -> F:
 @click.command(cls=Command, short_help="Run the orchestrations and activities of an app.")
 @click.argument("target", metavar="MODULE:APP")
 @_runtime_options
-@click.option("--migrate/--no-migrate", default=True, help="Bring the schema up to date first (safe for many at once).")
+@click.option("--migrate/--no-migrate", default=True, help="Bring the schema up to date first (safe for many workers).")
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
@@ -51,9 +51,9 @@ def worker(shell: Shell, *, target: str, migrate: bool, log_level: str, **flags:
     """Run the orchestrations and activities of the app that MODULE:APP names.
 
     Start as many as you like, on as many machines as you like; with SQLite, on one machine. The first SIGTERM or Ctrl-C
-    drains: running activities end or are given back, sessions are free at once. The second stops now: what runs is
-    cut off, and its work is free for others. Exit code 0 after SIGTERM, 143 when a second one cut it short, 130 after
-    Ctrl-C, 1 when an activity did not end though it was cancelled.
+    drains: running activities end or are given back, and sessions are released. The second stops immediately: running
+    activities are cancelled, and their work is free for other workers. Exit code 0 after SIGTERM, 143 after a second
+    one, 130 after Ctrl-C, 1 when an activity did not end though it was cancelled.
 
     Durations are seconds. Every flag can be given by the environment instead: AFFINITY_WORKER_NODE_ID,
     AFFINITY_MAX_SESSIONS_PER_RUNTIME, AFFINITY_<OPTION>, as `affinity.RuntimeOptions` names them.
@@ -74,8 +74,8 @@ def worker(shell: Shell, *, target: str, migrate: bool, log_level: str, **flags:
 
 
 def _spare_the_collector() -> None:
-    """Modules and the app live as long as the process, and live coroutines for a long time: looking through them again
-    and again for garbage took a thirteenth of a busy worker's time.
+    """Modules and the app live as long as the process, and live coroutines for a long time: collections that traverse
+    them took a thirteenth of a busy worker's time.
     """
     gc.collect()
     gc.freeze()

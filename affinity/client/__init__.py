@@ -1,4 +1,4 @@
-"""The client: start orchestrations, tell them things, wait for them, look at them."""
+"""The client: start orchestrations, send them events, wait for them, inspect them."""
 
 from affinity.client.administration import EndedStatus, PrunedInstances
 from affinity.client.client import Client, Handle, open_store

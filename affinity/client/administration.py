@@ -293,7 +293,7 @@ class Administration(ClientBase):
     # -- suspended instances
 
     async def resume(self, instance_id: str) -> None:
-        """Let a suspended instance go on: a worker takes it, and tries again what it was suspended at.
+        """Resume a suspended instance: a worker takes it, and repeats the step at which it was suspended.
 
         Raises:
             UnknownInstance, InstanceNotSuspended: nothing was changed.
@@ -322,7 +322,7 @@ class Administration(ClientBase):
         """Open an instance again, a finished one too, at an earlier event of its present execution.
 
         A new execution begins with the events up to this one; the former one stays readable, by its number. If a step
-        of the code goes on behind the event, the whole step is taken again. What is outstanding at that point is
+        of the code continues after the event, the whole step is repeated. What is outstanding at that point is
         scheduled anew: activities run again, unless they had ended before. External events that came later come again.
         Session state is not rewound, nor is anything else that activities have done. See docs/learn/orchestrations.md.
 
@@ -336,7 +336,7 @@ class Administration(ClientBase):
         Raises:
             UnknownInstance: there is none.
             InvalidInput: there is no such event, or an event before it cannot be read.
-            Contention: the instance goes on so fast that it is never where its history was read.
+            Contention: in every attempt, the instance took a turn after its history was read.
         """
         for _ in range(MAX_RESETS):
             info = await self._present(instance_id)
@@ -350,13 +350,13 @@ class Administration(ClientBase):
             if await retry(partial(self._provider.reset_instance, reset), idempotent=False):
                 self._waker.wake()
                 return info.execution_id + 1
-        raise Contention(f"instance {instance_id!r} is never where its history was read: try again")
+        raise Contention(f"instance {instance_id!r} took a turn in every attempt to reset it: try again")
 
     # -- sessions
 
     async def release_session(self, session_id: str) -> SessionRelease:
         """Release a session before its time, whichever worker holds it: any worker may claim it then, and its holder
-        has room for another one. What was saved of its state stays; its holder lets go of what it has in memory within
+        has room for another one. Its saved state stays; its holder evicts its state in memory within
         about ten seconds. A wait that holds the session (``hold_session``) does not keep it.
 
         Returns:
@@ -386,7 +386,7 @@ class Administration(ClientBase):
         delete = partial(self._provider.delete_instance, wanted, force=force, tree=not keep_children)
         (deletion,) = await retry(delete, idempotent=False)
         check_deletion(instance_id, deletion)
-        self._waker.wake()  # a parent may have been told
+        self._waker.wake()  # a parent may have got a message
 
     async def prune(
         self,
@@ -429,8 +429,8 @@ class Administration(ClientBase):
         self, *, older_than: float, dry_run: bool = False, progress: PruneProgress = _no_progress
     ) -> int:
         """Remove the histories of former executions: those after which ``continue_as_new``, or a reset, began another
-        one, more than ``older_than`` seconds ago. Instances go on, and keep the history of their present execution. In
-        steps, as `prune`.
+        one, more than ``older_than`` seconds ago. Instances continue, and keep the history of their present execution.
+        In steps, as `prune`.
 
         Returns:
             The number of executions whose history was removed, or would be.

@@ -23,22 +23,22 @@ from affinity.provider.contract import FINISHED, Hint, InstanceInfo, Provider
 logger = logging.getLogger("affinity.client")
 
 FIRST_DELAY: Final = 0.005
-"""Seconds between the first two looks at an instance: a short orchestration is done by then."""
+"""Seconds between the first two polls of an instance: a short orchestration has ended by then."""
 
 LONGEST_DELAY: Final = 0.25
 GROWTH: Final = 1.5
 EARLY: Final = 0.25
-"""Share of its delay by which a look may come early, so that looks at many instances fall together."""
+"""Share of its delay by which a poll may come early, so that many instances are polled together."""
 
-FAREWELL_SECONDS: Final = 1.0
-"""How long a client that closes tries to deliver its last hint; workers find the work without it, a little later."""
+FLUSH_TIMEOUT: Final = 1.0
+"""How long a client that closes tries to send its last hint; without it, workers find the work at their next poll."""
 
-Look = Callable[[Sequence[str]], Awaitable[Sequence[InstanceInfo | None]]]
+LookUp = Callable[[Sequence[str]], Awaitable[Sequence[InstanceInfo | None]]]
 
 
 @dataclass(slots=True, eq=False)
 class _Watch:
-    """Everybody who waits for one instance."""
+    """All waits for one instance."""
 
     due: float
     delay: float = FIRST_DELAY
@@ -50,16 +50,16 @@ class _Watch:
         self.outcome = outcome
         self.ended.set()
 
-    def put_off(self, now: float) -> None:
-        self.due = now + self.delay * random.uniform(0.8, 1.2)  # noqa: S311 - clients that start together must drift apart
+    def postpone(self, now: float) -> None:
+        self.due = now + self.delay * random.uniform(0.8, 1.2)  # noqa: S311 -- not a secret
         self.delay = min(self.delay * GROWTH, LONGEST_DELAY)
 
 
 class Waiters:
-    """Waits for instances to end. All waits of one client share their look-ups, which grow rarer with the waiting."""
+    """Waits for instances to end, by polling. All waits of one client share their polls, whose delay grows."""
 
-    def __init__(self, look: Look) -> None:
-        self._look = look
+    def __init__(self, look_up: LookUp) -> None:
+        self._look_up = look_up
         self._watches: dict[str, _Watch] = {}
         self._arrived = anyio.Event()
 
@@ -68,7 +68,7 @@ class Waiters:
 
         Raises:
             UnknownInstance: there is none, or it was deleted meanwhile.
-            ProviderError: the look-up failed, and still did after its retries.
+            ProviderError: the poll failed after its retries.
         """
         watch = self._watches.get(instance_id)
         if watch is None:
@@ -84,7 +84,7 @@ class Waiters:
         return _unwrap(watch.outcome)
 
     async def run(self) -> None:
-        """Look until cancelled; whoever waits then is told so."""
+        """Poll until cancelled; waits that remain then raise `ClientError`."""
         try:
             while True:
                 self._arrived = anyio.Event()
@@ -96,16 +96,16 @@ class Waiters:
                 self._settle(instance_id, watch, ClientError("the client was closed during the wait"))
 
     async def _poll(self) -> float:
-        """Look at all instances that are due; returns the seconds until the next one is."""
+        """Poll all instances that are due; returns the seconds until the next one is."""
         now = anyio.current_time()
         due = {key: watch for key, watch in self._watches.items() if watch.due - EARLY * watch.delay <= now}
         for ids in batches(list(due)):
-            await self._look_at({instance_id: due[instance_id] for instance_id in ids})
+            await self._poll_batch({instance_id: due[instance_id] for instance_id in ids})
         return min((watch.due for watch in self._watches.values()), default=math.inf) - anyio.current_time()
 
-    async def _look_at(self, watches: dict[str, _Watch]) -> None:
+    async def _poll_batch(self, watches: dict[str, _Watch]) -> None:
         try:
-            found = await self._look(list(watches))
+            found = await self._look_up(list(watches))
         except ProviderError as error:
             for instance_id, watch in watches.items():
                 self._settle(instance_id, watch, error)
@@ -116,7 +116,7 @@ class Waiters:
             elif info.status in FINISHED:
                 self._settle(instance_id, watch, info)
             else:
-                watch.put_off(anyio.current_time())
+                watch.postpone(anyio.current_time())
 
     def _settle(self, instance_id: str, watch: _Watch, outcome: InstanceInfo | Exception) -> None:
         if self._watches.get(instance_id) is watch:
@@ -131,48 +131,48 @@ def _unwrap(outcome: InstanceInfo | Exception | None) -> InstanceInfo:
 
 
 class Waker:
-    """Tells workers that there is work: beside the calls that made it, and once for many of them."""
+    """Sends wake-up hints to workers: in the background, and one hint for many calls."""
 
     def __init__(self, provider: Provider) -> None:
         self._provider = provider
-        self._anybody = False
+        self._for_all = False
         self._instances: set[str] = set()
-        self._wanted = anyio.Event()
+        self._pending = anyio.Event()
 
     def wake(self) -> None:
-        """A worker should look into the queues, whichever it may be."""
-        self._anybody = True
-        self._wanted.set()
+        """Wake workers for work that any of them may take."""
+        self._for_all = True
+        self._pending.set()
 
     def wake_owners(self, instance_ids: Iterable[str]) -> None:
-        """The workers that own these instances should."""
+        """Wake the workers that own these instances."""
         self._instances.update(instance_ids)
         if self._instances:
-            self._wanted.set()
+            self._pending.set()
 
     async def run(self) -> None:
         """Send hints until cancelled."""
         while True:
-            await self._wanted.wait()
+            await self._pending.wait()
             await self._send()
 
     async def flush(self) -> None:
-        """Send the hint that is still wanted, if one is."""
-        with anyio.move_on_after(FAREWELL_SECONDS, shield=True):
-            if self._wanted.is_set():
+        """Send the pending hint, if there is one."""
+        with anyio.move_on_after(FLUSH_TIMEOUT, shield=True):
+            if self._pending.is_set():
                 await self._send()
 
     async def _send(self) -> None:
-        wanted, self._wanted = self._wanted, anyio.Event()
-        anybody, self._anybody = self._anybody, False
+        pending, self._pending = self._pending, anyio.Event()
+        for_all, self._for_all = self._for_all, False
         instances, self._instances = self._instances, set()
         try:
-            await self._provider.wake({None: Hint()} if anybody else {}, () if anybody else instances)
+            await self._provider.wake({None: Hint()} if for_all else {}, () if for_all else instances)
         except ProviderError as error:
             logger.debug("a wake-up hint was not sent: %s", error)
         except anyio.get_cancelled_exc_class():  # for `flush`
-            self._wanted = wanted
-            self._anybody |= anybody
+            self._pending = pending
+            self._for_all |= for_all
             self._instances |= instances
             raise
 

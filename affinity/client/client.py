@@ -53,12 +53,12 @@ class Client(Administration):
             await handle.raise_event("user_message", {"text": "hello"})
             summary = await handle.wait(timeout=60)
 
-    Calls are repeated for `calls.RETRY_SECONDS` while the database fails in a way that passes. Those that cannot be
-    made twice without harm (events, requests to cancel) are not, once the connection was lost in the middle: they raise
+    Calls are retried for `calls.RETRY_SECONDS` while the database fails transiently. Calls that are not idempotent
+    (events, requests to cancel) are not retried once the connection was lost in the middle: they raise
     `ConnectionLost`, and may or may not have happened.
 
-    Every call raises a `ProviderError` when the database refuses or fails; its fields say what that means. No message
-    names the database.
+    Every call raises a `ProviderError` when the database refuses or fails; its fields classify the error. No message
+    contains the URL of the database.
     """
 
     def __init__(self, url: str) -> None:
@@ -107,13 +107,13 @@ class Client(Administration):
         version: str | None = None,
         session_id: str | None = None,
     ) -> Handle[Any]:
-        """Start an instance; with an id of an instance of the same orchestration, give that one (``created`` is False).
+        """Start an instance; for the id of an instance of the same orchestration, return that one (``created``: False).
 
         Args:
             orchestration: a registered function, whose annotations type input and result, or a name.
             input: its input.
             instance_id: makes the call idempotent. By default a random one.
-            version: by default the latest that the worker knows which runs it first.
+            version: by default the latest that the first worker registers.
             session_id: that the instance works for: in the logs and spans of its whole tree of calls, given to code as
                 ``ctx.session_id``, inherited by sub-orchestrations, listed and filtered by. Nothing runs on that
                 session by itself. An instance that was there keeps its own.
@@ -121,7 +121,7 @@ class Client(Administration):
         Raises:
             InstanceExists: the id belongs to an instance of another orchestration.
             QuotaExceeded: the database has as many instances as it may have, or the input is larger than one may be.
-            InvalidInput: an id or the input is refused; its subclasses say why.
+            InvalidInput: an id or the input is refused; the subclass is the reason.
             OrchestrationMisuse: an input is missing, or too much.
         """
         (handle,) = await self.start_many([Start(orchestration, input, instance_id, version, session_id)])
@@ -164,7 +164,7 @@ class Client(Administration):
             ids = ", ".join(f"{info.instance_id!r} (of {info.name!r})" for info in others)
             raise InstanceExists(f"the id belongs to an instance of another orchestration: {ids}")
 
-    # -- telling
+    # -- sending
 
     async def raise_event(self, instance_id: str, name: str, data: Any = None) -> None:
         """Send an instance an event; it is buffered until the orchestration waits for one of that name.
@@ -203,8 +203,8 @@ class Client(Administration):
     async def _send(self, batch: Sequence[NewMessage]) -> Sequence[Delivery]:
         # Contention changed nothing; after a lost connection, another try could be a duplicate.
         deliveries = await retry(partial(self._provider.send_message, batch), idempotent=False)
-        told = zip(batch, deliveries, strict=True)
-        self._waker.wake_owners(message.instance_id for message, delivery in told if delivery == "delivered")
+        sent = zip(batch, deliveries, strict=True)
+        self._waker.wake_owners(message.instance_id for message, delivery in sent if delivery == "delivered")
         return deliveries
 
     # -- waiting
@@ -239,7 +239,7 @@ class Client(Administration):
         return instance_of(info).output if codec is None else codec.decode(info.output or "null")
 
     async def wait_finished(self, instance_id: str, timeout: float | None = None) -> Instance:
-        """The instance once it has ended, well or not: for those to whom a failure is an answer, not an error.
+        """The instance once it has ended, well or not; a failure is returned, not raised.
 
         Raises:
             WaitTimeout, UnknownInstance: as for `wait`.
@@ -253,14 +253,14 @@ class Client(Administration):
         _ = self._provider  # raises when the client is not open
         with anyio.move_on_after(timeout):
             return await self._waiters.ended(instance_id)
-        (info,) = await self._provider.get_instance([instance_id])  # it may have ended since the last look
+        (info,) = await self._provider.get_instance([instance_id])  # it may have ended since the last poll
         if info is None:
             raise unknown_instance(instance_id)
         if not instance_of(info).finished:
             raise WaitTimeout(f"instance {instance_id!r} has not ended within {timeout:g} s; it goes on")
         return info
 
-    # -- what sessions know
+    # -- session state
 
     @property
     def session_store(self) -> SessionStore:
@@ -295,7 +295,7 @@ class Handle(Generic[R]):
         await self._client.cancel(self.instance_id, reason)
 
     async def resume(self) -> None:
-        """Let it go on after a suspension; see `Client.resume`."""
+        """Resume it after a suspension; see `Client.resume`."""
         await self._client.resume(self.instance_id)
 
     async def reset(self, *, to_event: int) -> int:

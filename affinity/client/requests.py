@@ -1,4 +1,4 @@
-"""What a client asks for, checked and encoded: everything that is refused for its form is refused here."""
+"""Requests of a client, validated and encoded: starts, external events, requests to cancel."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Start:
     orchestration: Orchestration
     input: Any = MISSING
     instance_id: str | None = None  # None: a random one
-    version: str | None = None  # None: the latest that the worker knows which runs it first
+    version: str | None = None  # None: the latest that the first worker registers
     session_id: str | None = None  # that it and its sub-orchestrations work for, as logs and listings show it
 
 
@@ -91,7 +91,7 @@ def new_cancellation(instance_id: str, reason: str) -> NewMessage:
 
 
 def result_codec(orchestration: Orchestration) -> Codec | None:
-    """The form of the result, where a function says it."""
+    """The codec of the result; None for a name, which has no annotations."""
     return None if isinstance(orchestration, str) else _definition(orchestration).result_codec
 
 

@@ -68,7 +68,7 @@ class Cut:
 
 
 def cut_history(texts: Sequence[str], to_event: int, execution_id: int) -> Cut:
-    """Cut the history of an execution behind the event ``to_event``, or before the step that goes on there.
+    """Cut the history of an execution after the event ``to_event``, or before the step that continues there.
 
     Raises:
         InvalidInput: there is no such event.
@@ -165,7 +165,7 @@ def _work_item(key: WorkKey, event: ev.ActivityScheduled, session_id: str | None
 def _answer(
     me: str, schedule_id: int, child_id: str, cut: Cut, children: Mapping[str, InstanceInfo | None]
 ) -> ev.Event | None:
-    """How a child has ended, by its own row; by the history when it is gone or was never ours. None: it goes on."""
+    """How a child has ended, by its own row; by the history when it is gone or was never ours. None: it is running."""
     child = children.get(child_id)
     if child is None or child.parent_id != me:
         return _recorded_answer(schedule_id, child_id, cut)
@@ -187,7 +187,7 @@ def _outcome(schedule_id: int, child: InstanceInfo) -> ev.Event:
 
 
 def _cancellations(me: str, cut: Cut, children: Mapping[str, InstanceInfo | None]) -> list[NewMessage]:
-    """To the children that were scheduled behind the cut and go on."""
+    """To the children that were scheduled after the cut and are running."""
     stop = encode_message(ANY_EXECUTION, ev.CancelRequested(f"its parent {me!r} was reset"))
     scheduled = [event.instance_id for event in cut.rest if isinstance(event, ev.SubOrchestrationScheduled)]
     found = [child for name in scheduled if (child := children.get(name)) is not None and child.parent_id == me]

@@ -109,7 +109,7 @@ class ExecutionSummary:
     status: ExecutionStatus
     event_count: int  # events of it that are kept
     started_at: datetime | None  # None: not known
-    ended_at: datetime | None  # None: it goes on, or its end is not known
+    ended_at: datetime | None  # None: it has not ended, or its end is not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ class PendingActivity:
 class TreeNode:
     """An instance in its tree of sub-orchestrations."""
 
-    depth: int  # 0: the instance that was asked for
+    depth: int  # 0: the root
     instance_id: str
     parent_id: str | None
     name: str
@@ -216,7 +216,7 @@ def record_of(event_id: int, text: str, origin: EventOrigin | None = None) -> Hi
         return HistoryRecord(event_id=event_id, type=kind, fields=fields)
     run = origin.run
     if run is None and kind in _RESULTS and origin.worker_id is not None:
-        run = ActivityRun(origin.worker_id, 1)  # what a turn need not say
+        run = ActivityRun(origin.worker_id, 1)  # a first attempt on the worker of the turn is not stored
     return HistoryRecord(
         event_id=event_id,
         type=kind,
@@ -228,7 +228,7 @@ def record_of(event_id: int, text: str, origin: EventOrigin | None = None) -> Hi
 
 
 def cursor_of(last: InstanceInfo) -> str:
-    """Where a listing goes on after this row."""
+    """The cursor of the page after this row."""
     return f"{last.created_at.isoformat()}/{last.instance_id}"
 
 

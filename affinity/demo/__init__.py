@@ -1,1 +1,1 @@
-"""Real conversations over worker processes, of which one is killed, and what became of them."""
+"""The demo: real conversations over worker processes, of which one is killed, and a verification of the result."""

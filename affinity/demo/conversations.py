@@ -18,12 +18,12 @@ DATASET_SIZE: Final = 7_168
 """Conversations in the data set."""
 
 NO_DIGEST: Final = ""
-"""Digest of a transcript in which nothing has been said."""
+"""Digest of an empty transcript."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What one person said before the other one answered: one or more lines."""
+    """The lines of one person before the other one answers."""
 
     sender: str
     texts: tuple[str, ...]
@@ -40,11 +40,11 @@ class Conversation:
 def load_conversations(count: int, seed: int) -> Sequence[Conversation]:
     """Return ``count`` conversations of the data set; the same ``seed`` gives the same ones.
 
-    Those in which somebody answered come first: nearly half of the data set is a greeting into an empty room, and a
-    session of one message has nothing to remember.
+    Those with an answer come first: nearly half of the data set are single messages, whose sessions have no state to
+    carry from turn to turn.
 
     Raises:
-        click.ClickException: the data set is not installed; the message says how to install it.
+        click.ClickException: the data set is not installed; the message tells how to install it.
     """
     records = _read_dataset()
     ids = sorted(records)

@@ -155,7 +155,7 @@ def print_summary(console: Console, outcome: Outcome) -> None:
     print_differences(console, outcome)
     if outcome.good:
         console.print(
-            "Every transcript is complete, in order, with nothing in it twice, and the history says the same.",
+            "Every transcript is complete, in order, without duplicates, and the history agrees.",
             style="bold green",
         )
 

@@ -180,7 +180,7 @@ def _disagreements(record: Record) -> Iterable[str]:
     """Where the state and the history disagree, whether or not they match the data set."""
     lines, replies = record.stored.lines, record.replies
     if len(lines) != len(replies):
-        yield f"the state knows of {counted(len(lines), 'turn')}, and the history of {len(replies)}"
+        yield f"the state has {counted(len(lines), 'turn')}, and the history of {len(replies)}"
     known = digests([line.message for line in lines])
     wrong = [
         position

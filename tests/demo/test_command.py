@@ -83,7 +83,7 @@ def test_a_good_run(ends: Any, tmp_path: Path) -> None:
     assert "Once upon a time." in result.stdout
     assert "2/2  transcripts equal to the data set" in result.stdout
     assert "2/2  states that agree with the history" in result.stdout
-    assert "with nothing in it twice, and the history says the same" in result.stdout
+    assert "without duplicates, and the history agrees" in result.stdout
     assert not list(tmp_path.iterdir())
 
 
@@ -123,7 +123,7 @@ def test_any_other_error_leaves_nothing(ends: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--workers", "1"], "nobody is left; use 2 or more, or --no-kill"),
+        (["--workers", "1"], "none is left; use 2 or more, or --no-kill"),
         (["--workers", "0", "--no-kill"], "--workers"),
         (["--conversations", "7169"], "--conversations"),
         (["--url", "mysql://x/y"], "use sqlite:///path or postgresql://"),

@@ -96,7 +96,7 @@ def test_a_message_that_is_not_stored() -> None:
     assert (verdict.lost_turns, verdict.transcripts_verified, verdict.states_agreed) == (1, 0, 0)
     assert verdict.differences == (
         "conversation chat: the state has 5 messages, and must have 6",
-        "conversation chat: the state knows of 5 turns, and the history of 6",
+        "conversation chat: the state has 5 turns, and the history of 6",
         "conversation chat: the state was written 5 times, for 6 results",
     )
 

@@ -36,11 +36,11 @@ def sessions(shell: Shell, *, worker: str | None, held: bool) -> None:
 
     Examples:
       affinity sessions                                  # which worker holds what
-      affinity sessions list --kind chat --idle-for 7d   # records that nobody has written for a week
+      affinity sessions list --kind chat --idle-for 7d   # records not written for a week
       affinity sessions show chat-17                     # one record with its state
       affinity sessions family chat-17                   # it and its children: messages, participants
       affinity sessions release chat-17                  # any worker may claim it now
-      affinity sessions delete chat-17 --dry-run         # what would go, children included
+      affinity sessions delete chat-17 --dry-run         # what would be removed, children included
       affinity sessions prune --older-than 30d --yes     # retention, for a cron job
       affinity sessions export -o sessions.jsonl         # one JSON line a record
       affinity sessions import sessions.jsonl --url postgresql://db/app

@@ -19,13 +19,13 @@ from affinity.session import Pruned
 @click.argument("session_id", metavar="ID")
 @click.option("--allow-prefix", is_flag=True, help="ID may be the beginning of one session's id.")
 @click.option("--cascade/--no-cascade", default=True, help="Its children too, and theirs.  [default: --cascade]")
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @command
 def delete(shell: Shell, *, session_id: str, allow_prefix: bool, cascade: bool, dry_run: bool, yes: bool) -> None:
     """Remove the record of the session ID, and with it those of its children, and of theirs.
 
-    ID is the whole id, unless --allow-prefix is given. A worker that holds the session forgets what it has in memory,
+    ID is the whole id, unless --allow-prefix is given. A worker that holds the session evicts its state from memory,
     and begins anew. The ids of what was removed go to stdout, one a line.
 
     Examples:
@@ -55,14 +55,14 @@ def _family(session_ids: Sequence[str]) -> str:
     return f"{printable(session_ids[0])!r}{with_them}"
 
 
-@click.command(cls=Command, short_help="Remove records that nobody has written for long, or too many.")
+@click.command(cls=Command, short_help="Remove old records, or all but the newest.")
 @click.option("--older-than", type=DURATION, help="Those not written for so long: 90s, 15m, 12h, 30d, 4w.")
 @click.option("--keep", type=click.IntRange(min=0), help="All but so many of the newest.")
 @click.option("--either", is_flag=True, help="With both: what is old, and what is not kept.")
 @click.option("--family", is_flag=True, help="Judge and remove a record with all its descendants, by the newest.")
 @click.option("--kind", help="Only states of this kind; --keep counts only these.")
 @click.option("--label", "labels", multiple=True, type=LABEL, help="Only with this label; may be repeated.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @command
 def prune(
@@ -82,7 +82,7 @@ def prune(
 
     A session that a worker holds, that has work in the queue, or that is written meanwhile, is left alone. Each record
     is judged by itself: children go when their own time has come. With --family a record goes or stays together with
-    all its descendants, and the newest of them says how old they are; --keep then counts families.
+    all its descendants, and the newest of them decides how old they are; --keep then counts families.
 
     The ids of what was removed go to stdout, one a line. Nothing is ever pruned unless this command, or
     `SessionManager.prune`, is called.
@@ -127,7 +127,7 @@ def _count(pruned: Pruned) -> str:
 
 
 def _report(shell: Shell, document: dict[str, object], what: str) -> None:
-    """The ids go to stdout, for people as for pipes; what became of them to stderr."""
+    """Print the ids on stdout, and what was done to them on stderr."""
     removed = cast("Sequence[str]", document["removed"])
     shell.show(document, lambda: click.echo("".join(f"{printable(each)}\n" for each in removed), nl=False))
     click.echo(f"{'would remove' if document['dry_run'] else 'removed'} {what}", err=True)

@@ -32,7 +32,7 @@ _FILTERS: Final = (
 
 
 def filters(function: Callable[..., R]) -> Callable[..., R]:
-    """Give a command the options that say which records; `filter_of` takes them."""
+    """Give a command the options that select records; `filter_of` takes them."""
     for option in reversed(_FILTERS):
         function = option(function)
     return function

@@ -26,12 +26,12 @@ _IN_MEMORY: Final = 16 * 1024 * 1024  # bytes of stdin before they go to a tempo
 @click.command(cls=Command, short_help="Write records as lines of JSON.")
 @click.argument("session_ids", metavar="[ID]...", nargs=-1)
 @filters
-@click.option("-o", "--output", metavar="FILE", default="-", help="Where to; the file is complete or not there.")
+@click.option("-o", "--output", metavar="FILE", default="-", help="The file to write; it appears when it is complete.")
 @command
 def export(shell: Shell, *, session_ids: tuple[str, ...], output: str, **chosen: Any) -> None:
     """Write records, one JSON document a line, complete in itself: those of the IDs, those that fit, or all.
 
-    A state that is JSON stands in it as JSON, any other as base64. `affinity sessions import` reads it.
+    A state that is JSON is written as JSON, any other as base64. `affinity sessions import` reads it.
 
     Examples:
       affinity sessions export -o sessions.jsonl
@@ -109,7 +109,7 @@ def import_records(shell: Shell, *, file: IO[bytes], on_exists: OnExists) -> Non
     """Read the records of an export from FILE, or from stdin when that is -, and write them.
 
     All lines are checked first: when one is wrong nothing is written, and the exit code is 2. Versions and times begin
-    anew. An import that was interrupted goes on with --on-exists skip.
+    anew. Continue an interrupted import with --on-exists skip.
 
     Examples:
       affinity sessions import sessions.jsonl
@@ -117,7 +117,7 @@ def import_records(shell: Shell, *, file: IO[bytes], on_exists: OnExists) -> Non
     """
 
     async def run(client: Client) -> Imported:
-        with Progress("lines done:", hint="; what is written stays: go on with --on-exists skip") as progress:
+        with Progress("lines done:", hint="; what is written stays: continue with --on-exists skip") as progress:
             return await client.session_manager.import_(lines, on_exists=on_exists, progress=progress)
 
     with _read_twice(file) as (lines, start):
