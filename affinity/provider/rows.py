@@ -5,12 +5,14 @@ Times come as the engine returns them; ``time`` makes them aware datetimes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from affinity.errors import SessionWriteConflict, WorkerFenced
 from affinity.provider.contract import (
+    EventOrigin,
     ExecutionInfo,
     InstanceCounts,
     InstanceInfo,
@@ -26,7 +28,7 @@ from affinity.provider.contract import (
     WorkKey,
     WorkLock,
 )
-from affinity.records import SessionMetadata, SessionRecord, SessionSummary, labels_of, participants_of
+from affinity.records import ActivityRun, SessionMetadata, SessionRecord, SessionSummary, labels_of, participants_of
 
 Columns: TypeAlias = Sequence[Any]
 Time: TypeAlias = Callable[[Any], datetime]
@@ -92,6 +94,34 @@ def to_instance_counts(rows: Sequence[Columns], limit: int) -> InstanceCounts:
     """Counts by status of a page of ``limit`` instances; each row has the last id of the page."""
     counts = {status: number for status, number, _ in rows}
     return InstanceCounts(counts=counts, after=rows[0][2] if sum(counts.values()) >= limit else None)
+
+
+class OriginRow(NamedTuple):
+    """The columns of a row of ``history`` that has any of them.
+
+    A turn has one origin, in the row of its first event, so that it costs no more when it has more events. The run of
+    an activity is in the row of its own event.
+    """
+
+    event_id: int
+    recorded_at: Any  # None: with the rows before it
+    recorded_events: int | None  # events of the turn, from this one on
+    recorded_by: str | None
+    run_by: str | None
+    attempt: int | None
+
+
+def to_origins(rows: Iterable[Columns], time: Time) -> list[EventOrigin]:
+    """The origin of each event that has one, from rows in the order of the events: see `OriginRow`."""
+    kept = [OriginRow(*row) for row in rows]
+    runs = {row.event_id: ActivityRun(row.run_by, row.attempt) for row in kept if row.run_by and row.attempt}
+    turns = [row for row in kept if row.recorded_at is not None]
+    ends = [*(row.event_id for row in turns[1:]), sys.maxsize]  # a reset may have replaced the rest of a turn
+    return [
+        EventOrigin(event_id, time(row.recorded_at), row.recorded_by, runs.get(event_id))
+        for row, end in zip(turns, ends, strict=False)
+        for event_id in range(row.event_id, min(row.event_id + (row.recorded_events or 1), end))
+    ]
 
 
 def to_work_item_info(instance_id: str, row: Columns, time: Time) -> WorkItemInfo:

@@ -16,9 +16,15 @@ from affinity.provider.contract import (
     TreeMember,
     WorkItemInfo,
 )
-from affinity.provider.origins import OriginRow, origins_of
 from affinity.provider.postgres.operations import Operations, same_time
-from affinity.provider.rows import not_negative, to_execution, to_instance_counts, to_tree_member, to_work_item_info
+from affinity.provider.rows import (
+    not_negative,
+    to_execution,
+    to_instance_counts,
+    to_origins,
+    to_tree_member,
+    to_work_item_info,
+)
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "management.sql")
@@ -29,7 +35,7 @@ class ManagementOperations(Operations):
 
     async def read_origins(self, instance_id: str, execution_id: int) -> Sequence[EventOrigin]:
         params = {"instance": instance_id, "execution": Int8(execution_id)}
-        return origins_of(map(OriginRow._make, await self._connections.quick.run(_SQL["origins"], params)))
+        return to_origins(await self._connections.quick.run(_SQL["origins"], params), same_time)
 
     async def list_work_items(self, instance_id: str, limit: int) -> Sequence[WorkItemInfo]:
         rows = await self._connections.quick.run(_SQL["work_items"], {"instance": instance_id, "limit": Int8(limit)})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import datetime
 from typing import Any, Final, get_args
 
 from affinity.provider.contract import (
@@ -17,8 +16,7 @@ from affinity.provider.contract import (
     WorkItemInfo,
     WorkItemState,
 )
-from affinity.provider.origins import OriginRow, origins_of
-from affinity.provider.rows import to_execution, to_instance_counts, to_tree_member, to_work_item_info
+from affinity.provider.rows import to_execution, to_instance_counts, to_origins, to_tree_member, to_work_item_info
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.database import Tx
 from affinity.provider.sqlite.sessions import SUSPENDED
@@ -29,7 +27,7 @@ SQL: Final = load_statements(__package__, "management.sql")
 
 def read_origins(tx: Tx, instance_id: str, execution_id: int) -> list[EventOrigin]:
     rows = tx.rows(SQL["origins"], {"instance_id": instance_id, "execution_id": execution_id})
-    return origins_of(OriginRow(row[0], _instant(row[1]), *row[2:]) for row in rows)
+    return to_origins(rows, instant)
 
 
 def list_work_items(tx: Tx, instance_id: str, limit: int) -> list[WorkItemInfo]:
@@ -95,7 +93,3 @@ def _measure_messages(tx: Tx, at: dict[str, Any]) -> tuple[Counter[MessageState]
 
 def count_work(tx: Tx) -> dict[str, int]:
     return dict(tx.rows(SQL["counts"]))
-
-
-def _instant(seconds: float | None) -> datetime | None:
-    return None if seconds is None else instant(seconds)

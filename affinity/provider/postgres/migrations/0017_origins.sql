@@ -1,4 +1,4 @@
--- When and by which worker events were recorded: see affinity/provider/origins.py. On the first event of each turn, with the
+-- When and by which worker events were recorded: see affinity/provider/rows.py. On the first event of each turn, with the
 -- number of events that it stands for; NULL on the others, where it takes no room.
 ALTER TABLE history
     ADD COLUMN recorded_at timestamptz,
