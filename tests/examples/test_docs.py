@@ -13,7 +13,7 @@ import pytest
 from affinity.testing.conformance.providers import ProviderConformance
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def name_of(page: Path) -> str:
@@ -89,8 +89,8 @@ def test_every_theme_of_the_suite_is_in_the_guide() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_code_that_is_named_exists(page: Path) -> None:
-    """`Class.member` and paths under affinity, tests, examples and deploy."""
-    text = prose(page)
+    """`Class.member` and paths under affinity, tests, examples and deploy; `DBOS` is another project."""
+    text = prose(page).replace("`DBOS.", "`")
     code = sources()
     for owner, member in re.findall(r"`([A-Z]\w+)\.(\w+)(?:\([^`]*\))?`", text):
         assert re.search(rf"class {owner}\b", code), f"{owner}.{member}"

@@ -46,6 +46,6 @@ def test_the_first_orchestration_of_the_readme_is_the_first_example() -> None:
     assert block is not None
     program, example = (
         "\n".join(filter(str.strip, text.splitlines()))
-        for text in (block[1].rsplit("\nanyio.run(main)", 1)[0], (ROOT / "examples" / "hello.py").read_text())
+        for text in (block[1].rsplit("\nif __name__", 1)[0], (ROOT / "examples" / "hello.py").read_text())
     )
     assert program in example

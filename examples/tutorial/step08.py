@@ -1,0 +1,48 @@
+"""Step 8: conversations without an end. Timers, a session that is held, and a history that stays short."""
+
+import anyio
+from pydantic import BaseModel
+from step05 import answer, app
+from talk import say
+
+import affinity
+
+
+class Progress(BaseModel):
+    """What one execution hands to the next."""
+
+    session_id: str
+    turns: int = 0
+
+
+TURNS_PER_EXECUTION = 2
+"""A few hundred, in earnest."""
+
+
+@app.orchestration(version="2.0.0")
+async def long_conversation(ctx: affinity.OrchestrationContext, before: Progress | None = None) -> int:
+    """Answer messages until there is none for a second."""
+    progress = before or Progress(session_id=await ctx.new_guid())
+    for _ in range(TURNS_PER_EXECUTION):
+        message = ctx.schedule_wait("message", str, hold_session=progress.session_id, hold_for=600)
+        chosen, text = await ctx.select(message, ctx.schedule_timer(1))
+        if chosen == 1:
+            return progress.turns
+        reply = await ctx.schedule_activity(answer, text).on_session(progress.session_id)
+        progress.turns += 1
+        ctx.set_custom_status({"turns": progress.turns, "reply": reply})
+    ctx.continue_as_new(progress)
+
+
+async def main(url: str = "sqlite:///step08.db") -> None:
+    """Three messages, then silence."""
+    options = affinity.RuntimeOptions(worker_node_id="worker-a")
+    async with affinity.Worker(app, url, options), affinity.Client(url) as client:
+        chat = await client.start(long_conversation)
+        for text in ["hello", "how are you?", "what did I say?"]:
+            await say(client, chat.instance_id, text)
+        print(await chat.wait(), "turns in", (await chat.status()).execution_id, "executions")
+
+
+if __name__ == "__main__":
+    anyio.run(main)

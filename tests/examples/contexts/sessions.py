@@ -1,0 +1,107 @@
+"""What the page takes for granted: the models of an application, and what answers, reads and starts a kernel."""
+
+from dataclasses import dataclass, field
+
+import affinity.errors
+
+
+@dataclass
+class Game:
+    """What is in memory."""
+
+    score: int = 0
+    moves: list[str] = field(default_factory=list)
+
+
+@dataclass
+class SavedGame:
+    """What is kept of it."""
+
+    score: int = 0
+
+
+@dataclass
+class SavedBoard:
+    """What is kept of a board."""
+
+    squares: str = ""
+
+
+@dataclass
+class Board:
+    """What is in memory, in another form."""
+
+    squares: list[str] = field(default_factory=list)
+
+    def saved(self) -> SavedBoard:
+        """Its record."""
+        return SavedBoard("".join(self.squares))
+
+    @staticmethod
+    def restored(record: SavedBoard) -> "Board":
+        """From its record."""
+        return Board(list(record.squares))
+
+
+@dataclass
+class Ticket:
+    """In its third version."""
+
+    title: str = ""
+    messages: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Book:
+    """How far it has been read."""
+
+    pages_read: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Item:
+    """What is put into a basket."""
+
+    name: str
+
+
+@dataclass
+class Basket:
+    """What is in one."""
+
+    items: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Kernel:
+    """A child process."""
+
+
+async def answer(messages: list[str]) -> str:
+    """What a model says."""
+    return f"{len(messages)} messages"
+
+
+async def read_page(number: int) -> str:
+    """Of a book."""
+    return f"page {number}"
+
+
+async def start_kernel(session_id: str) -> Kernel:
+    """Start a child process."""
+    return Kernel()
+
+
+async def stop_kernel(session_id: str, kernel: Kernel) -> None:
+    """End it."""
+
+
+other = affinity.App("other")
+books = affinity.Sessions(Book)
+session_id, customer, item = "session-1", "ann", Item(name="tea")
+
+
+@other.activity
+async def load(ctx: affinity.ActivityContext, customer: str) -> None:
+    """Fill the basket."""

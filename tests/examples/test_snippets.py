@@ -1,0 +1,150 @@
+"""Every block of the README and of the documentation does what it says: programs run, commands can be parsed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from affinity.cli import main
+from tests.examples.blocks import PAGES, ROOT, SIGNATURES, Block, blocks, program_of
+
+PYTHON_MARKERS = {"", "part", *SIGNATURES}
+PROGRAMS = [block for block in blocks("python") if not block.marker]
+WITH_PARTS = [page for page in PAGES if program_of(page)]
+FILES = sorted({match[1] for block in blocks() if (match := re.fullmatch(r"(?:from|output of) (.+)", block.marker))})
+TYPED = [ROOT / "examples" / name for name in ("tutorial", "testing", "web")]
+COMMANDS = [block for block in blocks("sh") if block.marker not in ("demo", "test")]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def run(program: Path, folder: Path) -> str:
+    """What a program prints, started as a reader would start it, in an empty directory."""
+    runner = (
+        ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull] if program.stem.startswith("test_") else []
+    )
+    command = [sys.executable, "-W", "error", *runner, str(program)]
+    done = subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_block_has_a_language_and_a_marker_that_is_known() -> None:
+    for block in blocks("python"):
+        assert block.marker in PYTHON_MARKERS or block.marker.startswith("from "), block
+    assert {block.language for block in blocks()} <= {"", "python", "sh", "sql", "text"}
+
+
+@pytest.mark.parametrize("block", PROGRAMS, ids=str)
+def test_a_program_runs_as_pasted(block: Block, tmp_path: Path) -> None:
+    program = tmp_path / "pasted.py"
+    program.write_text(block.text)
+    run(program, tmp_path)
+
+
+@pytest.mark.parametrize("page", WITH_PARTS, ids=name_of)
+def test_the_parts_of_a_page_are_a_program(page: Path, tmp_path: Path) -> None:
+    program = tmp_path / "parts.py"
+    program.write_text(program_of(page))
+    run(program, tmp_path)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="the extra `lint` has mypy; .ci/run has both")
+def test_the_parts_of_the_pages_and_their_programs_have_the_types_that_they_say(tmp_path: Path) -> None:
+    for page in WITH_PARTS:
+        (tmp_path / f"{page.stem.replace('-', '_')}_parts.py").write_text(program_of(page))
+    programs = [*sorted(tmp_path.iterdir()), *(path for folder in TYPED for path in sorted(folder.glob("*.py")))]
+    command = [sys.executable, "-m", "mypy", "--strict", *map(str, programs)]
+    paths = os.environ | {"MYPYPATH": os.pathsep.join(map(str, TYPED))}
+    done = subprocess.run(command, check=False, cwd=ROOT, env=paths, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_program_is_as_shown_and_prints_what_is_shown(name: str, tmp_path: Path) -> None:
+    """The blocks of a page that name the same file: lines of it, and lines that it prints."""
+    file = ROOT / name
+    text, output = dedented(file.read_text()), dedented(run(file, tmp_path))
+    for block in blocks():
+        if block.marker == f"from {name}":
+            assert dedented(block.text) in text, block
+        elif block.marker == f"output of {name}":
+            assert dedented(block.text) in output, f"{block}: {output}"
+
+
+def dedented(text: str) -> str:
+    """Lines without their indentation and blank lines: a page may show the body of a function by itself."""
+    return "".join(f"{line.strip()}\n" for line in text.splitlines() if line.strip())
+
+
+@pytest.mark.parametrize("block", COMMANDS, ids=str)
+def test_a_command_can_be_parsed(block: Block) -> None:
+    for words in commands_in(block.text):
+        check(words)
+
+
+def commands_in(text: str) -> Iterator[list[str]]:
+    """The commands of a shell block, without comments and variables that are set for one of them."""
+    for line in text.replace("\\\n", " ").splitlines():
+        for command in re.split(r"&&|\|", line):
+            words = shlex.split(command, comments=True)
+            while words and re.match(r"\w+=", words[0]):
+                words.pop(0)
+            if words:
+                yield words
+
+
+def check(words: list[str]) -> None:
+    program, *arguments = words
+    match Path(program).name:
+        case "affinity":
+            parse(main, arguments)
+        case "python" | "python3" if arguments[0] == "-m":
+            assert importlib.util.find_spec(arguments[1]) is not None, words
+        case "python" | "python3":
+            assert (ROOT / arguments[0]).exists(), words
+        case "pytest":
+            assert all((ROOT / word).exists() for word in arguments if "/" in word), words
+        case "pip" | "uvicorn":
+            pass
+        case _:
+            raise AssertionError(f"what is {program}?")
+
+
+def parse(command: click.Command, arguments: list[str], parent: click.Context | None = None) -> None:
+    """As click does before it calls anything: commands and options exist, values have the types of their options."""
+    if not isinstance(command, click.Group):
+        command.make_context(command.name, list(arguments), parent=parent)
+        return
+    context = click.Context(command, info_name=command.name, parent=parent)
+    _, rest, _ = command.make_parser(context).parse_args(list(arguments))
+    if rest:
+        name, found, further = command.resolve_command(context, rest)
+        assert found is not None, name
+        parse(found, further, context)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_and_options_in_the_text_exist(page: Path) -> None:
+    for text in re.findall(r"`affinity ([a-z][^`]*)`", page.read_text()):
+        command: click.Command = main
+        if text.startswith(("lease ", "client ")):  # names of connections in the database
+            continue
+        for word in text.replace("…", " ").split():
+            if isinstance(command, click.Group) and word in command.commands:
+                command = command.commands[word]
+            elif word.startswith("--"):
+                names = {"--help"} | {option for parameter in command.params for option in parameter.opts}
+                assert word.split("=")[0] in names, text
+        assert command is not main, text
