@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -63,15 +65,56 @@ def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
 
 
 def test_every_log_line_exists() -> None:
-    """The first words of each line that the table quotes stand in the code."""
+    """Each line that the table quotes can be made by a call of a logger, and what is in its brackets is in the code."""
     section = (ROOT / "docs" / "run" / "monitoring.md").read_text().split("## Log lines", 1)[1].split("\n## ", 1)[0]
-    quoted = re.findall(r"^\| `([^`]+)`", section, re.MULTILINE)
-    assert quoted
+    quoted = [
+        line for cell in re.findall(r"^\| (`.+?) \|", section, re.MULTILINE) for line in re.findall(r"`([^`]+)`", cell)
+    ]
+    lines = [line for line in quoted if " " in line]
+    assert len(lines) > 20
     code = re.sub(r"\s+", " ", sources())
-    for line in quoted:
-        words = re.split(r"\b[A-Z]\b|…|_fetch|SIGTERM", re.sub(r"^worker W: ", "", line))
-        longest = max((part.split("(")[0].strip(" :;") for part in words), key=len)
-        assert longest in code, line
+    made = list(log_lines())
+    for line in lines:
+        wildcards = re.sub(r"\b[A-Z]\b|…", "*", line)
+        assert any(meet(wildcards.strip(" *") + "*", one + "*") for one in made), line
+        for words in re.findall(r"\(([a-z][^()*]{20,})\)", wildcards):
+            assert words in code, line
+
+
+def log_lines() -> Iterator[str]:
+    """What the calls of loggers can write, with * for what is inserted."""
+    for path in sorted((ROOT / "affinity").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LOGGING:
+                for argument in node.args[:2]:
+                    if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                        yield re.sub(r"%[.\d]*[a-z]", "*", argument.value)
+
+
+LOGGING = {"debug", "info", "warning", "error", "exception", "critical", "log"}
+
+
+def meet(one: str, other: str) -> bool:
+    """Whether there is a text that both patterns match, where * stands for any text."""
+
+    @cache
+    def from_here(i: int, j: int) -> bool:
+        if i == len(one) or j == len(other):
+            return set(one[i:] + other[j:]) <= {"*"}
+        if "*" in (one[i], other[j]):
+            return from_here(i + 1, j) or from_here(i, j + 1)  # the star ends, or stands for one more
+        return one[i] == other[j] and from_here(i + 1, j + 1)
+
+    return from_here(0, 0)
+
+
+def test_every_logger_exists() -> None:
+    """Loggers that the documentation names are those of the code."""
+    made = set(re.findall(r"getLogger\(\"([\w.]+)\"\)", sources()))
+    text = (ROOT / "docs" / "run" / "monitoring.md").read_text()
+    line = re.search(r"^Loggers: (.+)$", text, re.MULTILINE)
+    assert line is not None
+    assert set(re.findall(r"`([\w.]+)`", line[1])) == made
 
 
 def test_every_test_that_the_rules_name_exists() -> None:
