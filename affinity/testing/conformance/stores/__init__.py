@@ -1,4 +1,4 @@
-"""What a session store promises, as an executable suite: run it against a store of your own.
+"""Conformance tests of session stores: run them against a store of your own.
 
 A `StoreHarness` gives the suite fresh stores and a clock that it can move. With one in hand, this is all that a test
 module needs::
@@ -13,9 +13,9 @@ module needs::
             yield harness
             await harness.aclose()
 
-The tests are grouped by theme, one module each, and every test is named after the promise of
-`affinity.records.SessionStore` that it asserts. No test sleeps. What a provider promises beyond, because it knows who
-holds a session, is in `affinity.testing.conformance.providers`.
+The tests are grouped by theme, one module each; every test is named after the rule of `affinity.records.SessionStore`
+that it checks. No test sleeps. The rules for providers, which know who holds a session, are in
+`affinity.testing.conformance.providers`.
 
 Needs pytest and anyio's plugin for it, which comes with anyio.
 """
@@ -24,7 +24,7 @@ from pkgutil import iter_modules
 
 import pytest
 
-# Before they are imported, so that a failed assertion of theirs says what it compared, as in a test module.
+# Before the modules are imported, so that their failed assertions show the compared values, as in a test module.
 pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in iter_modules(__path__)))
 
 from affinity.testing.conformance.stores.base import StoreHarness  # noqa: E402
@@ -39,4 +39,4 @@ __all__ = ["StoreConformance", "StoreHarness"]
 
 
 class StoreConformance(SaveRules, WriterRules, DeleteRules, ListRules, PageRules, StoreIdRules):
-    """Every promise of `affinity.records.SessionStore`, as tests of a store. Needs a fixture ``harness``."""
+    """Every rule of `affinity.records.SessionStore`, as tests of a store. Needs a fixture ``harness``."""

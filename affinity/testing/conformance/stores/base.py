@@ -1,4 +1,4 @@
-"""What every theme of the suite shares: a fresh store, and words for what the tests write into it."""
+"""What the themes of the suite share: a fixture for an empty store, and helpers that write and read records."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ PAGE: Final = 1_000
 
 
 class StoreHarness(Protocol):
-    """An empty place for records, for one test."""
+    """An empty set of records, for one test."""
 
     async def open(self) -> SessionStore:
-        """A further store object on the same records, as another process would have. The harness closes it."""
+        """One more store object on the same records, as another process would have. The harness closes it."""
         ...
 
     async def advance(self, seconds: float) -> None:
-        """Move the store's clock forward, for every store object; a stopped clock goes again."""
+        """Move the store's clock forward, for every store object; a stopped clock runs again."""
         ...
 
     async def stop_clock(self) -> None:
-        """Let all that is written before the next `advance` be written in the same instant."""
+        """Stop the store's clock, so that all writes before the next `advance` have the same time."""
         ...
 
     async def aclose(self) -> None:
@@ -39,13 +39,13 @@ class StoreHarness(Protocol):
 
 
 class StoreRules:
-    """A theme of the suite. Its tests need a fixture ``harness``, which the class that runs them defines."""
+    """One theme of the suite. Its tests need a fixture ``harness``, which the class that runs them defines."""
 
     pytestmark = pytest.mark.anyio
 
     @pytest.fixture
     def anyio_backend(self) -> str:
-        """The event loop to run on; a store for another one overrides it."""
+        """The event loop to run on; the tests of a store for another one override it."""
         return "asyncio"
 
     @pytest.fixture
@@ -57,32 +57,32 @@ class StoreRules:
 def state(
     session_id: str = "s", content: bytes = b"state", *, schema_version: int = 1, **metadata: Any
 ) -> SessionState:
-    """A state of that content; the keywords are fields of its metadata."""
+    """A state with this content; the keywords are fields of its metadata."""
     return SessionState(
         session_id=session_id, state=content, schema_version=schema_version, metadata=SessionMetadata(**metadata)
     )
 
 
 async def loaded(store: SessionStore, session_id: str = "s") -> SessionRecord:
-    """The record that there must be."""
+    """The session's record, which must exist."""
     record = await store.load(session_id)
     assert record is not None, session_id
     return record
 
 
 async def ids(store: SessionStore, where: SessionFilter = EVERYTHING) -> list[str]:
-    """The sessions of a listing, in its order."""
+    """The session ids of a listing, in its order."""
     return [row.session_id for row in await store.list(where, PAGE)]
 
 
 def plain(metadata: SessionMetadata) -> tuple[object, ...]:
-    """What the metadata says, whichever containers hold it."""
+    """The metadata in types that compare equal, whichever containers hold it."""
     about = metadata
     return (about.kind, about.name, about.parent, dict(about.labels), about.message_count, list(about.participants))
 
 
 async def at_once(*calls: Callable[[], Awaitable[_Result]]) -> list[_Result]:
-    """Run calls concurrently, each again while it ends in contention; their results in the order of the calls."""
+    """Run calls concurrently, and repeat those that end in contention; their results in the order of the calls."""
     results: dict[int, _Result] = {}
 
     async def run(index: int, call: Callable[[], Awaitable[_Result]]) -> None:

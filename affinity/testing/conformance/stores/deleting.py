@@ -1,4 +1,4 @@
-"""Deleting: what was named, and what was asked for with it, and nothing else."""
+"""Deleting: the named records, their descendants with a cascade, and nothing else."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from affinity.testing.conformance.stores.base import (
 
 
 class DeleteRules(StoreRules):
-    """`delete`."""
+    """What `delete` removes, and what it leaves."""
 
-    async def test_what_is_named_is_removed(self, store: SessionStore) -> None:
-        """And told of, in the order in which it was named."""
+    async def test_the_named_records_are_removed(self, store: SessionStore) -> None:
+        """The ids of the removed records are returned in the order in which they were named."""
         await _family(store, a=None, b=None, c=None, d=None)
         assert list(await store.delete(["c", "a"])) == ["c", "a"]
         assert [await store.load(name) for name in ("a", "c")] == [None, None]
         assert await _left(store) == "bd"
 
     async def test_deleting_again_is_no_error(self, store: SessionStore) -> None:
-        """Unknown ids are passed over, and what was named twice goes once."""
+        """Unknown ids are skipped, and an id that is named twice is removed once."""
         await _family(store, a=None, b=None)
         assert list(await store.delete(["x", "a", "y", "a"])) == ["a"]
         assert list(await store.delete(["a"])) == list(await store.delete([])) == []
         assert await _left(store) == "b"
 
-    async def test_a_record_begins_anew_after_its_deletion(self, harness: StoreHarness, store: SessionStore) -> None:
-        """Nothing of the one before is left."""
+    async def test_a_new_record_has_nothing_of_a_deleted_one(self, harness: StoreHarness, store: SessionStore) -> None:
+        """A record that is created after a deletion has version 1, no epoch and a new creation time."""
         await store.save(state(content=b"old", name="old"), epoch=7)
         await store.save(state(content=b"old", name="old"), epoch=7)
         old = await loaded(store)
@@ -47,64 +47,64 @@ class DeleteRules(StoreRules):
         assert (new.state, new.version, new.epoch, new.metadata.name) == (b"state", 1, None, None)
         assert new.created_at - old.created_at >= timedelta(seconds=100)
 
-    async def test_children_stay_unless_asked(self, store: SessionStore) -> None:
-        """As they are: with the name of a parent that is gone."""
+    async def test_children_stay_without_a_cascade(self, store: SessionStore) -> None:
+        """They keep the id of the removed parent."""
         await _family(store, a=None, b="a")
         before = await loaded(store, "b")
         assert list(await store.delete(["a"])) == ["a"]
         assert await loaded(store, "b") == before
 
     async def test_a_cascade_reaches_every_generation(self, store: SessionStore) -> None:
-        """The named one first; brothers and parents stay."""
+        """All descendants are removed, the named record first; siblings and parents stay."""
         await _family(store, root=None, a="root", z="root", b="a", c="a", d="c", e="d", y="z")
         removed = list(await store.delete(["a"], cascade=True))
         assert removed[0] == "a"
         assert sorted(removed) == ["a", "b", "c", "d", "e"]
         assert sorted(await ids(store)) == ["root", "y", "z"]
 
-    async def test_what_is_named_comes_before_its_children(self, store: SessionStore) -> None:
-        """In the order in which it was named, also when one is the other's child; each once."""
+    async def test_named_records_come_before_their_children(self, store: SessionStore) -> None:
+        """The result has the named ids in their order, also when one is a child of another, and each id once."""
         await _family(store, a=None, b="a", c="b", d="a", x=None)
         removed = list(await store.delete(["c", "x", "a"], cascade=True))
         assert removed[:3] == ["c", "x", "a"]
         assert sorted(removed[3:]) == ["b", "d"]
 
     async def test_a_circle_of_parents_ends(self, store: SessionStore) -> None:
-        """Of two, and of one that is its own."""
+        """A cascade ends when records are each other's parents, or when one is its own."""
         await _family(store, a="b", b="a", c="c", d="c", x=None)
         assert sorted(await store.delete(["a"], cascade=True)) == ["a", "b"]
         assert sorted(await store.delete(["c"], cascade=True)) == ["c", "d"]
         assert await _left(store) == "x"
 
-    async def test_a_parent_without_a_record_takes_nobody_along(self, store: SessionStore) -> None:
-        """Neither those that name it, nor those that name none."""
+    async def test_a_cascade_from_an_id_without_a_record_removes_nothing(self, store: SessionStore) -> None:
+        """Neither records that have this id as their parent nor records without a parent are removed."""
         await _family(store, a="missing", b=None, c="other")
         assert list(await store.delete(["missing"], cascade=True)) == []
         assert await _left(store) == "abc"
 
-    async def test_an_empty_parent_takes_nobody_along(self, store: SessionStore) -> None:
-        """An empty name is nobody's id, and nobody's parent."""
+    async def test_an_empty_parent_is_no_parent(self, store: SessionStore) -> None:
+        """An empty string is no session's id, so a record whose parent is empty is no child."""
         await _family(store, a=None, b="", c="a")
         assert list(await store.delete([""], cascade=True)) == []
         assert list(await store.delete([], cascade=True)) == []
         assert await _left(store) == "abc"
 
-    async def test_parents_are_told_apart_exactly(self, store: SessionStore) -> None:
-        """Not by case, not by pattern, not by beginning."""
+    async def test_parents_are_compared_exactly(self, store: SessionStore) -> None:
+        """A cascade compares parents by case and length, and without patterns."""
         await _family(store, **{"p_": None, "a": "pq", "b": "P_", "c": "p", "d": "p_x", "e": " p_", "f": "p_"})
         assert sorted(await store.delete(["p_"], cascade=True)) == ["f", "p_"]
         assert await _left(store) == "abcde"
 
-    async def test_another_version_is_left(self, store: SessionStore) -> None:
-        """It was written since it was seen; of whom no version is told, any will do."""
+    async def test_a_record_of_another_version_is_left(self, store: SessionStore) -> None:
+        """A record that was written since it was seen is left; without a version any record is removed."""
         await _family(store, a=None, b=None, c=None)
         await store.save(state("b"))
         assert list(await store.delete(["a", "b", "c"], versions={"a": 1, "b": 1, "x": 1})) == ["a", "c"]
         assert list(await store.delete(["b"], versions={"b": 3})) == []
         assert list(await store.delete(["b"], versions={"b": 2})) == ["b"]
 
-    async def test_what_was_made_anew_is_left(self, store: SessionStore) -> None:
-        """Though it has the version of the one before; with its children, and as a child."""
+    async def test_a_record_of_another_birth_is_left(self, store: SessionStore) -> None:
+        """A record that was created again since is left, also when its version is the same, and also as a child."""
         await _family(store, a=None, b="a", c=None)
         births = {name: (await loaded(store, name)).birth for name in "abc"}
         await store.delete(["a", "c"])
@@ -116,19 +116,19 @@ class DeleteRules(StoreRules):
         assert await _left(store) == "c"
 
     async def test_a_child_of_another_version_is_left(self, store: SessionStore) -> None:
-        """And its own children with it: a record that stays keeps them, unless they are named themselves."""
+        """A child that is left keeps its own children, unless they are named themselves."""
         await _family(store, a=None, b="a", c="b", d="b", e="a")
         versions = {"b": 2}
         assert sorted(await store.delete(["a", "d"], cascade=True, versions=versions)) == ["a", "d", "e"]
         assert await _left(store) == "bc"
 
-    async def test_a_named_one_that_is_left_keeps_its_children(self, store: SessionStore) -> None:
+    async def test_a_named_record_that_is_left_keeps_its_children(self, store: SessionStore) -> None:
         await _family(store, a=None, b="a")
         assert list(await store.delete(["a"], cascade=True, versions={"a": 2})) == []
         assert await _left(store) == "ab"
 
-    async def test_a_dry_run_tells_and_changes_nothing(self, harness: StoreHarness, store: SessionStore) -> None:
-        """The same as would be removed."""
+    async def test_a_dry_run_changes_nothing(self, harness: StoreHarness, store: SessionStore) -> None:
+        """It returns the ids that the deletion would remove."""
         await _family(store, a=None, b="a", c="b", d="a", x=None)
         before = [await loaded(store, name) for name in "abcdx"]
         await harness.advance(100)
@@ -136,14 +136,14 @@ class DeleteRules(StoreRules):
         assert [await loaded(store, name) for name in "abcdx"] == before
         assert list(await store.delete(["x", "a"], cascade=True, versions={"d": 9})) == told == ["x", "a", "b", "c"]
 
-    async def test_the_idle_may_go_where_nobody_holds_them(self, store: SessionStore) -> None:
-        """A store that cannot know who holds a session spares none."""
+    async def test_idle_only_spares_nothing_in_a_store_without_leases(self, store: SessionStore) -> None:
+        """A store that does not know which sessions are held removes them all."""
         await _family(store, a=None, b="a", c=None)
         assert list(await store.delete(["a"], cascade=True, idle_only=True)) == ["a", "b"]
         assert await _left(store) == "c"
 
-    async def test_many_are_removed_at_once(self, store: SessionStore) -> None:
-        """Children by the hundred, and as many names."""
+    async def test_hundreds_are_removed_in_one_call(self, store: SessionStore) -> None:
+        """Hundreds of children, and hundreds of named records."""
         names = [f"s{number:03}" for number in range(300)]
         for name in names:
             await store.save(state(name, parent="s000"))
@@ -153,8 +153,8 @@ class DeleteRules(StoreRules):
         assert list(await store.delete(names[::-1])) == names[::-1]
         assert await ids(store) == ["kept"]
 
-    async def test_what_stays_is_as_it_was(self, harness: StoreHarness, store: SessionStore) -> None:
-        """Its state, its metadata and its time."""
+    async def test_a_record_that_stays_is_unchanged(self, harness: StoreHarness, store: SessionStore) -> None:
+        """Its state, its metadata and its times."""
         await _family(store, a=None)
         await store.save(state("b", b"kept", labels={"x": "1"}, participants=["ann"]), epoch=3, idempotency_key="t")
         before = await loaded(store, "b")
@@ -164,8 +164,8 @@ class DeleteRules(StoreRules):
         assert after == before
         assert plain(after.metadata) == plain(before.metadata)
 
-    async def test_a_whole_family_goes_or_nothing_of_it(self, store: SessionStore) -> None:
-        """Each that is named is judged with all its descendants."""
+    async def test_a_family_is_removed_as_a_whole_or_not_at_all(self, store: SessionStore) -> None:
+        """With ``whole``, a named record stays when one of its descendants has changed."""
         await _family(store, a=None, b="a", c="b", x=None, y="x")
         seen = {row.session_id: row for row in await store.list(EVERYTHING, PAGE)}
         await store.save(state("c", parent="b"))
@@ -178,7 +178,7 @@ class DeleteRules(StoreRules):
         assert sorted(await store.delete(["a"], cascade=True, whole=True)) == ["a", "b", "c"]
 
     async def test_a_descendant_that_was_added_since_keeps_the_family(self, store: SessionStore) -> None:
-        """Where the caller says what was seen; also when one is there that was made anew."""
+        """A descendant that the caller has not seen, or that was created again, keeps the whole family."""
         await _family(store, a=None, b="a", x=None, y="x")
         seen = {row.session_id: row for row in await store.list(EVERYTHING, PAGE)}
         versions = {name: row.version for name, row in seen.items()}
@@ -192,11 +192,11 @@ class DeleteRules(StoreRules):
 
 
 async def _family(store: SessionStore, **parents: str | None) -> None:
-    """A record for each name, with that parent."""
+    """Save a record for each name, with this parent."""
     for name, parent in parents.items():
         await store.save(state(name, parent=parent))
 
 
 async def _left(store: SessionStore) -> str:
-    """The names of one letter that are left, in order."""
+    """The remaining ids of one letter, in order."""
     return "".join(sorted(await ids(store)))

@@ -1,4 +1,4 @@
-"""Ids: every id that `affinity.limits.check_id` lets through is safe, distinct, and only a name."""
+"""Ids: every id that `affinity.limits.check_id` accepts can be stored, and is distinct from all others."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ each_name = pytest.mark.parametrize("name", NAMES.values(), ids=NAMES.keys())
 
 
 class StoreIdRules(StoreRules):
-    """Sessions that are called by such an id."""
+    """Sessions whose ids have unusual characters or lengths."""
 
     @each_name
-    async def test_a_record_lives_under_any_id(self, store: SessionStore, name: str) -> None:
-        """Written, read, listed and deleted."""
+    async def test_any_valid_id_names_a_record(self, store: SessionStore, name: str) -> None:
+        """It is written, read, listed and deleted under this id."""
         check_id(name, "session id")
         await store.save(state(name, b"1"), idempotency_key=name)
         await store.save(state(name, b"2", parent=name, kind=name, name=name), expected_version=1)
@@ -64,8 +64,8 @@ class StoreIdRules(StoreRules):
         assert list(await store.delete([name], cascade=True, versions={name: 2})) == [name]
         assert await store.load(name) is None
 
-    async def test_ids_that_differ_are_different(self, store: SessionStore) -> None:
-        """Each has its own record, also while the others are written and deleted."""
+    async def test_different_ids_name_different_records(self, store: SessionStore) -> None:
+        """Each has its own record while others are written and deleted."""
         names = list(NAMES.values())
         for name in names:
             assert await store.save(state(name, name.encode())) == 1
@@ -75,8 +75,8 @@ class StoreIdRules(StoreRules):
         assert sorted(await ids(store)) == sorted(names[1::2])
         assert [(await loaded(store, name)).state for name in names[1::2]] == [name.encode() for name in names[1::2]]
 
-    async def test_a_prefix_is_only_text(self, store: SessionStore) -> None:
-        """Every id of the suite as a prefix of the others, and every beginning of it."""
+    async def test_a_prefix_is_compared_literally(self, store: SessionStore) -> None:
+        """For every id of the suite and every prefix of it, the listing has the ids that begin with it."""
         names = list(NAMES.values())
         for name in names:
             await store.save(state(name))

@@ -1,4 +1,4 @@
-"""Listing: summaries that meet all conditions, and no others."""
+"""Listing and counting: the records that meet all conditions, and no others."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ HARD_LABELS: Final = ["a.b", "a b", 'a"b', "a'b", "$", "$.a", "[0]", "a/b", "%",
 
 
 class ListRules(StoreRules):
-    """`list` and its conditions."""
+    """`list` and its conditions, `count` and `families`."""
 
     async def test_an_empty_store_lists_nothing(self, store: SessionStore) -> None:
         assert list(await store.list(EVERYTHING, PAGE)) == []
 
     async def test_a_summary_has_no_state(self, store: SessionStore) -> None:
-        """Only its size: a page of large sessions is small."""
+        """It has only the state's size, so a page of large sessions is small."""
         await store.save(state(content=b"x" * 1_000))
         (summary,) = await store.list(EVERYTHING, PAGE)
         assert isinstance(summary, SessionSummary)
@@ -39,15 +39,15 @@ class ListRules(StoreRules):
         assert summary.size == len(b"x" * 1_000)
 
     async def test_the_newest_come_first(self, harness: StoreHarness, store: SessionStore) -> None:
-        """By their last write, not by their first."""
+        """Records are in the order of their last write."""
         for name in "abcd":
             await store.save(state(name))
             await harness.advance(1)
         await store.save(state("b"))
         assert await ids(store) == ["b", "d", "c", "a"]
 
-    async def test_a_page_is_not_longer_than_asked(self, harness: StoreHarness, store: SessionStore) -> None:
-        """The newest of them."""
+    async def test_a_page_has_at_most_limit_records(self, harness: StoreHarness, store: SessionStore) -> None:
+        """It has the newest ones."""
         for name in "abcd":
             await store.save(state(name))
             await harness.advance(1)
@@ -61,8 +61,10 @@ class ListRules(StoreRules):
             wanted = sorted(new.session_id for new in written if _meets(new, where))
             assert sorted(await ids(store, where)) == wanted, where
 
-    async def test_a_condition_joins_those_of_time_and_id(self, harness: StoreHarness, store: SessionStore) -> None:
-        """All that can be said at once."""
+    async def test_conditions_combine_with_those_of_time_and_id(
+        self, harness: StoreHarness, store: SessionStore
+    ) -> None:
+        """All conditions of one filter hold together."""
         for name in ("a1", "a2", "b1"):
             await store.save(state(name, kind="chat", name="n", labels={"x": "1"}))
         old = (await loaded(store, "b1")).updated_at
@@ -77,7 +79,7 @@ class ListRules(StoreRules):
         assert await ids(store, SessionFilter(**{**said, "idle_for": 50.0})) == ["a2"]
 
     async def test_updated_after_an_instant(self, harness: StoreHarness, store: SessionStore) -> None:
-        """After, not at; by the last write, whenever the first was."""
+        """The last write is after the time, not at it."""
         await harness.stop_clock()
         await store.save(state("a"))
         await store.save(state("b"))
@@ -90,7 +92,7 @@ class ListRules(StoreRules):
         assert await ids(store, SessionFilter(updated_after=(await loaded(store, "c")).updated_at)) == []
 
     async def test_created_after_an_instant(self, harness: StoreHarness, store: SessionStore) -> None:
-        """After, not at; a later write makes nothing newer."""
+        """The first write is after the time, not at it; later writes do not count."""
         await harness.stop_clock()
         await store.save(state("a"))
         instant = (await loaded(store, "a")).created_at
@@ -100,8 +102,8 @@ class ListRules(StoreRules):
         assert await ids(store, SessionFilter(created_after=instant)) == ["b"]
         assert sorted(await ids(store, SessionFilter(created_after=instant - timedelta(microseconds=1)))) == ["a", "b"]
 
-    async def test_an_instant_may_be_told_in_any_zone(self, harness: StoreHarness, store: SessionStore) -> None:
-        """It is the same instant."""
+    async def test_a_time_may_be_in_any_time_zone(self, harness: StoreHarness, store: SessionStore) -> None:
+        """Times are compared as instants."""
         await store.save(state("a"))
         record = await loaded(store, "a")
         await harness.advance(1)
@@ -113,7 +115,7 @@ class ListRules(StoreRules):
         assert await ids(store, SessionFilter(after=(newest.astimezone(EAST), "b"))) == ["a"]
 
     async def test_idle_for_a_time(self, harness: StoreHarness, store: SessionStore) -> None:
-        """By the store's clock, since the last write."""
+        """The time since the last write, by the store's clock, is at least this long."""
         for name in "ab":
             await store.save(state(name))
         await harness.advance(100)
@@ -126,8 +128,8 @@ class ListRules(StoreRules):
         assert sorted(await ids(store, SessionFilter(idle_for=100.0))) == ["a", "b", "c"]
 
     @pytest.mark.parametrize("label", HARD_LABELS)
-    async def test_a_label_is_only_text(self, store: SessionStore, label: str) -> None:
-        """Its name and its value, whatever they look like."""
+    async def test_labels_are_compared_literally(self, store: SessionStore, label: str) -> None:
+        """Both the key and the value of a label."""
         await store.save(state("named", labels={label: "v"}))
         await store.save(state("valued", labels={"k": label}))
         await store.save(state("nested", labels={"a": "b", "b": "v", "null": "x"}))
@@ -137,7 +139,7 @@ class ListRules(StoreRules):
 
     @pytest.mark.parametrize("participant", HARD_LABELS)
     async def test_a_participant_is_one_of_several(self, store: SessionStore, participant: str) -> None:
-        """The whole text of one of them; as of the last write."""
+        """The condition matches the whole text of one participant, as of the last write."""
         where = SessionFilter(participant=participant)
         await store.save(state("alone", participants=[participant]))
         await store.save(state("among", participants=["a", participant, "z", participant]))
@@ -152,7 +154,7 @@ class ListRules(StoreRules):
         assert sorted(await ids(store, SessionFilter(participant="a"))) == ["alone", "others"]
 
     async def test_orphans_have_a_parent_without_a_record(self, store: SessionStore) -> None:
-        """And heads have no parent, or none with a record."""
+        """Heads have no parent, or are orphans."""
         for name, parent in {"a": None, "b": "a", "c": "b", "lost": "gone", "below": "lost", "other": "gone"}.items():
             await store.save(state(name, parent=parent, kind="chat" if name == "other" else ""))
         assert sorted(await ids(store, SessionFilter(orphaned=True))) == ["lost", "other"]
@@ -164,8 +166,8 @@ class ListRules(StoreRules):
         assert await ids(store, SessionFilter(orphaned=True)) == ["c"]
         assert sorted(await ids(store, SessionFilter(heads=True))) == ["a", "c", "gone"]
 
-    async def test_what_a_listing_would_find_is_counted(self, store: SessionStore) -> None:
-        """Whatever its conditions are."""
+    async def test_the_count_is_that_of_the_listing(self, store: SessionStore) -> None:
+        """For every condition."""
         written = await _population(store)
         for where in _conditions():
             assert await store.count(where) == sum(_meets(new, where) for new in written), where
@@ -182,10 +184,8 @@ class ListRules(StoreRules):
         alone = {"participant": 1, "prefix": 1, "labels": 1}
         assert found == {**alone, "orphaned": orphans, "heads": len(written), "idle_for": 0}
 
-    async def test_a_summary_says_how_long_its_session_was_idle(
-        self, harness: StoreHarness, store: SessionStore
-    ) -> None:
-        """In seconds, by the store's clock."""
+    async def test_a_summary_has_the_idle_time(self, harness: StoreHarness, store: SessionStore) -> None:
+        """In seconds since the last write, by the store's clock."""
         await store.save(state("a"))
         await harness.advance(100)
         await store.save(state("b", parent="a"))
@@ -196,7 +196,7 @@ class ListRules(StoreRules):
         assert family[0].idle == pytest.approx(110, abs=9)
 
     async def test_a_family_is_found_from_each_of_its_members(self, harness: StoreHarness, store: SessionStore) -> None:
-        """The head first, then in the order in which they were created; and summaries as in a list."""
+        """The head comes first, then the others by creation; summaries equal those of a listing."""
         family = {"head": None, "z": "head", "a": "z", "m": "head"}
         for name, parent in {**family, "alone": None, "lost": "gone"}.items():
             await store.save(state(name, parent=parent, message_count=3, participants=["ada"]))
@@ -211,7 +211,7 @@ class ListRules(StoreRules):
         assert list(await store.families([])) == []
 
     async def test_a_circle_of_parents_is_a_family(self, store: SessionStore) -> None:
-        """From within it, and from below."""
+        """It is found from its members and from their descendants."""
         for name, parent in {"a": "c", "b": "a", "c": "b", "below": "c", "self": "self"}.items():
             await store.save(state(name, parent=parent))
         for name in ("a", "b", "c", "below"):
@@ -220,15 +220,15 @@ class ListRules(StoreRules):
         (alone,) = await store.families(["self"])
         assert [row.session_id for row in alone] == ["self"]
 
-    async def test_nobody_holds_a_session_without_a_lease(self, store: SessionStore) -> None:
-        """Whoever wrote it; nor is an empty name somebody."""
+    async def test_no_record_has_a_holder_without_a_lease(self, store: SessionStore) -> None:
+        """Neither a worker id nor an empty text finds one, whichever epoch wrote it."""
         await store.save(state(), epoch=7)
         assert await ids(store, SessionFilter(holder="a")) == []
         assert await ids(store, SessionFilter(holder="")) == []
 
 
 async def _population(store: SessionStore) -> list[SessionState]:
-    """One record of each combination."""
+    """Save one record of each combination."""
     written = []
     for number, (kind, name, parent, labels, schema) in enumerate(product(KINDS, NAMES, PARENTS, LABELS, SCHEMAS)):
         new = state(f"s{number}", schema_version=schema, kind=kind, name=name, parent=parent, labels=labels)
@@ -238,7 +238,7 @@ async def _population(store: SessionStore) -> list[SessionState]:
 
 
 def _conditions() -> Iterable[SessionFilter]:
-    """Each condition, and none in its place, with all the others; also those that no record meets."""
+    """Each condition, or none in its place, combined with all others; some that no record meets."""
     names, schemas = [None, "", "plan", "Plan", "pla"], [None, 2, 3]
     kinds, parents = [None, "", "chat", "cha_"], [None, "p", ""]
     labels: list[Mapping[str, str]] = [{}, {"x": "1"}, {"y": "2"}, {"y": "2", "x": "1"}, {"x": "2"}, {"z": "1"}]

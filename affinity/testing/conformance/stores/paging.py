@@ -1,4 +1,4 @@
-"""Paging by keyset: page after page gives every record once, however many were written in one instant."""
+"""Paging by keyset: the pages have every record once, however many were written at the same time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ class PageRules(StoreRules):
     """`list` with a cursor."""
 
     @pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
-    async def test_pages_join_without_gap_or_double(
-        self, harness: StoreHarness, store: SessionStore, size: int
-    ) -> None:
-        """Some written one after another, some in the same instant."""
+    async def test_pages_have_each_record_once(self, harness: StoreHarness, store: SessionStore, size: int) -> None:
+        """Also when several records were written at the same time."""
         written = [f"s{number}" for number in range(13)]
         for name in written[:4]:
             await store.save(state(name))
@@ -35,7 +33,7 @@ class PageRules(StoreRules):
         assert sorted(seen) == sorted(written)
 
     async def test_ties_are_ordered_by_id(self, harness: StoreHarness, store: SessionStore) -> None:
-        """Descending, by code point: everywhere the same, whatever the language of the database."""
+        """Records of the same time are in descending order of code points, whatever the database's locale."""
         await harness.stop_clock()
         for name in TIED:
             await store.save(state(name))
@@ -43,8 +41,10 @@ class PageRules(StoreRules):
         assert await ids(store) == wanted
         assert await _pages(store, EVERYTHING, 1) == wanted
 
-    async def test_a_page_ends_within_a_tie(self, harness: StoreHarness, store: SessionStore) -> None:
-        """The cursor names the last row seen, and the next page begins behind it."""
+    async def test_a_page_may_end_between_records_of_the_same_time(
+        self, harness: StoreHarness, store: SessionStore
+    ) -> None:
+        """The next page begins after the record that the cursor names."""
         await harness.stop_clock()
         for name in "abc":
             await store.save(state(name))
@@ -53,7 +53,7 @@ class PageRules(StoreRules):
         assert [row.session_id, *rest] == ["c", "b", "a"]
 
     async def test_conditions_hold_on_every_page(self, harness: StoreHarness, store: SessionStore) -> None:
-        """Also on those behind the first, and within a tie."""
+        """Also on later pages, and between records of the same time."""
         where = SessionFilter(kind="chat", labels={"x": "1"}, prefix="s")
         for step in range(3):
             await harness.stop_clock()
@@ -65,8 +65,10 @@ class PageRules(StoreRules):
             await harness.advance(1)
         assert await _pages(store, where, 1) == await ids(store, where) == ["s2b", "s2a", "s1b", "s1a", "s0b", "s0a"]
 
-    async def test_a_cursor_outlives_its_record(self, harness: StoreHarness, store: SessionStore) -> None:
-        """It is a place in the order, not a record: paging goes on when that is deleted meanwhile."""
+    async def test_a_cursor_remains_valid_when_its_record_is_deleted(
+        self, harness: StoreHarness, store: SessionStore
+    ) -> None:
+        """It is a position in the order, not a reference to a record."""
         for name in "abcd":
             await store.save(state(name))
             await harness.advance(1)
@@ -75,10 +77,10 @@ class PageRules(StoreRules):
         await store.delete(["c"])
         assert await ids(store, SessionFilter(after=cursor)) == ["b", "a"]
 
-    async def test_what_is_written_meanwhile_goes_to_the_front(
+    async def test_a_record_that_is_written_meanwhile_moves_to_the_front(
         self, harness: StoreHarness, store: SessionStore
     ) -> None:
-        """A page behind it does not see it, and nothing that was not written is missed."""
+        """Later pages do not have it, and have all others."""
         for name in "abcd":
             await store.save(state(name))
             await harness.advance(1)
@@ -89,7 +91,7 @@ class PageRules(StoreRules):
 
 
 async def _pages(store: SessionStore, where: SessionFilter, size: int) -> list[str]:
-    """All pages of that size, one after another."""
+    """All pages of this size, in order."""
     seen: list[str] = []
     while page := await store.list(where, size):
         assert len(page) <= size

@@ -1,4 +1,4 @@
-"""Several writers: last write wins unless a writer says what it knows; then an older one is refused."""
+"""Several writers: the last write wins, unless its fences do not match the record."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class _Fences(TypedDict, total=False):
 
 
 class WriterRules(StoreRules):
-    """The fences of `save`: version, epoch, idempotency key."""
+    """The fences of `save`: version, birth, epoch, idempotency key."""
 
     async def test_the_last_write_wins(self, harness: StoreHarness) -> None:
-        """Unless told otherwise, whoever wrote before."""
+        """Without fences a write replaces any record."""
         one, other = await harness.open(), await harness.open()
         await one.save(state(content=b"1"))
         await other.save(state(content=b"2"))
@@ -33,7 +33,7 @@ class WriterRules(StoreRules):
         assert (record.state, record.version) == (b"3", 3)
 
     async def test_a_write_from_another_version_is_refused(self, store: SessionStore) -> None:
-        """Older or newer: the record is not the one that it was made from."""
+        """Older or newer than that of the record."""
         for content in (b"1", b"2"):
             await store.save(state(content=content))
         before = await loaded(store)
@@ -45,13 +45,13 @@ class WriterRules(StoreRules):
         assert await loaded(store) == before
 
     async def test_a_write_from_the_same_version_passes(self, store: SessionStore) -> None:
-        """0 stands for a record that is not there."""
+        """Version 0 stands for no record."""
         versions = [await store.save(state(content=b"%d" % base), expected_version=base) for base in range(3)]
         assert versions == [1, 2, 3]
         assert (await loaded(store)).state == b"2"
 
-    async def test_a_write_from_a_version_of_no_record_is_refused(self, store: SessionStore) -> None:
-        """It was deleted meanwhile: the write does not bring it back."""
+    async def test_a_write_from_a_deleted_version_is_refused(self, store: SessionStore) -> None:
+        """The write does not create the deleted record again."""
         await store.save(state())
         await store.delete(["s"])
         with pytest.raises(SessionWriteConflict) as caught:
@@ -59,8 +59,8 @@ class WriterRules(StoreRules):
         assert (caught.value.expected_version, caught.value.version) == (1, None)
         assert await store.load("s") is None
 
-    async def test_a_record_has_one_birth_and_each_its_own(self, store: SessionStore) -> None:
-        """It stays over all writes; one that is made anew under the same id has another."""
+    async def test_each_record_has_a_birth_of_its_own(self, store: SessionStore) -> None:
+        """Writes keep it; a record that is created again under the same id has another."""
         for name in ("s", "other"):
             await store.save(state(name))
         first = (await loaded(store)).birth
@@ -71,8 +71,8 @@ class WriterRules(StoreRules):
         await store.save(state())
         assert (await loaded(store)).birth not in {first, "", (await loaded(store, "other")).birth}
 
-    async def test_a_write_from_a_record_that_was_made_anew_is_refused(self, store: SessionStore) -> None:
-        """Though both have that version, or the writer names none."""
+    async def test_a_write_with_another_birth_is_refused(self, store: SessionStore) -> None:
+        """Also when the versions are the same, or the writer names no version."""
         await store.save(state(content=b"former"))
         former = await loaded(store)
         await store.delete(["s"])
@@ -88,14 +88,14 @@ class WriterRules(StoreRules):
         await store.save(state(content=b"y"), expected_version=1, birth=before.birth)
         assert (await loaded(store)).state == b"y"
 
-    async def test_a_record_is_made_with_the_birth_that_its_writer_names(self, store: SessionStore) -> None:
-        """So that the writer knows it, and the next write of the same writer passes where no other one has come."""
+    async def test_a_new_record_has_the_birth_that_its_writer_names(self, store: SessionStore) -> None:
+        """So the writer knows it, and its next write passes."""
         versions = [await store.save(state(), expected_version=base, birth="mine") for base in range(2)]
         assert [*versions, await store.save(state())] == [1, 2, 3]
         assert (await loaded(store)).birth == "mine"
 
     async def test_of_many_writers_from_one_version_one_passes(self, harness: StoreHarness) -> None:
-        """Each from its own process, at once: from no record, and from a record."""
+        """Concurrently, from store objects of their own: from no record, and from a record."""
         stores = [await harness.open() for _ in range(WRITERS)]
         for base in (0, 1):
             calls = (_saving(store, b"%d" % n, expected_version=base) for n, store in enumerate(stores))
@@ -104,13 +104,13 @@ class WriterRules(StoreRules):
             assert (await loaded(stores[0])).state == b"%d" % outcomes.index(base + 1)
 
     async def test_of_many_writers_without_a_version_all_pass(self, harness: StoreHarness) -> None:
-        """And each is counted."""
+        """Each gets a version of its own."""
         stores = [await harness.open() for _ in range(WRITERS)]
         versions = await at_once(*(_saving(store, b"x") for store in stores))
         assert sorted(versions) == list(range(1, WRITERS + 1))
 
     async def test_a_write_under_an_older_epoch_is_refused(self, store: SessionStore) -> None:
-        """Its lease has gone to somebody who has written since."""
+        """A writer with a newer lease has written since."""
         await store.save(state(content=b"1"), epoch=7)
         before = await loaded(store)
         for expected in (None, 1):
@@ -120,13 +120,13 @@ class WriterRules(StoreRules):
         assert await loaded(store) == before
 
     async def test_the_record_has_the_epoch_of_its_last_writer(self, store: SessionStore) -> None:
-        """The same may write again, a greater one takes over."""
+        """A writer of the same epoch may write again, and one of a greater epoch replaces it."""
         for epoch in (7, 7, 9):
             await store.save(state(), epoch=epoch)
             assert (await loaded(store)).epoch == epoch
 
     async def test_a_writer_without_a_lease_keeps_the_epoch(self, store: SessionStore) -> None:
-        """So that whoever is older than the lease of before is still refused."""
+        """So writers of an older epoch are still refused."""
         await store.save(state())
         assert (await loaded(store)).epoch is None
         for epoch in (7, None):
@@ -137,7 +137,7 @@ class WriterRules(StoreRules):
             await store.save(state(), epoch=6)
 
     async def test_a_write_that_has_happened_is_not_repeated(self, harness: StoreHarness, store: SessionStore) -> None:
-        """By its key: whatever else the second attempt says, nothing is written and the version is returned."""
+        """A second write with the same key changes nothing and returns the version, whatever its other arguments."""
         assert await store.save(state(content=b"1"), idempotency_key="i/1/2", epoch=7) == 1
         before = await loaded(store)
         await harness.advance(100)
@@ -147,17 +147,17 @@ class WriterRules(StoreRules):
         assert await loaded(store) == before
 
     async def test_a_key_counts_for_the_last_write_only(self, store: SessionStore) -> None:
-        """Another key, or a write without one, and it is forgotten."""
+        """After a write with another key, or without one, the key is unknown."""
         keys = ["t", "u", "t", None, "t"]
         assert [await store.save(state(), idempotency_key=key) for key in keys] == [1, 2, 3, 4, 5]
 
-    async def test_no_key_is_like_no_other(self, store: SessionStore) -> None:
-        """Two writes without a key are two writes; and a key is one session's own."""
+    async def test_writes_without_a_key_are_distinct(self, store: SessionStore) -> None:
+        """Two writes without a key are two writes, and a key belongs to one session."""
         assert [await store.save(state()) for _ in range(2)] == [1, 2]
         await store.save(state("other"), idempotency_key="t")
         assert [await store.save(state(), idempotency_key="t") for _ in range(2)] == [3, 3]
 
-    async def test_a_key_does_not_open_a_fence(self, store: SessionStore) -> None:
+    async def test_a_new_key_does_not_pass_a_fence(self, store: SessionStore) -> None:
         """A write with a new key is checked like any other."""
         await store.save(state(), idempotency_key="t", epoch=7)
         with pytest.raises(SessionWriteConflict):
@@ -173,14 +173,14 @@ class WriterRules(StoreRules):
         assert (await loaded(store)).state == b"new"
 
     async def test_of_many_writers_with_one_key_one_writes(self, harness: StoreHarness) -> None:
-        """And all are told the same version."""
+        """All get the same version."""
         stores = [await harness.open() for _ in range(WRITERS)]
         assert await at_once(*(_saving(store, b"x", idempotency_key="t") for store in stores)) == [1] * WRITERS
         assert (await loaded(stores[0])).version == 1
 
 
 def _saving(store: SessionStore, content: bytes, **fences: Unpack[_Fences]) -> Callable[[], Awaitable[int]]:
-    """A save to be called: gives the version, or `REFUSED`."""
+    """A function that saves, and returns the version, or `REFUSED`."""
 
     async def save() -> int:
         try:
