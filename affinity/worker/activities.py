@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, TypeGuard
+from typing import Any, Final, NamedTuple, TypeGuard
 
 import anyio
 import anyio.to_thread
@@ -34,13 +34,13 @@ from affinity.orchestration.events import ActivityCompleted, ActivityFailed, Act
 from affinity.orchestration.failures import RecordedError, describe_error, recorded, stack_of
 from affinity.orchestration.wire import ActivityTask, decode_task
 from affinity.provider.contract import WorkAbandon, WorkItem, WorkKey, WorkLock
-from affinity.records import SessionStore
 from affinity.session.context import enter_activity
+from affinity.session.retry import RetryingStore
 from affinity.telemetry import enter_session
+from affinity.worker.commits import Commits
 from affinity.worker.isolation import Isolation, is_isolated, not_begun
-from affinity.worker.lease import HeldLocks
-from affinity.worker.options import RuntimeOptions
 from affinity.worker.results import StagedResult, discard, requeue_after_conflict
+from affinity.worker.services import WorkerServices
 from affinity.worker.sessions import HeldSessions, record_need
 
 logger = logging.getLogger("affinity.worker")
@@ -60,34 +60,6 @@ _NON_RETRYABLE: Final = (
     SessionMigrationFailed,
 )
 """Errors that no policy retries: the same code would raise them again."""
-
-
-class ActivityResults(Protocol):
-    """Where the end of an activity is reported."""
-
-    def deliver_result(self, item: WorkItem, event: Event, staged: StagedResult | None) -> None:
-        """It has a result, good or bad, that its orchestration must get, and maybe what must be kept with it."""
-        ...
-
-    def submit_abandon(self, abandon: WorkAbandon) -> None:
-        """It goes back to the queue."""
-        ...
-
-    def session_left(self, session_id: str) -> None:
-        """A session was given up with its work."""
-        ...
-
-    def slot_freed(self) -> None:
-        """A slot is free again."""
-        ...
-
-    def count_isolated(self, item: WorkItem, then: Callable[[bool | None], None]) -> None:
-        """The delivery is to be counted, once all results are written: `Isolation`."""
-        ...
-
-    def broken(self, error: Exception) -> None:
-        """The worker's own code failed."""
-        ...
 
 
 class _TimeLimit(NamedTuple):
@@ -143,31 +115,36 @@ class ActivityRunner:
 
     def __init__(
         self,
-        *,
         app: App,
-        options: RuntimeOptions,
-        locks: HeldLocks,
+        services: WorkerServices,
+        *,
         sessions: HeldSessions,
-        states: SessionStore,
-        results: ActivityResults,
-        observe: Callable[[str, str], None],
+        commits: Commits,
+        spawn: Callable[..., None],
     ) -> None:
+        """``spawn`` starts a task of the worker: it receives an async function and its arguments."""
+        health = services.health
         self._activities = app.activities
-        self._states = states
-        self._options = options
-        self._locks = locks
+        self._states = RetryingStore(services.provider.states, reading=health.retry, writing=health.retry_if_unchanged)
+        self._options = services.options
+        self._lease = services.lease
+        self._locks = services.lease.locks
+        self._wakeups = services.wakeups
+        self._observe = services.metrics.activity_ended
         self._sessions = sessions
-        self._results = results
-        self._observe = observe
+        self._commits = commits
+        self._spawn_task = spawn
+        self.deliver_result: Callable[[WorkItem, Event, StagedResult | None], None]
+        """Receives the result of an activity, good or bad, and what must be kept with it; set by the worker."""
         # By lock: after an expiry an item may be fetched again while its former run, of the same key, still ends.
         self._running: dict[WorkLock, _Running] = {}
         self.size = 0  # characters of the payloads of what runs
         # Items that go back with their session once its other work has ended.
         self._leaving: dict[str, list[WorkAbandon]] = {}
-        self._limiter = anyio.CapacityLimiter(options.worker_concurrency)
+        self._limiter = anyio.CapacityLimiter(services.options.worker_concurrency)
         self._threads = _Threads()
         self._empty = anyio.Event()
-        self.isolation = Isolation(lambda: bool(self._running), results.count_isolated, results.slot_freed)
+        self.isolation = Isolation(lambda: bool(self._running), self._count_isolated, self._wakeups.slot_freed)
 
     def __len__(self) -> int:
         return len(self._running)
@@ -193,7 +170,12 @@ class ActivityRunner:
     # -- starting
 
     def start(self, item: WorkItem, task: ActivityTask | None = None) -> None:
-        """Begin to run a work item that is locked to this worker; ``task`` spares the decoding of its payload."""
+        """Begin to run a work item that is locked to this worker; ``task`` spares the decoding of its payload.
+        Without a lease it is given back, and so it is while the worker drains.
+        """
+        if not self._lease.is_serving:
+            self._commits.submit_abandon(not_begun(item, self._options.isolate_after))
+            return
         self._locks.add(item.lock)
         if item.session_id is not None and item.session_epoch is not None:
             self._sessions.begin(item.session_id, item.session_epoch, item.lock.key.instance_id)
@@ -236,7 +218,16 @@ class ActivityRunner:
     def _give_back(self, item: WorkItem) -> None:
         """Give back what was never handed to code."""
         self._end(item)
-        self._results.submit_abandon(not_begun(item, self._options.isolate_after))
+        self._commits.submit_abandon(not_begun(item, self._options.isolate_after))
+
+    def _count_isolated(self, item: WorkItem, then: Callable[[bool | None], None]) -> None:
+        """See `Isolation`."""
+        self._spawn_task(self._count, item, then)
+
+    async def _count(self, item: WorkItem, then: Callable[[bool | None], None]) -> None:
+        await self._commits.flush_in_time()  # results that are on their way must not be lost with the process
+        if self.isolation.waiting is item:
+            then(await self._commits.count_delivery(item) if self.isolation.is_alone else None)
 
     def _spawn(
         self, item: WorkItem, definition: ActivityDefinition, task: ActivityTask, limit: _TimeLimit | None
@@ -300,7 +291,7 @@ class ActivityRunner:
         try:
             self._finish(running, task, None if error else done.result(), error)
         except Exception as broken:
-            self._results.broken(broken)
+            self._lease.end_by_defect(broken)
         if not self._running:
             self._empty.set()
         self.isolation.ended(running.item.lock)
@@ -328,11 +319,11 @@ class ActivityRunner:
         elif event is not None:
             self._observe(item.name, "completed")
             self._end(item)
-            self._results.deliver_result(item, event, running.staged)
+            self.deliver_result(item, event, running.staged)
         else:
             assert error is not None
             self._failed(running, task, error)
-        self._results.slot_freed()
+        self._wakeups.slot_freed()
 
     def _discard(self, running: _Running) -> None:
         discard(running.context)
@@ -345,7 +336,7 @@ class ActivityRunner:
             logger.warning("activity %s of %s: %s; running it again", item.name, item.lock.key.instance_id, error)
             self._observe(item.name, "retried")
             self._end(item)
-            self._results.submit_abandon(requeue_after_conflict(item.lock))
+            self._commits.submit_abandon(requeue_after_conflict(item.lock))
             return
         if self._is_unreadable_here(error, item):
             self._give_back_unreadable(item, error)
@@ -358,7 +349,7 @@ class ActivityRunner:
             _log_failure(logging.WARNING, f"failed and is retried in {pause:.1f} s", item, failure, error)
             self._observe(item.name, "retried")
             self._end(item)
-            self._results.submit_abandon(WorkAbandon(lock=item.lock, delay=pause, failed=True, error=_noted(error)))
+            self._commits.submit_abandon(WorkAbandon(lock=item.lock, delay=pause, failed=True, error=_noted(error)))
             return
         if isinstance(error, ActivityTimeout):
             timeout = RecordedError(error.error_type, error.message, None, stack_of(error))
@@ -373,7 +364,7 @@ class ActivityRunner:
         self._observe(item.name, kind)
         self._end(item)
         failed = ActivityFailed(item.lock.key.activity_id, kind, *failure)
-        self._results.deliver_result(item, failed, None)
+        self.deliver_result(item, failed, None)
 
     def _end(self, item: WorkItem) -> None:
         self._locks.discard(item.lock)
@@ -395,7 +386,7 @@ class ActivityRunner:
         elif item.session_id is None:
             logger.info("activity %s is not registered here; leaving it to workers that know it", item.name)
             self._end(item)
-            self._results.submit_abandon(replace(not_begun(item, self._options.isolate_after), unknown=True))
+            self._commits.submit_abandon(replace(not_begun(item, self._options.isolate_after), unknown=True))
         else:
             logger.warning("activity %s is not registered here; giving session %s back", item.name, item.session_id)
             self._give_back_with_session(item.session_id, not_begun(item, self._options.isolate_after))
@@ -425,8 +416,8 @@ class ActivityRunner:
         for given in self._leaving.pop(session_id, ()):
             self._locks.discard(given.lock)
             self._sessions.end(session_id)
-            self._results.submit_abandon(given)
-        self._results.session_left(session_id)
+            self._commits.submit_abandon(given)
+        self._spawn_task(self._sessions.lost, session_id)  # its state here is of no use any more
 
     def _has_waited(self, item: WorkItem) -> bool:
         """Whether workers that could run it had their time to come."""
@@ -475,7 +466,7 @@ class ActivityRunner:
         """Cancel everything and give it back, without burning an attempt (drain)."""
         for running in list(self._running.values()):
             running.drop("the worker is draining")
-            self._results.submit_abandon(WorkAbandon(lock=running.item.lock, count_attempt=False))
+            self._commits.submit_abandon(WorkAbandon(lock=running.item.lock, count_attempt=False))
 
     async def drained(self) -> None:
         """Wait until nothing runs."""

@@ -17,10 +17,11 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
+from weakref import WeakSet
 
 from cachetools import LRUCache
 
@@ -37,12 +38,10 @@ from affinity.orchestration import App
 from affinity.orchestration.engine import Execution, Step
 from affinity.orchestration.events import Event, OrchestrationStarted, TimerFired, payload_size
 from affinity.orchestration.failures import describe_error
-from affinity.orchestration.wire import ANY_EXECUTION, ActivityTask, encode_message, read_message
+from affinity.orchestration.wire import ANY_EXECUTION, encode_message, read_message
 from affinity.provider.contract import (
     FINISHED,
     Birth,
-    HistoryCursor,
-    HistoryPage,
     InstanceUpdate,
     Message,
     OrchestrationItem,
@@ -51,17 +50,20 @@ from affinity.provider.contract import (
     Suspend,
     Turn,
     TurnResult,
-    WorkAbandon,
     WorkAck,
     WorkItem,
     WorkKey,
     WorkLock,
 )
 from affinity.records import ActivityRun, StateWrite
-from affinity.worker.options import RuntimeOptions
+from affinity.worker.activities import ActivityRunner
+from affinity.worker.capacity import Capacity
+from affinity.worker.commits import Commits
 from affinity.worker.replays import Replay, Replays
 from affinity.worker.results import StagedResult, requeue_after_conflict
 from affinity.worker.retry import is_retryable
+from affinity.worker.services import WorkerServices
+from affinity.worker.sessions import HeldSessions
 from affinity.worker.turns import BuiltTurn, build_turn
 
 logger = logging.getLogger("affinity.worker")
@@ -124,95 +126,6 @@ class LiveInstance:
         return not self.committing and not self.mailbox and self.replay is None
 
 
-class WorkerServices(Protocol):
-    """What the instances need of the worker around them."""
-
-    @property
-    def worker_id(self) -> str:
-        """Name of this worker."""
-        ...
-
-    def now(self) -> float:
-        """The database's time, in Unix seconds."""
-        ...
-
-    def slots_for_new_work(self) -> int:
-        """How many new work items this worker would run at once."""
-        ...
-
-    def slots_for_plain_work(self) -> int:
-        """How many new session-free items of one turn this worker would run immediately; all workers share the rest."""
-        ...
-
-    def try_reserve_session(self, session_id: str) -> bool:
-        """Whether this worker would claim the session, if nobody holds it. To be asked when it is to be offered."""
-        ...
-
-    def submit_turn(self, turn: Turn, done: Callable[[TurnResult | ProviderError], None]) -> None:
-        """Commit a turn with the next batch."""
-        ...
-
-    def submit_ack(self, ack: WorkAck, staged: StagedResult | None) -> None:
-        """Send a result the plain way, and what must be kept with it."""
-        ...
-
-    def submit_abandon(self, abandon: WorkAbandon) -> None:
-        """Give a work item back."""
-        ...
-
-    def submit_suspend(self, suspend: Suspend, done: Callable[[bool], None]) -> None:
-        """Suspend an instance; ``done`` receives whether it was, when the database knows, or refuses for good."""
-        ...
-
-    def submit_release(self, release: Release, done: Callable[[], None]) -> None:
-        """Give an instance up; ``done`` is called when the database knows, or refuses for good."""
-        ...
-
-    async def written(self) -> None:
-        """Wait until what was submitted is written, though not for ever."""
-        ...
-
-    async def read_history(self, cursors: Sequence[HistoryCursor]) -> Sequence[HistoryPage]:
-        """The next pages of some histories."""
-        ...
-
-    def room_made(self) -> None:
-        """Messages, results or replays that were in memory are not any more: a fetch may wait for that."""
-        ...
-
-    def run(self, item: WorkItem, task: ActivityTask) -> None:
-        """Run a work item that is locked to this worker."""
-        ...
-
-    def cancel(self, keys: Collection[WorkKey], reason: str) -> None:
-        """Cancel activities as far as they run here."""
-        ...
-
-    def hint(self, worker: str | None, *, cancel: bool = False) -> None:
-        """Wake a worker; None: whoever can."""
-        ...
-
-    def share(self) -> None:
-        """Wake everybody for work that any worker may take, this one a moment later."""
-        ...
-
-    def session_released(self, session_id: str) -> None:
-        """A turn has released a session, if nothing kept it."""
-        ...
-
-    def hint_owner(self, instance_id: str) -> None:
-        """Wake the worker that owns an instance, which is not live here."""
-        ...
-
-    def wake_fetcher(self) -> None:
-        """Look into the queues soon."""
-        ...
-
-    def fetch_after(self, seconds: float) -> None:
-        """Look into the queues when that much time has passed."""
-        ...
-
-
 class _Point(NamedTuple):
     """A point in the history of an instance: the fence of what is written there."""
 
@@ -234,17 +147,26 @@ class InstanceTable:
         self,
         app: App,
         services: WorkerServices,
-        options: RuntimeOptions,
         *,
         code: str,
-        observe: Callable[[str, str], None],
+        capacity: Capacity,
+        commits: Commits,
+        activities: ActivityRunner,
+        sessions: HeldSessions,
+        replays: Replays,
     ) -> None:
-        """``observe`` receives what becomes of instances: the name of the orchestration, and the outcome."""
         self._app = app
-        self._observe = observe
         self._code = code
-        self._services = services
-        self._options = options
+        self._options = services.options
+        self._worker_id = services.identity.worker_id
+        self._lease = services.lease
+        self._wakeups = services.wakeups
+        self._observe = services.metrics.orchestration
+        self._capacity = capacity
+        self._commits = commits
+        self._activities = activities
+        self._sessions = sessions
+        self._replays = replays
         self._live: OrderedDict[str, LiveInstance] = OrderedDict()
         self._moves: LRUCache[str, int] = LRUCache(maxsize=10_000)
         self._warned: set[str] = set()
@@ -252,8 +174,8 @@ class InstanceTable:
         self._released: set[str] = set()
         self._in_flight: set[int] = set()  # ids of messages that are in a mailbox or in a turn
         self._gave_back: set[str] = set()  # instances that gave messages back since a fetch left them out
-        self.replaying = Replays(services.read_history, services.written)
-        self.input_size = 0  # characters of the messages and results that are in no committed turn yet
+        # Of results on their way; settled ones stay until they are garbage.
+        self._staged: WeakSet[StagedResult] = WeakSet()
         self.size = 0  # characters of the histories of all live instances
         self.turns = 0
         self.replays = 0
@@ -281,12 +203,14 @@ class InstanceTable:
         ack.
         """
         live = self._live.get(item.lock.key.instance_id)
-        run = None if item.attempts == 1 else ActivityRun(self._services.worker_id, item.attempts)
+        if staged is not None:
+            self._staged.add(staged)
+        run = None if item.attempts == 1 else ActivityRun(self._worker_id, item.attempts)
         if live is None or live.execution.execution_id != item.lock.key.execution_id:
             self._ack(item.lock, event, run, staged)
             return
         size = payload_size(event)
-        self.input_size += size
+        self._capacity.input_size += size
         live.mailbox.append(Input(event, size, lock=item.lock, run=run, staged=staged))
         self._pump(live)
 
@@ -335,7 +259,7 @@ class InstanceTable:
     def _feed(self, live: LiveInstance, messages: Sequence[Message]) -> None:
         for message in messages:
             self._in_flight.add(message.id)
-            self.input_size += len(message.payload)
+            self._capacity.input_size += len(message.payload)
         if live.replay is not None:
             live.unread += messages
             return
@@ -360,7 +284,7 @@ class InstanceTable:
         if item.event_count or self._is_suspect(item):
             done = partial(self._replayed, live, _Point.of(item))
             live.replay = Replay(live.execution, done, is_suspect=self._is_suspect(item))
-            self.replaying.add(live.replay)
+            self._replays.add(live.replay)
         self._feed(live, item.messages)
 
     def _new(self, item: OrchestrationItem) -> LiveInstance | None:
@@ -380,7 +304,7 @@ class InstanceTable:
 
     def _replayed(self, live: LiveInstance, at: _Point, error: Exception | None) -> None:
         """The instance is where its history ends, or cannot get there."""
-        self._services.room_made()
+        self._wakeups.memory_freed()
         if error is not None:
             self._suspend(at, live.execution.name, error)
             return
@@ -414,7 +338,7 @@ class InstanceTable:
             if is_suspended:
                 self._observe(name, "suspended")
 
-        self._services.submit_suspend(suspend, done)
+        self._commits.submit_suspend(suspend, done)
 
     def _unknown(self, item: OrchestrationItem) -> None:
         """Give an instance back that this worker has no code for, or suspend it when that has been so for long."""
@@ -457,7 +381,7 @@ class InstanceTable:
         events = [self._completed(live, i.event) for i in inputs]
         # Half of it: what an event asks for is in the turn a second time, as a row of its own.
         half = self._options.max_batch_bytes // 2
-        step = live.execution.advance(events, now=self._services.now, new_guid=_new_guid, max_size=half)
+        step = live.execution.advance(events, now=self._lease.now, new_guid=_new_guid, max_size=half)
         if live.execution.unread_size > self._options.instance_cache_bytes:
             raise ExecutionLimitReached(
                 f"external events of more than {self._options.instance_cache_bytes} bytes (instance_cache_bytes) wait "
@@ -470,7 +394,7 @@ class InstanceTable:
         knows.
         """
         if isinstance(event, OrchestrationStarted):
-            return replace(event, time=self._services.now(), version=live.execution.definition.version)
+            return replace(event, time=self._lease.now(), version=live.execution.definition.version)
         return event
 
     def _submit(self, live: LiveInstance, step: Step, inputs: list[Input]) -> None:
@@ -486,16 +410,16 @@ class InstanceTable:
             acks=[i.lock for i in consumed if i.lock is not None],
             states=[state for i in consumed if (state := i.state) is not None and id(i) not in unwanted],
             runs=_runs(step, consumed),
-            lock_here=self._services.slots_for_new_work(),
-            plain_here=self._services.slots_for_plain_work(),
-            try_reserve_session=self._services.try_reserve_session,
+            lock_here=self._capacity.slots_for_new_work(),
+            plain_here=self._capacity.slots_for_plain_work(),
+            try_reserve_session=self._capacity.try_reserve_session,
         )
         if step.outcome is None:
             live.mailbox = inputs[step.consumed :]  # for the next turn: this one is large enough
         else:
             self._return(live.execution.instance_id, inputs[step.consumed :])
         live.committing = True
-        self._services.submit_turn(built.turn, partial(self._settled, live, built, step, consumed, unwanted=unwanted))
+        self._commits.submit_turn(built.turn, partial(self._settled, live, built, step, consumed, unwanted=unwanted))
 
     def _settled(
         self,
@@ -510,7 +434,7 @@ class InstanceTable:
         live.committing = False
         if self._live.get(live.execution.instance_id) is not live:
             self._released.discard(live.execution.instance_id)
-            self._services.wake_fetcher()
+            self._wakeups.wake_fetcher()
         if isinstance(result, ProviderError) or not result.committed:
             self._withdraw(live, built.turn, inputs, result)
             return
@@ -521,13 +445,13 @@ class InstanceTable:
             each.settle(id(each) not in unwanted)
         self._forget(inputs)
         self._grow(live, sum(map(len, built.turn.history)))
-        self._services.room_made()
+        self._wakeups.memory_freed()
         self._place(built, result.placed)
         self._spread(built.turn)
         if step.outcome is not None:
             _log_failure(live.execution)
             self._drop(live)
-            self._services.wake_fetcher()
+            self._wakeups.wake_fetcher()
         elif not self._moved(live, result.placed):
             self._pump(live)
         if self.size > self._options.instance_cache_bytes:
@@ -544,7 +468,7 @@ class InstanceTable:
         if not isinstance(result, TurnResult | DatabaseChanged) and not is_retryable(result):
             name = live.execution.definition.name
             self._suspend(_Point.of(turn), name, result)  # the database does not take what it contains
-        self._services.wake_fetcher()
+        self._wakeups.wake_fetcher()
 
     def _still_good(self, inputs: list[Input], result: TurnResult) -> list[Input]:
         """What a refused turn was told, without the results that are void: those whose token is dead, and those whose
@@ -559,7 +483,7 @@ class InstanceTable:
                 each.lock.key.instance_id,
                 each.lock.key.activity_id,
             )
-            self._services.submit_abandon(requeue_after_conflict(each.lock))
+            self._commits.submit_abandon(requeue_after_conflict(each.lock))
         for each in void + conflicting:
             each.settle(False)
         self._forget(void + conflicting)
@@ -569,34 +493,35 @@ class InstanceTable:
         is_shared = False
         for place, task, wanted in zip(placed, built.tasks, built.turn.work_items, strict=True):
             if place.item is not None:
-                self._services.run(place.item, task)
+                self._activities.start(place.item, task)
             elif place.holder is None and wanted.claim_here:
-                self._services.wake_fetcher()  # it was offered to us
+                self._wakeups.wake_fetcher()  # it was offered to us
             elif wanted.session_id is None:
                 is_shared = True
             else:
-                self._services.hint(place.holder)
+                self._wakeups.hint(place.holder)
         if is_shared:
-            self._services.share()
+            self._wakeups.share()
 
     def _spread(self, turn: Turn) -> None:
         """Tell others, and ourselves, what the turn has queued or cancelled."""
         if turn.cancel_activities:
             keys = {WorkKey(turn.instance_id, turn.execution_id, each) for each in turn.cancel_activities}
-            self._services.cancel(keys, "no longer awaited")
+            self._activities.cancel(keys, "no longer awaited")
         if turn.cancel_activities or (turn.update is not None and turn.update.status == "cancelled"):
-            self._services.hint(None, cancel=True)
+            self._wakeups.hint(None, cancel=True)
         if turn.instances:
-            self._services.hint(None)
+            self._wakeups.hint(None)
         for session_id in turn.release_sessions:
-            self._services.session_released(session_id)
+            self._sessions.recheck(session_id)
+            self._wakeups.wake_fetcher()  # if nothing kept it, there is room for another one
         for instance_id in {message.instance_id for message in turn.messages if not message.delay}:
             if instance_id in self._live:
-                self._services.wake_fetcher()
+                self._wakeups.wake_fetcher()
             else:
-                self._services.hint_owner(instance_id)
+                self._wakeups.hint_owner(instance_id)
         if timers := [message.delay for message in turn.messages if message.delay]:
-            self._services.fetch_after(min(timers))
+            self._wakeups.fetch_after(min(timers))
 
     def _count(self, name: str, turn: Turn, update: InstanceUpdate) -> None:
         """A turn that begins an instance, or ends an execution, for the metrics."""
@@ -623,21 +548,26 @@ class InstanceTable:
         self._moves[name] = moves + 1
         self._drop(live)
         self._release(Release(instance_id=name, to=remote_holder))
-        self._services.hint(remote_holder)
+        self._wakeups.hint(remote_holder)
         return True
 
     def _elsewhere(self, placed: Sequence[Placed]) -> str | None:
         """The one other worker that holds the sessions of all this work, if there is one."""
         holder = placed[0].holder
         alone = all(place.holder == holder for place in placed)
-        return holder if alone and holder != self._services.worker_id else None
+        return holder if alone and holder != self._worker_id else None
 
     def _release(self, release: Release) -> None:
         name = release.instance_id
         self._released.add(name)
-        self._services.submit_release(release, partial(self._released.discard, name))
+        self._commits.submit_release(release, partial(self._released.discard, name))
 
     # -- dropping
+
+    def settle_staged(self) -> None:
+        """Settle the results whose commit this worker will not see any more: they count as not applied."""
+        for staged in list(self._staged):
+            staged.settle(False)
 
     def drop_all(self) -> None:
         """Forget every instance (the lease has expired); their histories bring them back."""
@@ -661,7 +591,7 @@ class InstanceTable:
             if live.committing:
                 self._released.add(live.execution.instance_id)
         if live.replay is not None:
-            self.replaying.remove(live.replay)
+            self._replays.remove(live.replay)
             live.mailbox += [Input(NOOP, len(each.payload), message_id=each.id) for each in live.unread]
             live.unread = []
         waiting, live.mailbox = live.mailbox, []
@@ -687,11 +617,11 @@ class InstanceTable:
         for each in inputs:
             if each.message_id is not None:
                 self._in_flight.discard(each.message_id)
-            self.input_size -= each.size
+            self._capacity.input_size -= each.size
 
     def _ack(self, lock: WorkLock, event: Event, run: ActivityRun | None, staged: StagedResult | None) -> None:
-        message = encode_message(lock.key.execution_id, event, run or ActivityRun(self._services.worker_id, 1))
-        self._services.submit_ack(WorkAck(lock=lock, message=message, state=staged.state if staged else None), staged)
+        message = encode_message(lock.key.execution_id, event, run or ActivityRun(self._worker_id, 1))
+        self._commits.submit_ack(WorkAck(lock=lock, message=message, state=staged.state if staged else None), staged)
 
     def _shrink(self) -> None:
         """Drop idle instances, least recently used first, while there are too many, or their histories too large. The

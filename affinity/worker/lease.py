@@ -1,26 +1,27 @@
-"""The renewer: a thread of its own that keeps this worker's lease and the locks of its running work.
+"""The worker's lease: its state as the worker's own loop knows it (`Lease`), and the thread that renews it
+(`LeaseRenewer`).
 
-Why a thread: an activity may burn CPU on the event loop for longer than a lease lasts. The renewer has its own event
-loop and its own database connection, so all that it needs of the process is now and then the interpreter lock.
+Why a thread: an activity may use the CPU of the event loop for longer than a lease lasts. The lease renewer has its own
+event loop and its own database connection, so all that it needs of the process is now and then the interpreter lock.
 
 States, as the worker sees them::
 
     held ──renewed──► held
     held ──no renewal answered until just before the lease ends──► expired: all work stops, THEN the lease ends
     expired ──database answers, name still ours──► held (sessions that nobody took meanwhile keep their epoch)
-    held, expired ──another process has our name──► fenced: stop at once
+    held, expired ──another process has our name──► fenced: the worker stops
     held, expired ──the database has changed──► over: the worker starts again (`affinity.worker.worker`)
-    held ──the worker's loop stands still for `stall_timeout`──► stalled: the lease is given up, and said so
+    held ──the worker's loop stands still for `stall_timeout`──► stalled: the lease is given up, which is logged
     held ──a call of the worker's own has no answer for longer than a lease──► expired; THEN the lease is given up
     expired ──that call has its answer, or is given up──► held
 
 Invariants
     * The deadline is counted on the monotonic clock from the moment at which a request was *sent*, so it can only be
-      too early;
-      no clock of ours is ever compared with the database's.
+      too early. No clock of this process is compared with the database's.
     * The deadline is that of the worker lease or of the oldest work-item lock, whichever ends first.
-    * A hung loop is not kept alive for ever: past `stall_timeout` without a beat of the main loop nothing is renewed
-      any more. One that is blocked for a second is logged, with its stack.
+    * The lease of a loop that hangs ends: past `stall_timeout` without a beat of the main loop nothing is renewed. A
+      loop that is blocked for a second is logged, with its stack.
+    * `Lease.generation` grows with each expiry: a reply to a request of a former generation starts no work.
 """
 
 from __future__ import annotations
@@ -34,18 +35,20 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import anyio
+from cachetools import LRUCache
 
 from affinity.errors import ConnectionLost, DatabaseChanged, DatabaseFailure, ProviderError, WorkerFenced, WorkerStalled
 from affinity.limits import MAX_BATCH
 from affinity.provider.contract import Hint, Provider, Timeouts, WorkerIdentity, WorkerLease, WorkLock
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.retry import FIRST_PAUSE, DatabaseHealth
+from affinity.worker.wakeups import FetchState, Wakeups
 
 logger = logging.getLogger("affinity.worker")
 
@@ -66,12 +69,20 @@ STOP_SECONDS = 5.0
 """How long the thread may take to end; its connection is closed by then, or left to the operating system."""
 
 
+def lock_timeouts(options: RuntimeOptions) -> Timeouts:
+    """How long the locks of work last."""
+    return Timeouts(work_item_lock=options.work_item_lock_timeout, session_lock=options.session_lock_timeout)
+
+
 class HeldLocks:
     """The work-item locks that this worker renews; shared by its loop and the lease renewer's."""
 
     def __init__(self) -> None:
         self._locks: dict[WorkLock, float] = {}
         self._guard = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._locks)
 
     def add(self, lock: WorkLock) -> None:
         """Renew this lock from now on."""
@@ -93,20 +104,6 @@ class HeldLocks:
         latest = time.monotonic() - older_than
         with self._guard:
             return [lock for lock, since in self._locks.items() if since <= latest]
-
-
-class LeaseDeadline:
-    """When the lease ends as far as this process can know; the lease renewer moves it, the worker's loop looks at it.
-
-    After a pause of the whole process the loop may run before the lease renewer notices that the lease has ended.
-    """
-
-    def __init__(self) -> None:
-        self.at = math.inf  # monotonic
-
-    def is_past(self) -> bool:
-        """Whether others may have what the lease covered."""
-        return time.monotonic() >= self.at
 
 
 def _ignore() -> None:
@@ -140,7 +137,7 @@ class LoopProgress:
         self.on_beat()
 
 
-class Silence:
+class UnansweredCalls:
     """For how long calls have waited for an answer. Any answer counts, an error that the database reports too.
 
     Time is counted in beats of the worker's loop: a loop that stands still cannot hear, and that is not silence.
@@ -191,28 +188,108 @@ def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> N
         loop.call_soon_threadsafe(event.set)
 
 
-class LeaseListener(Protocol):
-    """What the worker does when its lease changes; called on the worker's own loop."""
+class Lease:
+    """The lease of one worker, and what the worker does when it changes; for the worker's own loop.
 
-    def lease_expired(self, reason: str) -> None:
-        """The lease is about to end: stop everything that it covers, now."""
-        ...
+    Args:
+        worker_id: name of the worker.
+        state: of the fetcher, which has to release unknown locks when the lease is back.
+        wakeups: wake the fetcher then.
+        observe_expiry: called at each expiry, for the metrics.
+    """
 
-    def lease_renewed(self, lease: WorkerLease) -> None:
-        """The database has answered a renewal."""
-        ...
+    def __init__(self, worker_id: str, state: FetchState, wakeups: Wakeups, observe_expiry: Callable[[], None]) -> None:
+        self.worker_id = worker_id
+        self.locks = HeldLocks()
+        self.calls = UnansweredCalls()
+        self.ends_at = math.inf
+        """When it ends as far as this process can know, in monotonic seconds. After a pause of the whole process the
+        worker's loop may run before the lease renewer notices that the lease has ended.
+        """
+        self.generation = 0
+        self.is_expired = False
+        self.is_draining = False
+        self.ended = anyio.Event()
+        self.error: BaseException | None = None
+        """Why the worker is over."""
+        self.delivered: LRUCache[WorkLock, None] = LRUCache(maxsize=10 * MAX_BATCH)
+        """Locks of items that were handed to code and whose outcome may not be written: their delivery counts as an
+        attempt when the locks are released as unknown.
+        """
+        self.stop_work: Callable[[str], None]
+        """Stops what the lease covers; set by the worker."""
+        self.cancel_work: Callable[[Sequence[WorkLock], str], None]
+        """Cancels the work under these locks; set by the worker."""
+        self._state = state
+        self._wakeups = wakeups
+        self._observe_expiry = observe_expiry
+        self._database_time = (0.0, time.monotonic())
 
-    def lease_resumed(self) -> None:
-        """The lease is back."""
-        ...
+    @property
+    def is_alive(self) -> bool:
+        """Whether there is a lease under which work may be done."""
+        return not self.is_expired and self.error is None and time.monotonic() < self.ends_at
 
-    def stop(self, error: BaseException) -> None:
-        """Fenced, stalled or refused: this worker is over."""
-        ...
+    @property
+    def is_serving(self) -> bool:
+        """Whether new work may be taken."""
+        return self.is_alive and not self.is_draining
 
-    def locks_lost(self, locks: list[WorkLock]) -> None:
-        """These work items are not ours any more."""
-        ...
+    def now(self) -> float:
+        """The database's time in Unix seconds, extrapolated from its last answer."""
+        at, learned = self._database_time
+        return at + time.monotonic() - learned
+
+    def note_delivered(self, locks: Iterable[WorkLock]) -> None:
+        """Add to `delivered`."""
+        for lock in locks:
+            self.delivered[lock] = None
+
+    # -- changes; the lease renewer has them called on the worker's loop
+
+    def renewed(self, lease: WorkerLease) -> None:
+        """Note the database's time."""
+        self._database_time = (lease.database_time.timestamp(), time.monotonic())
+
+    def expire(self, reason: str) -> None:
+        """The lease is about to end: stop all that it covers."""
+        logger.warning("worker %s: lease lost (%s); stopping %d activities", self.worker_id, reason, len(self.locks))
+        self._observe_expiry()
+        self.is_expired = True
+        self.generation += 1
+        # Session state stays in memory: a session that no worker took keeps its epoch, and need not be hydrated again.
+        # State of a session that another worker took has an old epoch: it is never used, and goes when the session's
+        # time is over.
+        self.stop_work(f"the worker's lease was lost: {reason}")
+
+    def resume(self) -> None:
+        """The lease is back, with the sessions that no other worker took."""
+        logger.warning("worker %s: lease is back", self.worker_id)
+        self._state.locks_uncertain = True
+        self.is_expired = False
+        self._wakeups.wake_fetcher()
+
+    def end(self, error: BaseException) -> None:
+        """End the worker: it is fenced, stalled, or refused by the database for good. Or end its incarnation, since the
+        database has changed.
+        """
+        if self.error is None:
+            if not isinstance(error, DatabaseChanged):
+                logger.error("worker %s: stopping: %s", self.worker_id, error)
+            self.error = error
+        self.generation += 1
+        self.stop_work(f"the worker is over: {error}")
+        self.ended.set()
+
+    def end_by_defect(self, error: Exception) -> None:
+        """End the worker since its own code failed: its state is unknown."""
+        logger.error("worker %s: a defect of the worker itself", self.worker_id, exc_info=error)
+        self.end(error)
+
+    def lose_locks(self, locks: Sequence[WorkLock]) -> None:
+        """These work items were cancelled, or another worker has them."""
+        if locks:
+            self.cancel_work(locks, "the work item was cancelled or taken over")
 
 
 class LeaseRenewer:
@@ -225,22 +302,16 @@ class LeaseRenewer:
         identity: WorkerIdentity,
         options: RuntimeOptions,
         labels: dict[str, str],
-        locks: HeldLocks,
-        lease_deadline: LeaseDeadline,
-        listener: LeaseListener,
+        lease: Lease,
         health: DatabaseHealth,
     ) -> None:
-        self._locks = locks
-        self._lease_deadline = lease_deadline
+        self._lease = lease
         self._connect = connect
         self._identity = identity
         self._options = options
         self._labels = labels
-        self._listener = listener
         self._health = health
-        self._timeouts = Timeouts(
-            work_item_lock=options.work_item_lock_timeout, session_lock=options.session_lock_timeout
-        )
+        self._timeouts = lock_timeouts(options)
         shortest = min(options.worker_lease_timeout, options.work_item_lock_timeout)
         self._interval = shortest / 3
         self._margin = min(1.0, shortest / 10)
@@ -257,7 +328,7 @@ class LeaseRenewer:
         """Begin to renew a lease that was requested at ``registered_at`` (monotonic seconds)."""
         self._deadline = registered_at + self._options.worker_lease_timeout
         self._items_deadline = time.monotonic() + self._options.work_item_lock_timeout
-        self._lease_deadline.at = self._nearest()
+        self._lease.ends_at = self._nearest()
         self._main_loop = asyncio.get_running_loop()
         self._main_thread = threading.get_ident()
         self._thread.start()
@@ -280,10 +351,10 @@ class LeaseRenewer:
         try:
             asyncio.run(self._keep())
         except (DatabaseChanged, WorkerFenced, WorkerStalled) as error:
-            self._tell(self._listener.stop, error)
+            self._tell(self._lease.end, error)
         except Exception as error:
             logger.exception("worker %s: the lease renewer failed", self._identity.worker_id)
-            self._tell(self._listener.stop, error)
+            self._tell(self._lease.end, error)
 
     async def _keep(self) -> None:
         wake = asyncio.Event()
@@ -343,17 +414,17 @@ class LeaseRenewer:
             await self._in_time(partial(self._register_again, provider))
             self._deadline = sent + self._options.worker_lease_timeout
             self._items_deadline = sent + self._options.work_item_lock_timeout
-            self._lease_deadline.at = self._nearest()
+            self._lease.ends_at = self._nearest()
             self._expired = False
-            self._tell(self._listener.lease_resumed)
+            self._tell(self._lease.resume)
             return
         lease = await self._in_time(partial(provider.renew_worker, self._identity, self._options.worker_lease_timeout))
         if lease is None:
             self._expire("the lease had ended before it could be renewed")
             return
         self._deadline = sent + lease.expires_in
-        self._lease_deadline.at = self._nearest()
-        self._tell(self._listener.lease_renewed, lease)
+        self._lease.ends_at = self._nearest()
+        self._tell(self._lease.renewed, lease)
         await self._renew_items(provider)
 
     async def _register_again(self, provider: Provider) -> WorkerLease:
@@ -363,14 +434,14 @@ class LeaseRenewer:
 
     async def _renew_items(self, provider: Provider) -> None:
         sent = time.monotonic()
-        locks = self._locks.snapshot()
+        locks = self._lease.locks.snapshot()
         for start in range(0, len(locks), MAX_BATCH):
             batch = locks[start : start + MAX_BATCH]
             kept = await self._in_time(partial(provider.renew_work_item_lock, self._identity, batch, self._timeouts))
             if lost := [lock for lock, ok in zip(batch, kept, strict=True) if not ok]:
-                self._tell(self._listener.locks_lost, lost)
+                self._tell(self._lease.lose_locks, lost)
         self._items_deadline = sent + self._options.work_item_lock_timeout
-        self._lease_deadline.at = self._nearest()
+        self._lease.ends_at = self._nearest()
 
     # -- the ends of a lease
 
@@ -380,7 +451,7 @@ class LeaseRenewer:
 
     def _expire(self, reason: str) -> None:
         self._expired = True
-        self._tell(self._listener.lease_expired, reason)
+        self._tell(self._lease.expire, reason)
 
     async def _hand_on(self, provider: Provider) -> None:
         """The worker cannot do its work: let others have it until the worker's own calls are answered again."""

@@ -85,7 +85,7 @@ class Metrics:
         """An observer for the sizes of one kind of batch."""
         return self._batches.labels(**self._labels, kind=kind).observe
 
-    def expired(self) -> None:
+    def lease_expired(self) -> None:
         """The lease ran out."""
         self._lapses.inc()
 

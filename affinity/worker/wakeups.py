@@ -1,8 +1,10 @@
-"""Sends wake-up hints to other workers, off the hot path and coalesced."""
+"""Wake-ups: of this worker's own fetcher, and hints to other workers, sent beside the hot path and coalesced."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from dataclasses import dataclass, field
 
 import anyio
 
@@ -10,39 +12,120 @@ from affinity.errors import ProviderError
 from affinity.provider.contract import Hint, Provider
 
 COALESCE_SECONDS = 0.003
-"""Hints within this time go out together: at most a few hundred notifications a second, whatever the load."""
+"""Hints within this time are sent together: at most a few hundred notifications a second, whatever the load."""
+
+SHARE_SECONDS = 0.005
+"""Pause of a worker between two fetches while there is unclaimed work and other workers that may take it: about how
+long they need to wake up.
+"""
 
 
-class Waker:
-    """Collects hints and sends them. A hint that is lost costs one poll interval of the other worker, nothing more."""
+@dataclass(slots=True)
+class FetchState:
+    """What the fetcher must know at its next fetch."""
 
-    def __init__(self, provider: Provider) -> None:
+    may_have_work: bool = False
+    """Work may have come that no fetch has seen."""
+    has_backlog: bool = False
+    """Work in the queue waits for a free slot: new work of this worker queues behind it."""
+    unclaimed_remaining: bool = False
+    """The last fetch took a share: other workers get time to fetch before the next."""
+    is_alone: bool = False
+    """No other worker was alive at the last fetch."""
+    waits_for_memory: bool = False
+    """A fetch was put off until payloads in memory are written."""
+    locks_uncertain: bool = False
+    """A reply was lost: items may be locked to this worker without its knowledge."""
+    reserved_slots: int = 0
+    """Slots for work items that turns in flight ask for."""
+    reserved_sessions: dict[str, float] = field(default_factory=dict)
+    """Sessions that turns in flight offer to this worker, with the monotonic time at which the offer ends."""
+    next_room_at: float = 0.0
+    """Monotonic time of the next attempt to make room for a session."""
+
+
+class Wakeups:
+    """Who must look for work: this worker, another one, or all.
+
+    A lost hint costs the other worker one poll interval, nothing more.
+    """
+
+    def __init__(self, provider: Provider, worker_id: str, poll_interval: float, state: FetchState) -> None:
+        self.fetch_wanted = anyio.Event()
+        self.check_wanted = anyio.Event()
+        """Running work may have been cancelled."""
         self._provider = provider
-        self._pending: dict[str | None, Hint] = {}
+        self._worker_id = worker_id
+        self._poll_interval = poll_interval
+        self._state = state
+        self._hints: dict[str | None, Hint] = {}
         self._instances: set[str] = set()
-        self._arrived = anyio.Event()
+        self._hint_wanted = anyio.Event()
+
+    # -- this worker
+
+    def wake_fetcher(self) -> None:
+        """Fetch soon: there may be work."""
+        self._state.may_have_work = True
+        self.fetch_wanted.set()
+
+    def fetch_after(self, seconds: float) -> None:
+        """Fetch when that much time has passed; the poll sees what is due after it."""
+        if seconds < self._poll_interval:
+            asyncio.get_running_loop().call_later(seconds, self.wake_fetcher)
+
+    def slot_freed(self) -> None:
+        """A slot is free: fetch if work may wait for it."""
+        state = self._state
+        if state.may_have_work or state.has_backlog or state.waits_for_memory:
+            self.fetch_wanted.set()
+
+    def memory_freed(self) -> None:
+        """Messages, results or replays have left the memory: fetch if a fetch waits for that."""
+        if self._state.waits_for_memory:
+            self._state.waits_for_memory = False
+            self.fetch_wanted.set()
+
+    # -- all workers
 
     def hint(self, worker: str | None, *, cancel: bool = False) -> None:
-        """Wake ``worker``, or everybody (None); ``cancel`` says that running work may have been cancelled."""
-        before = self._pending.get(worker)
-        self._pending[worker] = Hint(work=True, cancel=cancel or (before is not None and before.cancel))
-        self._arrived.set()
+        """Wake ``worker``, or all (None); ``cancel`` says that running work may have been cancelled."""
+        if worker is None or worker == self._worker_id:
+            self.wake_fetcher()
+        if cancel:
+            self.check_wanted.set()
+        if worker != self._worker_id:
+            self.hint_others(worker, cancel=cancel)
+
+    def hint_others(self, worker: str | None, *, cancel: bool = False) -> None:
+        """Wake ``worker``, or all others (None)."""
+        before = self._hints.get(worker)
+        self._hints[worker] = Hint(work=True, cancel=cancel or (before is not None and before.cancel))
+        self._hint_wanted.set()
 
     def hint_owner(self, instance_id: str) -> None:
-        """Wake the worker that owns an instance."""
+        """Wake the worker that owns an instance, which is not live here."""
         self._instances.add(instance_id)
-        self._arrived.set()
+        self._hint_wanted.set()
 
-    async def run(self) -> None:
-        """Send for ever."""
+    def share(self) -> None:
+        """Wake all for work that any worker may take. Others fetch first, since this worker already runs part of it."""
+        self.hint_others(None)
+        if self._state.is_alone:
+            self.wake_fetcher()
+        else:
+            self.fetch_after(SHARE_SECONDS)
+
+    async def send_hints(self) -> None:
+        """Send hints until cancelled."""
         while True:
-            await self._arrived.wait()
-            self._arrived = anyio.Event()
-            pending, self._pending = self._pending, {}
+            await self._hint_wanted.wait()
+            self._hint_wanted = anyio.Event()
+            hints, self._hints = self._hints, {}
             instances, self._instances = self._instances, set()
-            if None in pending:
-                instances.clear()  # their owners are told with everybody
-            # Only a hint: the poll finds the work anyway, and the loops that matter report the database's state.
+            if None in hints:
+                instances.clear()  # their owners are among all
+            # Best effort: the poll finds the work anyway, and the other loops report the database's state.
             with contextlib.suppress(ProviderError):
-                await self._provider.wake(pending, instances)
+                await self._provider.wake(hints, instances)
             await anyio.sleep(COALESCE_SECONDS)

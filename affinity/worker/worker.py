@@ -45,7 +45,7 @@ from affinity.provider import migrate, open_provider, redact
 from affinity.provider.contract import Hint, Incarnation, Provider, WorkerIdentity
 from affinity.provider.timeline import Timeline
 from affinity.telemetry import instrumented
-from affinity.worker.lease import HeldLocks, LeaseDeadline, LeaseRenewer, LoopProgress
+from affinity.worker.lease import LeaseRenewer, LoopProgress
 from affinity.worker.metrics import Measured, Metrics
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.retry import DatabaseHealth
@@ -160,7 +160,7 @@ class Worker:
         """
         if not self._drain_begun and self._error is None:
             self._drain_begun = True
-            if self._is_running and self.runtime.error is None:
+            if self._is_running and self.runtime.lease.error is None:
                 await self.runtime.drain()
             self.drained = True
 
@@ -252,14 +252,16 @@ class Worker:
         """Wait until the block is left or the database has changed. Any other end is the worker's."""
         self._is_running = True
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_cancel_after, runtime.ended, tasks.cancel_scope)
+            tasks.start_soon(_cancel_after, runtime.lease.ended, tasks.cancel_scope)
             await self._leaving.wait()
             tasks.cancel_scope.cancel()
-        if isinstance(runtime.error, DatabaseChanged):
+        if isinstance(runtime.lease.error, DatabaseChanged):
             self._is_running = False
-            logger.warning("worker %s: %s; starting again as a new incarnation", runtime.worker_id, runtime.error)
-        elif runtime.error is not None:
-            self._end(runtime.error)
+            logger.warning(
+                "worker %s: %s; starting again as a new incarnation", runtime.lease.worker_id, runtime.lease.error
+            )
+        elif runtime.lease.error is not None:
+            self._end(runtime.lease.error)
             await self._leaving.wait()
 
     def _end(self, error: BaseException) -> None:
@@ -270,14 +272,11 @@ class Worker:
     async def _incarnation(self, timeline: Timeline, patience: float | None) -> AsyncIterator[Runtime]:
         async with AsyncExitStack() as stack:
             provider = self.metrics.observed(await self._open(stack, timeline, patience))
-            locks, lease_deadline = HeldLocks(), LeaseDeadline()
             runtime = self._runtime = Runtime(
                 app=self._app,
                 provider=provider,
                 identity=self.identity,
                 options=self.options,
-                locks=locks,
-                lease_deadline=lease_deadline,
                 listeners=self._listeners,
                 health=self._health,
                 metrics=self.metrics,
@@ -287,9 +286,7 @@ class Worker:
                 identity=self.identity,
                 options=self.options,
                 labels=self._labels,
-                locks=locks,
-                lease_deadline=lease_deadline,
-                listener=runtime,
+                lease=runtime.lease,
                 health=self._health,
             )
             registered_at = await stack.enter_async_context(self._registered(provider, patience))
@@ -328,7 +325,7 @@ class Worker:
             nonlocal asked
             asked = time.monotonic()
             lease = self.options.worker_lease_timeout
-            self.runtime.lease_renewed(await provider.register_worker(self.identity, lease, self._labels))
+            self.runtime.lease.renewed(await provider.register_worker(self.identity, lease, self._labels))
 
         await self._patiently(register, patience)
         with contextlib.suppress(ProviderError):  # only a hint
@@ -346,11 +343,11 @@ class Worker:
         failure: Exception | None = None
         async with anyio.create_task_group() as tasks:
             runtime.start(tasks)
-            self._progress.on_beat = lambda: renewer.beat(runtime.silence.beat())
+            self._progress.on_beat = lambda: renewer.beat(runtime.lease.calls.beat())
             renewer.start(registered_at)
             try:
                 yield
-                if runtime.error is None:
+                if runtime.lease.error is None:
                     await self.drain()
             except Exception as error:
                 failure = error
@@ -358,7 +355,7 @@ class Worker:
                 with anyio.CancelScope(shield=True):
                     await runtime.activities.aclose(LEAVE_SECONDS)
                     await renewer.stop()
-                    runtime.give_up()
+                    runtime.instances.settle_staged()
                     await runtime.sessions.lost_all()
                 tasks.cancel_scope.cancel()
         if failure is not None:
@@ -381,7 +378,7 @@ class Worker:
         gauge(
             "outstanding_bytes",
             "Payloads that were fetched and are not written, about",
-            self._count(lambda now: now.outstanding_bytes),
+            self._count(lambda now: now.capacity.outstanding_bytes),
         )
         gauge("session_capacity", "Sessions that it may hold at once", lambda: most)
         gauge("turns", "Turns committed since the start", self._count(lambda now: now.instances.turns))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import anyio.lowlevel
 from hypothesis import strategies as st
@@ -44,6 +44,7 @@ from affinity.provider.contract import (
 )
 from affinity.worker.instances import InstanceTable
 from affinity.worker.options import RuntimeOptions
+from affinity.worker.replays import Replays
 from affinity.worker.results import StagedResult
 from tests.model.cluster import TIMEOUTS
 from tests.model.databases import ModelDatabase
@@ -261,16 +262,25 @@ class TableWorker:
     running: list[tuple[WorkItem, ActivityTask]] = field(default_factory=list)
     asked: list[int] | None = None  # the messages that a fetch under way leaves out
     answer: Sequence[OrchestrationItem] | None = None
+    input_size: int = 0
 
     def __post_init__(self) -> None:
-        options = RuntimeOptions.model_construct(max_attempts=1_000_000, instance_cache_size=2)
-        self.table = InstanceTable(app, self, options, code="model", observe=lambda name, outcome: None)
+        self.options = RuntimeOptions.model_construct(max_attempts=1_000_000, instance_cache_size=2)
+        self.replays = Replays(self.read_history, self.written)
+        part: Any = self  # each part of a worker that the table asks
+        self.wakeups = self.lease = self.metrics = part
+        self.table = InstanceTable(
+            app,
+            part,
+            code="model",
+            capacity=part,
+            commits=part,
+            activities=part,
+            sessions=part,
+            replays=self.replays,
+        )
 
-    # what the table asks for (`WorkerServices`)
-
-    @property
-    def worker_id(self) -> str:
-        return self.identity.worker_id
+    # what the table asks of `Lease`, `Capacity`, `Commits`, `ActivityRunner`, `Wakeups` and `HeldSessions`
 
     def now(self) -> float:
         return 0.0
@@ -300,7 +310,7 @@ class TableWorker:
     def submit_release(self, release: Release, done: Callable[[], None]) -> None:
         self.releases.append((release, done))
 
-    def run(self, item: WorkItem, task: ActivityTask) -> None:
+    def start(self, item: WorkItem, task: ActivityTask) -> None:
         self.running.append((item, task))
 
     def cancel(self, keys: Collection[WorkKey], reason: str) -> None:
@@ -310,14 +320,16 @@ class TableWorker:
 
     def share(self) -> None: ...
 
-    def session_released(self, session_id: str) -> None: ...
+    def recheck(self, session_id: str) -> None: ...
+
+    def orchestration(self, name: str, outcome: str) -> None: ...
 
     async def written(self) -> None: ...
 
     async def read_history(self, cursors: Sequence[HistoryCursor]) -> Sequence[HistoryPage]:
         return await self.provider.read_history(cursors, max_bytes=1)
 
-    def room_made(self) -> None: ...
+    def memory_freed(self) -> None: ...
 
     def hint_owner(self, instance_id: str) -> None: ...
 
@@ -344,7 +356,7 @@ class TableWorker:
             self.table.deliver(answer)
 
     async def replay(self) -> None:
-        await self.table.replaying.take_round()
+        await self.replays.take_round()
 
     async def write(self) -> None:
         if self.turns and not self.results:
@@ -500,7 +512,7 @@ class TableCluster:
         worker.ask()
         await worker.fetch()
         await worker.hear()
-        while worker.table.replaying:
+        while worker.replays:
             await worker.replay()
         await worker.write()
         worker.settle(lost=False)

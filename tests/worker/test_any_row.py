@@ -293,7 +293,7 @@ async def play(url: str, number: int, corrupted: Sequence[Corruption]) -> None:
                 assert await client.wait(name, timeout=60) == 2
             for name, row in left.items():
                 await check_sick(client, name, row)
-            assert worker.runtime.error is None
+            assert worker.runtime.lease.error is None
             assert f"first-{number}" in {each.worker_id for each in await client.workers()}
             fresh = await client.start(everything, 1)
             await client.raise_event(fresh.instance_id, "go", 1)

@@ -98,7 +98,7 @@ async def test_an_unreadable_event_in_a_history(text: str, any_url: str, client:
         assert reason.type == "OrchestrationUnreadable"
         assert (await client.status("bad")).status == "suspended"
         assert reason.message.startswith("event 2 cannot be read")
-        assert worker.runtime.error is None
+        assert worker.runtime.lease.error is None
 
 
 async def test_claims_are_looked_at_before_anything_is_decoded(any_url: str, client: Client) -> None:
@@ -111,7 +111,7 @@ async def test_claims_are_looked_at_before_anything_is_decoded(any_url: str, cli
     await client.raise_event("bad", "go")
     async with worker_of(any_url) as worker:
         assert (await given_up(client, "bad")).type == "OrchestrationPoisoned"
-        assert worker.runtime.error is None
+        assert worker.runtime.lease.error is None
 
 
 @pytest.mark.parametrize("text", UNREADABLE)
@@ -138,7 +138,7 @@ async def test_an_unreadable_message(text: str, any_url: str, client: Client) ->
             reason = await given_up(client, name)
             assert reason.type == "OrchestrationUnreadable"
             assert "cannot be read" in reason.message
-        assert worker.runtime.error is None
+        assert worker.runtime.lease.error is None
 
 
 @pytest.mark.parametrize("text", ['{"retry":{"max_attempts":-1},"input":1}', "{}", "[]", '{"input":', ""])
@@ -159,7 +159,7 @@ async def test_an_unreadable_task_of_an_activity(text: str, any_url: str, client
         reason = await given_up(client, "bad")
         assert reason.type == "ActivityFailed"
         assert "its task cannot be read" in reason.message
-        assert worker.runtime.error is None
+        assert worker.runtime.lease.error is None
 
 
 async def test_bytes_that_are_no_text(sqlite_url: str) -> None:
@@ -183,7 +183,7 @@ async def test_bytes_that_are_no_text(sqlite_url: str) -> None:
             for name in ("event", "message"):
                 reason = await given_up(client, name)
                 assert reason.type == "OrchestrationUnreadable"
-            assert worker.runtime.error is None
+            assert worker.runtime.lease.error is None
 
 
 async def test_a_suspension_that_is_damaged_keeps_no_other_from_being_tried(sqlite_url: str) -> None:
@@ -210,7 +210,7 @@ async def test_a_suspension_that_is_damaged_keeps_no_other_from_being_tried(sqli
                 ) != [("2", '["2"]')]:
                     await anyio.sleep(0.05)
             assert tried
-            assert worker.runtime.error is None
+            assert worker.runtime.lease.error is None
 
 
 # --- values that no row can hold --------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ async def test_values_that_no_row_can_hold_fail_the_activity_that_gave_them(any_
             assert raised.value.error_type == "ActivityFailed", call
         for call in [("describe", "good"), ("deep", MAX_PAYLOAD_DEPTH)]:
             await client.wait((await client.start(run_activity, call)).instance_id, timeout=30)
-        assert worker.runtime.error is None
+        assert worker.runtime.lease.error is None
 
 
 @pytest.mark.parametrize("version", ["v2", -1, 2**31, 1.5])

@@ -70,17 +70,17 @@ async def test_a_fetch_waits_until_there_is_room(any_url: str, client: Client, m
         async def late_commit(*args: Any) -> Any:
             nonlocal most
             await held.wait()
-            most = max(most, runtime.outstanding_bytes)
+            most = max(most, runtime.capacity.outstanding_bytes)
             return await commit(*args)
 
         async def throttled() -> bool:
-            return runtime._waits_for_room
+            return runtime.services.fetch_state.waits_for_memory
 
         monkeypatch.setattr(provider, "commit_turn", late_commit)
         await until(throttled)
         held.set()
         assert await run.wait(60) == [str(number) for number in range(8)]
-        assert runtime.outstanding_bytes == 0
+        assert runtime.capacity.outstanding_bytes == 0
     assert most < 3 * 2 * MIB  # messages of a batch, and the turn that is made of them
 
 
@@ -89,7 +89,7 @@ async def test_activities_wait_until_there_is_room(any_url: str, client: Client)
     async with Worker(app, any_url, options()) as worker:
         run = await client.start(fan_out, 12)
         assert await run.wait(60) == 12 * len(MESSAGE)
-        assert worker.runtime.outstanding_bytes == 0
+        assert worker.runtime.capacity.outstanding_bytes == 0
 
 
 async def test_a_history_that_takes_long_delays_nothing_else(

@@ -169,11 +169,11 @@ async def test_a_batch_that_takes_too_long_is_split(
     sizes: list[int] = []
     worker = Worker(app, url, RuntimeOptions.make(poll_interval=0.2))
     async with worker:
-        worker.runtime._turns.observe = sizes.append
+        worker.runtime.commits.turns.observe = sizes.append
         await client.start_many(Start("walk", 2, f"run {number}") for number in range(16))
         for number in range(16):
             assert len(await client.wait(f"run {number}", timeout=60)) == 2
-        assert worker.runtime.error is None
+        assert worker.runtime.lease.error is None
     assert max(sizes) > 4
     assert len(sizes) > 16
 
@@ -266,7 +266,7 @@ async def test_a_full_file_fails_no_instance_of_sqlite(sqlite_url: str, monkeypa
             for number in range(RUNS):
                 await client.start(pages, 3, instance_id=f"run {number}")
                 await client.raise_event(f"run {number}", "go", 0)
-            commits = worker.runtime._turns
+            commits = worker.runtime.commits.turns
             _set_max_pages(connections, 1)  # what it has by now
             await _until(lambda: commits._backoff._failures > 3)
             _set_max_pages(connections, 1_000_000)
@@ -275,7 +275,7 @@ async def test_a_full_file_fails_no_instance_of_sqlite(sqlite_url: str, monkeypa
                 await client.raise_event(f"run {number}", "go", 0)
             for number in range(RUNS):
                 assert await client.wait(f"run {number}", timeout=60) == 3
-            assert worker.runtime.error is None
+            assert worker.runtime.lease.error is None
 
 
 def _set_max_pages(connections: Sequence[sqlite3.Connection], count: int) -> None:
@@ -351,7 +351,7 @@ async def _play(worker: Worker, client: Client, switches: Sequence[Switch], faul
             assert await client.wait(f"parent {waves}", timeout=60) == [0, 0, 1]
             kinds = [event.type for event in await client.history(f"walk {waves}")]
             assert kinds.count("activity_completed") == kinds.count("activity_scheduled") == 10
-    assert worker.runtime.error is None
+    assert worker.runtime.lease.error is None
 
 
 async def _strike(switches: Sequence[Switch], faults: Sequence[Fault], struck: anyio.Event) -> None:

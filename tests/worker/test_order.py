@@ -86,7 +86,7 @@ async def test_messages_of_a_turn_that_outlasts_the_lease_are_not_overtaken(
     first: set[int] = set()
     async with Worker(app, any_url, RuntimeOptions.make(poll_interval=0.2)) as worker:
         provider, runtime = worker.runtime._provider, worker.runtime
-        fetch, write = provider.fetch_orchestration_item, runtime._turns.write
+        fetch, write = provider.fetch_orchestration_item, runtime.commits.turns.write
 
         async def late_fetch(*args: Any, **options: Any) -> Any:
             fetched = await fetch(*args, **options)
@@ -104,14 +104,14 @@ async def test_messages_of_a_turn_that_outlasts_the_lease_are_not_overtaken(
             while not runtime.instances.turns:
                 await anyio.sleep(0.01)
             monkeypatch.setattr(provider, "fetch_orchestration_item", late_fetch)
-            monkeypatch.setattr(runtime._turns, "write", refusing_write)
+            monkeypatch.setattr(runtime.commits.turns, "write", refusing_write)
             await run.raise_event("message", 0)
             while not runtime.instances._in_flight:
                 await anyio.sleep(0.01)
             first |= runtime.instances._in_flight
-            runtime.lease_expired("a test")
+            runtime.lease.expire("a test")
             await run.raise_event("message", 1)
             lapsed.set()
-            runtime.lease_resumed()
+            runtime.lease.resume()
             await run.raise_event("message", 2)
             assert await run.wait(30) == [0, 1, 2]

@@ -46,7 +46,7 @@ async def test_a_cached_coroutine_is_of_one_instance(any_url: str, monkeypatch: 
             return await fetch(*args, **options)
 
         monkeypatch.setattr(mine, "fetch_orchestration_item", later)
-        worker.runtime.wake_fetcher()
+        worker.runtime.services.wakeups.wake_fetcher()
         await waiting.wait()
         provider = await open_provider(any_url)
         try:

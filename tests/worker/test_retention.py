@@ -10,7 +10,7 @@ import pytest
 from affinity import App, OrchestrationContext, RuntimeOptions, Worker
 from affinity.client import Client, Start
 from affinity.errors import InvalidInput, UnknownInstance
-from affinity.worker import runtime
+from affinity.worker import maintenance
 from tests.processes import open_workers
 from tests.waiting import started, until
 
@@ -33,7 +33,7 @@ async def wait_for(ctx: OrchestrationContext, name: str) -> None:
 
 async def test_a_worker_removes_what_ended_long_ago(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Histories of former executions, and then the instance; what runs stays."""
-    monkeypatch.setattr(runtime, "MAINTENANCE_SECONDS", 0.05)
+    monkeypatch.setattr(maintenance, "MAINTENANCE_SECONDS", 0.05)
     keep = RuntimeOptions.make(poll_interval=0.2)
     brief = RuntimeOptions.make(poll_interval=0.2, history_retention=0.01)
     briefer = RuntimeOptions.make(poll_interval=0.2, instance_retention=0.01)

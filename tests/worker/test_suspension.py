@@ -122,7 +122,7 @@ async def test_code_that_tried_in_vain_does_not_try_again_by_itself(any_url: str
 
         await until(look)
         assert (await suspended(client, "i")).suspension != first
-        assert worker.runtime.error is None
+        assert worker.runtime.lease.error is None
 
 
 async def started_to_serve(client: Client) -> None:
@@ -149,7 +149,7 @@ async def test_what_cannot_be_decoded_suspends_its_instance(any_url: str, client
         assert reason is not None
         assert "from_the_future" in reason.message
         await started_to_serve(client)
-        assert worker.runtime.error is None
+        assert worker.runtime.lease.error is None
         execute(any_url, f"UPDATE {table} SET {column} = replace({column}, %s, %s)", "from_the_future", known)
         await client.resume("i")
         await client.raise_event("i", "value", 41)
@@ -212,7 +212,7 @@ async def test_an_orchestration_that_nobody_registers_is_suspended(any_url: str,
     async with Worker(App("lacking"), any_url, V1) as worker:
         await client.start("flow", 41, instance_id="i")
         assert (await suspended(client, "i")).version is None
-        assert worker.runtime.error is None
+        assert worker.runtime.lease.error is None
     async with Worker(make_app(asks_for_go), any_url, V2):
         await client.raise_event("i", "go")
         await client.raise_event("i", "value", 1)
@@ -283,7 +283,7 @@ async def test_a_message_marked_as_of_an_instance_that_goes_on_wakes_no_suspende
         execute(any_url, "UPDATE orchestrator_queue SET route = %s", "new")
         await started_to_serve(client)
         assert (await client.status("i")).suspension == reason
-        assert worker.runtime.error is None
+        assert worker.runtime.lease.error is None
     assert caplog.text.count("instance i is suspended") == 1
     async with Worker(make_app(asks_for_go), any_url, V1):
         assert await client.wait("i", 30) == 42

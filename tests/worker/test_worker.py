@@ -199,18 +199,18 @@ async def test_turns_stay_fused_where_each_session_has_a_slot(
     any_url: str, client: Client, monkeypatch: pytest.MonkeyPatch, slots: int, limit: int
 ) -> None:
     """A fetch that took all there was, and as much as it could, leaves nobody waiting for a slot."""
-    monkeypatch.setattr("affinity.worker.runtime.FETCH_LIMIT", limit)
+    monkeypatch.setattr("affinity.worker.fetcher.FETCH_LIMIT", limit)
     runs = await client.start_many([Start("walk", 30) for _ in range(20)])
     async with Worker(app, any_url, RuntimeOptions.make(**OPTIONS, worker_concurrency=slots)) as worker:
         fetched = 0
-        run = worker.runtime.run
+        start = worker.runtime.activities.start
 
         def count(item: WorkItem, task: ActivityTask | None = None) -> None:
             nonlocal fetched
             fetched += task is None  # one that a turn has placed here comes with its task
-            run(item, task)
+            start(item, task)
 
-        monkeypatch.setattr(worker.runtime, "run", count)
+        monkeypatch.setattr(worker.runtime.activities, "start", count)
         for one in runs:
             await client.wait(one.instance_id, timeout=60)
         assert worker.runtime.instances.turns == 20 * 31
@@ -240,8 +240,8 @@ async def test_a_worker_whose_name_is_taken_stops_at_once(any_url: str) -> None:
 async def _until_fenced(first: Worker, second: Worker) -> None:
     async with first, second:
         with anyio.fail_after(30):
-            await first.runtime.ended.wait()
-        assert second.runtime.error is None
+            await first.runtime.lease.ended.wait()
+        assert second.runtime.lease.error is None
 
 
 async def test_a_worker_says_when_it_is_full(sqlite_url: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -252,13 +252,13 @@ async def test_a_worker_says_when_it_is_full(sqlite_url: str, caplog: pytest.Log
         for run in runs:
             await client.wait(run.instance_id, timeout=30)
         runtime = worker.runtime
-        runtime._report_capacity()
-        runtime._report_capacity()
+        runtime.maintenance.report_capacity()
+        runtime.maintenance.report_capacity()
         await runtime.sessions.lost_all()
-        runtime._report_capacity()
+        runtime.maintenance.report_capacity()
         for name in ("a", "b"):
             runtime.sessions.begin(name, 1)
-        runtime._report_capacity()
+        runtime.maintenance.report_capacity()
     said = [text for record in caplog.records if "takes no more" in (text := record.getMessage())]
     assert len(said) == 2
     assert "holds 2 sessions and takes no more (max_sessions_per_runtime)" in said[0]
@@ -270,11 +270,11 @@ async def test_a_worker_is_offered_no_more_sessions_than_it_has_room_for(
     """What it holds and what may be on its way to it count; an offer that nothing came of does so for a while."""
     async with Worker(app, any_url, RuntimeOptions.make(**OPTIONS, max_sessions_per_runtime=3)) as worker:
         await client.wait((await client.start("walk", 2, instance_id="held")).instance_id, timeout=30)
-        runtime = worker.runtime
-        assert [runtime.try_reserve_session(name) for name in ("held", "a", "b", "c")] == [False, True, True, False]
-        monkeypatch.setattr("affinity.worker.runtime.OFFER_SECONDS", 0.0)
-        runtime._offers = dict.fromkeys(runtime._offers, 0.0)
-        assert [runtime.try_reserve_session(name) for name in ("c", "d", "e")] == [True, True, True]
+        reserve, state = worker.runtime.capacity.try_reserve_session, worker.runtime.services.fetch_state
+        assert [reserve(name) for name in ("held", "a", "b", "c")] == [False, True, True, False]
+        monkeypatch.setattr("affinity.worker.capacity.OFFER_SECONDS", 0.0)
+        state.reserved_sessions = dict.fromkeys(state.reserved_sessions, 0.0)
+        assert [reserve(name) for name in ("c", "d", "e")] == [True, True, True]
 
 
 async def test_two_sessions_on_two_workers_do_not_bounce(any_url: str, client: Client) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
 from affinity.client import Client
-from affinity.worker.lease import Silence
+from affinity.worker.lease import UnansweredCalls
 from tests.board import open_board
 from tests.processes import open_workers
 from tests.provider.postgres_stage import administrator
@@ -139,7 +139,7 @@ async def test_the_reply_to_a_turn_that_is_read_after_a_lapse_starts_nothing(
     postgres_migrated: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease went and came back while it was on its way, and the session went to another worker."""
-    monkeypatch.setattr(Silence, "beat", lambda self: 0.0)  # it may take longer than a lease
+    monkeypatch.setattr(UnansweredCalls, "beat", lambda self: 0.0)  # it may take longer than a lease
     steps = Steps()
     with proxy(postgres_migrated) as network:
         async with Client(postgres_migrated) as client, Worker(steps.app, network.url, named("one")) as one:
@@ -147,7 +147,7 @@ async def test_the_reply_to_a_turn_that_is_read_after_a_lapse_starts_nothing(
             await steps.started(("one", 0))
             network.hold("affinity one commit")
             steps.gates[0].set()
-            while not one.runtime._turns._in_flight:
+            while not one.runtime.commits.turns._in_flight:
                 await anyio.sleep(0)
             network.hold("affinity lease one quick")
             await until_logged(caplog, "lease lost")
@@ -157,7 +157,7 @@ async def test_the_reply_to_a_turn_that_is_read_after_a_lapse_starts_nothing(
                 await until_logged(caplog, "lease is back")
                 network.let_go("affinity one commit")
                 with anyio.fail_after(30):
-                    while one.runtime._turns._in_flight:
+                    while one.runtime.commits.turns._in_flight:
                         await anyio.sleep(0)
                 await anyio.wait_all_tasks_blocked()
                 await steps.started(("one", 0), ("two", 1))

@@ -1,0 +1,105 @@
+"""What a worker has room for: slots for work items, sessions, and bytes of payloads in memory."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from affinity.limits import MIN_SHARE
+from affinity.provider.contract import OFFER_SECONDS
+from affinity.worker.activities import ActivityRunner
+from affinity.worker.commits import Commits
+from affinity.worker.services import WorkerServices
+from affinity.worker.sessions import HeldSessions
+
+CORES = min(MIN_SHARE, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+"""Session-free items of one turn that a worker starts by itself while others could have them: one for each core, and a
+few at most, since one Python process hardly uses more.
+"""
+
+LEAST_BATCH = 4
+"""A fetch waits until there is room for this part of a batch: many small fetches cost more than they bring."""
+
+
+class Capacity:
+    """The room that a worker has now."""
+
+    def __init__(
+        self, services: WorkerServices, activities: ActivityRunner, sessions: HeldSessions, commits: Commits
+    ) -> None:
+        self.input_size = 0
+        """Characters of the messages and results that are in no committed turn yet."""
+        self._options = services.options
+        self._lease = services.lease
+        self._state = services.fetch_state
+        self._activities = activities
+        self._sessions = sessions
+        self._commits = commits
+
+    # -- slots
+
+    def free_slots(self) -> int:
+        """Slots that no work item has, and that no turn in flight has asked for."""
+        return self._activities.free_slots - self._state.reserved_slots
+
+    def slots_for_new_work(self) -> int:
+        """How many new work items this worker would run immediately: none while others wait in the queue for a slot,
+        and one less while some may.
+        """
+        if not self._lease.is_serving or self._state.has_backlog or not self.free_bytes(self._activities.size):
+            return 0
+        return max(0, self.free_slots() - self._state.may_have_work)
+
+    def slots_for_plain_work(self) -> int:
+        """How many new session-free items of one turn this worker would run immediately, if it has slots for them.
+
+        All of them while it is alone, else as many as its cores can start; and one in any case, as a chain of single
+        steps stays where it is.
+        """
+        if self._state.is_alone:
+            return self._options.worker_concurrency
+        return max(1, CORES - self._activities.busy_threads)
+
+    # -- sessions
+
+    def try_reserve_session(self, session_id: str) -> bool:
+        """Reserve room for a session that this worker does not hold and that a turn offers to it, for as long as the
+        offer stands. False: there is no room.
+        """
+        if session_id in self._sessions:
+            return False  # an item of it is locked here, or another worker has it by now
+        if self._session_room() <= 0:
+            self._drop_old_reservations()
+        if self._session_room() <= 0:
+            return False
+        self._state.reserved_sessions[session_id] = time.monotonic() + OFFER_SECONDS
+        return True
+
+    def _session_room(self) -> int:
+        held = len(self._sessions) + len(self._state.reserved_sessions)
+        return self._options.max_sessions_per_runtime - held
+
+    def _drop_old_reservations(self) -> None:
+        now, reserved = time.monotonic(), self._state.reserved_sessions
+        self._state.reserved_sessions = {s: end for s, end in reserved.items() if end > now and s not in self._sessions}
+
+    # -- bytes
+
+    @property
+    def outstanding_bytes(self) -> int:
+        """About how many bytes are in memory of what was fetched, or has come of it, and is not written."""
+        return self._activities.size + self._unwritten_bytes
+
+    @property
+    def _unwritten_bytes(self) -> int:
+        return self.input_size + self._commits.size
+
+    def free_bytes(self, running: int = 0) -> int:
+        """How many bytes the next fetch may bring; 0 while that is little.
+
+        Payloads of activities that are ``running`` count for the fetch of other activities only: activities may wait
+        for messages, while all else is written sooner or later.
+        """
+        room = self._options.max_outstanding_bytes - self._unwritten_bytes - running
+        batch = self._options.max_batch_bytes
+        return min(room, batch) if room >= batch // LEAST_BATCH else 0

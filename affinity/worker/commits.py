@@ -1,0 +1,189 @@
+"""What a worker writes about turns and work items, each kind in a group commit of its own (`GroupCommit`)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import anyio
+
+from affinity.errors import ProviderError
+from affinity.provider.contract import (
+    Placed,
+    Release,
+    Suspend,
+    Turn,
+    TurnResult,
+    WorkAbandon,
+    WorkAck,
+    WorkItem,
+    WorkLock,
+)
+from affinity.worker.committer import GroupCommit
+from affinity.worker.lease import lock_timeouts
+from affinity.worker.results import StagedResult, requeue_after_conflict
+from affinity.worker.services import WorkerServices
+
+logger = logging.getLogger("affinity.worker")
+
+
+class Commits:
+    """Queues turns, acks, abandons, releases and suspensions for the next batch of their kind."""
+
+    def __init__(self, services: WorkerServices) -> None:
+        self._provider = services.provider
+        self._identity = services.identity
+        self._timeouts = lock_timeouts(services.options)
+        self._lease = services.lease
+        self._state = services.fetch_state
+        self._wakeups = services.wakeups
+        self._health = health = services.health
+        metrics, most = services.metrics, services.options.max_batch_bytes
+        self.turns = GroupCommit(self._write_turns, health, max_weight=most, observe=metrics.batch("turn"))
+        self._acks = GroupCommit(
+            self._write_acks, health, idempotent=True, max_weight=most, observe=metrics.batch("ack")
+        )
+        self._abandons = GroupCommit(self._write_abandons, health, idempotent=True, observe=metrics.batch("abandon"))
+        self._releases = GroupCommit(self._write_releases, health, idempotent=True, observe=metrics.batch("release"))
+        self._suspends = GroupCommit(self._write_suspends, health, idempotent=True, observe=metrics.batch("suspend"))
+        # Turns may queue the others when they settle, so they are first: `flush`.
+        self.groups: Sequence[GroupCommit[Any, Any]] = (
+            self.turns,
+            self._acks,
+            self._abandons,
+            self._releases,
+            self._suspends,
+        )
+
+    @property
+    def size(self) -> int:
+        """About how many bytes of turns and results wait to be written."""
+        return self.turns.weight + self._acks.weight
+
+    def unwritten_locks(self) -> list[WorkLock]:
+        """Locks of work that has ended, and whose outcome is not written yet."""
+        ended = [lock for turn in self.turns.unwritten for lock in turn.acks]
+        ended += [ack.lock for ack in self._acks.unwritten]
+        ended += [abandon.lock for abandon in self._abandons.unwritten]
+        return ended
+
+    async def flush(self) -> None:
+        """Wait until all that was submitted is written."""
+        for commits in self.groups:
+            await commits.flushed()
+
+    async def flush_in_time(self) -> None:
+        """Wait until all that was submitted is written, for ``work_item_lock_timeout`` at most."""
+        with anyio.move_on_after(self._timeouts.work_item_lock):
+            await self.flush()
+
+    # -- submitting
+
+    def submit_turn(self, turn: Turn, done: Callable[[TurnResult | ProviderError], None]) -> None:
+        """Commit a turn with the next batch."""
+        asked = sum([item.lock_here for item in turn.work_items])
+        self._state.reserved_slots += asked
+        generation = self._lease.generation
+
+        def settled(result: TurnResult | ProviderError) -> None:
+            self._state.reserved_slots -= asked
+            if isinstance(result, ProviderError):
+                self._state.locks_uncertain = True
+            else:
+                self._lease.note_delivered(result.lost_acks)
+                if generation != self._lease.generation:
+                    result = self._without_work(result)
+            done(result)
+
+        self.turns.submit(turn, settled, _weight(turn))
+
+    def _without_work(self, result: TurnResult) -> TurnResult:
+        """The reply to a turn of a former lease. Its work goes back: its session may have another holder by now."""
+        for place in result.placed:
+            if place.item is not None:
+                self.submit_abandon(WorkAbandon(lock=place.item.lock, count_attempt=False))
+        return replace(result, placed=[Placed(None, place.holder) for place in result.placed])
+
+    def submit_ack(self, ack: WorkAck, staged: StagedResult | None = None) -> None:
+        """Send a result as a message to its instance, which lives elsewhere."""
+
+        def done(result: bool | ProviderError) -> None:
+            self._wakeups.memory_freed()
+            if result is True:
+                self._wakeups.hint_owner(ack.lock.key.instance_id)
+            else:
+                self._lease.note_delivered([ack.lock])
+            if staged is not None:
+                staged.settle(result is True)
+            if result is False and ack.state is not None:  # the token is dead, or the store has newer state
+                self.submit_abandon(requeue_after_conflict(ack.lock))
+
+        self._acks.submit(ack, done, len(ack.message) + (len(ack.state.new.state) if ack.state else 0))
+
+    def submit_abandon(self, abandon: WorkAbandon) -> None:
+        """Give a work item back to the queue."""
+
+        def done(result: bool | ProviderError) -> None:
+            if result is not True and abandon.count_attempt:
+                self._lease.note_delivered([abandon.lock])
+            self._wakeups.hint(None)
+
+        self._abandons.submit(abandon, done)
+
+    def submit_release(self, release: Release, done: Callable[[], None]) -> None:
+        """Give an instance up; ``done`` is called when that is written, or refused for good."""
+
+        def written(_: object) -> None:
+            done()
+            self._wakeups.hint(release.to)
+
+        self._releases.submit(release, written)
+
+    def submit_suspend(self, suspend: Suspend, done: Callable[[bool], None]) -> None:
+        """Suspend an instance; ``done`` receives whether it was, when that is known, or refused for good."""
+
+        def written(result: bool | ProviderError) -> None:
+            if result is True:  # else it has moved on meanwhile, or is suspended already
+                why = f"{suspend.error_type}: {suspend.message}"
+                logger.error("instance %s is suspended: %s", suspend.instance_id, why)
+            done(result is True)
+
+        self._suspends.submit(suspend, written)
+
+    async def count_delivery(self, item: WorkItem) -> bool:
+        """Count the delivery of an item that is about to run alone; False when its lock is lost."""
+        count = partial(self._provider.begin_work_item, self._identity, item.lock, item.attempts)
+        try:
+            return await self._health.retry(count)
+        except ProviderError as error:
+            logger.warning("activity %s cannot be counted: %s", item.name, error)
+            return False
+
+    # -- writing
+
+    async def _write_turns(self, turns: Sequence[Turn]) -> Sequence[TurnResult]:
+        commit = self._provider.commit_turn(self._identity, turns, self._timeouts)
+        return await self._lease.calls.watch("turns", commit)
+
+    async def _write_acks(self, acks: Sequence[WorkAck]) -> Sequence[bool]:
+        ack = self._provider.ack_work_item(self._identity, acks, self._timeouts)
+        return await self._lease.calls.watch("acks", ack)
+
+    async def _write_abandons(self, abandons: Sequence[WorkAbandon]) -> Sequence[bool]:
+        abandon = self._provider.abandon_work_item(self._identity, abandons)
+        return await self._lease.calls.watch("abandons", abandon)
+
+    async def _write_releases(self, releases: Sequence[Release]) -> Sequence[None]:
+        await self._lease.calls.watch("releases", self._provider.release_instance(self._identity, releases))
+        return [None] * len(releases)
+
+    async def _write_suspends(self, suspends: Sequence[Suspend]) -> Sequence[bool]:
+        return await self._provider.suspend_instance(self._identity, suspends)
+
+
+def _weight(turn: Turn) -> int:
+    """About how many bytes it takes: an input is in the history and in its work item."""
+    return 2 * sum(map(len, turn.history)) + sum([len(write.new.state) for write in turn.states])

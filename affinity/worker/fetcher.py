@@ -1,0 +1,230 @@
+"""Fetching: takes work items and messages from the queues while there is room for them, and brings their instances to
+memory.
+
+One task fetches. Between two fetches it waits for a wake-up (`Wakeups`), for what becomes due, or for the poll. What
+the other parts of the worker must tell it is in `FetchState`.
+
+A reply that is lost may have locked items to this worker. Then the next fetch first releases the locks that the worker
+does not know of. A reply to a request of a former lease starts nothing, for the same reason (`Lease.generation`).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from contextlib import AsyncExitStack
+from functools import partial
+
+import anyio
+
+from affinity.errors import Contention, ProviderError, WorkerFenced
+from affinity.orchestration import App
+from affinity.provider.contract import FetchOptions
+from affinity.worker.activities import ActivityRunner
+from affinity.worker.capacity import Capacity
+from affinity.worker.commits import Commits
+from affinity.worker.instances import InstanceTable
+from affinity.worker.lease import lock_timeouts
+from affinity.worker.replays import Replays
+from affinity.worker.services import WorkerServices
+from affinity.worker.sessions import HeldSessions, needs_met
+from affinity.worker.wakeups import SHARE_SECONDS
+
+logger = logging.getLogger("affinity.worker")
+
+HINT_SECONDS = 60.0
+"""How long one wait for a hint may take; only bounds a system call."""
+
+ROOM_SECONDS = 0.5
+"""Between two attempts of a full worker to make room for work that no other worker takes."""
+
+FETCH_LIMIT = 200
+"""Work items, and instances, that one fetch takes at most: one statement stays short."""
+
+
+class Fetcher:
+    """The loops that bring work to one worker."""
+
+    def __init__(
+        self,
+        app: App,
+        services: WorkerServices,
+        *,
+        capacity: Capacity,
+        commits: Commits,
+        sessions: HeldSessions,
+        activities: ActivityRunner,
+        instances: InstanceTable,
+        replays: Replays,
+    ) -> None:
+        self._provider = services.provider
+        self._identity = services.identity
+        self._options = services.options
+        self._lease = services.lease
+        self._state = services.fetch_state
+        self._wakeups = services.wakeups
+        self._health = services.health
+        self._capacity = capacity
+        self._commits = commits
+        self._sessions = sessions
+        self._activities = activities
+        self._instances = instances
+        self._replays = replays
+        self._timeouts = lock_timeouts(services.options)
+        self._activity_names = frozenset(app.activities) | needs_met(sessions.listeners)
+        self._orchestration_names = orchestration_names(app)
+
+    async def fetch(self) -> None:
+        """Fetch while there is room and work; then wait."""
+        while True:
+            pause = self._options.poll_interval * random.uniform(0.7, 1.0)  # noqa: S311 -- jitter, not a secret
+            try:
+                # Without a lease there is nothing to fetch; but the lease renewer waits for an answer that is missing.
+                if self._lease.is_alive or (self._lease.is_expired and self._lease.calls.waits("fetch")):
+                    pause = min(pause, await self._health.call(self._fetch_once, self.fetch))
+            except ProviderError as error:
+                # The reply may be lost while the database has locked items to us.
+                self._state.locks_uncertain = self._state.locks_uncertain or not isinstance(error, Contention)
+                raise
+            with anyio.move_on_after(pause):
+                await self._wakeups.fetch_wanted.wait()
+            self._wakeups.fetch_wanted = anyio.Event()
+            self._state.may_have_work |= pause > 0
+
+    async def _fetch_once(self) -> float:
+        """Fetch from both queues once; returns the seconds until the next fetch is due."""
+        generation = self._lease.generation
+        if self._state.locks_uncertain:
+            await self._release_unknown_locks()
+        self._state.unclaimed_remaining = False
+        due = [await self._fetch_work(generation), await self._fetch_messages(generation)]
+        if self._state.unclaimed_remaining:
+            await anyio.sleep(SHARE_SECONDS)
+        return max(0.0, min(due))
+
+    async def _release_unknown_locks(self) -> None:
+        """After a lost reply: free what is locked to us without our knowledge. No turn may be in flight meanwhile,
+        since its reply could bring items; nor can a fetch, as this is the fetching task.
+        """
+        async with self._commits.turns.paused():
+            known = [
+                *self._lease.locks.snapshot(),
+                *self._commits.unwritten_locks(),
+                *self._instances.waiting_locks(),
+            ]
+            delivered = list(self._lease.delivered)
+            await self._provider.release_unknown_locks(self._identity, known, delivered)
+            for lock in delivered:
+                self._lease.delivered.pop(lock, None)
+            self._state.locks_uncertain = False
+
+    # -- work items
+
+    async def _fetch_work(self, generation: int) -> float:
+        limit = min(self._capacity.free_slots(), FETCH_LIMIT) if self._lease.is_serving else 0
+        room = self._capacity.free_bytes(self._activities.size)
+        if limit <= 0 or not room:
+            self._state.waits_for_memory |= limit > 0
+            return self._options.poll_interval
+        self._state.may_have_work = False
+        options = self._fetch_options(limit, room)
+        fetch = self._provider.fetch_work_item(self._identity, options)
+        fetched = await self._lease.calls.watch("fetch", fetch, repeated=True)
+        if generation != self._lease.generation:
+            self._state.locks_uncertain = True
+            return 0.0
+        self._state.has_backlog = fetched.limit_reached and limit < FETCH_LIMIT
+        self._state.unclaimed_remaining |= fetched.unclaimed_remaining
+        self._state.is_alone = fetched.alone
+        for item in fetched.items:
+            self._activities.start(item)
+        pause = self._options.poll_interval if fetched.next_due is None else fetched.next_due
+        if fetched.crowded:
+            pause = min(pause, await self._make_room(options))
+        return 0.0 if fetched.claim_lost or fetched.items else pause
+
+    def _fetch_options(self, limit: int, room: int) -> FetchOptions:
+        return FetchOptions(
+            limit=limit,
+            max_sessions=self._options.max_sessions_per_runtime,
+            names=self._activity_names,
+            unknown_after=self._options.unregistered_timeout,
+            uncounted_after=self._options.isolate_after,
+            max_bytes=room,
+            timeouts=self._timeouts,
+        )
+
+    async def _make_room(self, options: FetchOptions) -> float:
+        """Release idle sessions for work that no worker has room for; returns the seconds until the next fetch."""
+        if (pause := self._state.next_room_at - time.monotonic()) > 0:
+            return pause
+        self._state.next_room_at = time.monotonic() + ROOM_SECONDS
+        release = self._provider.release_idle_session(
+            self._identity,
+            options,
+            min_idle=self._options.session_min_idle,
+            only_users=self._sessions.only_users(),
+        )
+        released = await self._lease.calls.watch("fetch", release, repeated=True)
+        for session_id in released:
+            logger.info("session %s is released: it is idle, and new ones wait", session_id)
+            self._sessions.recheck(session_id)
+        return 0.0 if released else ROOM_SECONDS
+
+    # -- messages
+
+    async def _fetch_messages(self, generation: int) -> float:
+        """Also while draining: the provider gives a draining worker messages of instances that it owns, no others."""
+        limit = FETCH_LIMIT - len(self._replays)
+        room = self._capacity.free_bytes()
+        if limit <= 0 or self._replays.has_suspect or not room:
+            self._state.waits_for_memory = True
+            return self._options.poll_interval
+        fetch = self._provider.fetch_orchestration_item(
+            self._identity,
+            limit=limit,
+            names=self._orchestration_names,
+            unknown_after=self._options.unregistered_timeout,
+            exclude=self._instances.excluded_messages(),
+            max_bytes=room,
+        )
+        fetched = await self._lease.calls.watch("fetch", fetch, repeated=True)
+        if fetched.fenced:
+            name = self._identity.worker_id
+            self._lease.end(WorkerFenced(f"worker {name!r}: another process has registered under this name"))
+        if generation != self._lease.generation:
+            return 0.0
+        self._state.unclaimed_remaining |= fetched.unclaimed_remaining
+        self._instances.deliver(fetched.items)
+        if fetched.claim_lost or fetched.items:
+            return 0.0
+        return self._options.poll_interval if fetched.next_due is None else fetched.next_due
+
+    async def replay(self) -> None:
+        """Replay fetched instances that are not in memory, beside the fetches: a long history delays nothing else."""
+        while True:
+            await self._replays.arrived()
+            await self._health.call(self._replays.take_round, self.replay)
+            if not self._replays:
+                self._health.given_up(self.replay)
+
+    # -- hints
+
+    async def listen(self) -> None:
+        """Turn the hints of other workers and of clients into fetches and checks."""
+        async with AsyncExitStack() as stack:
+            subscribe = partial(stack.enter_async_context, self._provider.hints(self._identity))
+            hints = await self._health.call(subscribe, self.listen)
+            self._wakeups.wake_fetcher()  # for what came before the subscription
+            while True:
+                hint = await self._health.call(partial(hints.wait, HINT_SECONDS), self.listen)
+                if hint is not None and hint.work:
+                    self._wakeups.wake_fetcher()
+                if hint is not None and hint.cancel:
+                    self._wakeups.check_wanted.set()
+
+
+def orchestration_names(app: App) -> frozenset[str]:
+    """The orchestrations that an app has code for, with and without their versions."""
+    return frozenset({d.name for d in app.orchestrations.values()} | set(app.orchestrations))

@@ -1,0 +1,160 @@
+"""What a worker does once in a while: sweeps, sessions that expire, cancelled work, instances that other code has
+suspended.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import random
+from functools import partial
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+
+import anyio
+
+from affinity.limits import MAX_BATCH
+from affinity.orchestration import App
+from affinity.provider.contract import Retention
+from affinity.worker.services import WorkerServices
+from affinity.worker.sessions import HeldSessions
+
+logger = logging.getLogger("affinity.worker")
+
+MAINTENANCE_SECONDS = 1.0
+"""Between two rounds of maintenance: bounds how late an unhinted cancellation or an expired session is noticed."""
+
+FULL_RATIO = 0.9
+"""Share of ``max_sessions_per_runtime`` below which the warning that a worker is full re-arms."""
+
+RETRY_SECONDS = 10.0
+"""Between two searches for instances that other code has suspended."""
+
+RETRY_LIMIT = 200
+"""Suspended instances that are taken over in one statement."""
+
+
+class Maintenance:
+    """The loops of maintenance of one worker.
+
+    Args:
+        names: of the orchestrations that this worker has code for.
+        code: version of that code.
+    """
+
+    def __init__(self, services: WorkerServices, sessions: HeldSessions, *, names: frozenset[str], code: str) -> None:
+        self._provider = services.provider
+        self._identity = services.identity
+        self._options = services.options
+        self._lease = services.lease
+        self._wakeups = services.wakeups
+        self._health = services.health
+        self._sessions = sessions
+        self._names = names
+        self._code = code
+        self._full_reported = False
+
+    async def cancellations(self) -> None:
+        """Find running activities whose work item was taken away: at a hint, else every second once they run that
+        long.
+        """
+        while True:
+            with anyio.move_on_after(MAINTENANCE_SECONDS):
+                await self._wakeups.check_wanted.wait()
+            hinted = self._wakeups.check_wanted.is_set()
+            self._wakeups.check_wanted = anyio.Event()
+            locks = self._lease.locks.snapshot(older_than=0.0 if hinted else MAINTENANCE_SECONDS)
+            if not locks:
+                self._health.given_up(self.cancellations)
+            for start in range(0, len(locks), MAX_BATCH):
+                batch = locks[start : start + MAX_BATCH]
+                check = partial(self._provider.check_work_item, batch)
+                alive = await self._health.call(check, self.cancellations)
+                self._lease.lose_locks([lock for lock, ok in zip(batch, alive, strict=True) if not ok])
+
+    async def expiries(self) -> None:
+        """Once a second: expired sessions, idle state. Listeners may take their time, so this has a task of its own."""
+        while True:
+            await anyio.sleep(MAINTENANCE_SECONDS)
+            await self._sessions.sweep()
+            self.report_capacity()
+
+    def report_capacity(self) -> None:
+        """Log when there is no room for another session; once, until there is some again (`FULL_RATIO`)."""
+        held, most = len(self._sessions), self._options.max_sessions_per_runtime
+        if held >= most > 0 and not self._full_reported:
+            self._full_reported = True
+            logger.warning(
+                "worker %s: holds %d sessions and takes no more (max_sessions_per_runtime); new ones wait for other"
+                " workers, or until one here has had no work for %g s (session_min_idle)",
+                self._identity.worker_id,
+                held,
+                self._options.session_min_idle,
+            )
+        elif held < FULL_RATIO * most:
+            self._full_reported = False
+
+    async def sweeps(self) -> None:
+        """Once a second, by one of the workers: stale routes and dead rows."""
+        while True:
+            await anyio.sleep(MAINTENANCE_SECONDS * random.uniform(0.9, 1.1))  # noqa: S311
+            if self._lease.is_serving:
+                await self._sweep()
+
+    async def _sweep(self) -> None:
+        sweep = partial(
+            self._provider.sweep,
+            interval=MAINTENANCE_SECONDS / 2,  # N workers together sweep once
+            session_retention=self._options.session_retention,
+            worker_retention=self._options.session_retention,
+            retention=Retention(instances=self._options.instance_retention, histories=self._options.history_retention),
+        )
+        limit_reached = True
+        while limit_reached:
+            done = await self._health.call(sweep, self.sweeps)
+            limit_reached = done.limit_reached
+            if done.rerouted:
+                self._wakeups.hint(None)  # the worker that may take it now need not wait for its poll
+
+    async def retries(self) -> None:
+        """Take over instances that other code has suspended and that this code may continue."""
+        while True:
+            if self._lease.is_serving and await self._retry_suspended():
+                continue
+            await anyio.sleep(RETRY_SECONDS * random.uniform(0.9, 1.1))  # noqa: S311
+
+    async def _retry_suspended(self) -> bool:
+        """Take over one batch; returns whether there may be more."""
+        retry = partial(
+            self._provider.retry_suspended, self._identity, names=self._names, code=self._code, limit=RETRY_LIMIT
+        )
+        taken = await self._health.retry(retry)
+        for instance_id in taken:
+            logger.info("instance %s was suspended; trying it with code %s", instance_id, self._code)
+        if taken:
+            self._wakeups.wake_fetcher()
+        return len(taken) == RETRY_LIMIT
+
+
+def code_version(app: App) -> str:
+    """What tells one release of an application from another: a digest of affinity's version, of the names that the app
+    registers, and of the files that hold its orchestrations. A change in another file does not show:
+    ``RuntimeOptions.code_version`` is for that.
+    """
+    digest = sha256(version("affinity").encode())
+    for key in sorted([*app.orchestrations, *app.activities]):
+        digest.update(key.encode() + b"\0")
+    functions = [definition.function for definition in app.orchestrations.values()]
+    for path in sorted({path for function in functions if (path := _file_of(function)) is not None}):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _file_of(function: object) -> Path | None:
+    """The file of a function's source; None when it has none (typed in, or compiled)."""
+    try:
+        path = Path(inspect.getsourcefile(inspect.unwrap(function)) or "")  # type: ignore[arg-type]
+    except TypeError:  # an object that can be called
+        return None
+    return path if path.is_file() else None
