@@ -1,4 +1,4 @@
-"""Waiting on several things: ``select`` and ``gather``."""
+"""Waiting for several futures: ``select`` and ``gather``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Selected(Generic[T]):
-    """What ``select`` gives; unpacks as ``index, value``."""
+    """The result of ``select``; unpacks as ``index, value``."""
 
     index: int
     """Position of the winner among the arguments."""
@@ -23,23 +23,23 @@ class Selected(Generic[T]):
     """Its result."""
 
     future: DurableFuture[T]
-    """The winner itself, to compare with what was passed in; for a coroutine, the branch that ran it."""
+    """The winner itself, to compare with the arguments; for a coroutine, the branch that ran it."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.index, self.value))
 
 
 class Combined(DurableFuture[T]):
-    """A future over others; passing them in hands them over: they are cancelled with it."""
+    """A future over others, which it owns: they are cancelled with it."""
 
     __slots__ = ("_children",)
 
     def __init__(self, scheduler: Scheduler, children: tuple[DurableFuture[Any], ...]) -> None:
         super().__init__(scheduler)
         self._children = children
-        scheduler.untouched[self] = None
+        scheduler.never_awaited[self] = None
         for child in children:
-            scheduler.touch(child)
+            scheduler.mark_awaited(child)
         for child in children:
             if child.settled:
                 self.on_settled(child)
@@ -47,11 +47,11 @@ class Combined(DurableFuture[T]):
                 child.add_waiter(self)
 
     def on_settled(self, child: DurableFuture[Any]) -> None:
-        """Take note that a child is settled."""
+        """Called when a child is settled."""
         raise NotImplementedError
 
     def cancel(self) -> None:
-        """Cancel all that is inside."""
+        """Cancel all children."""
         if not self.settled:
             self.settle(error=OrchestrationMisuse(f"{self.description} was cancelled"))
         self._cancel_children()
@@ -74,16 +74,16 @@ class Select(Combined[Selected[T]]):
 
     @property
     def description(self) -> str:
-        """How messages call it."""
+        """Its name in messages."""
         return "select(...)"
 
     def on_settled(self, child: DurableFuture[Any]) -> None:
-        """The first one wins; of several that are there from the start, the first argument."""
+        """The first settled child wins; of several that are settled from the start, the first argument."""
         if self.settled:
             return
         try:
             self.settle(Selected(self._children.index(child), child.result(), child))
-        except BaseException as error:  # whatever the branch raised is raised where the select is awaited
+        except BaseException as error:  # what the branch raised is raised where the select is awaited
             self.settle(error=error)
         self._cancel_children(keep=child)
 
@@ -102,11 +102,11 @@ class Gather(Combined[list[T]]):
 
     @property
     def description(self) -> str:
-        """How messages call it."""
+        """Its name in messages."""
         return "gather(...)"
 
     def on_settled(self, child: DurableFuture[Any]) -> None:
-        """Count down, or fail at once."""
+        """Count down; a failed child settles it immediately."""
         if self.settled:
             return
         error = child.error
@@ -120,7 +120,7 @@ class Gather(Combined[list[T]]):
 
 
 def _adopt(scheduler: Scheduler, awaitables: tuple[object, ...], where: str) -> tuple[DurableFuture[Any], ...]:
-    """Take all or none, so that a wrong argument does not leave half of the branches running."""
+    """Adopt all arguments or none: a wrong argument must not leave some of the branches running."""
     for awaitable in awaitables:
         scheduler.check_awaitable(awaitable, where)
     return tuple(scheduler.adopt(awaitable) for awaitable in awaitables)

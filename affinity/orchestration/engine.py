@@ -295,7 +295,7 @@ class Execution:
             return False
         self._scheduler.run()
         if self._main is not None and self._main.settled:
-            self._wind_up(self._main)
+            self._finish(self._main)
         return True
 
     def _deliver(self, event: ev.Event) -> bool:
@@ -310,7 +310,7 @@ class Execution:
             case ev.CancelRequested(reason):
                 return self._cancel(event, reason)
             case ev.ExecutionReset(lineage):
-                self._scheduler.history.input(event)
+                self._scheduler.history.record_input(event)
                 self._lineage = lineage
                 return True
         raise TypeError(f"{describe(event)} is no input")
@@ -320,7 +320,7 @@ class Execution:
         future = outstanding.get(event.schedule_id)
         if type(future) is not answered:
             return False
-        self._scheduler.history.input(event)
+        self._scheduler.history.record_input(event)
         del outstanding[event.schedule_id]
         future.deliver(event)
         return True
@@ -328,7 +328,7 @@ class Execution:
     def _start(self, event: ev.OrchestrationStarted) -> bool:
         if self._main is not None:
             return False
-        self._scheduler.history.input(event)
+        self._scheduler.history.record_input(event)
         self._scheduler.history.latest = event.time
         self._scheduler.inbox.carry(event.carried)
         self.parent = event.parent
@@ -339,7 +339,7 @@ class Execution:
 
     def _raise_event(self, event: ev.Event, name: str, data: str) -> bool:
         scheduler = self._scheduler
-        scheduler.history.input(event)
+        scheduler.history.record_input(event)
         scheduler.inbox.arrive(name, data)
         if scheduler.inbox.buffered > MAX_BUFFERED_EVENTS and not scheduler.history.replaying:
             raise ExecutionLimitReached(f"more than {MAX_BUFFERED_EVENTS} external events that nobody has read")
@@ -349,7 +349,7 @@ class Execution:
         main = self._main
         if self._cancellation is not None or (main is not None and main.settled):
             return False
-        self._scheduler.history.input(event)
+        self._scheduler.history.record_input(event)
         self._cancellation = OrchestrationCancelledSignal(reason)
         if main is not None:
             main.interrupt(self._cancellation)
@@ -357,7 +357,7 @@ class Execution:
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
-    def _wind_up(self, main: Task[Any]) -> None:
+    def _finish(self, main: Task[Any]) -> None:
         """End, as soon as the branches that the main coroutine left behind are through with their cleanup."""
         scheduler = self._scheduler
         scheduler.cancel_owned(main)
@@ -365,10 +365,10 @@ class Execution:
         if not scheduler.tasks:
             outcome = self._outcome_of(main)
             scheduler.end()
-            self._conclude(outcome)
+            self._record_outcome(outcome)
 
-    def _conclude(self, outcome: ev.Outcome) -> None:
-        recorded = self._scheduler.history.final(outcome)
+    def _record_outcome(self, outcome: ev.Outcome) -> None:
+        recorded = self._scheduler.history.record_final(outcome)
         self.outcome = cast(ev.Outcome, recorded)
 
     def _outcome_of(self, main: Task[Any]) -> ev.Outcome:
@@ -386,7 +386,7 @@ class Execution:
         try:
             value = main.result()
             refuse_awaitable(value, f"{self.definition.description} returned")
-            _refuse_forgotten(self._scheduler.untouched)
+            _refuse_never_awaited(self._scheduler.never_awaited)
             return ev.OrchestrationCompleted(self.definition.encode_result(value))
         except AffinityError as error:
             return self._failed(error)
@@ -412,7 +412,7 @@ class Execution:
         history = self._scheduler.history
         while (event := history.next_recorded) is not None and (to_end or history.has_whole_step):
             if type(event) not in ev.INPUTS or not self._accept(event):
-                raise history.mismatch(event, self._whereabouts())
+                raise history.mismatch(event, self._describe_position())
 
     def _leave_replay(self) -> None:
         history = self._scheduler.history
@@ -422,7 +422,7 @@ class Execution:
         was_reset = type(history.last_recorded) is ev.ExecutionReset  # by an operator, who counts nothing
         self._unread = None if was_reset else self._rounded_unread()
 
-    def _whereabouts(self) -> str:
+    def _describe_position(self) -> str:
         """What the code does, where it does not do what the history says."""
         if self.outcome is not None:
             return f"end: {describe(self.outcome)}"
@@ -437,8 +437,8 @@ async def _body(definition: OrchestrationDefinition, context: OrchestrationConte
     return await definition.function(context, *definition.arguments(text))
 
 
-def _refuse_forgotten(untouched: Iterable[DurableFuture[Any]]) -> None:
-    forgotten = next((future for future in untouched if future.forgotten), None)
+def _refuse_never_awaited(never_awaited: Iterable[DurableFuture[Any]]) -> None:
+    forgotten = next((future for future in never_awaited if future.is_forgotten), None)
     if forgotten is not None:
         raise OrchestrationMisuse(
             f"{forgotten.description} was scheduled and never awaited; "

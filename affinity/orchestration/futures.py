@@ -52,7 +52,7 @@ class ActivityFuture(CommandFuture[T]):
 
     @property
     def description(self) -> str:
-        """How messages call it."""
+        """Its name in messages."""
         return f"activity {self._name!r}"
 
     def on_session(self, session_id: str) -> ActivityFuture[T]:
@@ -76,7 +76,7 @@ class ActivityFuture(CommandFuture[T]):
         return self
 
     def deliver(self, event: ev.ActivityCompleted | ev.ActivityFailed) -> None:
-        """Settle with what the worker reports."""
+        """Settle with the result or the failure."""
         if isinstance(event, ev.ActivityCompleted):
             self._settle_decoded(self._codec, event.result)
         else:
@@ -110,7 +110,7 @@ class TimerFuture(CommandFuture[None]):
 
     @property
     def description(self) -> str:
-        """How messages call it."""
+        """Its name in messages."""
         return f"timer of {self._delay:g} s"
 
     def deliver(self, event: ev.TimerFired) -> None:
@@ -134,43 +134,45 @@ class EventFuture(CommandFuture[T]):
 
     def __init__(self, scheduler: Scheduler, name: str, codec: Codec | None, hold: ev.Hold | None = None) -> None:
         super().__init__(scheduler)
-        # A wait that nobody awaits loses nothing: its event is carried over like any other.
-        scheduler.touch(self)
+        # A wait that is never awaited is no mistake: its event stays in the inbox.
+        scheduler.mark_awaited(self)
         self.name = name
         self._codec = codec
         self._hold = hold
-        self._accepted: tuple[T] | None = None  # the event that it is about to receive, decoded
+        self._accepted: tuple[T] | None = None  # the decoded event, between `accepts` and `receive`
 
     @property
     def description(self) -> str:
-        """How messages call it."""
+        """Its name in messages."""
         return f"event {self.name!r}"
 
     def result(self) -> T:
-        """Return the event's data, which from now on counts as read."""
+        """Return the event's data, and mark the event as read."""
         self._scheduler.inbox.read(self)
         return super().result()
 
     def accepts(self, data: str) -> bool:
-        """Whether an event of this name fits the type of the wait. If not, that is recorded. In replay the record
-        decides, whatever the type is by now.
+        """Whether an event of this name fits the type of the wait; a mismatch is recorded. In replay the recorded
+        decision is used, whatever the type is now.
         """
         history = self._scheduler.history
-        error = self._recorded_misfit() if history.replaying else self._misfit(data)
+        error = self._recorded_mismatch() if history.replaying else self._mismatch(data)
         if error is None:
             return True
-        history.command(ev.EventRefused(self.schedule_id, self.name, error))
-        self._scheduler.logger.warning("event %r does not fit the wait, and is put aside: %s", self.name, error)
+        history.record_command(ev.EventRefused(self.schedule_id, self.name, error))
+        self._scheduler.logger.warning(
+            "event %r does not fit the type of the wait and stays unread: %s", self.name, error
+        )
         return False
 
-    def _recorded_misfit(self) -> str | None:
+    def _recorded_mismatch(self) -> str | None:
         recorded = self._scheduler.history.next_recorded
         if isinstance(recorded, ev.EventRefused) and recorded.schedule_id == self.schedule_id:
             return recorded.message
         return None
 
-    def _misfit(self, data: str) -> str | None:
-        """Why the data does not fit; None when it does."""
+    def _mismatch(self, data: str) -> str | None:
+        """Why the data does not fit the type; None if it does."""
         try:
             self._accepted = (read_json(data) if self._codec is None else self._codec.decode(data),)
         except errors.NotSerializable as error:
@@ -178,7 +180,7 @@ class EventFuture(CommandFuture[T]):
         return None
 
     def receive(self, data: str) -> None:
-        """Settle with an event of this name, which it accepts."""
+        """Settle with an event of this name that it accepts."""
         del self._scheduler.outstanding[self.schedule_id]
         self._scheduler.held.pop(self.schedule_id, None)
         if self._accepted is None:
@@ -187,7 +189,7 @@ class EventFuture(CommandFuture[T]):
             self.settle(self._accepted[0])
 
     def cancel(self) -> None:
-        """Leave the inbox; an event that came and was not read goes back into it."""
+        """Leave the inbox; an event that was received and not read returns to it."""
         inbox = self._scheduler.inbox
         if self.settled:
             inbox.give_back(self)
@@ -223,7 +225,7 @@ class MovedFuture(EventFuture[SessionMoved]):
 
     @property
     def description(self) -> str:
-        """How messages call it."""
+        """Its name in messages."""
         return f"move of session {self._session_id!r}"
 
 
@@ -251,11 +253,11 @@ class ChildFuture(CommandFuture[T]):
 
     @property
     def description(self) -> str:
-        """How messages call it."""
+        """Its name in messages."""
         return f"sub-orchestration {self._name!r}"
 
     def deliver(self, event: ev.SubOrchestrationCompleted | ev.SubOrchestrationFailed) -> None:
-        """Settle with how the child ended."""
+        """Settle with the outcome of the child."""
         if isinstance(event, ev.SubOrchestrationCompleted):
             self._settle_decoded(self._codec, event.result)
         elif event.kind == "exists":
@@ -271,7 +273,7 @@ class ChildFuture(CommandFuture[T]):
         return ev.SubOrchestrationCancelled(self.schedule_id)
 
     def _command(self) -> ev.Command:
-        # Positions of events are the same in replay, so the id is too.
+        # The position of an event is the same in replay, and so is the id.
         instance_id = self._instance_id or self._default_id(self._scheduler.history.position + 1)
         return ev.SubOrchestrationScheduled(self._name, self._version, instance_id, self._input)
 
@@ -287,7 +289,7 @@ class ChildFuture(CommandFuture[T]):
 
 
 class _ValueFuture(CommandFuture[T]):
-    """A value that is made once and recorded; settled as soon as it is scheduled."""
+    """The future of a recorded value; it is settled when it is scheduled."""
 
     __slots__ = ()
 
@@ -295,7 +297,7 @@ class _ValueFuture(CommandFuture[T]):
 
     @property
     def description(self) -> str:
-        """How messages call it."""
+        """Its name in messages."""
         return self._description
 
 

@@ -1,10 +1,10 @@
 """The history of one execution, while it is written and while it is read again.
 
-The same code runs in both cases. Live, a command of the orchestration becomes the next event. In replay, it must be
-the next event that was recorded. What must be the same is listed in ``_IDENTITY``: which activity, on which session,
-how long a timer, which event, which session it holds, which child. Inputs are not compared, since code may change how
-it formats what it sends; the recorded result is used either way. Nor is how long a session is held, or an activity may
-take: that changes no result.
+The same code runs in both cases. Live, a command of the orchestration becomes the next event. In replay, it must match
+the next recorded event. ``_IDENTITY`` lists what is compared: the activity and its session, the delay of a timer, the
+name of an event and the session that its wait holds, the sub-orchestration. Inputs are not compared: code may change
+how it formats what it sends, and the recorded result is used. Timeouts and the duration of a hold are not compared
+either: they change no result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from affinity.limits import MAX_HISTORY_EVENTS
 from affinity.orchestration import events as ev
 
 _DEFAULT_ID: Final = re.compile(r"/\d+:(\d+)$")
-"""How the default id of a child ends: the execution is another one after a reset, while the child is the same."""
+"""The end of a child's default id. After a reset the execution is another one, and the child is the same."""
 
 
 def _held(event: ev.EventAwaited) -> str | None:
@@ -41,7 +41,7 @@ _IDENTITY: Final[dict[type[ev.Event], Callable[[Any], object]]] = {
     ev.SubOrchestrationScheduled: lambda event: (event.name, _DEFAULT_ID.sub(r"/:\1", event.instance_id)),
     ev.SubOrchestrationCancelled: attrgetter("schedule_id"),
 }
-"""What of a command must be as recorded, beside its type. Events that are not here match by type alone."""
+"""What must match beside the type of a command. Events that are not listed match by type alone."""
 
 
 class History:
@@ -65,16 +65,16 @@ class History:
         """Id of the last event."""
         self.now: Callable[[], float] = float
         self.latest = 0.0
-        """The latest time in the history, in unix seconds: another database server's clock may be behind it."""
+        """The latest time in the history, in Unix seconds; the clock of another database server may be behind it."""
         self.new_guid: Callable[[], str] = str
         self.children: dict[int, str] = {}
         """Instance ids of the sub-orchestrations that were ever scheduled, by event id."""
         self.last_recorded: ev.Event | None = None
         """The last event that was read."""
-        self._size = (0, 0)  # of so many of the appended events, so many characters of payload
+        self._size = (0, 0)  # events counted, and the characters of their payloads
         self._appended: list[tuple[int, ev.Event]] = []
-        self._recorded: deque[ev.Event] | None = None  # behind the present position, as far as they have been read
-        self._last_input = 0  # its id, of those that have been read
+        self._recorded: deque[ev.Event] | None = None  # after the present position, as far as they are read
+        self._last_input = 0  # id of the last input that was read
 
     @property
     def replaying(self) -> bool:
@@ -88,16 +88,16 @@ class History:
 
     @property
     def has_whole_step(self) -> bool:
-        """Whether the next step has been read to its end: another one follows."""
+        """Whether the next step is read to its end: another input follows it."""
         return self.position + 1 < self._last_input
 
     def open(self) -> None:
-        """Start to read. The suppliers of values are not asked: recorded values are used."""
+        """Begin a replay. Recorded values are used instead of the suppliers of values."""
         self._recorded = deque()
         self.now, self.new_guid = float, str
 
     def read(self, recorded: Iterable[ev.Event]) -> None:
-        """The next events of the history."""
+        """Append the next events of the stored history."""
         assert self._recorded is not None
         for event_id, event in enumerate(recorded, self.position + len(self._recorded) + 1):
             self._recorded.append(event)
@@ -108,7 +108,7 @@ class History:
                 self._last_input = event_id
 
     def close(self) -> None:
-        """Go to the end of what was recorded, and write from there."""
+        """End the replay: new events follow the recorded ones."""
         self.position += len(self._recorded or ())
         self._recorded = None
 
@@ -119,36 +119,36 @@ class History:
         return appended
 
     def appended_size(self) -> int:
-        """Characters of the payloads that were appended since the last `take`."""
+        """Characters of the payloads appended since the last `take`."""
         counted, size = self._size
         size += sum([ev.payload_size(event) for _, event in self._appended[counted:]])
         self._size = (len(self._appended), size)
         return size
 
-    def input(self, event: ev.Event) -> None:
+    def record_input(self, event: ev.Event) -> None:
         """Record an input.
 
         Raises:
-            ExecutionLimitReached: there is no room.
+            ExecutionLimitReached: the history is at its limit.
         """
         self._require_room()
         self._append(event)
 
-    def command(self, event: ev.Event) -> ev.Event:
-        """Record a command and return it; in replay, return what was recorded in its place.
+    def record_command(self, event: ev.Event) -> ev.Event:
+        """Record a command and return it; in replay, return the recorded event in its place.
 
         Raises:
-            Nondeterminism: the history has something else here.
-            ExecutionLimitReached: there is no room.
+            Nondeterminism: the recorded event is another one.
+            ExecutionLimitReached: the history is at its limit.
         """
         self._require_room()
-        return self.final(event)
+        return self.record_final(event)
 
-    def final(self, event: ev.Event) -> ev.Event:
-        """Record one of the events with which an execution ends; for them there is always room.
+    def record_final(self, event: ev.Event) -> ev.Event:
+        """Record one of the last events of an execution, to which no limit applies.
 
         Raises:
-            Nondeterminism: the history has something else here.
+            Nondeterminism: the recorded event is another one.
         """
         if self._recorded is not None:
             event = self._match(event)
@@ -156,11 +156,11 @@ class History:
         return event
 
     def mismatch(self, recorded: ev.Event, actual: str) -> Nondeterminism:
-        """The error for a code that does not do what comes next in the history."""
+        """The error for code that does not produce the next recorded event."""
         return Nondeterminism(f"{describe(recorded)} as event {self.position + 1}", actual)
 
     def _require_room(self) -> None:
-        # What was recorded stays valid, should the limit ever be lowered.
+        # A recorded history stays valid if the limit is lowered.
         if self.position >= MAX_HISTORY_EVENTS and self._recorded is None:
             raise ExecutionLimitReached(
                 f"more than {MAX_HISTORY_EVENTS} events in one execution: "
@@ -187,7 +187,7 @@ class History:
 
 
 def describe(event: ev.Event) -> str:
-    """An event for a message: what kind it is, and what identifies it."""
+    """The type of an event and what identifies it, for a message."""
     match event:
         case ev.ActivityScheduled(name=name, session_id=session_id):
             identity = _arguments(name, session_id=session_id)

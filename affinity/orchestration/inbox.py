@@ -1,9 +1,9 @@
-"""External events and who waits for them.
+"""External events, and the waits for them.
 
-Per name, events and waits meet first come, first served. No event is lost: one that comes before the wait is
-buffered, one that reached a wait which is then cancelled before anybody read it goes back to its place, one that does
-not fit the type of a wait is put aside when no other wait takes it, and those that are left when the execution
-continues as new are carried over.
+Events and waits of one name are matched first come, first served. No event is lost. An event that arrives before the
+wait is buffered. An event of a wait that is cancelled before the code reads it returns to its place. An event that does
+not fit the type of any wait is kept as refused. Events that are unread when the execution continues as new are carried
+over.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self.buffered = 0
-        """Events that nobody waits for yet, and those that were refused."""
+        """Events that no wait has received, refused ones included."""
         self.buffered_size = 0
         """Characters of their data."""
         self._arrivals = 0
@@ -59,17 +59,17 @@ class Inbox:
         self._refused: list[tuple[str, _Arrival]] = []
 
     def arrive(self, name: str, data: str) -> None:
-        """Hand a new event to the first that waits for its name, or buffer it."""
+        """Give a new event to the first wait for its name, or buffer it."""
         self._arrivals += 1
         self._place(name, _Arrival(self._arrivals, data))
 
     def carry(self, carried: Carried) -> None:
-        """Take over what the former execution left: it came before all that arrived here, even ahead of the start."""
+        """Take over the unread events of the former execution; they precede all that arrived in this one."""
         for order, (name, data) in enumerate(carried, 1 - len(carried)):
             self._place(name, _Arrival(order, data))
 
     def wait(self, future: EventWait) -> None:
-        """Give the future the oldest event of its name that it takes, now or when it comes."""
+        """Give the future the oldest event of its name that it accepts, now or on arrival."""
         buffer = self._buffers.get(future.name)
         while buffer:
             arrival = buffer.popleft()
@@ -84,7 +84,7 @@ class Inbox:
         self._waiting.setdefault(future.name, deque()).append(future)
 
     def leave(self, future: EventWait) -> None:
-        """Forget a wait that got no event."""
+        """Remove a wait that has received no event."""
         queue = self._waiting.get(future.name)
         if queue and future in queue:
             queue.remove(future)
@@ -92,21 +92,21 @@ class Inbox:
                 del self._waiting[future.name]
 
     def read(self, future: EventWait) -> None:
-        """Note that the orchestration has seen the event of this future."""
+        """Mark the event of this future as read."""
         self._unread.pop(future, None)
 
     def give_back(self, future: EventWait) -> None:
-        """Take the event of a cancelled future, if nobody has seen it, for the next one that waits."""
+        """Give the unread event of a cancelled future to the next wait."""
         arrival = self._unread.pop(future, None)
         if arrival is not None:
             self._place(future.name, arrival)
 
     def unread(self) -> list[EventWait]:
-        """Futures whose event nobody has seen yet."""
+        """Futures whose event was not read."""
         return list(self._unread)
 
     def leftovers(self) -> Carried:
-        """All events that nobody has seen, in the order of their arrival."""
+        """All unread events, in the order of their arrival."""
         held = [(arrival.order, name, arrival.data) for name, buffer in self._buffers.items() for arrival in buffer]
         held += [(arrival.order, future.name, arrival.data) for future, arrival in self._unread.items()]
         held += [(arrival.order, name, arrival.data) for name, arrival in self._refused]
@@ -129,7 +129,7 @@ class Inbox:
     def _buffer(self, buffer: deque[_Arrival], arrival: _Arrival) -> None:
         self.buffered += 1
         self.buffered_size += len(arrival.data)
-        if buffer and arrival < buffer[-1]:  # given back: it came before the ones that are waiting here
+        if buffer and arrival < buffer[-1]:  # returned: it arrived before the buffered ones
             insort(buffer, arrival)
         else:
             buffer.append(arrival)

@@ -2,17 +2,17 @@
 
 Coroutines run first in, first out, one input at a time.
 
-The main coroutine and the branches that it hands to ``select`` and ``gather`` are tasks. A task runs until it awaits
-something that is not there. What the tasks created up to then is scheduled at that moment, in the order of creation.
-A branch that is cancelled takes with it what it created, and gets a signal at its await, once, so that its
-``finally`` blocks run; they may await. The execution ends when the main task has ended and every branch is through
-with that.
+The main coroutine and the branches that it passes to ``select`` and ``gather`` are tasks. A task runs until it awaits a
+future that is not settled. The futures created up to then are scheduled at that moment, in the order of creation. When
+a branch is cancelled, the futures that it created are cancelled too, and a signal is raised at its await, once, so that
+its ``finally`` blocks run; they may await. The execution ends when the main task has ended and the cleanup of every
+branch is done.
 
-Life of a command's future: *created* by a call on the context; *scheduled* when the orchestration next waits, which
-gives it an event id; *settled* by a result, an error, or its cancellation. What is cancelled before it was scheduled
-leaves no trace. The kinds of commands are in `futures`.
+A command's future is *created* by a call on the context, *scheduled* when the orchestration next waits, which
+gives it an event id, and *settled* by a result, an error or its cancellation. A future that is cancelled before it is
+scheduled leaves no event. The kinds of commands are in `futures`.
 
-Nothing here knows a clock or a loop: tasks move with ``coro.send``, and may await nothing but durable futures.
+The module uses no clock and no event loop: tasks are driven by ``coro.send``, and may await durable futures only.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Scheduler:
         "inbox",
         "instance_id",
         "logger",
+        "never_awaited",
         "outstanding",
         "pending",
         "ready",
         "session_id",
         "tasks",
-        "untouched",
         "watched",
     )
 
@@ -69,15 +69,15 @@ class Scheduler:
         self.current: Task[Any] | None = None
         """The task that runs now."""
         self.pending: deque[CommandFuture[Any] | ev.Command] = deque()
-        """What the code asked for since it last waited, in order."""
+        """What the code has requested since it last waited, in order."""
         self.outstanding: dict[int, CommandFuture[Any]] = {}
         """Scheduled and not settled, by event id."""
         self.held: dict[int, ev.Hold] = {}
-        """Sessions that waits hold which are not settled, by the event id of the wait."""
+        """Sessions held by waits that are not settled, by the event id of the wait."""
         self.watched: set[str] = set()
-        """Sessions whose moves this execution has asked for."""
-        self.untouched: dict[DurableFuture[Any], None] = {}
-        """Created, and never awaited or combined: a forgotten await, if it stays so."""
+        """Sessions whose moves this execution has subscribed to."""
+        self.never_awaited: dict[DurableFuture[Any], None] = {}
+        """Futures created and not awaited or combined yet. Those that are left at the end are forgotten awaits."""
         self.closed = False
         self.logger = ReplaySafeLogger(self)
 
@@ -89,39 +89,39 @@ class Scheduler:
             self.flush()
 
     def flush(self) -> None:
-        """Schedule what was asked for. This can settle futures, and so wake tasks and cancel others."""
+        """Schedule what was requested. This can settle futures, and thereby resume or cancel tasks."""
         while self.pending:
             command = self.pending.popleft()
             if isinstance(command, CommandFuture):
                 command.schedule()
             else:
-                self.history.command(command)
+                self.history.record_command(command)
 
     def watch(self, session_id: str) -> None:
-        """Ask to be told of the session's moves, once in an execution.
+        """Subscribe to the session's moves, once per execution.
 
-        Recorded on its own, not by the wait: of a wait that is cancelled before it was scheduled nothing is left, and
-        the moves up to the next wait would be lost.
+        The subscription is an event of its own. A wait that is cancelled before it is scheduled leaves no event, and
+        the moves before the next wait would be lost.
         """
         if session_id not in self.watched:
             self.watched.add(session_id)
             self.pending.append(ev.SessionWatched(session_id))
 
-    def touch(self, future: DurableFuture[Any]) -> None:
-        """Note that somebody waits for the future.
+    def mark_awaited(self, future: DurableFuture[Any]) -> None:
+        """Record that the code awaits the future, or has combined it.
 
         Raises:
-            OrchestrationMisuse: it belongs to another execution, or nothing of this one runs now.
+            OrchestrationMisuse: no code of this execution runs now.
         """
         self.require_running()
-        self.untouched.pop(future, None)
+        self.never_awaited.pop(future, None)
 
     def require_running(self) -> None:
         """Refuse calls that do not come from the orchestration's own code.
 
         Raises:
             OrchestrationMisuse: no code of this execution runs now.
-            ExecutionClosedSignal: the execution is gone.
+            ExecutionClosedSignal: the execution was dropped from memory.
         """
         if self.closed:
             raise ExecutionClosedSignal
@@ -139,14 +139,16 @@ class Scheduler:
         if inspect.isfunction(awaitable):
             raise OrchestrationMisuse(f"{where} got the function {awaitable.__name__!r}: call it with its arguments")
         if not inspect.iscoroutine(awaitable):
-            raise OrchestrationMisuse(f"{where} takes durable futures and coroutines, not {foreign(awaitable)}")
+            raise OrchestrationMisuse(
+                f"{where} takes durable futures and coroutines, not {describe_foreign(awaitable)}"
+            )
 
     def adopt(self, awaitable: Any) -> DurableFuture[Any]:
         """Return an argument of select or gather as a future; a coroutine starts as a branch."""
         return awaitable if isinstance(awaitable, DurableFuture) else Task(self, awaitable)
 
     def cancel_owned(self, task: Task[Any]) -> None:
-        """Cancel what the task has created and nobody has settled, or read."""
+        """Cancel the futures that the task has created, and that are not settled, or whose event was not read."""
         created: list[DurableFuture[Any] | EventWait] = [*self.outstanding.values(), *self.inbox.unread(), *self.tasks]
         created += [command for command in self.pending if isinstance(command, CommandFuture)]
         for future in created:
@@ -154,35 +156,35 @@ class Scheduler:
                 future.cancel()
 
     def drop_unscheduled(self) -> None:
-        """Forget what was created and not yet scheduled."""
+        """Drop futures that were created and not yet scheduled."""
         self.pending = deque(command for command in self.pending if not isinstance(command, CommandFuture))
 
     def cancellations(self) -> list[ev.Event]:
-        """What cancels everything that goes on outside."""
+        """The events that cancel all outstanding activities, timers and sub-orchestrations."""
         return [future.cancellation() for future in self.outstanding.values() if future.has_effect]
 
     def end(self) -> None:
-        """Cancel everything that goes on outside, and release it."""
+        """Record those cancellations, and release all futures and tasks."""
         for cancellation in self.cancellations():
-            self.history.final(cancellation)
-        self.forget()
+            self.history.record_final(cancellation)
+        self.clear()
 
-    def forget(self) -> None:
-        """Release everything but the history."""
+    def clear(self) -> None:
+        """Release all futures and tasks; the history stays."""
         self.ready.clear()
         self.tasks.clear()
         self.pending.clear()
         self.outstanding.clear()
         self.held.clear()
-        self.untouched.clear()
+        self.never_awaited.clear()
         self.inbox = Inbox()
 
     def close(self) -> None:
-        """Drop the coroutines; what their ``finally`` blocks ask of the context is refused."""
+        """Close the coroutines. Calls of the context in their ``finally`` blocks are refused."""
         self.closed = True
         for task in list(self.tasks):
             task.close()
-        self.forget()
+        self.clear()
 
 
 class ReplaySafeLogger(logging.LoggerAdapter[logging.Logger]):
@@ -199,14 +201,14 @@ class ReplaySafeLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 class Waiter(Protocol):
-    """A task, or a future over others."""
+    """A task, or a future over other futures."""
 
     def on_settled(self, future: DurableFuture[Any]) -> None:
         """Called once, when ``future`` is settled."""
 
 
 class DurableFuture(Generic[T]):
-    """Something to await in an orchestration. It can be awaited several times, and gives the same each time."""
+    """A result to await in an orchestration. It can be awaited several times, with the same outcome each time."""
 
     __slots__ = ("_owner", "_scheduler", "_value", "_waiters", "error", "settled")
 
@@ -220,7 +222,7 @@ class DurableFuture(Generic[T]):
         self._waiters: list[Waiter] = []
 
     def __await__(self) -> Generator[DurableFuture[Any], None, T]:
-        self._scheduler.touch(self)
+        self._scheduler.mark_awaited(self)
         if not self.settled:
             yield self
         return self.result()
@@ -237,11 +239,11 @@ class DurableFuture(Generic[T]):
 
     @property
     def description(self) -> str:
-        """How messages call it: "activity 'reply'"."""
+        """Its name in messages: "activity 'reply'"."""
         raise NotImplementedError
 
     def result(self) -> T:
-        """Return what it was settled with; for the engine, which knows that it is."""
+        """Return its value, or raise its error; it must be settled."""
         if self.error is not None:
             raise self.error
         return self._value  # type: ignore[no-any-return]
@@ -251,7 +253,7 @@ class DurableFuture(Generic[T]):
         self._waiters.append(waiter)
 
     def settle(self, value: Any = None, error: BaseException | None = None) -> None:
-        """Give it a value or an error, and wake who waits."""
+        """Give it a value or an error, and notify its waiters."""
         self.settled = True
         self._value = value
         self.error = error
@@ -260,11 +262,11 @@ class DurableFuture(Generic[T]):
             waiter.on_settled(self)
 
     def cancel(self) -> None:
-        """Nobody wants it any more."""
+        """Cancel it; without effect once it is settled."""
         raise NotImplementedError
 
     def belongs_to(self, scheduler: Scheduler) -> bool:
-        """Whether it is of this execution."""
+        """Whether it was created in this execution."""
         return self._scheduler is scheduler
 
     def owned_by(self, task: object) -> bool:
@@ -272,38 +274,38 @@ class DurableFuture(Generic[T]):
         return self._owner is task
 
     @property
-    def forgotten(self) -> bool:
-        """For one that nobody awaited: whether its creator had the chance to."""
-        return self._owner is not None and self._owner.went_well
+    def is_forgotten(self) -> bool:
+        """Of a future that was never awaited: whether its creator could have awaited it."""
+        return self._owner is not None and self._owner.is_undisturbed
 
     def __repr__(self) -> str:
         return f"<{self.description}, {'settled' if self.settled else 'pending'}>"
 
 
 class CommandFuture(DurableFuture[T]):
-    """A future that stands for one command in the history."""
+    """The future of one command in the history."""
 
     __slots__ = ("schedule_id",)
 
     has_effect: ClassVar[bool] = True
-    """Whether something outside goes on until it is cancelled."""
+    """Whether the command starts something that continues until it is cancelled."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(scheduler)
         self.schedule_id = 0
         """Event id of the command; 0 until it is scheduled."""
         scheduler.pending.append(self)
-        scheduler.untouched[self] = None
+        scheduler.never_awaited[self] = None
 
     def schedule(self) -> None:
-        """Record the command, unless it was cancelled before."""
+        """Record the command, unless it is cancelled already."""
         if not self.settled:
-            recorded = self._scheduler.history.command(self._command())
+            recorded = self._scheduler.history.record_command(self._command())
             self.schedule_id = self._scheduler.history.position
             self._scheduled(recorded)
 
     def cancel(self) -> None:
-        """Record that nobody wants the result any more, unless it is there."""
+        """Cancel the command, and record that if it is scheduled."""
         if self.settled:
             return
         if self.schedule_id:
@@ -326,7 +328,7 @@ class CommandFuture(DurableFuture[T]):
         self._scheduler.outstanding[self.schedule_id] = self
 
     def _cancelled_error(self) -> Exception:
-        return OrchestrationMisuse(f"{self.description} was cancelled, and is awaited again")
+        return OrchestrationMisuse(f"{self.description} was cancelled, and is awaited afterwards")
 
     def _settle_decoded(self, codec: Codec | None, text: str) -> None:
         try:
@@ -355,16 +357,16 @@ class Task(DurableFuture[T]):
 
     @property
     def description(self) -> str:
-        """How messages call it."""
+        """Its name in messages."""
         return f"coroutine {getattr(self._coroutine, '__name__', '?')!r}"
 
     @property
-    def went_well(self) -> bool:
-        """Whether it neither failed nor was interrupted, so far."""
+    def is_undisturbed(self) -> bool:
+        """Whether it has neither failed nor been interrupted."""
         return self.error is None and self._signal is None
 
     def step(self) -> None:
-        """Run until it awaits something that is not there, or ends."""
+        """Run until it awaits a future that is not settled, or ends."""
         throw, self._throw = self._throw, None
         self._queued, self._awaited, self._started = False, None, True
         if self.settled:
@@ -375,7 +377,7 @@ class Task(DurableFuture[T]):
             awaited = self._coroutine.send(None) if throw is None else self._coroutine.throw(throw)
         except StopIteration as stop:
             self._end(stop.value)
-        except KeyboardInterrupt:  # not the orchestration's: somebody stops this process
+        except KeyboardInterrupt:  # the process is interrupted, not the orchestration
             raise
         except BaseException as error:
             self._end(error=error)
@@ -385,7 +387,7 @@ class Task(DurableFuture[T]):
             scheduler.current = None
 
     def on_settled(self, future: DurableFuture[Any]) -> None:
-        """Go on: what it awaits is there."""
+        """Resume it: the awaited future is settled."""
         if self._awaited is future and not self._queued:
             self._enqueue()
 
@@ -407,17 +409,17 @@ class Task(DurableFuture[T]):
             self._enqueue()
 
     def cancel(self) -> None:
-        """Interrupt it as a branch that nobody wants any more."""
+        """Interrupt it, as a branch whose result is not needed."""
         self.interrupt(BranchCancelledSignal("the branch was cancelled"))
 
     def close(self) -> None:
-        """Drop the coroutine, whatever it says."""
+        """Close the coroutine; errors of its cleanup are ignored."""
         for _ in range(_CLOSE_ATTEMPTS):
             try:
                 self._coroutine.close()
-            except RuntimeError:  # it awaited in its cleanup; once more, or the interpreter complains at its end
+            except RuntimeError:  # it awaited in its cleanup: close it again, else the interpreter warns at its exit
                 continue
-            except BaseException:  # noqa: S110 - it failed in its cleanup, and has nobody to tell
+            except BaseException:  # noqa: S110 - no caller is left to receive it
                 pass
             return
 
@@ -430,12 +432,12 @@ class Task(DurableFuture[T]):
             self._awaited = awaited
             awaited.add_waiter(self)
         else:
-            self._throw = OrchestrationMisuse(f"an orchestration cannot await {foreign(awaited)}")
+            self._throw = OrchestrationMisuse(f"an orchestration cannot await {describe_foreign(awaited)}")
             self._enqueue()
 
     def _end(self, value: Any = None, error: BaseException | None = None) -> None:
         self._scheduler.tasks.pop(self, None)
-        if self._owner is None:  # the main task: nobody is left to await what it has only created
+        if self._owner is None:  # the main task: what it created and never awaited is dropped
             self._scheduler.drop_unscheduled()
         if self._signal is not None and error is not None and error is not self._signal and self._owner is not None:
             self._scheduler.logger.warning(
@@ -444,8 +446,8 @@ class Task(DurableFuture[T]):
         self.settle(value, error)
 
 
-def foreign(awaitable: object) -> str:
-    """Describe what somebody awaited in place of a durable future, and say what to do instead."""
+def describe_foreign(awaitable: object) -> str:
+    """Describe a foreign awaitable, and say what to use instead; for an error message."""
     kind = type(awaitable)
     root = kind.__module__.partition(".")[0]
     if awaitable is None:

@@ -1,8 +1,8 @@
-"""What a wait can concern beside an event of the application: a session that is held meanwhile, and its moves.
+"""Names of external events, and the events of session moves.
 
-A move reaches an orchestration as an external event like any other, so that it is buffered, carried over and replayed
-like one. Its name begins with `RESERVED_PREFIX`, which nobody else may use, and holds the session's id, so that moves
-of different sessions do not meet each other's waits.
+A move reaches an orchestration as an external event, which is buffered, carried over and replayed like any other. Its
+name is `RESERVED_PREFIX` and more, which applications may not use, with the session's id, so that a wait receives the
+moves of its own session only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from affinity.orchestration.codec import Codec
 from affinity.orchestration.events import EventRaised
 
 RESERVED_PREFIX: Final = "affinity:"
-"""Of the names of events that only affinity raises."""
+"""The beginning of the names of events that only affinity raises."""
 
 _MOVED_PREFIX: Final = RESERVED_PREFIX + "session_moved:"
 
@@ -25,13 +25,13 @@ _MOVED_PREFIX: Final = RESERVED_PREFIX + "session_moved:"
 class SessionMoved:
     """A session has a new holder: another worker, or a new start of the same one.
 
-    What its old holder had in memory is not there any more. See ``OrchestrationContext.schedule_session_moved``.
+    What the old holder had in memory is gone. See ``OrchestrationContext.schedule_session_moved``.
     """
 
     session_id: str
 
 
-MOVED: Final = Codec(SessionMoved, "news of a session's move")
+MOVED: Final = Codec(SessionMoved, "data of a session's move")
 
 
 def check_event_name(name: object) -> str:
@@ -47,10 +47,10 @@ def check_event_name(name: object) -> str:
 
 
 def moved_name(session_id: str) -> str:
-    """The name of the event that tells of this session's moves."""
+    """The name of the event of this session's moves."""
     return _MOVED_PREFIX + session_id
 
 
 def moved_event(session_id: str) -> EventRaised:
-    """What an instance that watches the session is told at each change of its holder."""
+    """The event that an instance which watches the session receives at each change of its holder."""
     return EventRaised(moved_name(session_id), MOVED.encode(SessionMoved(session_id=session_id)))
