@@ -1,4 +1,4 @@
-"""What an activity is told about its own run."""
+"""The context of an activity."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from affinity.orchestration.signals import ActivityCancelledSignal
 from affinity.records import Participant, SessionStore
 
 _LOGGER = logging.getLogger("affinity.activity")
-_LOCK = threading.Lock()  # guards the creation of a rarely needed Event, so one for all contexts is enough
+_LOCK = threading.Lock()  # for the creation of an event, which is rare: one lock serves all contexts
 
 
 class _Run:
-    """What changes during a run: who is enlisted, and a flag of cancellation that costs nothing until somebody blocks
-    on it.
-    """
+    """The mutable state of a run: its participants, and its cancellation. The event is made when code waits for it."""
 
     __slots__ = ("_event", "participants", "reason")
 
@@ -61,22 +59,24 @@ class ActivityContext:
     """Under which the activity is registered."""
 
     session_id: str | None = None
-    """The session that it was stamped with by ``on_session``."""
+    """The session set by ``on_session``; None: it runs on any worker."""
 
     session_epoch: int | None = None
-    """Grows with every change of the session's holder, and when somebody else writes its record. None: no session."""
+    """Epoch of the session: greater with every change of its holder, and when its record is written by other code.
+    None: no session.
+    """
 
     attempt: int = 1
-    """1 for the first run. Runs that a drain interrupted do not count."""
+    """1 for the first attempt. Attempts that a drain interrupted do not count."""
 
     worker_id: str
     """Stable name of the worker that runs it."""
 
     session_store: SessionStore | None = None
-    """Of the database of the worker that runs it: state written there commits with the activity's result."""
+    """Store of the worker's database: state written there commits with the activity's result."""
 
     session_listeners: Collection[object] | None = None
-    """What the worker tells about the sessions that it loses; None: not known, as in a context that a test makes."""
+    """The worker's session listeners; None in a context that a test makes."""
 
     _run: _Run = field(default_factory=_Run, init=False, repr=False, compare=False)
 
@@ -103,19 +103,19 @@ class ActivityContext:
 
     @property
     def cancel_reason(self) -> str | None:
-        """Why, once it is cancelled."""
+        """Why it is cancelled; None while it is not."""
         return self._run.reason
 
     @property
     def ended(self) -> bool:
-        """Whether the run is over: what still runs of it was left behind, and its result is not used."""
+        """Whether the run has ended. Code that still runs in a thread was abandoned, and its result is not used."""
         return self._run.participants is None
 
     def raise_if_cancelled(self) -> None:
-        """Leave the activity if it is cancelled; for loops in synchronous code.
+        """Raise if the activity is cancelled; for loops in synchronous code.
 
         Raises:
-            ActivityCancelledSignal: it is. Not an ``Exception``, so that ``except Exception`` lets it pass.
+            ActivityCancelledSignal: it is. Not an ``Exception``, so that ``except Exception`` does not catch it.
         """
         reason = self._run.reason
         if reason is not None:
@@ -129,23 +129,22 @@ class ActivityContext:
         return self._run.wait(timeout)
 
     def enlist(self, participant: Participant) -> None:
-        """Keep ``participant`` together with this activity's result (see `Participant`): called from the activity's own
-        code, on the event loop.
+        """Commit ``participant`` with this activity's result (see `Participant`); call it on the event loop.
 
-        For the session layer, and for others who write one.
+        For implementations of session state.
 
         Raises:
-            ActivityCancelledSignal: the run is over; this is code in a thread that was left behind.
+            ActivityCancelledSignal: the run has ended; the caller is code in an abandoned thread.
         """
         if self._run.participants is None:
             raise ActivityCancelledSignal(self._run.reason or "the activity has ended")
         self._run.participants.append(participant)
 
     def _close(self) -> list[Participant]:
-        """Called by the worker when the run is over: who was enlisted, and nobody is any more."""
+        """End the run and return its participants; called by the worker."""
         participants, self._run.participants = self._run.participants, None
         return participants or []
 
     def _cancel(self, reason: str) -> None:
-        """Called by the worker; the first reason stays."""
+        """Cancel the run; called by the worker. The first reason stays."""
         self._run.set(reason)

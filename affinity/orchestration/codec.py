@@ -1,9 +1,9 @@
-"""Typed JSON payloads: what the annotations of a function say, through pydantic.
+"""Typed JSON payloads, by the annotations of a function, through pydantic.
 
-A value is written as its declared type. Where it is not of that type but converts to it (a dict for a model, a tuple
-for a list), the converted value is written; where it does not convert, or JSON cannot carry it, ``NotSerializable``
-says whose value it was and which type was declared. NaN and the infinities are refused: JSON has no such numbers, and
-pydantic would write null.
+A value is written as its declared type. A value of another type that converts to it (a dict for a model, a tuple for a
+list) is converted first. A value that does not convert, or that JSON cannot represent, raises ``NotSerializable`` with
+the name of the value and its declared type. NaN and the infinities are refused: JSON has no such numbers, and pydantic
+would write null.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Codec:
     """JSON text of one declared type, in both directions.
 
     Args:
-        declared: the type; ``Any`` takes whatever JSON can carry.
-        what: whose value it is, for messages ("result of activity 'reply'").
-        limit: most UTF-8 bytes of the text.
+        declared: the type; ``Any`` takes any value that JSON can represent.
+        what: the name of the value, for messages ("result of activity 'reply'").
+        limit: of the text, in UTF-8 bytes.
 
     Raises:
         InvalidApp: pydantic has no schema for the type.
@@ -46,15 +46,15 @@ class Codec:
         """Return ``value`` as JSON text.
 
         Raises:
-            NotSerializable: it does not fit the declared type, or JSON cannot carry it.
+            NotSerializable: it does not fit the declared type, or JSON cannot represent it.
             PayloadTooLarge: the text is over the limit, or nested too deep.
         """
-        try:  # not `dump_json`, which passes on a dozen options that nobody gave, in every turn
+        try:  # not `dump_json`, which passes on a dozen options, in every turn
             text = self._adapter.serializer.to_json(value, warnings="error").decode()
         except Exception:
             value, text = self._encode_converted(value)
         check_depth(text, self.what)
-        if "null" in text:  # pydantic writes it without complaint for a None anywhere, and for NaN
+        if "null" in text:  # pydantic writes it for a None of any type, and for NaN
             self._check_null(value, text)
         return check_payload(text, self.what, self._limit)
 
@@ -98,16 +98,16 @@ def read_json(text: str) -> Any:
 
 
 def _adapter(declared: Any) -> TypeAdapter[Any]:
-    """Building a schema is dear, and some types are named in calls rather than once, in a signature."""
+    """The adapter of a type, cached: a schema takes milliseconds to build, and some types are passed with each call."""
     try:
         return _shared_adapter(declared, repr(declared))
-    except TypeError:  # a type with something in it that cannot be hashed
+    except TypeError:  # a type that cannot be hashed
         return TypeAdapter(declared)
 
 
 @lru_cache(maxsize=1024)
 def _shared_adapter(declared: Any, text: str) -> TypeAdapter[Any]:
-    # With its text, since unions of the same types are equal, and their order matters to pydantic.
+    # The text is part of the key: unions of the same types are equal, and their order matters to pydantic.
     return TypeAdapter(declared)
 
 

@@ -1,12 +1,12 @@
 """The replay engine: history and new events in, new events out.
 
-``Execution`` is a pure function of the orchestration's code, its history, and the inputs: no store, no clock, no
-loop. One input is one step: it is recorded, the future it answers is settled, and the coroutines run until all of
-them wait; what they asked for is recorded right behind the input. So a history is the exact interleaving, and replay
-is the same run with the commands compared rather than written.
+``Execution`` is a pure function of the orchestration's code, its history and the inputs: it uses no store, no clock and
+no event loop. Each input is one step: it is recorded, the future that it answers is settled, and the coroutines run
+until all of them wait. The commands that they requested are recorded directly after the input. A history is therefore
+the exact interleaving, and a replay is the same run with the commands compared instead of written.
 
-An execution is kept between steps, with its coroutine where it stopped, so that a step does not depend on the length
-of the history. It can be dropped at any time, and rebuilt by ``replay``.
+An execution stays in memory between steps, with its coroutine where it waits, so that the cost of a step does not grow
+with the history. It can be dropped at any time, and rebuilt by ``replay``.
 """
 
 from __future__ import annotations
@@ -44,34 +44,32 @@ _NOTHING: Final[Mapping[int, ev.Hold]] = {}
 
 @frozen(kw_only=True)
 class Step:
-    """What one ``advance`` added to the history."""
+    """What one call of ``advance`` added to the history."""
 
     events: list[tuple[int, ev.Event]]
-    """Each new event with its id, in order: inputs, and behind each the commands that it caused."""
+    """Each new event with its id, in order: each input is followed by the commands that it caused."""
 
     custom_status: str | None
     """The last custom status that was set in this step, as JSON text; None if none was."""
 
     outcome: ev.Outcome | None
-    """How the execution ended, if it did; then it is the last of ``events``."""
+    """How the execution ended, and then the last of ``events``; None while it continues."""
 
     consumed: int
-    """How many of the inputs, from the first on, are dealt with.
-
-    If the execution has ended, the rest is for the next one, as far as it is for any; else it is for the next turn.
+    """How many of the inputs, from the first on, were taken. The rest is for the next turn, or, if the execution has
+    ended, for the next execution.
     """
 
     holds: Mapping[int, ev.Hold]
-    """Sessions that are to be held from now on, by the event id of the wait that holds them.
-
-    A wait that an event has ended within the step is not among them.
+    """Sessions to hold from now on, by the event id of the wait that holds them. Waits that ended within the step are
+    left out.
     """
 
     ended_holds: Sequence[int]
     """Waits that held a session before the step and are over."""
 
     unread: int | None
-    """External events that the code has not read, rounded down to `limits.UNREAD_STEP`; None: as many as before."""
+    """External events that the code has not read, rounded down to `limits.UNREAD_STEP`; None: unchanged."""
 
 
 class Execution:
@@ -112,9 +110,9 @@ class Execution:
         self.outcome: ev.Outcome | None = None
         """How it ended; None while it runs."""
         self.error: BaseException | None = None
-        """What the orchestration raised, with its traceback, for the log; None if it did not, or after a replay."""
+        """What the orchestration raised in this process, with its traceback, for the log; None after a replay."""
         self.parent: ev.ParentRef | None = None
-        """Who awaits the instance, once it has started."""
+        """Where the outcome is sent; set by the start of the execution."""
         self._scheduler = Scheduler(instance_id, execution_id, session_id)
         self._context = OrchestrationContext(definition, self._scheduler)
         self._isolated = _Isolated(session_id)
@@ -122,7 +120,7 @@ class Execution:
         self._main: Task[Any] | None = None
         self._cancellation: OrchestrationCancelledSignal | None = None
         self._held: dict[int, ev.Hold] = {}  # as of the last step
-        self._unread: int | None = 0 if execution_id == 1 else None  # as reported; None: by another execution, maybe
+        self._unread: int | None = 0 if execution_id == 1 else None  # as reported; None: not known
 
     @property
     def name(self) -> str:
@@ -156,7 +154,7 @@ class Execution:
         return {i: f.scheduled for i, f in outstanding if isinstance(f, ActivityFuture) and f.scheduled}
 
     def child_id(self, schedule_id: int) -> str:
-        """Return the instance id of a sub-orchestration that this execution has scheduled, whatever became of it.
+        """Return the instance id of a sub-orchestration that this execution has scheduled, ended or not.
 
         Raises:
             KeyError: the event scheduled none.
@@ -164,8 +162,8 @@ class Execution:
         return self._scheduler.history.children[schedule_id]
 
     def expects(self, execution_id: int, event: ev.Event) -> bool:
-        """Whether a message to another execution of the instance is for this one: a child answers the one that it was
-        scheduled by, whose first events this one may have taken over.
+        """Whether a message to another execution of the instance is for this one. The result of a child is addressed to
+        the execution that scheduled it, whose first events a reset may have copied into this one.
         """
         if not isinstance(event, (ev.SubOrchestrationCompleted, ev.SubOrchestrationFailed)):
             return False
@@ -174,8 +172,8 @@ class Execution:
     def replay(self, history: Iterable[ev.Event]) -> None:
         """Rebuild the state from the whole history of this execution; only a fresh object can do so.
 
-        The error of user code is an outcome like any other. A history that ends in ``OrchestrationFailed`` stands,
-        whatever the code does by now.
+        An error of the application's code is an outcome. A history that ends in ``OrchestrationFailed`` stays as it is,
+        whatever the code does now.
 
         Raises:
             Nondeterminism: code and history disagree. The coroutine is lost.
@@ -191,13 +189,13 @@ class Execution:
             self.outcome = last
 
     def begin_replay(self) -> None:
-        """Begin to rebuild the state from a history that comes page by page; only a fresh object can do so."""
+        """Begin to rebuild the state from a history that is read page by page; only a fresh object can do so."""
         if self.event_count:
             raise RuntimeError("replay needs a fresh Execution")
         self._scheduler.history.open()
 
     def replay_page(self, events: Iterable[ev.Event]) -> None:
-        """Take the next events of the history, and the steps that are complete with them.
+        """Read the next events of the history, and replay the steps that are complete.
 
         Raises:
             Nondeterminism: code and history disagree. The coroutine is lost.
@@ -206,7 +204,7 @@ class Execution:
         self._replay(to_end=False)
 
     def end_replay(self) -> None:
-        """Take the last step: the history has no more events.
+        """Replay the last step, and end the replay.
 
         Raises:
             Nondeterminism: code and history disagree. The coroutine is lost.
@@ -224,8 +222,8 @@ class Execution:
     ) -> Step:
         """Take a step for each input, as far as ``max_size`` goes.
 
-        An input that means nothing any more is left out: the result of something cancelled or settled, a second
-        request to cancel, or anything for an execution that has ended.
+        An input without effect is left out: the result of a command that is cancelled or settled, a second request to
+        cancel, or any input to an execution that has ended.
 
         Args:
             inputs: events of the classes in ``events.INPUTS``, in the order in which they came. External events and
@@ -255,7 +253,7 @@ class Execution:
         return self._step(consumed)
 
     def close(self) -> None:
-        """Drop the coroutines from memory. Their ``finally`` blocks run, but whatever they ask for is refused."""
+        """Drop the coroutines from memory. Their ``finally`` blocks run; calls of the context in them are refused."""
         with self._isolated:
             self._scheduler.close()
 
@@ -265,7 +263,7 @@ class Execution:
         before, after = self._held, self._scheduler.held
         begun: Mapping[int, ev.Hold] = _NOTHING
         over: Sequence[int] = []
-        if before or after:  # few orchestrations hold anything
+        if before or after:  # few orchestrations hold sessions
             begun = {event_id: hold for event_id, hold in after.items() if event_id not in before}
             over = [event_id for event_id in before if event_id not in after]
             self._held = dict(after)
@@ -290,7 +288,7 @@ class Execution:
     # --- inputs -----------------------------------------------------------------------------------------------------
 
     def _accept(self, event: ev.Event) -> bool:
-        """Take the step that an input causes; return whether it meant something."""
+        """Take the step that an input causes; return whether the input had an effect."""
         if self.outcome is not None or not self._deliver(event):
             return False
         self._scheduler.run()
@@ -342,7 +340,7 @@ class Execution:
         scheduler.history.record_input(event)
         scheduler.inbox.arrive(name, data)
         if scheduler.inbox.buffered > MAX_BUFFERED_EVENTS and not scheduler.history.replaying:
-            raise ExecutionLimitReached(f"more than {MAX_BUFFERED_EVENTS} external events that nobody has read")
+            raise ExecutionLimitReached(f"more than {MAX_BUFFERED_EVENTS} unread external events")
         return True
 
     def _cancel(self, event: ev.Event, reason: str) -> bool:
@@ -358,7 +356,7 @@ class Execution:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _finish(self, main: Task[Any]) -> None:
-        """End, as soon as the branches that the main coroutine left behind are through with their cleanup."""
+        """End the execution, once the cleanup of the branches that still run is done."""
         scheduler = self._scheduler
         scheduler.cancel_owned(main)
         scheduler.run()
@@ -398,7 +396,7 @@ class Execution:
     # --- replay -----------------------------------------------------------------------------------------------------
 
     def _replay(self, *, to_end: bool) -> None:
-        """Take the steps that are recorded; the last one only when nothing comes behind it."""
+        """Replay the recorded steps; the last one only when no event follows it."""
         try:
             with self._isolated:
                 self._replay_steps(to_end=to_end)
@@ -418,12 +416,12 @@ class Execution:
         history = self._scheduler.history
         history.close()
         self.error = None
-        self._held = dict(self._scheduler.held)  # they were told to the store when they were new
-        was_reset = type(history.last_recorded) is ev.ExecutionReset  # by an operator, who counts nothing
+        self._held = dict(self._scheduler.held)  # the store has them since they were new
+        was_reset = type(history.last_recorded) is ev.ExecutionReset  # which counts no unread events
         self._unread = None if was_reset else self._rounded_unread()
 
     def _describe_position(self) -> str:
-        """What the code does, where it does not do what the history says."""
+        """What the code does instead of the next recorded event, for a message."""
         if self.outcome is not None:
             return f"end: {describe(self.outcome)}"
         if self._main is None:
@@ -433,7 +431,7 @@ class Execution:
 
 
 async def _body(definition: OrchestrationDefinition, context: OrchestrationContext, text: str) -> Any:
-    """The main coroutine; inputs that do not fit fail it like any other error."""
+    """The main coroutine; an input that does not fit fails it, as any other error does."""
     return await definition.function(context, *definition.arguments(text))
 
 
@@ -447,8 +445,8 @@ def _refuse_never_awaited(never_awaited: Iterable[DurableFuture[Any]]) -> None:
 
 
 class _Isolated:
-    """Keeps an event loop that runs in this thread from adopting the orchestration's async generators; and names the
-    session of its logs and spans. One object serves one execution, which is never entered twice at a time.
+    """Keeps an event loop of this thread from adopting the orchestration's async generators, and sets the session of
+    its logs and spans. One object serves one execution, which never runs twice at a time.
     """
 
     __slots__ = ("_hooks", "_session_id", "_token")

@@ -1,10 +1,11 @@
-"""What an execution's history is made of.
+"""The events of an execution's history.
 
-An event's id is its 1-based position in the history of one execution, so it is not part of the record. ``schedule_id``
-points back at the event that scheduled the thing. Payloads are JSON text and stay JSON text: nothing here parses them.
+An event's id is its 1-based position in the history of one execution, and is not part of the record. ``schedule_id`` is
+the id of the event that scheduled a command. Payloads are JSON text, which is not parsed here.
 
-Three kinds: *inputs* come from outside and cause a step, *commands* are what the step asked for, and an *outcome* is
-the last event of an execution. Inputs also travel to the instance as messages, in the same form (see ``wire``).
+There are three kinds. *Inputs* come from outside and cause a step. *Commands* are what the code requested in the step.
+An *outcome* is the last event of an execution. Inputs are also sent to the instance as messages, in the same form (see
+``wire``).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ChildFailureKind: TypeAlias = Literal["failed", "cancelled", "exists"]
 
 
 class ParentRef(NamedTuple):
-    """Who awaits a sub-orchestration: where its result goes."""
+    """The parent that awaits a sub-orchestration: where its result is sent."""
 
     instance_id: str
     execution_id: int
@@ -41,11 +42,11 @@ class Hold(NamedTuple):
 
     session_id: str
     seconds: float
-    """At most so long."""
+    """The longest time for which it is held."""
 
 
 class CarriedEvent(NamedTuple):
-    """An external event that nobody had consumed when the former execution did ``continue_as_new``."""
+    """An external event that was unread when the former execution called ``continue_as_new``."""
 
     name: str
     data: RawJson
@@ -55,11 +56,11 @@ Carried: TypeAlias = tuple[CarriedEvent, ...]
 
 
 class Ancestor(NamedTuple):
-    """An execution whose first events an execution has taken over."""
+    """An execution whose first events a reset has copied into a later one."""
 
     execution_id: int
     event_id: int
-    """The last one that counts."""
+    """The last event that was copied."""
 
 
 Lineage: TypeAlias = tuple[Ancestor, ...]
@@ -78,7 +79,7 @@ class OrchestrationStarted:
     parent: ParentRef | None = None
     carried: Carried = ()
     time: float = 0.0
-    """Database time, in unix seconds."""
+    """Database time, in Unix seconds."""
 
 
 @frozen()
@@ -91,7 +92,7 @@ class ActivityCompleted:
 
 @frozen()
 class ActivityFailed:
-    """An activity came to another end, after all its attempts."""
+    """An activity failed, after all its attempts."""
 
     schedule_id: int
     kind: ActivityFailureKind
@@ -110,7 +111,7 @@ class TimerFired:
 
 @frozen()
 class EventRaised:
-    """An external event came in."""
+    """An external event was raised."""
 
     name: str
     data: RawJson
@@ -126,7 +127,7 @@ class SubOrchestrationCompleted:
 
 @frozen()
 class SubOrchestrationFailed:
-    """A sub-orchestration came to another end."""
+    """A sub-orchestration failed, was cancelled, or could not start."""
 
     schedule_id: int
     kind: ChildFailureKind
@@ -138,14 +139,14 @@ class SubOrchestrationFailed:
 
 @frozen()
 class CancelRequested:
-    """Somebody wants the instance to end."""
+    """The instance is requested to end."""
 
     reason: str
 
 
 @frozen()
 class ExecutionReset:
-    """An operator has opened the instance again: the events before this one are those of former executions."""
+    """An operator has reset the instance: the events before this one are copies from former executions."""
 
     lineage: Lineage
 
@@ -155,7 +156,7 @@ class ExecutionReset:
 
 @frozen()
 class ActivityScheduled:
-    """An activity is to run, on the holder of its session where it has one."""
+    """An activity is to run; on the holder of its session, if it has one."""
 
     name: str
     input: RawJson
@@ -167,7 +168,7 @@ class ActivityScheduled:
 
 @frozen()
 class ActivityCancelled:
-    """Nobody awaits the activity any more."""
+    """The activity is cancelled."""
 
     schedule_id: int
 
@@ -181,14 +182,14 @@ class TimerCreated:
 
 @frozen()
 class TimerCancelled:
-    """Nobody awaits the timer any more."""
+    """The timer is cancelled."""
 
     schedule_id: int
 
 
 @frozen()
 class EventAwaited:
-    """The next external event of this name, buffered or to come, goes here."""
+    """A wait for the next external event of this name, which may be buffered already."""
 
     name: str
     hold: Hold | None = None
@@ -196,14 +197,14 @@ class EventAwaited:
 
 @frozen()
 class EventAwaitCancelled:
-    """Nobody awaits the external event here any more."""
+    """The wait for the external event is cancelled."""
 
     schedule_id: int
 
 
 @frozen()
 class EventRefused:
-    """An external event does not fit the type of this wait, which goes on waiting. The event is kept."""
+    """An external event does not fit the type of this wait. The wait continues, and the event is kept unread."""
 
     schedule_id: int
     name: str
@@ -212,14 +213,14 @@ class EventRefused:
 
 @frozen()
 class SessionWatched:
-    """From now on the instance is to hear of each change of the session's holder."""
+    """From now on the instance receives an event at each change of the session's holder."""
 
     session_id: str
 
 
 @frozen()
 class SessionReleased:
-    """Nothing keeps the session where it is any more, as far as the instance is concerned."""
+    """The session is to be released by its holder, unless other work or another instance holds it."""
 
     session_id: str
 
@@ -236,28 +237,28 @@ class SubOrchestrationScheduled:
 
 @frozen()
 class SubOrchestrationCancelled:
-    """Nobody awaits the sub-orchestration any more: it is to be cancelled."""
+    """The sub-orchestration is to be cancelled."""
 
     schedule_id: int
 
 
 @frozen()
 class GuidCreated:
-    """The value that ``ctx.new_guid()`` gave."""
+    """The value that ``ctx.new_guid()`` returned."""
 
     value: str
 
 
 @frozen()
 class TimeRead:
-    """The unix seconds that ``ctx.utc_now()`` gave."""
+    """The time that ``ctx.utc_now()`` returned, in Unix seconds."""
 
     value: float
 
 
 @frozen()
 class CustomStatusSet:
-    """What the orchestration says about itself."""
+    """The custom status that the orchestration has set."""
 
     value: RawJson
 
@@ -329,7 +330,7 @@ Command: TypeAlias = (
 Event: TypeAlias = Input | Command | Outcome
 
 INPUTS: Final = frozenset(Input.__args__)
-"""The classes that cause a step, and that travel as messages."""
+"""The classes that cause a step, and that are sent as messages."""
 
 OUTCOMES: Final = frozenset(Outcome.__args__)
 """The classes that end an execution."""
@@ -346,6 +347,6 @@ _PAYLOADS: Final[dict[type[Event], tuple[str, ...]]] = {
 
 
 def payload_size(event: Event) -> int:
-    """About how many characters the event takes as text."""
+    """The approximate number of characters of the event as text."""
     carried: Carried = getattr(event, "carried", ())
     return sum([len(getattr(event, name)) for name in _PAYLOADS[type(event)]]) + sum([len(e.data) for e in carried])

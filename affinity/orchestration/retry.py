@@ -1,4 +1,4 @@
-"""How often, and after which pauses, a failed activity is tried again."""
+"""Retry policies of activities."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from affinity.errors import InvalidOptions
 from affinity.limits import MAX_TIMER_SECONDS
 
 RetryStrategy: TypeAlias = Literal["fixed", "linear", "exponential"]
-"""How the pause grows from one failure to the next."""
+"""How the pause grows from one attempt to the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """When a failed activity is tried again.
+    """When a failed activity is retried.
 
-    Pauses are ``"exponential"`` by default: ``initial_interval``, times ``backoff`` after each failure. ``"linear"``
-    ones grow by ``initial_interval`` each time, ``"fixed"`` ones do not grow.
+    Pauses are ``"exponential"`` by default: ``initial_interval``, multiplied by ``backoff`` after each failure.
+    ``"linear"`` pauses grow by ``initial_interval`` each time, ``"fixed"`` ones do not grow.
 
     Raises:
         InvalidOptions: a value out of range; the message carries it.
     """
 
     max_attempts: int = 3
-    """Runs in all, the first one included; at least 1."""
+    """Number of attempts, the first one included; at least 1."""
 
     initial_interval: float = 1.0
     """Seconds before the second attempt; 0 or more."""
@@ -35,22 +35,22 @@ class RetryPolicy:
     """Factor from one exponential pause to the next; at least 1."""
 
     max_interval: float = 60.0
-    """Seconds that no pause exceeds; at least ``initial_interval``. Nor does one exceed ten years."""
+    """Longest pause in seconds; at least ``initial_interval``. No pause exceeds ten years."""
 
     non_retryable: tuple[str | type[BaseException], ...] = ()
-    """Errors that end the activity at once: exception classes or their names. A base class covers its subclasses."""
+    """Errors that are not retried: exception classes or their names. A base class covers its subclasses."""
 
     strategy: RetryStrategy = "exponential"
     """How pauses grow."""
 
     jitter: float = 0.0
-    """Share of each pause, from 0 to 1, that is left to chance: at 0.5 a pause has between half and all of its length.
-    The chance is that of the activity and the failure, so the same failure has the same pause on every worker.
+    """Random share of each pause, from 0 to 1: at 0.5 a pause has between half and all of its length. It is derived
+    from the activity and the number of failures, so that every worker computes the same pause.
     """
 
     total_timeout: float | None = None
-    """Seconds for all attempts together with the pauses and the waiting in the queue, from the scheduling on; more than
-    0. A running attempt is cut off there, as by its ``timeout``, and none begins later. None: no such limit.
+    """Seconds for all attempts, with the pauses and the time in the queue, from the scheduling on; more than 0. A
+    running attempt is cancelled at the limit, as by its ``timeout``, and none begins later. None: no limit.
     """
 
     def __post_init__(self) -> None:
@@ -80,12 +80,12 @@ class RetryPolicy:
         return pause * (1 - self.jitter * _chance(key, failures)) if self.jitter else pause
 
     def retries(self, error: BaseException, failures: int, elapsed: float = 0.0) -> bool:
-        """Whether to try again after ``failures`` failed attempts, the last of which raised ``error``.
+        """Whether to retry after ``failures`` failed attempts.
 
         Args:
-            error: what the last one raised.
-            failures: how many have failed.
-            elapsed: seconds from the scheduling to the beginning of the next one.
+            error: what the last attempt raised.
+            failures: the number of failed attempts.
+            elapsed: seconds from the scheduling to the beginning of the next attempt.
         """
         if failures >= self.max_attempts or (self.total_timeout is not None and elapsed >= self.total_timeout):
             return False
@@ -103,7 +103,7 @@ class RetryPolicy:
 
 
 def _chance(key: str, failures: int) -> float:
-    """A number from 0 to 1 that depends on nothing else."""
+    """A number from 0 to 1, derived from the arguments."""
     digest = blake2b(f"{key}:{failures}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) / 2**64
 

@@ -1,7 +1,7 @@
 """Control flow inside orchestrations and activities.
 
-None of these is an ``Exception``: a user's ``except Exception`` must not swallow a cancellation or a restart. Each
-leaves the function that it is raised in through its ``finally`` blocks.
+These are not of class ``Exception``: an application's ``except Exception`` must not catch a cancellation or a restart.
+``finally`` blocks run.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ class ControlSignal(BaseException):
 
 
 class OrchestrationCancelledSignal(ControlSignal):
-    """Raised at the await of an orchestration that was asked to cancel.
+    """Raised at the await of an orchestration whose cancellation was requested.
 
-    It is raised once. Cleanup may await activities; an orchestration that catches the signal and returns has completed.
+    It is raised once. Cleanup may await activities. An orchestration that catches the signal and returns is completed.
 
     Attributes:
-        reason: the text that came with the request.
+        reason: the text of the request.
     """
 
     def __init__(self, reason: str) -> None:
@@ -44,7 +44,7 @@ class ContinueAsNewSignal(ControlSignal):
 
 
 class ExecutionClosedSignal(ControlSignal):
-    """Raised by every call of a context whose execution was dropped from memory, so that nothing more happens in it."""
+    """Raised by every call of a context whose execution was dropped from memory."""
 
 
 class ActivityCancelledSignal(ControlSignal):

@@ -1,8 +1,8 @@
 """The JSON text of events, messages and activity tasks.
 
-An event is one object with a ``type``; fields that are None or empty are left out. Payloads are spliced in as they
-are, so writing parses nothing. Reading parses once, and gives payloads back as compact JSON. Keys that this version
-does not know are ignored, so that an older worker reads what a newer one wrote, as long as it knows the event.
+An event is one object with a ``type``; fields that have their default are left out. Payloads are inserted unchanged,
+so that writing parses nothing. Reading parses once, and returns payloads as compact JSON. Unknown keys are ignored, so
+that an older worker reads what a newer one wrote, as long as it knows the type of the event.
 
 How a field is written follows from its declared type: see ``_FORMS``.
 """
@@ -36,12 +36,12 @@ from affinity.orchestration.retry import RetryPolicy
 from affinity.records import ActivityRun, frozen
 
 ANY_EXECUTION: Final = 0
-"""Execution id of a message for whichever execution is current: external events and requests to cancel."""
+"""Execution id of a message to the current execution: an external event, or a request to cancel."""
 
 
 @frozen()
 class ActivityTask:
-    """What a queue row tells a worker about an activity, beside its columns."""
+    """The payload of a work item: what a worker needs beside the columns of the row."""
 
     input: RawJson
     retry: RetryPolicy | None = None
@@ -66,23 +66,23 @@ def decode_event(text: str) -> Event:
 
 
 class ReceivedMessage(NamedTuple):
-    """What a message to an instance holds."""
+    """The content of a message to an instance."""
 
     execution_id: int
     event: Event
-    run: ActivityRun | None  # where the event is the result of an activity, and its sender said more
+    run: ActivityRun | None  # of a result of an activity, if the sender recorded it
 
 
 def encode_message(execution_id: int, event: Event, run: ActivityRun | None = None) -> str:
-    """Return an input event as a message to one execution of an instance, or to ``ANY_EXECUTION``; with the run that it
-    is the result of, which no replay needs.
+    """Return an input event as a message to one execution of an instance, or to ``ANY_EXECUTION``; with the run of the
+    activity that gave the result, for display.
     """
     told = "" if run is None else f',"worker":{_quote(run.worker_id)},"attempt":{run.attempt}'
     return f'{{"execution":{execution_id},"event":{encode_event(event)}{told}}}'
 
 
 def read_message(text: str) -> ReceivedMessage:
-    """Return what a message holds.
+    """Return the content of a message.
 
     Raises:
         NotSerializable: as for ``decode_event``.
@@ -104,7 +104,7 @@ def decode_message(text: str) -> tuple[int, Event]:
 
 
 def _run(message: dict[str, Any]) -> ActivityRun | None:
-    """Only for people to see: nothing is refused for it."""
+    """For display only: a run that cannot be read is left out."""
     worker_id, attempt = message.get("worker"), message.get("attempt")
     if not isinstance(worker_id, str) or type(attempt) is not int or not 0 < attempt <= MAX_INTEGER:
         return None
@@ -171,7 +171,7 @@ def _record(cls: type[Any], what: str, obj: object) -> object:
         raise NotSerializable(f"{what} must be a JSON object")
     try:
         return cls(*[_field(column, obj) for column in _COLUMNS[cls]])
-    except Exception as error:  # what is stored may be anything
+    except Exception as error:  # a stored value can be anything
         raise NotSerializable(f"{what}: {type(error).__name__}: {error}") from error
 
 
@@ -209,10 +209,10 @@ def _raw(value: object) -> str:
 
 
 _LATER_RETRY_FIELDS: Final = {"strategy": "exponential", "jitter": 0.0, "total_timeout": None}
-"""What policies had no field for at first is written where it says something: the others stay as they were."""
+"""Fields that were added later are written where they differ from these: other policies stay as they were."""
 
 
-@lru_cache(maxsize=256)  # an application has a handful of policies, and each turn writes one
+@lru_cache(maxsize=256)  # an application has few policies, and each turn writes one
 def _write_retry(policy: RetryPolicy) -> str:
     values = {field.name: getattr(policy, field.name) for field in fields(policy)}
     for name, default in _LATER_RETRY_FIELDS.items():
@@ -265,16 +265,16 @@ def _read_lineage(value: list[dict[str, Any]]) -> Lineage:
 
 
 def details_document(details: ErrorDetails) -> dict[str, Any]:
-    """What is recorded of an error beside its class and text, as JSON values; without what is empty."""
+    """What is recorded of an error beside its class and text, as JSON values; empty ones are left out."""
     document = {"category": details.category, "bases": list(details.bases), "fields": dict(details.fields)}
     return {name: value for name, value in document.items() if value}
 
 
 def read_details(document: dict[str, Any]) -> ErrorDetails:
-    """From what `details_document` gave.
+    """Read what `details_document` returned.
 
     Raises:
-        Exception: it did not give this.
+        Exception: it is something else.
     """
     category = document.get("category")
     return ErrorDetails(
@@ -302,7 +302,7 @@ _FORMS: Final[dict[str, tuple[Callable[[Any], str], Callable[[Any], Any]]]] = {
     "Lineage": (_write_lineage, _read_lineage),
     "ErrorDetails": (_write_details, read_details),
 }
-"""Declared type of a field, without ``| None`` -> how to write it, how to read it."""
+"""Declared type of a field, without ``| None``: its writer and its reader."""
 
 
 def _column(name: str, declared: str, default: Any) -> _Column:
