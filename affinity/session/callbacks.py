@@ -32,6 +32,41 @@ async def run_bounded(what: str, callback: Callable[[], Awaitable[None] | None],
         logger.exception("%s failed", what)
 
 
+class SharedCall:
+    """A call that concurrent callers share: one makes it, and the others wait; if it is cancelled, another one does."""
+
+    def __init__(self) -> None:
+        self.is_done = False  # it has succeeded
+        self._failure: Exception | None = None
+        self._ended: anyio.Event | None = None  # while the call runs
+
+    async def run(self, call: Callable[[], Awaitable[None]]) -> None:
+        """Return once the call has succeeded.
+
+        Raises:
+            Exception: what the call raised, in every caller.
+        """
+        while not self.is_done:
+            if self._failure is not None:
+                raise self._failure
+            if self._ended is None:
+                await self._make(call)
+            else:
+                await self._ended.wait()
+
+    async def _make(self, call: Callable[[], Awaitable[None]]) -> None:
+        self._ended = ended = anyio.Event()
+        try:
+            await call()
+            self.is_done = True
+        except Exception as error:
+            self._failure = error
+            raise
+        finally:
+            self._ended = None
+            ended.set()
+
+
 async def shielded(function: Callable[..., Awaitable[T]], *args: object) -> T:
     """Call ``function`` for a thread, shielded from cancellation.
 

@@ -13,11 +13,12 @@ overlap.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 import anyio
 
-from affinity.session.callbacks import DISPOSE_SECONDS, result_of, run_bounded
+from affinity.session.callbacks import DISPOSE_SECONDS, SharedCall, result_of, run_bounded
 
 T = TypeVar("T")
 
@@ -28,9 +29,8 @@ class _Shared(Generic[T]):
     def __init__(self) -> None:
         self.holders: set[object] = set()
         self.acquiring = 0  # calls of `acquire` that have not returned
-        self.is_open = self.closing = False
-        self.failure: Exception | None = None
-        self.opening_ended: anyio.Event | None = None  # while ``open`` runs; set when it has succeeded or failed
+        self.opening = SharedCall()
+        self.closing = False
         self.gone = anyio.Event()
 
     @property
@@ -74,7 +74,7 @@ class Resource(Generic[T]):
         shared = await self._find(key)
         shared.acquiring += 1
         try:
-            await self._ensure_open(key, shared)
+            await shared.opening.run(partial(self._open_now, key, shared))
             shared.holders.add(holder)
         finally:
             shared.acquiring -= 1
@@ -97,32 +97,13 @@ class Resource(Generic[T]):
                 return shared
             await shared.gone.wait()
 
-    async def _ensure_open(self, key: str, shared: _Shared[T]) -> None:
-        """One of the callers opens it, and the others wait; if that one is cancelled, another takes over."""
-        while not shared.is_open:
-            if shared.failure is not None:
-                raise shared.failure
-            if shared.opening_ended is None:
-                await self._open_now(key, shared)
-            else:
-                await shared.opening_ended.wait()
-
     async def _open_now(self, key: str, shared: _Shared[T]) -> None:
-        shared.opening_ended = ended = anyio.Event()
-        try:
-            shared.value = await result_of(self._open(key))
-            shared.is_open = True
-        except Exception as error:
-            shared.failure = error  # raised in the callers that wait; a later call opens it again
-            raise
-        finally:
-            shared.opening_ended = None
-            ended.set()
+        shared.value = await result_of(self._open(key))
 
     async def _close_if_unused(self, key: str, shared: _Shared[T]) -> None:
         if not shared.unused or shared.closing:
             return
-        if shared.is_open:
+        if shared.opening.is_done:
             shared.closing = True
             with anyio.CancelScope(shield=True):  # bounded by itself
                 await self._close_now(key, shared)

@@ -74,6 +74,7 @@ class CachedState(CacheEntry[S]):
         self.store: SessionStore | None = None  # of the record; None: the state is stored nowhere
         self.metadata = SessionMetadata()  # to be written, before `StateSchema.describe` adds to it
         self.encoded_bytes = 0  # size of the encoded state, when last encoded or decoded
+        self.is_fresh = True  # no block has had it
         self.is_broken = False  # half changed: a block has failed
         self._resources: dict[Resource[Any], str] = {}
 

@@ -28,12 +28,14 @@ import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import anyio
 from cachetools import TTLCache
 
 from affinity.errors import InvalidOptions, UnknownSession
+from affinity.session.callbacks import SharedCall
 from affinity.telemetry import enter_session
 
 S = TypeVar("S")
@@ -64,12 +66,16 @@ class CacheEntry(Generic[S]):
         self.epoch = epoch
         self.users: list[int] = []  # id() of the contexts that pin it; an activity may pin it more than once
         self.bytes = 0
-        self.is_hydrated = self.is_retired = self.is_disposing = False
-        self.failure: Exception | None = None
-        self.hydration_ended: anyio.Event | None = None  # while a hydrate runs; set when it has succeeded or failed
+        self.is_retired = self.is_disposing = False
+        self.hydration = SharedCall()
         self.unused = anyio.Event()  # set when it is retired and unpinned
         self.gone = anyio.Event()  # set when it is no longer in the cache
         self.saving = anyio.Lock(fast_acquire=True)  # keeps the checkpoints of one session in order
+
+    @property
+    def is_hydrated(self) -> bool:
+        """It has its state."""
+        return self.hydration.is_done
 
     @property
     def is_new(self) -> bool:
@@ -175,7 +181,7 @@ class StateCache(Generic[E]):
                 self._counts["hits"] += 1
             else:
                 self._counts["misses"] += 1
-                await self._ensure_hydrated(entry, hydrate)
+                await entry.hydration.run(partial(self._hydrate, entry, hydrate))
                 await self._make_room()  # its size is known only now
         except BaseException:
             await self.unpin(entry, user)
@@ -247,33 +253,18 @@ class StateCache(Generic[E]):
 
     # -- hydrating
 
-    async def _ensure_hydrated(self, entry: E, hydrate: Callable[[E], Awaitable[None]]) -> None:
-        """One of the users hydrates, and the others wait; if that one is cancelled, another takes over."""
-        while not entry.is_hydrated:
-            if entry.failure is not None:
-                raise entry.failure
-            if entry.hydration_ended is None:
-                await self._hydrate(entry, hydrate)
-            else:
-                await entry.hydration_ended.wait()
-
     async def _hydrate(self, entry: E, hydrate: Callable[[E], Awaitable[None]]) -> None:
-        entry.hydration_ended = ended = anyio.Event()
         try:
             await self._make_room()
             await hydrate(entry)
-            self.set_hydrated(entry)
-        except Exception as error:
-            entry.failure = error
+        except Exception:
             self._forget(entry)
             raise
-        finally:
-            entry.hydration_ended = None
-            ended.set()
+        self._counts["hydrations"] += 1
 
     def set_hydrated(self, entry: E) -> None:
-        """Note that a new entry has its state."""
-        entry.is_hydrated = True
+        """Note that a new entry has got its state from the caller."""
+        entry.hydration.is_done = True
         self._counts["hydrations"] += 1
 
     def set_size(self, entry: E, size: int) -> None:

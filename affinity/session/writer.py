@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import uuid4
 
@@ -119,13 +120,7 @@ class SessionWriter(Generic[S]):
             raise
 
     async def _pin(self, overrides: Mapping[str, Any]) -> CachedState[S]:
-        is_new = False
-
-        async def hydrate(cached: CachedState[S]) -> None:
-            nonlocal is_new
-            await self._hydrate(cached, overrides)
-            is_new = True
-
+        hydrate = partial(self._hydrate, overrides)
         try:
             cached = await self._cache.pin(self.address, self.user, hydrate, lambda found: found.store is self.store)
         except UnknownSession as error:
@@ -134,15 +129,16 @@ class SessionWriter(Generic[S]):
         self._open_blocks += 1
         try:
             self._attach(cached)
-            if self._open_blocks == 1 and not is_new and self._schema.fresh_scratch:
+            if self._open_blocks == 1 and self._schema.fresh_scratch and not cached.is_fresh:
                 await self._schema.reset_scratch(cached)
+            cached.is_fresh = False
         except BaseException:
             self._open_blocks -= 1
             await self._cache.unpin(cached, self.user)
             raise
         return cached
 
-    async def _hydrate(self, cached: CachedState[S], overrides: Mapping[str, Any]) -> None:
+    async def _hydrate(self, overrides: Mapping[str, Any], cached: CachedState[S]) -> None:
         """From what is staged, if a later block has failed; else from the store."""
         if self._staged is not None and self._base is not None:
             await self._schema.restore(cached, self.store, self._staged.new, self._base)
