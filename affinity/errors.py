@@ -17,6 +17,7 @@
     │   ├── ReadOnly                   the database takes no writes now: try again with backoff
     │   ├── AccessDenied               wrong credentials, or a right that is missing
     │   ├── SchemaMismatch             the database is too old or too new for the code, or was never migrated
+    │   ├── PoolerRefused              a connection pooler is between here and the database
     │   ├── DatabaseFailure            anything else: a full disk, no memory, a limit; try again with backoff
     │   ├── DataRefused                the data itself is at fault; trying again does not help
     │   ├── Duplicate                  a row that must be new was there; trying again does not help
@@ -226,6 +227,14 @@ class AccessDenied(ProviderError):
 class SchemaMismatch(ProviderError):
     """The schema, or the database itself, is not one that this code can use: never migrated, too old, too new, or
     damaged. The message says what to do, and which release the database needs if it is too new.
+    """
+
+    misconfigured = True
+
+
+class PoolerRefused(ProviderError):
+    """A connection pooler, such as PgBouncer, is between here and PostgreSQL, and does not pass on the settings of a
+    connection: use the address of the server itself.
     """
 
     misconfigured = True

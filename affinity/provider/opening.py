@@ -25,6 +25,7 @@ async def open_provider(url: str, *, application_name: str = "affinity", timelin
         InvalidUrl: no provider for the URL, or it is malformed.
         ConnectionLost: the database cannot be reached.
         AccessDenied: it refuses the credentials.
+        PoolerRefused: it is reached through a connection pooler.
         SchemaMismatch: it was never migrated, or is too old or too new for this code.
     """
     if (path := sqlite_path(url)) is not None:

@@ -21,6 +21,7 @@ from affinity.errors import (
     DatabaseFailure,
     DataRefused,
     Duplicate,
+    PoolerRefused,
     ProviderError,
     ReadOnly,
     SchemaMismatch,
@@ -75,11 +76,18 @@ _BY_CLASS: Final[dict[str, type[ProviderError]]] = {"08": ConnectionLost, "28": 
 # "Not accepting commands to avoid wraparound" has the sqlstate of a limit too, and no data can help it.
 _WRAPAROUND: Final = frozenset({"GetNewTransactionId", "GetNewMultiXactId"})
 
+WITHOUT_POOLER: Final = (
+    "connect to the PostgreSQL server itself and not to a pooler: prepared statements, LISTEN and the settings of a"
+    " connection need a server session of their own"
+)
+"""Ends the message about a connection through a pooler."""
+
 _FATAL: Final = frozenset({"FATAL", "PANIC"})
 
 _REMEDY: Final[dict[type[ProviderError], str]] = {
     AccessDenied: "check the user, the password, the database's name and the rights of that user",
     SchemaMismatch: HOW_TO_MIGRATE,
+    PoolerRefused: WITHOUT_POOLER,
 }
 
 # libpq keeps the sqlstate of a refused connection to itself (PQconnectPoll has only a text), so that here, and nowhere
@@ -88,6 +96,7 @@ _REFUSED: Final = re.compile(
     r"authentication failed|no password supplied|no pg_hba\.conf entry|pg_hba\.conf rejects|role .* does not exist"
     r"|database .* does not exist|permission denied for database|not permitted to log in|Peer authentication",
 )
+_POOLER: Final = "unsupported startup parameter"  # PgBouncer, of `options`; PostgreSQL itself knows that parameter
 
 # What libpq and PostgreSQL say of users, hosts, addresses and files of a connection.
 _NAMES: Final = re.compile(
@@ -153,6 +162,8 @@ def classify(
 
 def _classify_client_side(error: psycopg.Error) -> type[ProviderError]:
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        if _POOLER in str(error):
+            return PoolerRefused
         return AccessDenied if _REFUSED.search(str(error)) else ConnectionLost
     if isinstance(error, psycopg.DataError | psycopg.ProgrammingError):
         return DataRefused  # a value that cannot be sent

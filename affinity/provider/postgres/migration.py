@@ -15,12 +15,13 @@ from typing import Final, LiteralString, Protocol, TypeVar
 from psycopg import AsyncConnection, sql
 from psycopg.errors import DeadlockDetected, LockNotAvailable
 
+from affinity.errors import PoolerRefused
 from affinity.limits import LOCK_TIMEOUT_SECONDS, MIGRATION_PAUSES
 from affinity.provider.postgres import sequences
 from affinity.provider.postgres.driver.connections import connect
-from affinity.provider.postgres.driver.target import Target
+from affinity.provider.postgres.driver.target import MARKER, Target
 from affinity.provider.postgres.driver.wire import Params, Row
-from affinity.provider.postgres.errors import translated
+from affinity.provider.postgres.errors import WITHOUT_POOLER, translated
 from affinity.provider.postgres.rights import renew_rights
 from affinity.provider.schema import (
     Migration,
@@ -57,7 +58,7 @@ CREATE TABLE IF NOT EXISTS schema_versions (
     applied_at timestamptz NOT NULL DEFAULT clock_timestamp())"""
 _TABLES: Final[LiteralString] = """
 SELECT to_regclass(quote_ident(%(schema)s) || '.schema_versions') IS NOT NULL,
-    to_regclass(quote_ident(%(schema)s) || '.applied_migrations') IS NOT NULL"""
+    to_regclass(quote_ident(%(schema)s) || '.applied_migrations') IS NOT NULL, current_setting(%(marker)s, true)"""
 _STRICT_VERSION: Final[LiteralString] = (
     "SELECT v, v, NULL FROM (SELECT coalesce(max(version), 0) FROM schema_versions) t (v)"
 )
@@ -177,7 +178,10 @@ async def _create_schema(connection: AsyncConnection[Row], target: Target) -> No
 
 
 async def _read(ask: Ask, target: Target) -> SchemaVersion:
-    ((there, counted),) = await ask(_TABLES, {"schema": target.schema})
+    name, value = MARKER
+    ((there, counted, found),) = await ask(_TABLES, {"schema": target.schema, "marker": name})
+    if found != value:
+        raise PoolerRefused(f"PostgreSQL: a pooler ignores the settings of the connection; {WITHOUT_POOLER}")
     if not there:
         return SchemaVersion(0, 0)
     ((version, oldest, release),) = await ask(_VERSION if counted else _STRICT_VERSION)
@@ -185,7 +189,7 @@ async def _read(ask: Ask, target: Target) -> SchemaVersion:
 
 
 async def _ask(connection: AsyncConnection[Row], statement: LiteralString, params: Params | None = None) -> list[Row]:
-    return await (await connection.execute(statement, params)).fetchall()
+    return await (await connection.execute(statement, params, prepare=False)).fetchall()
 
 
 def _place(target: Target) -> str:

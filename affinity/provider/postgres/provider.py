@@ -88,11 +88,12 @@ class PostgresProvider(
             InvalidUrl: it is malformed, or the schema is not a plain identifier.
             ConnectionLost: the server cannot be reached.
             AccessDenied: it refuses the credentials, or the database is unknown.
+            PoolerRefused: it is reached through a pooler that does not pass on the settings of a connection.
             SchemaMismatch: never migrated, or too old or too new for this code.
         """
         connections = Connections(Target.parse(url), application_name)
         try:
-            await check_version(connections.misc.run, connections.target)
+            await check_version(connections.misc.run_once, connections.target)
             await connections.follow(timeline)
         except BaseException:
             await connections.aclose()

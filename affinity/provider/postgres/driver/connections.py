@@ -84,6 +84,11 @@ class Connection:
         (rows,) = await self._call(lambda protocol: protocol.execute(statement, params))
         return rows
 
+    async def run_once(self, statement: LiteralString, params: Params | None = None) -> list[Row]:
+        """One statement that is not prepared; its rows."""
+        (rows,) = await self.simple_query(statement, params)
+        return rows
+
     async def pipeline(self, statements: Sequence[LiteralString], params: Params) -> list[list[Row]]:
         """As `simple_query`, with prepared statements."""
         return await self._call(lambda protocol: protocol.pipeline(statements, params))

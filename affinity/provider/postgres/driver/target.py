@@ -43,6 +43,9 @@ _SAFETY: Final = {
     "tcp_user_timeout": "14s",
 }
 
+MARKER: Final = ("affinity.options", "kept")
+"""A setting that nobody else makes: a connection without it goes through a pooler that ignores our settings."""
+
 HOT: Final = {
     # The queues are empty one moment and full the next, so statistics are always wrong. A plan is therefore made once,
     # without looking at the values, and only from what is right for queues of any size: index scans and nested loops.
@@ -112,7 +115,7 @@ class Target:
 
         What the URL says of the network and, in its ``options``, of timeouts wins over our defaults.
         """
-        ours = {"search_path": self.schema, "TimeZone": "UTC", **settings}
+        ours = {"search_path": self.schema, "TimeZone": "UTC", MARKER[0]: MARKER[1], **settings}
         options = f"{_options(_SAFETY)} {self.conninfo.get('options', '')} {_options(ours)}"
         given = {key: value for key, value in self.conninfo.items() if key != "options"}
         defaults = {**_NETWORK, "application_name": application_name}
