@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 DISPOSE_SECONDS: Final = 30.0
-"""A ``dispose`` or ``close`` that takes longer is cancelled and logged: it must not keep a worker from stopping."""
+"""A ``dispose`` or ``close`` that takes longer is cancelled and logged, so that a worker can stop."""
 
 logger = logging.getLogger("affinity.session")
 

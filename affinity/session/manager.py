@@ -184,10 +184,10 @@ class SessionManager:
         """Remove the records that are older than an age, or all but the newest; with both arguments, those that are
         both, or, with ``either``, those that are one of them.
 
-        A session that a live worker holds, that has work in the queue, or that is written while this goes on, is left
-        alone. Each record is judged by itself, a child by its own age. With ``family``, a record is
-        judged together with all its descendants, by the newest of them: they go as a whole, or stay as a whole, also
-        when one of them is left alone. (Records that are each other's parents belong to no family, and stay.)
+        The record of a session that a live worker holds, that has work in the queue, or that is written meanwhile,
+        stays. Each record is judged by itself, a child by its own age. With ``family``, a record is judged together
+        with all its descendants, by the newest of them: all are removed or none, and none if one of them has to stay.
+        (Records that are each other's parents belong to no family, and stay.)
 
         Args:
             older_than: seconds since the last write, by the store's clock.
@@ -212,7 +212,7 @@ class SessionManager:
     # -- export and import
 
     async def export(self, sessions: Iterable[str] | SessionFilter = _EVERYTHING) -> AsyncIterator[str]:
-        """Records as lines of JSON, each complete in itself, without the line's end; `import_` reads them.
+        """Records as lines of JSON, one per record, without the newline; `import_` reads them.
 
         Args:
             sessions: texts as for `resolve`, all of which are looked up before the first line; or a filter, newest
@@ -273,7 +273,7 @@ class SessionManager:
 
         Raises:
             InvalidInput: a line is no record; the message has its number, and how many records were written before it.
-            SessionWriteConflict: with "refuse", the store has such a record; the message says the same.
+            SessionWriteConflict: with "refuse", the store has such a record; the message has the same.
         """
         return await import_lines(self._store, lines, on_exists, progress or no_progress)
 

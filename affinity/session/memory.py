@@ -38,14 +38,14 @@ class _Fence:
     def check(self, session_id: str, found: SessionRecord | None) -> None:
         version, epoch = (found.version, found.epoch) if found else (None, None)
         if found and self.birth not in {None, found.birth}:
-            said = "its record was deleted and made anew"
+            message = "its record was deleted and made anew"
         elif self.expected_version is not None and self.expected_version != (version or 0):
-            said = f"its record has version {version or 0}, not {self.expected_version}"
+            message = f"its record has version {version or 0}, not {self.expected_version}"
         elif self.epoch is not None and epoch is not None and epoch > self.epoch:
-            said = f"its record was written under epoch {epoch}, which is newer than {self.epoch}"
+            message = f"its record was written under epoch {epoch}, which is newer than {self.epoch}"
         else:
             return
-        raise SessionWriteConflict(session_id, self.expected_version, version, said)
+        raise SessionWriteConflict(session_id, self.expected_version, version, message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,8 +54,8 @@ class Migrations:
             raise InvalidOptions(f"a migration from {from_version!r} to {to_version!r} leads nowhere")
         steps = self._from.setdefault(from_version, {})
         if to_version in steps:
-            said = f"the migration from {from_version} to {to_version} is registered twice"
-            raise SessionMigrationAmbiguous(ANY_SESSION, from_version, to_version, said)
+            message = f"the migration from {from_version} to {to_version} is registered twice"
+            raise SessionMigrationAmbiguous(ANY_SESSION, from_version, to_version, message)
         steps[to_version] = _Migration(from_version, to_version, migrate)
 
     def leading_to(self, goal: int) -> frozenset[int]:
@@ -95,8 +95,8 @@ class Migrations:
                 plain = await result_of(step.migrate(plain))
                 _refuse_none(plain)
             except Exception as error:
-                said = problem_of(error)
-                raise SessionMigrationFailed(session_id, step.from_version, step.to_version, said) from error
+                message = problem_of(error)
+                raise SessionMigrationFailed(session_id, step.from_version, step.to_version, message) from error
         return plain
 
     def _chain(self, session_id: str, start: int, goal: int) -> list[_Migration]:
@@ -116,8 +116,8 @@ class Migrations:
         if goal not in chains:
             raise self._missing(session_id, start, goal, chains)
         if chains[goal] > 1:
-            said = f"{chains[goal]} chains of migrations lead from {start} to {goal}, equally short; remove a step"
-            raise SessionMigrationAmbiguous(session_id, start, goal, said)
+            message = f"{chains[goal]} chains of migrations lead from {start} to {goal}, equally short; remove a step"
+            raise SessionMigrationAmbiguous(session_id, start, goal, message)
         chain: list[_Migration] = []
         while goal != start:
             chain.insert(0, arrived[goal])

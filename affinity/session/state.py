@@ -63,8 +63,8 @@ class EncodedState:
 class CachedState(CacheEntry[S]):
     """The state of one session in memory, with its record's version and its resources.
 
-    An activity's is an entry of the `StateCache`. A script has one of its own, of no lease (epoch 0); its session id is
-    empty when the script names no session.
+    An activity's is an entry of the `StateCache`. A script's is in no cache and has epoch 0, and an empty session id if
+    the script names no session.
     """
 
     record: RecordVersion  # set with the state

@@ -132,9 +132,9 @@ class DeleteRules(StoreRules):
         await _family(store, a=None, b="a", c="b", d="a", x=None)
         before = [await loaded(store, name) for name in "abcdx"]
         await harness.advance(100)
-        told = list(await store.delete(["x", "a"], cascade=True, versions={"d": 9}, dry_run=True))
+        expected = list(await store.delete(["x", "a"], cascade=True, versions={"d": 9}, dry_run=True))
         assert [await loaded(store, name) for name in "abcdx"] == before
-        assert list(await store.delete(["x", "a"], cascade=True, versions={"d": 9})) == told == ["x", "a", "b", "c"]
+        assert list(await store.delete(["x", "a"], cascade=True, versions={"d": 9})) == expected == ["x", "a", "b", "c"]
 
     async def test_idle_only_spares_nothing_in_a_store_without_leases(self, store: SessionStore) -> None:
         """A store that does not know which sessions are held removes them all."""

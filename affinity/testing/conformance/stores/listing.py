@@ -73,10 +73,10 @@ class ListRules(StoreRules):
             await store.save(state(name, kind="chat", name="n", labels={"x": "1"}))
         await store.save(state("a4", kind="other", name="n", labels={"x": "1"}))
         await harness.advance(10)
-        said: dict[str, Any] = {"kind": "chat", "name": "n", "labels": {"x": "1"}, "prefix": "a", "idle_for": 5.0}
-        assert await ids(store, SessionFilter(**said, updated_after=old)) == ["a3", "a1"]
-        assert await ids(store, SessionFilter(**said, created_after=old)) == ["a3"]
-        assert await ids(store, SessionFilter(**{**said, "idle_for": 50.0})) == ["a2"]
+        conditions: dict[str, Any] = {"kind": "chat", "name": "n", "labels": {"x": "1"}, "prefix": "a", "idle_for": 5.0}
+        assert await ids(store, SessionFilter(**conditions, updated_after=old)) == ["a3", "a1"]
+        assert await ids(store, SessionFilter(**conditions, created_after=old)) == ["a3"]
+        assert await ids(store, SessionFilter(**{**conditions, "idle_for": 50.0})) == ["a2"]
 
     async def test_updated_after_an_instant(self, harness: StoreHarness, store: SessionStore) -> None:
         """The last write is after the time, not at it."""

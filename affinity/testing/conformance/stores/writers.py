@@ -40,8 +40,8 @@ class WriterRules(StoreRules):
         for expected in (0, 1, 3):
             with pytest.raises(SessionWriteConflict) as caught:
                 await store.save(state(content=b"x"), expected_version=expected)
-            told = caught.value
-            assert (told.session_id, told.expected_version, told.version) == ("s", expected, 2)
+            error = caught.value
+            assert (error.session_id, error.expected_version, error.version) == ("s", expected, 2)
         assert await loaded(store) == before
 
     async def test_a_write_from_the_same_version_passes(self, store: SessionStore) -> None:
@@ -82,8 +82,8 @@ class WriterRules(StoreRules):
         for expected in (former.version, None):
             with pytest.raises(SessionWriteConflict, match="anew") as caught:
                 await store.save(state(content=b"x"), expected_version=expected, birth=former.birth)
-            told = caught.value
-            assert (told.session_id, told.expected_version, told.version) == ("s", expected, 1)
+            error = caught.value
+            assert (error.session_id, error.expected_version, error.version) == ("s", expected, 1)
         assert await loaded(store) == before
         await store.save(state(content=b"y"), expected_version=1, birth=before.birth)
         assert (await loaded(store)).state == b"y"
