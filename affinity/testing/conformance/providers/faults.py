@@ -20,7 +20,8 @@ from affinity.errors import (
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import turn, work_item
 from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.fault_verbs import VERBS, Attempt, FaultFixtures
+from affinity.testing.conformance.providers.fault_fixtures import Attempt, FaultFixtures
+from affinity.testing.conformance.providers.fault_verbs import VERBS
 from affinity.testing.conformance.providers.harness import Fault
 
 ERRORS: Final[dict[Fault, type[ProviderError]]] = {
@@ -56,18 +57,18 @@ class FaultRules(Rules):
         if fault not in cluster.harness.faults:
             pytest.skip("this database has no connection")
         fixtures = await FaultFixtures.build(cluster)
-        for prepare in VERBS:
+        for name, prepare in VERBS.items():
             for after in count():
                 fixtures.number += 1
                 attempt = await prepare(fixtures)
                 try:
                     met = await self._survives(fixtures, attempt, fault, after)
                 except BaseException as error:
-                    error.add_note(f"{prepare.__name__}, with {fault} after {after} requests")
+                    error.add_note(f"{name}, with {fault} after {after} requests")
                     raise
                 if not met:
                     break
-            assert after or prepare.__name__ in NO_REQUEST, f"{prepare.__name__} never met {fault}"
+            assert after or name in NO_REQUEST, f"{name} never met {fault}"
 
     async def _survives(self, fixtures: FaultFixtures, attempt: Attempt, fault: Fault, after: int) -> bool:
         """Whether the fault was met."""
