@@ -1,6 +1,4 @@
-"""Running activities: one slot each, cancellation that reaches async and sync code, retries, and what becomes of the
-result.
-"""
+"""Running activities: slots, cancellation of async and sync code, retries, results, and give-backs."""
 
 from __future__ import annotations
 
@@ -46,8 +44,8 @@ from affinity.worker.sessions import HeldSessions, record_need
 logger = logging.getLogger("affinity.worker")
 
 UNKNOWN_PAUSE = 0.5
-"""Seconds that a session's item stays invisible after it was given back as unknown, so that another worker gets its
-turn.
+"""Seconds that a session's item stays invisible after it was given back as unknown, so that another worker can fetch
+it.
 """
 
 
@@ -63,7 +61,7 @@ _NON_RETRYABLE: Final = (
 
 
 class _TimeLimit(NamedTuple):
-    """How long a run may take, and what is said when it takes longer."""
+    """How long a run may take, and the error's message when it takes longer."""
 
     seconds: float
     message: str
@@ -87,12 +85,12 @@ class _Running:
     limit: _TimeLimit | None
     began: float  # on the monotonic clock
     task: asyncio.Task[Event] | None = None
-    cancelled: str | None = None  # why, once it is cancelled: its outcome is then nobody's business
+    cancelled: str | None = None  # why, once it is cancelled: its outcome is dropped then
     timed_out: bool = False
     staged: StagedResult | None = None
 
     def cancel(self, reason: str) -> None:
-        """Tell the code, both ways: the flag for sync code, the exception at the next await for async code."""
+        """Cancel the code: by the flag for sync code, by the exception at the next await for async code."""
         self.context._cancel(reason)
         if self.task is not None:
             self.task.cancel()
@@ -104,14 +102,14 @@ class _Running:
             self.cancel(reason)
 
     def time_out(self) -> None:
-        """Its time is over: unlike a cancelled one, it has an outcome."""
+        """Cancel it since its time is over: unlike a dropped run, it has an outcome."""
         if self.cancelled is None:
             self.timed_out = True
             self.cancel("timeout")
 
 
 class ActivityRunner:
-    """Runs up to ``worker_concurrency`` activities in a task group."""
+    """Runs up to ``worker_concurrency`` activities."""
 
     def __init__(
         self,
@@ -225,7 +223,7 @@ class ActivityRunner:
         self._spawn_task(self._count, item, then)
 
     async def _count(self, item: WorkItem, then: Callable[[bool | None], None]) -> None:
-        await self._commits.flush_in_time()  # results that are on their way must not be lost with the process
+        await self._commits.flush_in_time()  # results in flight must not be lost with the process
         if self.isolation.waiting is item:
             then(await self._commits.count_delivery(item) if self.isolation.is_alone else None)
 
@@ -247,8 +245,8 @@ class ActivityRunner:
         )
         running = self._running[item.lock] = _Running(item, context, limit, time.monotonic())
         self.size += len(item.payload)
-        # A bare task: a task group's bookkeeping costs more than the rest of a turn. `_ended` takes whatever comes out
-        # of it, and `aclose` waits for what is left.
+        # Not in a task group, whose bookkeeping costs more than the rest of a turn. `_ended` handles its end, and
+        # `aclose` waits for the tasks that are left.
         coroutine = self._result(key.activity_id, running, definition, task)
         running.task = asyncio.get_running_loop().create_task(coroutine, name=item.name)
         running.task.add_done_callback(partial(self._ended, running, task))
@@ -284,7 +282,7 @@ class ActivityRunner:
                 alarm.cancel()
 
     def _ended(self, running: _Running, task: ActivityTask, done: asyncio.Task[Event]) -> None:
-        """The task is over, even if it was cancelled before its first step."""
+        """Handle the end of a task, even if it was cancelled before its first step."""
         del self._running[running.item.lock]
         self.size -= len(running.item.payload)
         error = asyncio.CancelledError("cancelled") if done.cancelled() else done.exception()
@@ -377,8 +375,8 @@ class ActivityRunner:
     # -- giving back
 
     def _give_back_unknown(self, item: WorkItem) -> None:
-        """Work that this worker has no code for goes to one that has it; a session goes along, once its other work here
-        is done. After ``unregistered_timeout`` without such a worker it fails, by name.
+        """Give back work that this worker has no code for, so that a worker that has it can run it; its session too,
+        once the session's other work here is done. After ``unregistered_timeout`` without such a worker it fails.
         """
         if self._has_waited(item):
             unknown = RecordedError("UnknownActivity", f"no worker registers the activity {item.name!r}")
@@ -396,9 +394,8 @@ class ActivityRunner:
         return is_own and not self._has_waited(item)
 
     def _give_back_unreadable(self, item: WorkItem, error: SessionRecordTooNew) -> None:
-        """Work whose session was written by later code goes, with the session, to a worker that can read the record.
-
-        Its code was run up to there, and came to an end: that is no attempt.
+        """Give back work whose session was written by later code, with the session, for a worker that can read the
+        record. Its code has run up to there and has ended: that is no attempt.
         """
         said = "activity %s: later code wrote the record of session %s (%s); giving the session back"
         logger.warning(said, item.name, error.session_id, error)
@@ -420,7 +417,7 @@ class ActivityRunner:
         self._spawn_task(self._sessions.lost, session_id)  # its state here is of no use any more
 
     def _has_waited(self, item: WorkItem) -> bool:
-        """Whether workers that could run it had their time to come."""
+        """Whether ``unregistered_timeout`` has passed without a worker that could run it."""
         return item.unknown_for is not None and item.unknown_for >= self._options.unregistered_timeout
 
     # -- cancelling
@@ -443,7 +440,7 @@ class ActivityRunner:
             self._locks.discard(lock)
 
     def _forget(self, waiting: WorkItem) -> None:
-        """What waits to run alone is not ours any more."""
+        """Drop the item that waits to run alone: this worker has it no longer."""
         self.isolation.clear()
         self._end(waiting)
 
@@ -463,7 +460,7 @@ class ActivityRunner:
             self._give_back(waiting)
 
     def interrupt_all(self) -> None:
-        """Cancel everything and give it back, without burning an attempt (drain)."""
+        """Cancel everything and give it back for a drain: that is no attempt."""
         for running in list(self._running.values()):
             running.drop("the worker is draining")
             self._commits.submit_abandon(WorkAbandon(lock=running.item.lock, count_attempt=False))
@@ -474,10 +471,10 @@ class ActivityRunner:
             self._empty = anyio.Event()
             await self._empty.wait()
 
-    async def aclose(self, patience: float) -> None:
-        """Cancel what runs, and wait up to ``patience`` seconds for it to end."""
+    async def aclose(self, timeout: float) -> None:
+        """Cancel what runs, and wait up to ``timeout`` seconds for it to end."""
         self.cancel_all("the worker ends")
-        with anyio.move_on_after(patience):
+        with anyio.move_on_after(timeout):
             await self.drained()
 
     @property
@@ -510,7 +507,7 @@ def _log_failure(
 
 
 def _noted(error: BaseException) -> str:
-    """What is shown of an error while its activity waits to be tried again."""
+    """The text of an error that is shown while its activity waits for its next attempt."""
     name, message = describe_error(error)
     return truncate(f"{name}: {message}", MAX_NOTED_ERROR_BYTES)
 
@@ -524,7 +521,7 @@ def _pause(running: _Running, retry: RetryPolicy, error: BaseException, failures
 
 
 class _Threads:
-    """Sync code that is in a thread now, and how much of it is left behind: nobody waits for it any more."""
+    """The sync code that runs in threads, and how much of it was cancelled and runs on."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -533,7 +530,7 @@ class _Threads:
 
     @property
     def left_behind(self) -> int:
-        """Threads that are busy with code that was given up."""
+        """Threads that run code that was cancelled."""
         return len(self._left)
 
     @property
@@ -547,7 +544,7 @@ class _Threads:
             return {running.item.name for running in self._inside}
 
     def over(self, running: _Running) -> None:
-        """Nobody waits for it any more, whether its thread has returned or not."""
+        """Note that the run has ended, whether its thread has returned or not."""
         with self._guard:
             if running in self._inside:
                 self._left.add(running)

@@ -1,25 +1,26 @@
 """Group commit: where a turn is committed.
 
-Everything that arrives while a commit is in flight goes together in the next one; when nothing is in flight, it goes at
-once. No timer is involved: an idle system has the latency of one statement, a busy one the throughput of a batch.
+All requests that arrive while a commit is in flight are written together in the next one; when none is in flight, a
+request is written immediately. No timer is involved: an idle system has the latency of one statement, a busy one the
+throughput of a batch.
 
-The outcomes of a large batch are handed out in pieces, with a step of the event loop between two of them: what the
-first ones set going is on its way to the database while the rest is still being handed out, so that the process and the
-database work at the same time instead of by turns. A batch below `SMALL` is worth less than what it costs: it waits
-for what the last one has set going, as far as that comes back without waiting for anything itself.
+The outcomes of a large batch are handed out in pieces, with a step of the event loop between two of them: the requests
+that the first outcomes lead to reach the database while the rest is still being handed out, so that the process and the
+database work at the same time. A batch below `SMALL` costs more than it saves: it waits a few steps of the event loop
+for the requests that the last batch leads to without waiting for anything else.
 
 Why it is safe: `Provider.commit_turn` applies a turn whole or not at all, and only while its fence holds (see `Turn`).
-Whoever submitted it learns the outcome and acts on it:
+The submitter receives the outcome and acts on it:
 
     committed   the instance goes on, new work that was locked here starts
-    refused     somebody else moved first: the live coroutine is dropped; results whose token is still live are sent the
-                plain way, as a message to the instance
+    refused     another worker has written first: the live coroutine is dropped; results whose token is still live are
+                sent as messages to the instance (`Provider.ack_work_item`)
     unknown     the connection broke in the middle: treated as refused. If the commit did happen, the plain ack finds a
                 dead token and changes nothing; if it did not, nothing is lost
 
 A batch that failed and changed nothing (a full disk, a statement timeout) waits here and is written again, with
 backoff, for as long as it takes. It is halved each time, since it may be too large for the time that it is given, or
-hold the one request that cannot be written: that one ends up alone, and waits aside while the others go on.
+hold the one request that cannot be written: that one is written alone in the end, and waits while the others go on.
 """
 
 from __future__ import annotations
@@ -72,13 +73,13 @@ class _Pending(Generic[Request, Result]):
 class GroupCommit(Generic[Request, Result]):
     """Collects requests and writes them in batches, one batch at a time.
 
-    ``done`` of each request is called exactly once, on the loop, with its result, or with the error when nobody can say
-    whether it was written, or when the database refused its data. Any other failure is waited for.
+    ``done`` of each request is called exactly once, on the loop: with its result, or with the error when it is unknown
+    whether it was written, or when the database refused its data. After any other failure the write is repeated.
     """
 
     write: Callable[[Sequence[Request]], Awaitable[Sequence[Result]]]
     health: DatabaseHealth
-    idempotent: bool = False  # the verb is right when done twice: again, also when nobody can say whether it was done
+    idempotent: bool = False  # repeat the write also when it is unknown whether it was done
     max_weight: int = MAX_BATCH_BYTES  # of one batch, if it has more than one request
     observe: Callable[[int], None] = lambda size: None
     weight: int = 0  # of all requests whose outcome is not handed out yet
@@ -107,7 +108,7 @@ class GroupCommit(Generic[Request, Result]):
         self._arrived.set()
 
     async def run(self) -> None:
-        """Write batches for ever."""
+        """Write batches until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._hand_out_rest)
             while True:
@@ -182,7 +183,11 @@ class GroupCommit(Generic[Request, Result]):
             self._outcomes.extend((pending, error) for pending in batch)
         elif len(batch) > 1:
             if not error.retryable:
-                logger.error("a batch of %d was refused (%s); looking for the culprit", len(batch), error)
+                logger.error(
+                    "a batch of %d was refused (%s); writing it in halves to find the request at fault",
+                    len(batch),
+                    error,
+                )
             self._limit = len(batch) // 2
             self._queue.extendleft(reversed(batch))
         elif error.retryable:
@@ -192,7 +197,7 @@ class GroupCommit(Generic[Request, Result]):
         return self._backoff.next() if error.retryable else 0.0
 
     def _set_aside(self, pending: _Pending[Request, Result]) -> None:
-        """It failed alone: the others go first, and none of them goes with it."""
+        """Queue a request that failed alone behind the others; it is written alone again."""
         pending.alone = True
         pending.backoff = pending.backoff or Backoff()
         self._aside.append(pending)
@@ -204,7 +209,7 @@ class GroupCommit(Generic[Request, Result]):
         self._arrived.set()
 
     def _hand_out(self) -> None:
-        """A piece: the first of a batch is handed out at once, for the sake of latency."""
+        """Hand out one piece of the outcomes. The first piece of a batch does not wait, for the sake of latency."""
         for _ in range(min(HAND_OUT, len(self._outcomes))):
             pending, outcome = self._outcomes.popleft()
             self.weight -= pending.weight

@@ -1,15 +1,15 @@
 """Live orchestration instances of this worker: the sticky cache, and the path from an input to a committed turn.
 
 A worker owns an instance by a lease in the database and keeps its coroutine, so that a turn costs one step of it and no
-replay. The cache may be dropped at any time: the history is the truth, and every turn is checked against it (`Turn`).
+replay. The cache may be dropped at any time: the history is authoritative, and every turn is checked against it
+(`Turn`).
 
-At most one turn of an instance is in flight. Inputs that arrive meanwhile wait in its mailbox and go together in the
-next.
+At most one turn of an instance is in flight. Inputs that arrive meanwhile wait in its mailbox and are all in the next.
 
-Converging: an orchestration whose work runs on one session should live where that session is held, so that its turns
-are fused. When `FIRST_MOVE` turns in a row placed work only on sessions of one other worker, the instance is handed to
-that worker. Each move doubles the number that the next one needs, so an orchestration that alternates between workers
-does not bounce.
+Converging: the instance of an orchestration whose work runs on one session should be owned by the holder of that
+session, so that its turns are fused. When `FIRST_MOVE` turns in a row placed work only on sessions of one other worker,
+the instance is handed to that worker. Each move doubles the number that the next one needs, so an orchestration that
+alternates between workers does not bounce.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ FIRST_MOVE = 2
 """Turns in a row with work only on one other worker, before an instance moves there for the first time."""
 
 LARGEST_MOVE = 1024
-"""Bound of the doubling."""
+"""Turns in a row that a later move needs, at most."""
 
 NOT_THE_CODE = (OrchestrationPoisoned, ExecutionLimitReached, ProviderError)
-"""Reasons to suspend an instance that other code does not take away by itself: an operator must say so."""
+"""Errors that suspend an instance until an operator resumes it: other code alone does not correct them."""
 
 NOOP = TimerFired(schedule_id=0)
 """Stands for a message to an execution that has ended: consumed with the next turn, and dropped by replay like any
@@ -85,15 +85,15 @@ stale timer.
 
 @dataclass(slots=True)
 class Input:
-    """Something that an instance is told: a queued message, or the result of a work item that ran here."""
+    """An input of an instance: a queued message, or the result of a work item that ran here."""
 
     event: Event
     size: int  # characters of its payload
     message_id: int | None = None
     lock: WorkLock | None = None
-    run: ActivityRun | None = None  # that gave the result, unless it is the first attempt, on this worker
+    run: ActivityRun | None = None  # of the activity that has this result; None: the first attempt, on this worker
     staged: StagedResult | None = None
-    error: Exception | None = None  # why the message cannot be read; the event then means nothing
+    error: Exception | None = None  # why the message cannot be read; the event is `NOOP` then
 
     @property
     def state(self) -> StateWrite | None:
@@ -101,7 +101,9 @@ class Input:
         return None if self.staged is None else self.staged.state
 
     def settle(self, applied: bool) -> None:
-        """The result is in the history, or it is not, as far as this worker knows."""
+        """Settle the session state that goes with the result: whether the result is in the history, as far as this
+        worker knows.
+        """
         if self.staged is not None:
             self.staged.settle(applied)
 
@@ -114,15 +116,15 @@ class LiveInstance:
     birth: Birth
     mailbox: list[Input] = field(default_factory=list)
     committing: bool = False
-    replay: Replay | None = None  # until the coroutine is where the history ends
-    unread: list[Message] = field(default_factory=list)  # that wait for it
+    replay: Replay | None = None  # until the coroutine is at the end of the history
+    unread: list[Message] = field(default_factory=list)  # messages that wait for the replay
     size: int = 0  # characters of its history: what the coroutine may hold
     remote_holder: str | None = None  # the other worker on whose sessions the last turns placed their work
     remote_turns: int = 0
 
     @property
     def idle(self) -> bool:
-        """Whether it may be dropped without throwing anything away."""
+        """Whether it may be dropped without losing an input, a turn or a replay."""
         return not self.committing and not self.mailbox and self.replay is None
 
 
@@ -184,23 +186,23 @@ class InstanceTable:
         return len(self._live)
 
     def waiting_locks(self) -> list[WorkLock]:
-        """Of work items whose results wait for the next turn of their instance."""
+        """Locks of work items whose results wait for the next turn of their instance."""
         return [i.lock for live in self._live.values() for i in live.mailbox if i.lock is not None]
 
     # -- inputs
 
     def excluded_messages(self) -> list[int]:
-        """Ids of the messages that the next fetch leaves out.
+        """Ids of the messages that the next fetch leaves out: they are in memory.
 
-        Until its answer is delivered, an instance that gives such messages back is remembered: what the answer has for
-        it may be later than those.
+        Until the reply is delivered, an instance that gives such messages back is remembered: the messages of the reply
+        may be later than those.
         """
         self._gave_back.clear()
         return list(self._in_flight)
 
     def deliver_result(self, item: WorkItem, event: Event, staged: StagedResult | None = None) -> None:
-        """The result of a work item that ran here: part of the next turn when its instance lives here, else a plain
-        ack.
+        """Take the result of a work item that ran here: into the next turn of its instance if that is live here, else
+        into an ack.
         """
         live = self._live.get(item.lock.key.instance_id)
         if staged is not None:
@@ -215,14 +217,14 @@ class InstanceTable:
         self._pump(live)
 
     def deliver(self, items: Sequence[OrchestrationItem]) -> None:
-        """Instances with messages, as fetched; those that are not live are replayed from their history first.
+        """Take fetched instances with their messages; those that are not live are replayed from their history first.
 
-        Those that were given up meanwhile are left alone: their messages are for the next owner. So are those that gave
-        messages back meanwhile, or were forgotten with a turn on its way, whose messages the fetch has left out: a
-        later fetch has them all, in their order.
+        Instances that were given up meanwhile are skipped: their messages are for the next owner. So are instances that
+        gave messages back meanwhile, or were dropped with a turn in flight, whose messages the fetch has left out: a
+        later fetch has them all, in order.
         """
         items = [item for item in items if item.instance_id not in self._released]
-        current = {item.instance_id for item in items if self._is_current(item)}  # drops what is stale: it gives back
+        current = {item.instance_id for item in items if self._is_current(item)}  # may give messages back
         items = [item for item in items if item.instance_id not in self._gave_back | self._released]
         uncached = self._without_suspects([item for item in items if item.instance_id not in current])
         for item in items:
@@ -233,9 +235,8 @@ class InstanceTable:
         self._shrink()
 
     def _without_suspects(self, items: list[OrchestrationItem]) -> list[OrchestrationItem]:
-        """Without all but one of the instances that worker after worker took and committed no turn of. The others are
-        given up before that one runs (`Replays`), which takes back that they were taken: should it end this process,
-        only it is to blame.
+        """Keep at most one of the instances that several workers in a row took and committed no turn of. The others are
+        released before that one runs (`Replays`), so that this claim of theirs does not count if the process ends.
         """
         others = [item for item in items if self._is_suspect(item)][1:]
         for item in others:
@@ -266,12 +267,10 @@ class InstanceTable:
         live.mailbox += [_input(message, live.execution) for message in messages]
         self._pump(live)
 
-    # -- coming to life
+    # -- loading
 
     def _adopt(self, item: OrchestrationItem) -> None:
-        """Bring the instance to life, and give it its messages. Whatever its rows hold, it concerns this instance
-        only.
-        """
+        """Load the instance, and give it its messages. What is wrong with its rows suspends this instance only."""
         try:
             live = self._new(item)
         except Exception as error:
@@ -303,7 +302,7 @@ class InstanceTable:
         return LiveInstance(Execution(definition, item.instance_id, item.execution_id, item.session_id), item.birth)
 
     def _replayed(self, live: LiveInstance, at: _Point, error: Exception | None) -> None:
-        """The instance is where its history ends, or cannot get there."""
+        """Go on with an instance whose replay has ended; suspend it after an error."""
         self._wakeups.memory_freed()
         if error is not None:
             self._suspend(at, live.execution.name, error)
@@ -318,8 +317,8 @@ class InstanceTable:
         self._shrink()
 
     def _suspend(self, at: _Point, name: str, error: Exception) -> None:
-        """What becomes of an instance that cannot go on, through no decision of its code: it waits for an operator or
-        for other code. The one place where that is decided; nothing of it need be readable.
+        """Suspend an instance that cannot go on, though its code has not failed: it waits for an operator or for other
+        code. Every suspension is decided here. No row of the instance need be readable.
         """
         if (live := self._live.get(at.instance_id)) is not None:
             self._drop(live)
@@ -341,7 +340,7 @@ class InstanceTable:
         self._commits.submit_suspend(suspend, done)
 
     def _unknown(self, item: OrchestrationItem) -> None:
-        """Give an instance back that this worker has no code for, or suspend it when that has been so for long."""
+        """Give an instance back that this worker has no code for, or suspend it after ``unregistered_timeout``."""
         label = item.name if item.version is None else f"{item.name}@{item.version}"
         if item.unknown_for is not None and item.unknown_for >= self._options.unregistered_timeout:
             unknown = UnknownOrchestration(f"no worker registers the orchestration {label!r}")
@@ -372,14 +371,14 @@ class InstanceTable:
         """Step the instance, and submit its turn.
 
         Raises:
-            Exception: an input cannot be read, or something else that no orchestration is to blame for. Nothing was
+            Exception: an input cannot be read, or another failure that is not the orchestration's. Nothing was
                 submitted.
         """
         for each in inputs:
             if each.error is not None:
                 raise each.error
         events = [self._completed(live, i.event) for i in inputs]
-        # Half of it: what an event asks for is in the turn a second time, as a row of its own.
+        # Half of it: new work is in the turn twice, as an event and as a row.
         half = self._options.max_batch_bytes // 2
         step = live.execution.advance(events, now=self._lease.now, new_guid=_new_guid, max_size=half)
         if live.execution.unread_size > self._options.instance_cache_bytes:
@@ -390,9 +389,7 @@ class InstanceTable:
         self._submit(live, step, inputs)
 
     def _completed(self, live: LiveInstance, event: Event) -> Event:
-        """The start of an execution carries the database's time and the version that it is pinned to: only a worker
-        knows.
-        """
+        """Add the database's time and the pinned version to the start of an execution, which only a worker knows."""
         if isinstance(event, OrchestrationStarted):
             return replace(event, time=self._lease.now(), version=live.execution.definition.version)
         return event
@@ -460,7 +457,7 @@ class InstanceTable:
     def _withdraw(
         self, live: LiveInstance, turn: Turn, inputs: list[Input], result: TurnResult | ProviderError
     ) -> None:
-        """The turn did not happen, as far as we know: forget what the coroutine did, keep what it received."""
+        """Drop the coroutine of a turn that was not committed, as far as this worker knows, and keep its inputs."""
         if isinstance(result, TurnResult):
             inputs = self._still_good(inputs, result)
         live.mailbox = inputs + live.mailbox
@@ -471,7 +468,7 @@ class InstanceTable:
         self._wakeups.wake_fetcher()
 
     def _still_good(self, inputs: list[Input], result: TurnResult) -> list[Input]:
-        """What a refused turn was told, without the results that are void: those whose token is dead, and those whose
+        """The inputs of a refused turn without the results that are void: those whose token is dead, and those whose
         session state met a newer one; their activities run again, from the state in the store.
         """
         void = [i for i in inputs if i.lock in result.lost_acks]
@@ -504,7 +501,7 @@ class InstanceTable:
             self._wakeups.share()
 
     def _spread(self, turn: Turn) -> None:
-        """Tell others, and ourselves, what the turn has queued or cancelled."""
+        """Wake the workers that the turn has queued something for, or cancelled something of; this one too."""
         if turn.cancel_activities:
             keys = {WorkKey(turn.instance_id, turn.execution_id, each) for each in turn.cancel_activities}
             self._activities.cancel(keys, "no longer awaited")
@@ -524,13 +521,13 @@ class InstanceTable:
             self._wakeups.fetch_after(min(timers))
 
     def _count(self, name: str, turn: Turn, update: InstanceUpdate) -> None:
-        """A turn that begins an instance, or ends an execution, for the metrics."""
+        """Count a turn that begins an instance, or ends an execution, for the metrics."""
         if turn.execution_id == 1 and turn.event_count == 0:
             self._observe(name, "started")
         if update.continued or update.status in FINISHED:
             self._observe(name, "continued" if update.continued else update.status)
 
-    # -- moving to where the work is
+    # -- moving to the holder of the session
 
     def _moved(self, live: LiveInstance, placed: Sequence[Placed]) -> bool:
         """Count turns whose work all went to one other worker, and hand the instance over when there were enough."""
@@ -570,7 +567,7 @@ class InstanceTable:
             staged.settle(False)
 
     def drop_all(self) -> None:
-        """Forget every instance (the lease has expired); their histories bring them back."""
+        """Drop every instance, since the lease has expired; they are replayed from their histories later."""
         for live in list(self._live.values()):
             results = [i for i in live.mailbox if i.lock is not None]  # their tokens are dead too
             for each in results:
@@ -580,7 +577,7 @@ class InstanceTable:
             self._drop(live)
 
     def drop_idle(self) -> None:
-        """Forget every instance that is between two turns: safe at any time, it only costs replays."""
+        """Drop every instance that is between two turns: safe at any time, it only costs replays."""
         for live in [live for live in self._live.values() if live.idle]:
             self._drop(live)
 
@@ -599,13 +596,13 @@ class InstanceTable:
         live.execution.close()
 
     def _grow(self, live: LiveInstance, size: int) -> None:
-        """The coroutine has seen that much more of its history."""
+        """Add to the size of the history that the coroutine has seen."""
         if self._live.get(live.execution.instance_id) is live:
             live.size += size
             self.size += size
 
     def _return(self, instance_id: str, inputs: Iterable[Input]) -> None:
-        """Inputs that no turn consumed: messages are still queued, results are sent the plain way."""
+        """Give back inputs that no turn consumed: messages are still queued, results are sent as messages."""
         for each in inputs:
             if each.lock is not None:
                 self._ack(each.lock, each.event, each.run, each.staged)
@@ -678,8 +675,8 @@ def _input(message: Message, execution: Execution) -> Input:
 
 
 def _unwanted(step: Step, inputs: Sequence[Input]) -> Collection[int]:
-    """Results with session state that the step has not recorded, by the `id` of the input: nothing waits for them any
-    more. Their work items go, and their state is not written, as the history does not have them.
+    """Results with session state that the step has not recorded, by the `id` of the input: no code waits for them.
+    Their work items are removed, and their state is not written, since the history does not have them.
     """
     with_state = [i for i in inputs if i.state is not None]
     if not with_state:
@@ -689,7 +686,7 @@ def _unwanted(step: Step, inputs: Sequence[Input]) -> Collection[int]:
 
 
 def _runs(step: Step, inputs: Sequence[Input]) -> Mapping[int, ActivityRun]:
-    """The runs that inputs tell of, by the ids of the events that the inputs have become."""
+    """The runs whose results are among the inputs, by the ids of the events that the inputs have become."""
     told = {id(i.event): i.run for i in inputs if i.run is not None}
     return {n: told[id(event)] for n, event in step.events if id(event) in told} if told else {}
 

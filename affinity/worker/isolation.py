@@ -1,7 +1,7 @@
-"""Deliveries that run alone, so that no activity is blamed for the process that another one killed.
+"""Deliveries that run alone, so that an activity does not fail because another one killed the process.
 
-A process that dies leaves all its activities interrupted, and nobody can say which of them killed it. Therefore an item
-that was interrupted often (half of ``max_attempts``) is delivered alone: from then on only its own code interrupts it.
+A process that dies interrupts all its activities, and it is unknown which of them killed it. Therefore an item that was
+interrupted often (half of ``max_attempts``) is delivered alone: from then on only its own code can interrupt it.
 
 States of the one item that a worker isolates::
 
@@ -9,10 +9,10 @@ States of the one item that a worker isolates::
        ▲───────something else has begun────┘   └──the lock is lost──► over
 
 Invariants
-    * At most one such item is in hand. Others are given back immediately: other workers may have them.
-    * While it waits, its delivery is not counted (`affinity.provider.contract.FetchOptions.uncounted_after`): whatever
-      ends the process then is not blamed on it. It is counted just before its code begins, when the results of all that
-      ran before are written.
+    * A worker isolates one item at a time. Others are given back immediately: other workers may run them.
+    * While it waits, its delivery is not counted (`affinity.provider.contract.FetchOptions.uncounted_after`): if the
+      process ends then, it is no attempt of this item. It is counted just before its code begins, when the results of
+      all activities that ran before are written.
     * While it waits or runs, the worker takes no other work, but for `ISOLATION_TIMEOUT` seconds at most each: code
       that waits for other work to end must not wait for ever.
 """
@@ -37,8 +37,8 @@ def is_isolated(item: WorkItem, isolate_after: int) -> bool:
 
 
 def not_begun(item: WorkItem, isolate_after: int) -> WorkAbandon:
-    """How an item is given back that was never handed to code: its delivery is no attempt. One that is to run alone was
-    not counted yet.
+    """Give-back of an item that was never handed to code: its delivery is no attempt. The delivery of one that is to
+    run alone is not counted yet.
     """
     return WorkAbandon(lock=item.lock, count_attempt=is_isolated(item, isolate_after))
 
@@ -52,7 +52,7 @@ class _Isolated:
 
 
 class Isolation:
-    """The item of a worker that runs alone.
+    """Runs one item of a worker alone.
 
     Args:
         others_run: whether anything else runs.
@@ -79,7 +79,7 @@ class Isolation:
 
     @property
     def is_alone(self) -> bool:
-        """Whether nothing else runs, or has for long enough."""
+        """Whether nothing else runs, or the item has waited for `ISOLATION_TIMEOUT`."""
         return not self._others_run() or self._is_late()
 
     @property
@@ -90,7 +90,7 @@ class Isolation:
 
     def add(self, item: WorkItem, run: Callable[[bool], None]) -> bool:
         """Have ``run`` called with True when the item can run alone, or with False when its lock is lost. Returns
-        False, and does nothing, when another item is in hand.
+        False, and does nothing, when another item is isolated.
         """
         if self._isolated is not None:
             return False
@@ -100,21 +100,21 @@ class Isolation:
         return True
 
     def proceed(self) -> None:
-        """Go on, if nothing else runs any more."""
+        """Have the waiting item counted, if nothing else runs any more."""
         one = self._isolated
         if one is not None and one.stage == "waiting" and self.is_alone:
             one.stage = "counting"
             self._count(one.item, lambda counted: self._counted(one, counted))
 
     def ended(self, lock: WorkLock) -> bool:
-        """The item under this lock has ended, or was taken away: True if it was the one."""
+        """Note that the item under this lock has ended, or was taken away; returns whether it was the isolated one."""
         if self._isolated is None or self._isolated.item.lock != lock:
             return False
         self.clear()
         return True
 
     def clear(self) -> None:
-        """There is no such item any more."""
+        """Isolate the item no more."""
         if self._isolated is not None:
             self._isolated = None
             self._over()

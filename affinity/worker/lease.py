@@ -10,7 +10,7 @@ States, as the worker sees them::
     held ──no renewal answered until just before the lease ends──► expired: all work stops, THEN the lease ends
     expired ──database answers, name still ours──► held (sessions that nobody took meanwhile keep their epoch)
     held, expired ──another process has our name──► fenced: the worker stops
-    held, expired ──the database has changed──► over: the worker starts again (`affinity.worker.worker`)
+    held, expired ──the database has changed──► ended: the worker starts again (`affinity.worker.worker`)
     held ──the worker's loop stands still for `stall_timeout`──► stalled: the lease is given up, which is logged
     held ──a call of the worker's own has no answer for longer than a lease──► expired; THEN the lease is given up
     expired ──that call has its answer, or is given up──► held
@@ -60,7 +60,7 @@ BEAT_SECONDS: Final = 0.5
 """How often the worker's loop says that it makes progress."""
 
 BLOCKED_BEATS: Final = 3
-"""So many missing beats in a row are a loop that is blocked, for one second at least."""
+"""Missing beats in a row after which a loop counts as blocked: it is blocked for one second at least."""
 
 STACK_FRAMES = 20
 """Innermost frames that are logged of a loop that is blocked: down to the application's function, if libraries hang."""
@@ -90,12 +90,12 @@ class HeldLocks:
             self._locks[lock] = time.monotonic()
 
     def discard(self, lock: WorkLock) -> None:
-        """Renew it no more."""
+        """Stop renewing this lock."""
         with self._guard:
             self._locks.pop(lock, None)
 
     def clear(self) -> None:
-        """Renew none of them any more."""
+        """Stop renewing all of them."""
         with self._guard:
             self._locks.clear()
 
@@ -138,9 +138,14 @@ class LoopProgress:
 
 
 class UnansweredCalls:
-    """For how long calls have waited for an answer. Any answer counts, an error that the database reports too.
+    """How long calls of the worker's own connections have waited for an answer. Any answer counts, also an error that
+    the database reports.
 
-    Time is counted in beats of the worker's loop: a loop that stands still cannot hear, and that is not silence.
+    The lease renewer uses a connection of its own. That one may work while those of the worker do not: then the worker
+    would hold its sessions and do nothing.
+
+    Time is counted in beats of the worker's loop: a loop that stands still receives no answers, which is not the
+    database's silence.
     """
 
     def __init__(self) -> None:
@@ -156,10 +161,10 @@ class UnansweredCalls:
         Args:
             kind: name of what is asked.
             call: the call.
-            repeated: it is made again until it is answered: a connection that breaks does not end the silence.
+            repeated: the caller repeats it until it is answered: a connection that breaks is no answer.
 
         Raises:
-            DatabaseFailure: there is not enough memory for it; the call may be made again.
+            DatabaseFailure: there is not enough memory for it; the call may be repeated.
         """
         self._waiting.setdefault(kind, 0.0)
         answered = not repeated
@@ -177,14 +182,14 @@ class UnansweredCalls:
         return result
 
     def beat(self) -> float:
-        """Another `BEAT_SECONDS` have passed; the longest silence in seconds."""
+        """Count `BEAT_SECONDS`; returns the longest time in seconds that a call has waited."""
         for kind in self._waiting:
             self._waiting[kind] += BEAT_SECONDS
         return max(self._waiting.values(), default=0.0)
 
 
 def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+    with contextlib.suppress(RuntimeError):  # the loop has ended
         loop.call_soon_threadsafe(event.set)
 
 
@@ -211,7 +216,7 @@ class Lease:
         self.is_draining = False
         self.ended = anyio.Event()
         self.error: BaseException | None = None
-        """Why the worker is over."""
+        """Why the worker has ended."""
         self.delivered: LRUCache[WorkLock, None] = LRUCache(maxsize=10 * MAX_BATCH)
         """Locks of items that were handed to code and whose outcome may not be written: their delivery counts as an
         attempt when the locks are released as unknown.
@@ -341,7 +346,7 @@ class LeaseRenewer:
             await anyio.to_thread.run_sync(self._thread.join, STOP_SECONDS)
 
     def beat(self, silent_for: float) -> None:
-        """The worker's loop says that it makes progress, and for how many seconds its own calls have had no answer."""
+        """Note progress of the worker's loop, and for how many seconds its own calls have had no answer."""
         self._beat = time.monotonic()
         self._silent_for = silent_for
 
@@ -373,7 +378,7 @@ class LeaseRenewer:
                     pause /= 3 if self._expired else 1
                 except (DatabaseChanged, WorkerFenced):
                     raise
-                except ProviderError:  # whatever it is: while this worker runs, the database may get well
+                except ProviderError:  # of any kind: while this worker runs, the database may recover
                     pause = random.uniform(FIRST_PAUSE, self._interval / 3)  # noqa: S311
                 self._expire_if_due()
                 with anyio.move_on_after(self._until(pause)):
@@ -385,7 +390,7 @@ class LeaseRenewer:
                     await provider.aclose()
 
     def _until(self, pause: float) -> float:
-        """Sleep no longer than up to the deadline: an expiry must come before the lease ends."""
+        """The pause, cut at the deadline: an expiry must be noticed before the lease ends."""
         if self._expired:
             return pause
         return max(0.01, min(pause, self._nearest() - self._margin - time.monotonic()))
@@ -394,7 +399,7 @@ class LeaseRenewer:
         return min(self._deadline, self._items_deadline)
 
     async def _in_time(self, verb: Callable[[], Awaitable[T]]) -> T:
-        """Await a call, but no longer than until the deadline, so that a silent network cannot hide an expiry."""
+        """Await a call, until the deadline at most: a network without answers must not hide an expiry."""
         limit = self._interval if self._expired else max(0.05, self._nearest() - self._margin - time.monotonic())
         with anyio.move_on_after(limit):
             return await self._health.call(verb, RENEWER)
@@ -403,11 +408,11 @@ class LeaseRenewer:
         raise silence
 
     async def _round(self, provider: Provider) -> None:
-        """One renewal of everything, or one attempt to come back after an expiry."""
+        """Renew everything once; after an expiry, try once to register again."""
         if self._stalled_for() > self._options.stall_timeout:
             await self._give_up(provider)
         if self._silent_for > self._options.worker_lease_timeout:
-            await self._hand_on(provider)
+            await self._release_lease(provider)
             return
         sent = time.monotonic()
         if self._expired:
@@ -453,12 +458,12 @@ class LeaseRenewer:
         self._expired = True
         self._tell(self._lease.expire, reason)
 
-    async def _hand_on(self, provider: Provider) -> None:
-        """The worker cannot do its work: let others have it until the worker's own calls are answered again."""
+    async def _release_lease(self, provider: Provider) -> None:
+        """Release the lease since the worker's own calls are not answered: others can take its work until they are."""
         if self._expired:
             return
         self._expire(
-            f"the database answers the renewer, but has left the worker without an answer for {self._silent_for:g} s"
+            f"the database answers the lease renewer, but has not answered the worker for {self._silent_for:g} s"
         )
         await anyio.sleep(self._margin)  # the work stops, THEN the lease ends
         await self._in_time(partial(provider.release_worker, self._identity))
@@ -468,7 +473,7 @@ class LeaseRenewer:
         return time.monotonic() - self._beat
 
     async def _give_up(self, provider: Provider) -> None:
-        """The main loop hangs: let others have the work. What the main thread is doing is the best hint we have."""
+        """Release the lease since the main loop hangs, and log the stack of the main thread."""
         logger.error(
             "worker %s: the event loop has made no progress for %.0f s (stall_timeout); giving up the lease. "
             "An async activity or an orchestration blocks it; move blocking code into a sync activity. It is at:\n%s",
@@ -480,9 +485,9 @@ class LeaseRenewer:
         raise WorkerStalled(f"the event loop stood still for more than {self._options.stall_timeout:g} s")
 
     async def _watch_loop(self) -> None:
-        """Log where the worker's loop is once it has been blocked for a second; once for each time.
+        """Log the stack of the worker's loop when it has been blocked for a second; once for each time.
 
-        Beats are counted on this thread's clock: after a pause of the whole process nobody is blamed.
+        Beats are counted on this thread's clock: a pause of the whole process is not logged as a blocked loop.
         """
         seen, missing = self._beat, 0
         while True:
@@ -502,5 +507,5 @@ class LeaseRenewer:
         return "".join(traceback.format_stack(frame)[-STACK_FRAMES:]) if frame else "unknown"
 
     def _tell(self, event: Callable[..., None], *args: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the main loop has closed: nobody is left to be told
+        with contextlib.suppress(RuntimeError):  # the main loop has closed
             self._main_loop.call_soon_threadsafe(event, *args)

@@ -1,4 +1,4 @@
-"""Prometheus metrics of one worker. The database is measured once, around the seam: every verb of the provider."""
+"""Prometheus metrics of one worker. Every verb of the provider is timed, by one wrapper around the provider."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ReadWork: TypeAlias = Callable[[str | None], Measured | None]
 """Measures the queues and counts the instances of a page, behind an id; None while the database does not answer."""
 
 WORK_SECONDS = 5.0
-"""For so long what was read of the database serves further scrapes."""
+"""How long what was read of the database serves further scrapes."""
 
 LIVENESS = "/live"
 """The path that answers 200 while the worker's event loop makes progress, else 503; every other one has the metrics."""
@@ -68,15 +68,15 @@ class Metrics:
         gauge.labels(**self._labels).set_function(value)
 
     def activity_ended(self, activity: str, outcome: str) -> None:
-        """An activity came to an end, or was given back."""
+        """Count an activity that ended, or was given back."""
         self._ended.counts[activity, outcome] += 1
 
     def orchestration(self, orchestration: str, outcome: str) -> None:
-        """An instance has begun, ended, continued as new, or was suspended."""
+        """Count an instance that began, ended, continued as new, or was suspended."""
         self._orchestrations.counts[orchestration, outcome] += 1
 
     def work(self, read: ReadWork) -> None:
-        """Publish what ``read`` says of the database; it is called in the thread of a scrape, not more often than every
+        """Publish what ``read`` returns of the database; it is called in the thread of a scrape, at most every
         `WORK_SECONDS`. Instances are counted page by page, one at a scrape, over and over.
         """
         self.registry.register(_WorkGauges(read, self._labels))
@@ -86,7 +86,7 @@ class Metrics:
         return self._batches.labels(**self._labels, kind=kind).observe
 
     def lease_expired(self) -> None:
-        """The lease ran out."""
+        """Count an expiry of the worker's lease."""
         self._lapses.inc()
 
     def observed(self, provider: Provider) -> Provider:
@@ -140,7 +140,7 @@ class _Server6(_Server):
 
 class _Quiet(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
-        """A request is no event."""
+        """Requests are not logged."""
 
 
 def _with_liveness(metrics: WSGIApplication, is_alive: Callable[[], bool]) -> WSGIApplication:
@@ -155,7 +155,7 @@ def _with_liveness(metrics: WSGIApplication, is_alive: Callable[[], bool]) -> WS
 
 
 class _Tally(Collector):
-    """A counter of what happens in every turn: the loop only counts, by label values; a scrape does the rest."""
+    """A counter for every turn: the event loop only adds to a dictionary by label values; a scrape formats it."""
 
     def __init__(self, name: str, text: str, fixed: Mapping[str, str], *labels: str) -> None:
         self.counts: defaultdict[tuple[str, ...], int] = defaultdict(int)

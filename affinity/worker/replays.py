@@ -2,13 +2,13 @@
 
 States of one `Replay`::
 
-    waiting ──its turn──► reading ──a page, and there may be more──► waiting, behind the others
+    waiting ──its round──► reading ──a page, and there may be more──► waiting, behind the others
        │                     └──the last page, or an error──► over: `done` is called
        └──`remove`: the instance is given up──► over: nothing is called
 
-A round reads the next page of each instance that waits, until the pages have ``max_bytes`` together. Those that got
-nothing come first in the next round, and those that have got a page come behind them. So a short history waits for one
-page of a long one, and what is in memory depends neither on how many histories are replayed nor on how long they are.
+A round reads the next page of each instance that waits, until the pages have ``max_bytes`` together. Instances that
+received no page are first in the next round; those that received one are behind them. So a short history waits for at
+most one page of a long one, and the memory in use does not depend on the number or the length of the histories.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ Read: TypeAlias = Callable[[Sequence[HistoryCursor]], Awaitable[Sequence[History
 
 @dataclass(slots=True, eq=False)
 class Replay:
-    """An execution on its way to where its history ends."""
+    """The replay of one execution, to the end of its history."""
 
     execution: Execution
     done: Callable[[Exception | None], None]
-    """Called when it is there, or with the reason why it cannot get there."""
+    """Receives None at the end of the history, or the error that prevents the replay."""
     is_suspect: bool
     """Whether worker after worker took the instance and committed no turn of it."""
     events: int = 0
-    """That were read."""
+    """Number of events that were read."""
     size: int = 0
-    """Their characters."""
+    """Characters of these events."""
 
     @property
     def cursor(self) -> HistoryCursor:
-        """Where it goes on."""
+        """Where the next page begins."""
         return HistoryCursor(self.execution.instance_id, self.execution.execution_id, self.events)
 
 
@@ -75,7 +75,7 @@ class Replays:
 
     @property
     def has_suspect(self) -> bool:
-        """Whether one of them is suspected of ending processes."""
+        """Whether one of them may end this process: `Replay.is_suspect`."""
         return any(replay.is_suspect for replay in self._waiting)
 
     def add(self, replay: Replay) -> None:
@@ -85,7 +85,7 @@ class Replays:
         self._arrived.set()
 
     def remove(self, replay: Replay) -> None:
-        """The instance is given up."""
+        """Forget the replay of an instance that is given up."""
         self._waiting.pop(replay, None)
 
     async def arrived(self) -> None:
@@ -96,7 +96,7 @@ class Replays:
         """Read the next page of each, and replay it.
 
         Raises:
-            ProviderError: the database does not answer; what waits goes on waiting.
+            ProviderError: the database does not answer; no replay is lost.
         """
         if any(replay.is_suspect and not replay.events for replay in self._waiting):
             await self._written()
@@ -110,7 +110,7 @@ class Replays:
             self._arrived.clear()
 
     async def _pages(self, replays: Sequence[Replay]) -> Sequence[HistoryPage | Exception]:
-        """What makes one of them unreadable to the database, or to its driver, is not raised."""
+        """The next page of each; for one that the database or its driver cannot read, the error in its place."""
         if not replays:
             return []
         try:

@@ -1,10 +1,10 @@
-"""What must be kept together with an activity's result, on its way to the commit.
+"""Session state that is committed together with an activity's result.
 
 An activity that opened the state of its session has *participants* enlisted (`affinity.records.Participant`). When its
-code has returned they are asked for what goes with the result. `StagedResult` carries that beside the result: in the
-turn, or in the plain ack. Each participant learns exactly once whether the result was committed, and only a commit that
-this worker has seen counts as one. So memory is never ahead of the database: a copy of the state is used again only
-when the result that it belongs to is in the history.
+code has returned they prepare the state that is written with the result. `StagedResult` carries it beside the result:
+in the turn, or in the ack. Each participant is notified exactly once whether the result was committed, and only a
+commit that this worker has seen counts as one. So memory is never ahead of the database: a copy of the state is used
+again only when the result that it belongs to is in the history.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class StagedResult:
         return staged
 
     def settle(self, applied: bool) -> None:
-        """Tell the participants, once."""
+        """Notify the participants, once, whether the result was committed."""
         participants, self._participants = self._participants, ()
         for each in participants:
             _tell(each, applied)
 
 
 def _checked(write: object) -> StateWrite:
-    """A participant may be anybody's code."""
+    """Check what a participant has prepared: it may be the application's code."""
     if not isinstance(write, StateWrite):
         raise SessionError(f"a participant must prepare a StateWrite or None, not a {type(write).__name__}")
     return write
@@ -70,22 +70,22 @@ def _only(writes: Sequence[StateWrite], session_id: str | None) -> StateWrite | 
 
 
 def requeue_after_conflict(lock: WorkLock) -> WorkAbandon:
-    """How an activity is given back whose session state was refused: it runs again, from the state in the store.
+    """Give-back of an activity whose session state was refused: it runs again, from the state in the store.
 
-    It counts as an attempt. Its code did run, and one whose state is refused again and again (because it writes the
-    same session another way, say) must come to an end.
+    It counts as an attempt: its code did run, and an activity whose state is refused each time (since it writes the
+    same session in another way, for example) must fail in the end.
     """
     return WorkAbandon(lock=lock)
 
 
 def discard(context: ActivityContext) -> None:
-    """The run has no result: tell whoever was enlisted, unless `StagedResult.of` has taken them over."""
+    """Settle the participants of a run without a result, unless a `StagedResult` has them."""
     for each in context._close():
         _tell(each, applied=False)
 
 
 def _tell(participant: Participant, applied: bool) -> None:
-    """A participant may be anybody's code: what it raises is logged, and changes nothing here."""
+    """A participant may be the application's code: what it raises is logged, and changes nothing here."""
     try:
         participant.settled(applied)
     except Exception:

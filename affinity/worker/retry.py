@@ -1,6 +1,4 @@
-"""Trying again while the database is gone: with backoff, without losing work, and with one log line per state
-change.
-"""
+"""Retries of database calls with backoff, and whether the database answers (`DatabaseHealth`)."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ SETTLED = 1.0
 """Seconds without a failure after which it counts as back."""
 
 FORGOTTEN = 45.0
-"""Seconds after which a caller that failed and has not called again is no sign of trouble: longer than any call."""
+"""Seconds after which the failure of a caller that has not called again no longer counts: longer than any call."""
 
 
 def is_retryable(error: BaseException) -> bool:
@@ -59,7 +57,7 @@ class Backoff:
         return random.uniform(longest / 2, longest)  # noqa: S311 -- jitter, not a secret
 
     def reset(self) -> None:
-        """It has worked."""
+        """Begin with the shortest pause again, after a success."""
         self._failures = 0
 
 
@@ -80,7 +78,7 @@ class DatabaseHealth:
         self._failing: dict[Hashable, float] = {}  # callers that have not succeeded since they failed
 
     def failed(self, error: BaseException, caller: Hashable = "") -> None:
-        """A call failed. Contention is an answer too: it says nothing about the database."""
+        """Note that a call failed. Contention is an answer: it does not count."""
         if isinstance(error, Contention):
             return
         self._failures += 1
@@ -90,7 +88,7 @@ class DatabaseHealth:
             logger.warning("worker %s: database lost (%s); retrying with backoff", self._worker_id, error)
 
     def answered(self, caller: Hashable = "") -> None:
-        """A call succeeded."""
+        """Note that a call succeeded."""
         if not self._failures:
             return
         self._failing.pop(caller, None)
@@ -105,11 +103,11 @@ class DatabaseHealth:
             logger.warning("worker %s: database is back", self._worker_id)
 
     def given_up(self, caller: Hashable) -> None:
-        """The caller does not try again what has failed."""
+        """Forget the failures of a caller that does not repeat its call."""
         self._failing.pop(caller, None)
 
     def given_up_by_all(self) -> None:
-        """No caller of before calls again: others come in their place."""
+        """Forget the failures of all callers: a new incarnation replaces them."""
         self._failing.clear()
 
     async def call(self, verb: Callable[[], Awaitable[T]], caller: Hashable = "") -> T:
@@ -124,7 +122,7 @@ class DatabaseHealth:
         return result
 
     async def retry(self, verb: Callable[[], Awaitable[T]]) -> T:
-        """Await ``verb()`` until it answers; only for verbs that are right when done twice.
+        """Await ``verb()``, and repeat it until it answers; only for idempotent verbs.
 
         Raises:
             ProviderError: one that is not retryable.
@@ -132,26 +130,26 @@ class DatabaseHealth:
         return await self._retrying(is_retryable)(self.call, verb)
 
     async def retry_if_unchanged(self, verb: Callable[[], Awaitable[T]]) -> T:
-        """As `retry`, for verbs that are not to be done twice.
+        """As `retry`, for verbs that are not idempotent: repeat only failures that changed nothing.
 
         Raises:
-            ProviderError: one that is not retryable, or that does not tell whether the verb was done.
+            ProviderError: one that is not retryable, or after which it is unknown whether the verb was done.
         """
         return await self._retrying(_is_unchanged)(self.call, verb)
 
-    async def start(self, verb: Callable[[], Awaitable[T]], patience: float) -> T:
+    async def start(self, verb: Callable[[], Awaitable[T]], timeout: float) -> T:
         """As `retry`, for a worker that starts.
 
         Raises:
-            ProviderError: one that is not retryable, or that a person must mend (``misconfigured``); the last one after
-                ``patience`` seconds.
+            ProviderError: one that is not retryable, or that an operator must correct (``misconfigured``); the last one
+                after ``timeout`` seconds.
         """
-        return await self._retrying(_is_retryable_at_start, patience)(self.call, verb)
+        return await self._retrying(_is_retryable_at_start, timeout)(self.call, verb)
 
     @staticmethod
-    def _retrying(condition: Callable[[BaseException], bool], patience: float | None = None) -> AsyncRetrying:
+    def _retrying(condition: Callable[[BaseException], bool], timeout: float | None = None) -> AsyncRetrying:
         return AsyncRetrying(
-            stop=stop_never if patience is None else stop_after_delay(patience),
+            stop=stop_never if timeout is None else stop_after_delay(timeout),
             retry=retry_if_exception(condition),
             wait=wait_random_exponential(multiplier=FIRST_PAUSE, max=LONGEST_PAUSE),
             reraise=True,

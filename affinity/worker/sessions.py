@@ -1,13 +1,13 @@
-"""The sessions that this worker holds, as far as it knows, and who must hear when it holds one no more.
+"""The sessions that this worker holds, as far as it knows, and the listeners that it notifies when it loses one.
 
-The database decides; this is the memory beside it. A session is noted with its epoch when work of it arrives, and its
-lock is taken to end `session_lock_timeout` after its last work was renewed or finished. Something else may keep it
-longer (`affinity.provider.contract.SessionHold`), so the database is asked before its time is declared over. Ending
-early here is harmless: the cache disposes of state that would have to be hydrated again. Ending late is harmless too:
+The `sessions` table is authoritative; this is a copy in memory. A session is added with its epoch when work of it
+arrives, and its lock is assumed to end `session_lock_timeout` after its last work was renewed or finished. A hold may
+keep it longer (`affinity.provider.contract.SessionHold`), so the database is asked before the session counts as lost.
+To count as lost too early is harmless: the cache disposes of state that must be hydrated again. So it is too late:
 state of an old epoch is never used.
 
 To run an activity a worker must also be able to read the record of its session. An activity whose session was written
-by later code is given back with such a need (`WorkAbandon.needs`). Each worker names those that it meets when it
+by later code is given back with such a need (`WorkAbandon.needs`). Each worker names the needs that it meets when it
 fetches.
 """
 
@@ -31,7 +31,7 @@ CheckSession: TypeAlias = Callable[[Sequence[str]], Awaitable[Sequence[float | N
 
 
 RECHECK_SECONDS = 10.0
-"""Between two questions about all sessions without work: another process may have released one of them."""
+"""Between two checks of all sessions without work: another process may have released one of them."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class HeldSessions:
         return session_id in self._held
 
     def begin(self, session_id: str, epoch: int, instance_id: str = "") -> None:
-        """A work item of the session starts here; it belongs to that instance."""
+        """Count a work item of the session that starts here; it belongs to that instance."""
         held = self._held.get(session_id)
         if held is None:
             held = self._held[session_id] = _Held(epoch, instance_id)
@@ -69,7 +69,7 @@ class HeldSessions:
         held.running += 1
 
     def end(self, session_id: str) -> None:
-        """One of its work items has ended here."""
+        """Count a work item of the session that has ended here."""
         if (held := self._held.get(session_id)) is not None:
             held.running = max(0, held.running - 1)  # a session that was lost and came back counts anew
             held.ends = self._end()
@@ -84,36 +84,36 @@ class HeldSessions:
         return {name: held.user for name, held in self._held.items() if held.user and not held.running}
 
     def recheck(self, session_id: str) -> None:
-        """The session may have been released: the next sweep asks."""
+        """Have the next sweep ask the database whether the session is still held."""
         held = self._held.get(session_id)
         if held is not None and held.running == 0:
             held.ends = 0.0
 
     async def lost(self, session_id: str) -> None:
-        """The session was given up."""
+        """Remove a session that was given up, and notify the listeners."""
         held = self._held.pop(session_id, None)
         if held is not None:
             for listener in self.listeners:
-                await _told(listener.lost(session_id, held.epoch))
+                await _notify(listener.lost(session_id, held.epoch))
 
     async def lost_all(self) -> None:
-        """Every lease is gone: the worker's own has expired, or it ends."""
+        """Remove all sessions: the worker ends."""
         for session_id in list(self._held):
             await self.lost(session_id)
 
     async def sweep(self) -> None:
-        """Notice the sessions whose locks have run out, and let the listeners evict."""
+        """Remove the sessions whose locks have expired, and let the listeners evict."""
         now = time.monotonic()
         if now >= self._recheck_at:
             self._recheck_at = now + RECHECK_SECONDS
             for session_id in self._held:
                 self.recheck(session_id)
         for session_id in await self._not_held([s for s in self._held if self._over(s, now)], now):
-            if self._over(session_id, now):  # no work has come while others were told
+            if self._over(session_id, now):  # no work has come while listeners of others were notified
                 logger.debug("session %s has expired here", session_id)
                 await self.lost(session_id)
         for listener in self.listeners:
-            await _told(listener.sweep())
+            await _notify(listener.sweep())
 
     def _over(self, session_id: str, now: float) -> bool:
         """Whether the session's time seems over."""
@@ -121,8 +121,8 @@ class HeldSessions:
         return held is not None and held.running == 0 and held.ends <= now
 
     async def _not_held(self, session_ids: Sequence[str], now: float) -> list[str]:
-        """Those of them that the database says are over; the others get the end that it says. While it says nothing,
-        none is over: the next sweep asks again. So does it for those that do not fit into one call.
+        """Those that the database no longer reports as held; the others get the end that it reports. None when it does
+        not answer: the next sweep asks again, also for those that do not fit into one call.
         """
         asked = session_ids[:MAX_BATCH]
         if not asked:
@@ -140,20 +140,20 @@ class HeldSessions:
         return time.monotonic() + self._lock_timeout
 
 
-async def _told(telling: Awaitable[None]) -> None:
+async def _notify(notification: Awaitable[None]) -> None:
     """A listener is the application's code: what it raises is logged, and changes nothing here."""
     try:
-        await telling
+        await notification
     except Exception:
         logger.exception("a session listener failed")
 
 
 def record_need(kind: str, schema_version: int) -> str:
-    """To read records of this kind and schema version."""
+    """The need of a worker that can read records of this kind and schema version."""
     return f"state {kind}@{schema_version}"
 
 
 def needs_met(listeners: Iterable[object]) -> frozenset[str]:
-    """What the session states among these listeners can read."""
+    """The needs that the session states among these listeners meet: the records that they can read."""
     readers = [one for one in listeners if isinstance(one, RecordReader)]
     return frozenset(record_need(one.kind, version) for one in readers for version in one.readable_versions())

@@ -1,4 +1,4 @@
-"""From a step of an orchestration to the turn that is committed: a pure translation of events into rows."""
+"""Builds the turn to commit from a step of an orchestration: a pure translation of events into rows."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def _add_rows(rows: _Rows, execution: Execution, event_id: int, event: object, l
         case TimerCancelled():
             rows.cancel_timers.append(event.schedule_id)
         case SessionWatched():
-            # To whichever execution is current: a watch outlives the execution that asked for it.
+            # For the current execution: a watch outlives the execution that asked for it.
             moved = encode_message(ANY_EXECUTION, moved_event(event.session_id))
             rows.watches.append(SessionWatch(event.session_id, moved))
         case SessionReleased():
@@ -237,13 +237,13 @@ def _add_outcome(rows: _Rows, execution: Execution, outcome: object) -> None:
         message = encode_message(execution.execution_id + 1, again)
         rows.messages.append(NewMessage(instance_id=execution.instance_id, payload=message))
         return
-    rows.watches.clear()  # nobody is left to be told
+    rows.watches.clear()  # the instance ends
     if (parent := execution.parent) is not None:
         rows.messages.append(_to_parent(parent, _answer(parent.schedule_id, outcome)))
 
 
 def _to_parent(parent: ParentRef, answer: Event) -> NewMessage:
-    """For that very parent: another instance may have its id by now."""
+    """For this parent by its birth token: another instance may have its id by now."""
     return NewMessage(
         instance_id=parent.instance_id,
         payload=encode_message(parent.execution_id, answer),

@@ -7,14 +7,14 @@ What it opens, in the order in which things must close:
     provider     the database connections of the main loop
     the name     registration: the worker lease
     renewer      a thread that renews the lease (`affinity.worker.lease`)
-    runtime      the loops (`affinity.worker.runtime`): fetch, group commits, activities, hints, maintenance
+    runtime      the loops (`affinity.worker.runtime`): fetches, group commits, activities, hints, maintenance
 
-On the way out the runtime drains, the lease renewer stops, the name is released (which frees all sessions), and the
-connections close. None of this is needed for correctness: a killed process leaves all of it to its lease.
+At the end the runtime drains, the lease renewer stops, the name is released (which frees all sessions), and the
+connections close. None of this is needed for correctness: the lease of a killed process expires.
 
-An incarnation follows one timeline (`affinity.provider.timeline`). When the database turns out to be another one, or to
-have lost commits, what the process remembers may be untrue. The incarnation then ends without writing anything, and the
-next begins, as a restarted process would, with empty caches.
+An incarnation follows one timeline (`affinity.provider.timeline`). When the database is another one, or has lost
+commits, the memory of the process may be wrong. The incarnation then ends without writing anything, and the next begins
+with empty caches, as a restarted process would.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ MEASURE_TIMEOUT = 3.0
 """Seconds that a scrape of the metrics waits for the database, or for a loop that is blocked."""
 
 LEAVE_SECONDS = 5.0
-"""How long a worker that ends tries to tell the database so; the lease's end says it anyway."""
+"""How long a worker that ends tries to release its name; its lease expires anyway."""
 
 
 class Worker:
@@ -165,7 +165,7 @@ class Worker:
             self.drained = True
 
     async def serve(self) -> signal.Signals:
-        """Be the whole life of a process: enter, run until SIGTERM or SIGINT, drain, leave; returns the signal.
+        """Run as a process: enter, run until SIGTERM or SIGINT, drain, leave; returns the signal.
 
         A second signal ends the drain, and one that comes while the worker is still starting ends the start: stop now.
         Call it instead of the ``async with``, so that no signal can come before its handler.
@@ -210,7 +210,9 @@ class Worker:
 
     @asynccontextmanager
     async def _incarnations(self) -> AsyncIterator[None]:
-        """In a task of its own. Errors leave as themselves, not as a group; one of the block ends it immediately."""
+        """Run the incarnations in a task of their own. Errors are raised as themselves, not as a group; an error of the
+        block ends the task.
+        """
         failure: Exception | None = None
         async with anyio.create_task_group() as tasks:
             try:
@@ -226,13 +228,13 @@ class Worker:
             raise failure
 
     async def _run(self, *, task_status: TaskStatus[None]) -> None:
-        """One after another, until the block is left or the worker is over."""
+        """Run one incarnation after another, until the block is left or the worker has ended."""
         timeline = Timeline()
-        patience: float | None = self.options.startup_timeout
+        timeout: float | None = self.options.startup_timeout
         while not (self._leaving.is_set() or self._drain_begun):
             try:
                 with anyio.CancelScope() as self._incarnation_scope:
-                    async with self._incarnation(timeline, patience) as runtime:
+                    async with self._incarnation(timeline, timeout) as runtime:
                         if not self._entered:
                             self._entered = True
                             task_status.started()
@@ -244,7 +246,7 @@ class Worker:
                     raise
                 self._end(error)
                 return
-            timeline, patience = Timeline(timeline), None
+            timeline, timeout = Timeline(timeline), None
             self.identity = _new_identity(self.identity.worker_id)
             self._health.given_up_by_all()
 
@@ -269,9 +271,9 @@ class Worker:
         self._ended.set()
 
     @asynccontextmanager
-    async def _incarnation(self, timeline: Timeline, patience: float | None) -> AsyncIterator[Runtime]:
+    async def _incarnation(self, timeline: Timeline, timeout: float | None) -> AsyncIterator[Runtime]:
         async with AsyncExitStack() as stack:
-            provider = self.metrics.observed(await self._open(stack, timeline, patience))
+            provider = self.metrics.observed(await self._open(stack, timeline, timeout))
             runtime = self._runtime = Runtime(
                 app=self._app,
                 provider=provider,
@@ -289,35 +291,35 @@ class Worker:
                 lease=runtime.lease,
                 health=self._health,
             )
-            registered_at = await stack.enter_async_context(self._registered(provider, patience))
+            registered_at = await stack.enter_async_context(self._registered(provider, timeout))
             await stack.enter_async_context(self._running(runtime, renewer, registered_at))
             logger.info("worker %s: running app %r at %s", self.identity.worker_id, self._app.name, redact(self._url))
             yield runtime
 
     # -- coming and going
 
-    async def _open(self, stack: AsyncExitStack, timeline: Timeline, patience: float | None) -> Provider:
+    async def _open(self, stack: AsyncExitStack, timeline: Timeline, timeout: float | None) -> Provider:
         """Migrate and connect."""
         if self._migrate:
-            await self._patiently(partial(migrate, self._url), patience)
+            await self._retry(partial(migrate, self._url), timeout)
         name = f"affinity {self.identity.worker_id}"
         connect = partial(open_provider, self._url, application_name=name, timeline=timeline)
-        provider = await self._patiently(connect, patience)
+        provider = await self._retry(connect, timeout)
         stack.push_async_callback(_close, provider)
         return provider
 
-    async def _patiently(self, verb: Callable[[], Awaitable[T]], patience: float | None) -> T:
-        """While the database does not answer, try for ``patience`` seconds; None: for ever."""
-        if patience is None:
+    async def _retry(self, verb: Callable[[], Awaitable[T]], timeout: float | None) -> T:
+        """Retry while the database does not answer, for ``timeout`` seconds; None: without a limit."""
+        if timeout is None:
             return await self._health.retry(verb)
-        return await self._health.start(verb, patience)
+        return await self._health.start(verb, timeout)
 
     async def _connect(self, timeline: Timeline) -> Provider:
         name = f"affinity lease {self.identity.worker_id}"
         return self.metrics.observed(await open_provider(self._url, application_name=name, timeline=timeline))
 
     @asynccontextmanager
-    async def _registered(self, provider: Provider, patience: float | None) -> AsyncIterator[float]:
+    async def _registered(self, provider: Provider, timeout: float | None) -> AsyncIterator[float]:
         """Hold the worker's name; gives the monotonic time at which the lease was asked for."""
         asked = 0.0
 
@@ -327,9 +329,9 @@ class Worker:
             lease = self.options.worker_lease_timeout
             self.runtime.lease.renewed(await provider.register_worker(self.identity, lease, self._labels))
 
-        await self._patiently(register, patience)
+        await self._retry(register, timeout)
         with contextlib.suppress(ProviderError):  # only a hint
-            await provider.wake({self.identity.worker_id: Hint()})  # whoever had the name until now stops
+            await provider.wake({self.identity.worker_id: Hint()})  # the process that had the name stops
         try:
             yield asked
         finally:
@@ -423,7 +425,7 @@ async def _cancel_after(event: anyio.Event, scope: anyio.CancelScope) -> None:
 
 
 async def _close(provider: Provider) -> None:
-    """Also when we are being cancelled: a connection that is just dropped is noticed late by the database."""
+    """Close it also when cancelled: the database notices a dropped connection late."""
     with anyio.move_on_after(LEAVE_SECONDS, shield=True):
         await provider.aclose()
 

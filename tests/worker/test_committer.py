@@ -163,7 +163,7 @@ async def test_a_batch_is_bounded_by_its_weight() -> None:
         assert desk.database.batches == [[0], [1, 2], [3], [4], [5, 6]]
 
 
-async def test_of_a_refused_batch_only_the_culprit_fails() -> None:
+async def test_of_a_refused_batch_only_the_request_at_fault_fails() -> None:
     async with running() as desk:
         refusal = desk.database.bad[2] = DataRefused("no")
         desk.submit(0)

@@ -181,7 +181,7 @@ async def test_a_worker_whose_own_calls_are_not_answered_gives_its_lease_up(
                 steps.gates[0].set()
             async with Worker(steps.app, postgres_migrated, named("two")):
                 await steps.started(("one", 0), ("two", again))
-                _, found, later = caplog.text.partition("left the worker without an answer")
+                _, found, later = caplog.text.partition("has not answered the worker")
                 assert found
                 assert "lease is back" not in later
                 network.let_go(f"affinity one {link}")
