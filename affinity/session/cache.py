@@ -157,7 +157,7 @@ class SessionCache(CacheLeaseListener[CacheEntry[S]], Generic[S]):
                 return True
             return entry.is_hydrated and not entry.is_retired and entry.state is state and entry.epoch == epoch
 
-        entry = await self._cache.find(session_id, epoch, id(ctx), accept)
+        entry = await self._cache.pin_entry(session_id, epoch, id(ctx), accept)
         try:
             if not entry.is_hydrated:
                 entry.state = state

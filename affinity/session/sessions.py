@@ -237,7 +237,7 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
             begin = partial(StandaloneUnitOfWork, self._schema, self._queue, session_id, store)
             return begin, _NO_SCOPE if session_id is None else session_scope(session_id)
         self._check_followed(ctx_or_id)
-        return partial(self._queue.writer, ctx_or_id, ctx_or_id.session_store if store is None else store), _NO_SCOPE
+        return partial(self._queue.join, ctx_or_id, ctx_or_id.session_store if store is None else store), _NO_SCOPE
 
     def _check_followed(self, ctx: ActivityScope) -> None:
         if self._follow_leases and ctx.session_listeners is not None and self not in ctx.session_listeners:

@@ -175,7 +175,7 @@ class StateCache(Generic[E]):
                 return False
             return not entry.is_hydrated or fits(entry)
 
-        entry = await self.find(session_id, epoch, user, accept)
+        entry = await self.pin_entry(session_id, epoch, user, accept)
         try:
             if entry.is_hydrated:
                 self._counts["hits"] += 1
@@ -192,7 +192,7 @@ class StateCache(Generic[E]):
         """Add one more pin for a user that has one."""
         entry.users.append(user)
 
-    async def find(self, session_id: str, epoch: int, user: int, accept: Callable[[E], bool]) -> E:
+    async def pin_entry(self, session_id: str, epoch: int, user: int, accept: Callable[[E], bool]) -> E:
         """The session's entry if ``accept`` takes it, else a new one once the former is disposed; pinned by ``user``.
 
         Raises:

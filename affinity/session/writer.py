@@ -315,8 +315,8 @@ class WriteQueue(Generic[S]):
         self._by_ctx: dict[int, SessionWriter[S]] = {}
         self._by_session: dict[str, deque[SessionWriter[S]]] = {}  # the first of each queue is granted
 
-    def writer(self, ctx: ActivityScope, store: SessionStore | None) -> SessionWriter[S]:
-        """The activity's writer; a new one goes to the end of its session's queue.
+    def join(self, ctx: ActivityScope, store: SessionStore | None) -> SessionWriter[S]:
+        """The activity's writer; if it has none, a new one at the end of its session's queue.
 
         Raises:
             InvalidOptions: the activity has opened the session with another store.
