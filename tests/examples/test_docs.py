@@ -30,6 +30,12 @@ def sources() -> str:
     return "\n".join(path.read_text() for path in sorted((ROOT / "affinity").rglob("*.py")))
 
 
+@cache
+def files() -> set[str]:
+    """The names of all files with code."""
+    return {path.name for folder in ("affinity", "bench", "examples", "tests") for path in (ROOT / folder).rglob("*.*")}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", prose(page)):
@@ -147,5 +153,35 @@ def test_code_that_is_named_exists(page: Path) -> None:
         assert re.search(rf"\b{member}\b", code), f"{owner}.{member}"
     for path in re.findall(r"`((?:affinity|tests|examples|deploy|docs)/[\w./-]+)`", text):
         assert (ROOT / path).exists(), path
-    for path in re.findall(r"`((?:worker|orchestration|provider)/\w+\.py)`", text):
+    for path in re.findall(r"`((?:worker|orchestration|provider|session|client)/[\w/]+\.(?:py|sql))`", text):
         assert (ROOT / "affinity" / path).exists(), path
+    for file in re.findall(r"`(\w+\.(?:py|sql))`", text):
+        assert file in files(), file
+
+
+def test_every_function_of_the_five_minutes_exists() -> None:
+    """The paths of the architecture, each at most six steps, lead to functions and classes of the code."""
+    page = (ROOT / "docs" / "understand" / "architecture.md").read_text()
+    section = page.split("## Find it in five minutes", 1)[1].split("\n## ", 1)[0]
+    paths = section.split("\n### ")[1:]
+    assert len(paths) == 4
+    for path in paths:
+        steps = re.findall(r"^\d\. ", path, re.MULTILINE)
+        named = re.findall(r"`([\w/]+\.py):([\w.]+)`", path)
+        assert 0 < len(steps) <= min(6, len(named)), path
+        for file, name in named:
+            assert defines(ROOT / "affinity" / file, name.split(".")), f"{file}:{name}"
+
+
+def defines(file: Path, names: list[str]) -> bool:
+    """Whether the file has the function or class, or the class the method."""
+    found: list[ast.stmt] = ast.parse(file.read_text()).body if file.exists() else []
+    for name in names:
+        inner = [node for node in found if isinstance(node, DEFINITIONS) and node.name == name]
+        if not inner:
+            return False
+        found = inner[0].body
+    return True
+
+
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
