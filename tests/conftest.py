@@ -14,6 +14,7 @@ import pytest
 from affinity.provider import migrate
 from tests.provider import warm
 from tests.provider.harnesses import PostgresHarness
+from tests.provider.sqlite_files import create_file
 from tests.servers import NoPostgres, Offer, PostgresServer, old_and_new
 from tests.servers.programs import memory
 from tests.waiting import run_on_a_thread
@@ -174,9 +175,8 @@ def postgres_migrated(servers: Servers, postgres_age: str) -> Iterator[str]:
 @pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
     """The URL of a migrated SQLite file."""
-    url = f"sqlite:///{tmp_path / 'affinity.db'}"
-    run_on_a_thread(migrate, url)
-    return url
+    create_file(path := tmp_path / "affinity.db")
+    return f"sqlite:///{path}"
 
 
 @pytest.fixture(params=["sqlite", "old", "new"])

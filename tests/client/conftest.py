@@ -11,7 +11,7 @@ import pytest
 from affinity.client import Client
 from affinity.orchestration.events import Event, OrchestrationCompleted, OrchestrationStarted
 from affinity.orchestration.wire import decode_message, encode_event
-from affinity.provider import migrate, open_provider
+from affinity.provider import open_provider
 from affinity.provider.contract import (
     FetchOptions,
     Incarnation,
@@ -25,15 +25,15 @@ from affinity.provider.contract import (
     WorkerIdentity,
     WorkKey,
 )
+from tests.provider.sqlite_files import create_file
 
 TIMEOUTS = Timeouts(work_item_lock=30, session_lock=300)
 
 
 @pytest.fixture
-async def url(tmp_path: Path) -> str:
-    url = f"sqlite:///{tmp_path}/client.db"
-    await migrate(url)
-    return url
+def url(tmp_path: Path) -> str:
+    create_file(path := tmp_path / "client.db")
+    return f"sqlite:///{path}"
 
 
 @pytest.fixture

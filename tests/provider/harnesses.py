@@ -24,6 +24,7 @@ from affinity.testing.conformance.providers import Fault
 from tests.provider import warm
 from tests.provider.fault_proxy import FaultyPostgres
 from tests.provider.roles import CLIENT, WORKER, RoleProvider, create_roles
+from tests.provider.sqlite_files import create_file
 
 PATIENCE: Final = 30.0
 """Seconds of real time; a wait ends as soon as the database is where it should be."""
@@ -43,7 +44,7 @@ class SqliteHarness:
     async def create(cls, directory: Path) -> Self:
         """A file in that directory."""
         path = directory / "affinity.db"
-        await SqliteProvider.migrate(path)
+        create_file(path)
         return cls(path)
 
     async def open(self, timeline: Timeline | None = None) -> Provider:

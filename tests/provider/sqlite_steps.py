@@ -15,6 +15,7 @@ from affinity.provider.contract import Incarnation, WorkerIdentity
 from affinity.provider.sqlite import SqliteProvider
 from affinity.provider.sqlite.driver.database import connect
 from affinity.testing.conformance.providers.peer import Peer
+from tests.provider.sqlite_files import create_file
 
 Verb: TypeAlias = Callable[[], Awaitable[object]]
 
@@ -59,7 +60,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 @asynccontextmanager
 async def opened_file(path: Path) -> AsyncIterator[tuple[Peer, Path]]:
     """A worker on a new file, beside the one that has all the rows."""
-    await SqliteProvider.migrate(path)
+    create_file(path)
     async with aclosing(await SqliteProvider.open(path)) as provider:
         peer, other = (
             Peer(provider, WorkerIdentity(worker_id=name, incarnation=Incarnation(f"{name}-1")))

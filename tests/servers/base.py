@@ -29,9 +29,13 @@ class NoPostgres(RuntimeError):
 
 
 class PostgresServer(ABC):
-    """A running server. One ``with`` statement, in which it may be stopped and started again."""
+    """A running server. One ``with`` statement, in which it may be stopped and started again.
+
+    What stops or closes it calls `disconnect` first.
+    """
 
     major: int
+    _administrator: psycopg.Connection | None = None
 
     @abstractmethod
     def url(self, database: str = "postgres") -> str:
@@ -57,17 +61,25 @@ class PostgresServer(ABC):
     def create_database(self, template: str | None = None) -> str:
         """A new database, empty or a copy of ``template`` (which nobody may be connected to); its name."""
         name = f"test_{uuid.uuid4().hex}"
-        statement = sql.SQL("CREATE DATABASE {} TEMPLATE {}")
-        self._execute(statement.format(sql.Identifier(name), sql.Identifier(template or "template0")))
+        how = sql.SQL("STRATEGY file_copy" if self.major >= 15 else "")  # half of the server's time for a new database
+        statement = sql.SQL("CREATE DATABASE {} TEMPLATE {} {}")
+        self._execute(statement.format(sql.Identifier(name), sql.Identifier(template or "template0"), how))
         return name
 
     def drop_database(self, name: str) -> None:
         """Remove a database, and whoever is connected to it."""
         self._execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
+    def disconnect(self) -> None:
+        """Close the connection that creates and drops databases; the next of them opens one."""
+        if self._administrator is not None:
+            self._administrator.close()
+            self._administrator = None
+
     def _execute(self, statement: sql.Composed) -> None:
-        with psycopg.connect(self.url(), autocommit=True) as connection:
-            connection.execute(statement)
+        if self._administrator is None:
+            self._administrator = psycopg.connect(self.url(), autocommit=True)
+        self._administrator.execute(statement)
 
     def __enter__(self) -> Self:
         return self

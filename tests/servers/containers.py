@@ -44,11 +44,13 @@ class ContainerServer(PostgresServer):
         wait_until_ready(self.url(), self._alive)
 
     def stop(self, mode: StopMode = "fast") -> None:
+        self.disconnect()
         container = self._wrapped()
         container.kill(signal=stop_signal(mode).name)
         container.wait()
 
     def close(self) -> None:
+        self.disconnect()
         self._container.stop()
 
     def _alive(self) -> bool:

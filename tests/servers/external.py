@@ -35,6 +35,7 @@ class ExternalServer(PostgresServer):
 
     def close(self) -> None:
         """Leave it running."""
+        self.disconnect()
 
 
 def external() -> Iterator[Offer]:

@@ -86,6 +86,7 @@ class LocalServer(PostgresServer):
     def stop(self, mode: StopMode = "fast") -> None:
         if self._process is None:
             return
+        self.disconnect()
         self._process.send_signal(stop_signal(mode))
         try:
             self._process.wait(STARTUP)

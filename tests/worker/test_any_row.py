@@ -291,8 +291,9 @@ async def play(url: str, number: int, corrupted: Sequence[Corruption]) -> None:
         async with worker_of(url, app, f"second-{number}") as worker:
             for name in healthy:
                 assert await client.wait(name, timeout=60) == 2
-            for name, row in left.items():
-                await check_sick(client, name, row)
+            async with anyio.create_task_group() as checks:
+                for name, row in left.items():
+                    checks.start_soon(check_sick, client, name, row)
             assert worker.runtime.lease.error is None
             assert f"first-{number}" in {each.worker_id for each in await client.workers()}
             fresh = await client.start(everything, 1)
@@ -310,7 +311,7 @@ async def check_sick(client: Client, name: str, row: tuple[str, bytes] | None) -
             await client.history(name)
             if found.suspension is not None or found.finished:
                 break
-            await anyio.sleep(0.05)
+            await anyio.sleep(0.1)
     if row is None or is_readable(row):
         return
     if row[0] == "worker_queue":
