@@ -1,4 +1,4 @@
-"""An application: the activities and orchestrations that a worker offers, by name."""
+"""An application: the registered activities and orchestrations, by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULT_VERSION: Final = "1.0.0"
 
 
 class _Missing:
-    """No input was given, which is not the same as None."""
+    """Marks that no input was given, which differs from None."""
 
     def __repr__(self) -> str:
         return "<no input>"
@@ -33,10 +33,10 @@ _DEFINITION: Final = "__affinity_definition__"
 
 
 class Definition:
-    """A registered function with the JSON forms of its input and result.
+    """A registered function, with the codecs of its input and result.
 
-    The codecs are built on first use, so that annotations may name what the module defines further down;
-    ``App.check`` builds them all.
+    The codecs are built on first use, so that annotations may name types that the module defines later. ``App.check``
+    builds all of them.
     """
 
     kind: typing.ClassVar[str]
@@ -48,12 +48,12 @@ class Definition:
 
     @property
     def description(self) -> str:
-        """How messages call it: "activity 'reply'"."""
+        """Its name in messages: "activity 'reply'"."""
         return f"{self.kind} {self.name!r}"
 
     @functools.cached_property
     def input_codec(self) -> Codec | None:
-        """For the input; None where the function takes no input.
+        """Codec of the input; None if the function takes no input.
 
         Raises:
             InvalidApp: the annotation cannot be resolved, or has no JSON form.
@@ -64,7 +64,7 @@ class Definition:
 
     @functools.cached_property
     def result_codec(self) -> Codec:
-        """For the result.
+        """Codec of the result.
 
         Raises:
             InvalidApp: the annotation cannot be resolved, or has no JSON form.
@@ -72,7 +72,7 @@ class Definition:
         return Codec(_annotation(self, "return"), f"result of {self.description}")
 
     def encode_input(self, value: Any = MISSING) -> str:
-        """Return an input as JSON text; without one, that of the parameter's default.
+        """Return an input as JSON text; without an input, the parameter's default.
 
         Raises:
             OrchestrationMisuse: the function takes no input, or one is required and none was given.
@@ -90,9 +90,9 @@ class Definition:
         return self.input_codec.encode(value)
 
     def arguments(self, text: str) -> tuple[Any, ...]:
-        """Return what to call the function with, after its context: one decoded input or nothing.
+        """Return the arguments of the function after its context: one decoded input, or none.
 
-        A caller that knows only the name sends null for no input: it means the default where null does not fit.
+        A caller that schedules by name sends null for no input. It stands for the default if null does not fit.
 
         Raises:
             NotSerializable: the input does not fit the annotation.
@@ -127,7 +127,7 @@ class ActivityDefinition(Definition):
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         super().__init__(name, function)
         self.is_async = _is_async(function)
-        """Whether a call gives a coroutine; other activities run on a thread."""
+        """Whether a call returns a coroutine; other activities run in a thread."""
 
 
 class OrchestrationDefinition(Definition):
@@ -137,7 +137,7 @@ class OrchestrationDefinition(Definition):
 
     def __init__(self, name: str, version: str, function: Callable[..., Coroutine[Any, Any, Any]]) -> None:
         if not _is_async(function):
-            raise InvalidApp(f"orchestration {name!r} must be an async def: it awaits what its context schedules")
+            raise InvalidApp(f"orchestration {name!r} must be an async def: it awaits the futures of its context")
         self.version = version
         super().__init__(name, function)
 
@@ -148,38 +148,38 @@ class OrchestrationDefinition(Definition):
 
     @property
     def description(self) -> str:
-        """How messages call it: "orchestration 'chat@1.0.0'"."""
+        """Its name in messages: "orchestration 'chat@1.0.0'"."""
         return f"{self.kind} {self.key!r}"
 
 
 @runtime_checkable
 class SessionListener(Protocol):
-    """Something that keeps state per session, such as `affinity.SessionCache`; called on the worker's event loop."""
+    """Receives the worker's session leases that end, such as `affinity.SessionCache`; called on the event loop."""
 
     async def lost(self, session_id: str, epoch: int | None = None) -> None:
-        """The session's lease (of this epoch) is not the worker's any more."""
+        """The worker no longer holds the session's lease (of this epoch)."""
         ...
 
     async def sweep(self) -> None:
-        """A chance to evict what was idle for too long; about once a second."""
+        """Evict state that was idle for too long; called about once a second."""
         ...
 
 
 @runtime_checkable
 class HasMigrations(Protocol):
-    """A listener whose migrations a worker checks at its start, such as `affinity.Sessions`."""
+    """A listener with migrations, which a worker checks at its start, such as `affinity.Sessions`."""
 
     def check_migrations(self) -> None:
-        """Raise what a load would find wrong with them."""
+        """Raise the errors of the migrations that a load would raise."""
         ...
 
 
 class App:
-    """A set of activities and orchestrations.
+    """A registry of activities and orchestrations, which a worker runs.
 
-    The decorators return the function itself, which is then the reference for ``schedule_activity`` and
-    ``schedule_sub_orchestration``. A function takes its context and at most one input; annotations say how both input
-    and result look as JSON.
+    The decorators return the function itself, which ``schedule_activity`` and ``schedule_sub_orchestration`` take as
+    the reference. A function takes its context and at most one input. The annotations of input and result are their
+    JSON types.
     """
 
     def __init__(self, name: str = "app") -> None:
@@ -191,17 +191,17 @@ class App:
 
     @property
     def activities(self) -> Mapping[str, ActivityDefinition]:
-        """By name."""
+        """The registered activities, by name."""
         return MappingProxyType(self._activities)
 
     @property
     def orchestrations(self) -> Mapping[str, OrchestrationDefinition]:
-        """By ``name@version``."""
+        """The registered orchestrations, by ``name@version``."""
         return MappingProxyType(self._orchestrations)
 
     @property
     def session_listeners(self) -> tuple[SessionListener, ...]:
-        """Whom a worker of this app tells about its session leases."""
+        """The listeners that a worker of this app notifies of session leases that end."""
         return tuple(self._session_listeners)
 
     @overload
@@ -236,8 +236,8 @@ class App:
     ) -> Any:
         """Register an ``async def`` as an orchestration, under ``name`` or its own name.
 
-        Several versions of one name can be registered. New instances start on the latest; one that runs stays on its
-        own.
+        Several versions of one name can be registered. New instances start on the latest version. A running instance
+        keeps its version.
 
         Raises:
             InvalidApp: name and version are taken or not allowed, it is not an ``async def``, or the signature is not
@@ -261,11 +261,11 @@ class App:
         return self._latest.get(name) if version is None else self._orchestrations.get(f"{name}@{version}")
 
     def include(self, other: App | SessionListener) -> None:
-        """Take over all that another app registers; or have workers tell ``other``, a `affinity.Sessions` or
-        `affinity.SessionCache`, about the sessions that they lose.
+        """Register all functions and listeners of another app; or a listener, such as `affinity.Sessions` or
+        `affinity.SessionCache`, which workers notify of the sessions that they lose.
 
         Raises:
-            InvalidApp: a name (and version) is taken by another function; then nothing is taken over. Or ``other`` is
+            InvalidApp: a name (and version) is taken by another function; then nothing is registered. Or ``other`` is
                 neither an app nor a listener.
         """
         if isinstance(other, App):
@@ -288,7 +288,7 @@ class App:
             self.include(listener)
 
     def check(self) -> None:
-        """Resolve every annotation, and have the listeners check their migrations, as a worker does at its start.
+        """Resolve every annotation, and check the migrations of the listeners, as a worker does at its start.
 
         Raises:
             InvalidApp: an annotation cannot be resolved, or has no JSON form.
@@ -316,24 +316,24 @@ class App:
 
 
 def check_listeners(listeners: Iterable[SessionListener]) -> None:
-    """Have those that have migrations check them."""
+    """Check the migrations of the listeners that have some."""
     for listener in listeners:
         if isinstance(listener, HasMigrations):
             listener.check_migrations()
 
 
 def definition_of(function: object) -> Definition | None:
-    """Return what a function was registered as, or None."""
+    """Return the definition of a registered function, or None."""
     found = getattr(function, _DEFINITION, None)
     return found if isinstance(found, Definition) else None
 
 
 def _attach(function: Callable[..., Any], definition: Definition) -> None:
-    """Remember the definition on the function, which thereby serves as the reference to it."""
+    """Store the definition on the function, which is the reference to it."""
     present = definition_of(function)
     if present is not None and (present.description != definition.description):
         raise InvalidApp(f"{_qualname(function)} is registered already, as {present.description}")
-    # A bound method takes no attributes; the function behind it does.
+    # A bound method takes no attributes; its function does.
     setattr(getattr(function, "__func__", function), _DEFINITION, definition)
 
 
@@ -375,7 +375,7 @@ def _refuse_signature(description: str, function: Callable[..., Any]) -> NoRetur
 
 
 def _annotation(definition: Definition, name: str) -> Any:
-    """Resolve one annotation. The context's own is left alone: it is often imported for type checkers only."""
+    """Resolve one annotation. That of the context is not resolved: it is often imported for type checkers only."""
     function = inspect.unwrap(definition.function)
     function = getattr(function, "__func__", function)
     if not inspect.isfunction(function):
@@ -395,7 +395,7 @@ def _qualname(function: Callable[..., Any]) -> str:
 
 def _version_order(version: str) -> tuple[Any, ...]:
     release, _, prerelease = version.partition("-")
-    # A pre-release comes before its release; the text itself decides between spellings of one version.
+    # A pre-release precedes its release; the text orders spellings of one version.
     return _numbers(release), not prerelease, _numbers(prerelease), version
 
 

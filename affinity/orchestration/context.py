@@ -1,7 +1,7 @@
-"""The authoring API: what an orchestration can ask for.
+"""The context of an orchestration: the authoring API.
 
-Everything here is deterministic. A call records nothing by itself: what was created is scheduled, in order, when the
-orchestration next waits.
+All of it is deterministic. A call records nothing: the created futures are scheduled, in order, when the orchestration
+next waits.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ I = TypeVar("I")  # noqa: E741 - the usual letter for an input type
 R = TypeVar("R")
 
 DEFAULT_HOLD_SECONDS: Final = 3600.0
-"""How long a wait holds a session that does not say it: a person's pause, not a night."""
+"""Default of ``hold_for``: longer than a person's pause, shorter than a night."""
 
 _CUSTOM_STATUS: Final = Codec(Any, "custom status", MAX_CUSTOM_STATUS_BYTES)
 
 
 class OrchestrationContext:
-    """The first argument of every orchestration; the only source of what it may await.
+    """The first argument of every orchestration, and the only source of futures that it may await.
 
     Attributes:
         instance_id: of this instance.
         execution_id: 1, and one more after each ``continue_as_new``.
         name: under which the orchestration is registered.
         version: on which this instance runs.
-        session_id: that the instance was started with (`Client.start`), or its parent; None: neither was. It is in the
-            logs and spans of the orchestration, and of the activities that it puts on no session. No activity runs on
-            that session by itself: use ``on_session``.
+        session_id: with which the instance, or its parent, was started (`Client.start`), or None. It is in the logs and
+            spans of the orchestration, and of its activities without a session. No activity runs on that session
+            unless it is stamped with ``on_session``.
     """
 
     __slots__ = ("_definition", "_scheduler", "_status", "execution_id", "instance_id", "name", "session_id", "version")
@@ -77,7 +77,7 @@ class OrchestrationContext:
 
     @property
     def is_replaying(self) -> bool:
-        """Whether the code runs to rebuild its state. For logs and metrics; a decision on it breaks replay."""
+        """Whether history is replayed now. For logs and metrics; a decision that depends on it breaks replay."""
         return self._scheduler.history.replaying
 
     @property
@@ -136,18 +136,18 @@ class OrchestrationContext:
         retry: RetryPolicy | None = None,
         timeout: float | timedelta | None = None,
     ) -> ActivityFuture[Any]:
-        """Run an activity on some worker, at least once, and record its result, exactly once.
+        """Schedule an activity: it runs at least once, on any worker, and its result is recorded exactly once.
 
         Args:
             activity: a registered function, or the name of one that another application registers.
             input: its input, if it takes one.
-            retry: how often to try; without it, once.
+            retry: the retry policy; without it, one attempt.
             timeout: seconds, or a timedelta, that one attempt may take.
 
         Raises:
             InvalidInput: the input does not fit its annotation, or an option is out of range.
             OrchestrationMisuse: the function is not a registered activity, or its input is missing or an awaitable.
-            ActivityError: at the await, if the activity did not succeed; a subclass says how.
+            ActivityError: at the await, if the activity failed; a subclass names the kind.
         """
         self._scheduler.require_running()
         if retry is not None and not isinstance(retry, RetryPolicy):
@@ -157,7 +157,7 @@ class OrchestrationContext:
         return ActivityFuture(self._scheduler, name=name, input=text, codec=result, retry=retry, timeout=seconds)
 
     def schedule_timer(self, delay: float | timedelta) -> DurableFuture[None]:
-        """Wait for ``delay`` seconds, or a timedelta, by the clock of the database. A negative delay is none.
+        """Schedule a timer: ``delay`` seconds, or a timedelta, by the database's clock. A negative delay counts as 0.
 
         Raises:
             InvalidOptions: it is not a number, or longer than ``MAX_TIMER_SECONDS``.
@@ -185,15 +185,15 @@ class OrchestrationContext:
         hold_session: str | None = None,
         hold_for: float | timedelta | None = None,
     ) -> DurableFuture[Any]:
-        """Wait for the next external event of this name. Events that came before are buffered, and taken in order.
+        """Schedule a wait for the next external event of this name. Earlier events are buffered, and received in order.
 
         Args:
-            name: under which clients raise it.
-            type: of its data; what does not fit raises ``NotSerializable`` at the await.
-            hold_session: a session that stays with the worker that holds it, idle and in no slot, until the wait ends.
-                A holder that dies or drains is not kept by it.
-            hold_for: seconds, or a timedelta, for which it stays at most, from the moment at which the wait is
-                recorded; by default ``DEFAULT_HOLD_SECONDS``.
+            name: of the event, as clients raise it.
+            type: of its data; an event that does not fit is kept unread, for another wait.
+            hold_session: a session that stays with its holder until the wait ends; it uses no slot meanwhile. A holder
+                that dies or drains loses it all the same.
+            hold_for: the longest time of the hold in seconds, or a timedelta, from the recording of the wait; by
+                default ``DEFAULT_HOLD_SECONDS``.
 
         Raises:
             InvalidId: the name or the session id is not allowed.
@@ -205,11 +205,10 @@ class OrchestrationContext:
         return EventFuture(self._scheduler, name, codec, _hold(hold_session, hold_for))
 
     def schedule_session_moved(self, session_id: str) -> DurableFuture[SessionMoved]:
-        """Wait for the next change of the session's holder: another worker, or a new start of the same one.
+        """Schedule a wait for the next change of the session's holder: another worker, or a new start of the same one.
 
-        From the first call on, the instance gets exactly one such event per change, for as long as it lives. They are
-        buffered and carried over like external events. That a worker claims the session for the first time is no
-        change.
+        From the first call on, the instance receives exactly one such event per change, until it ends. The events are
+        buffered and carried over like external events. The first claim of a session is no change.
 
         Raises:
             InvalidId: the session id is not allowed.
@@ -218,11 +217,11 @@ class OrchestrationContext:
         return MovedFuture(self._scheduler, check_id(session_id, "session id"))
 
     def release_session(self, session_id: str | None = None) -> None:
-        """Release a session before its time: any worker may claim it then, and its holder has room for another one.
+        """Release a session before it expires: any worker may claim it then, and its holder has room for another one.
 
-        It is recorded, and takes effect with the commit of this step, behind all else that the step does. A session of
-        which work runs is not released; nor is it when this step schedules more work of it. What was saved of its state
-        stays. Later work of it claims it again.
+        The release is recorded, and takes effect with the commit of this step, after all its other effects. A session
+        with running work is not released, nor one of which this step schedules more work. Its saved state stays. Later
+        work claims it again.
 
         Args:
             session_id: by default `session_id`, that of the instance.
@@ -273,13 +272,13 @@ class OrchestrationContext:
         instance_id: str | None = None,
         version: str | None = None,
     ) -> DurableFuture[Any]:
-        """Start another instance and await how it ends.
+        """Schedule a sub-orchestration: another instance, whose result is awaited.
 
         Args:
             orchestration: a registered function, or the name of one.
             input: its input, if it takes one.
-            instance_id: of the child; by default made of this instance's id and the event's.
-            version: to start; by default the latest that is registered where the child first runs.
+            instance_id: of the child; by default derived from this instance's id and the id of the event.
+            version: to start; by default the latest version on the worker where the child first runs.
 
         Raises:
             InvalidInput: the input does not fit its annotation, or the id is not allowed.
@@ -302,14 +301,14 @@ class OrchestrationContext:
     def continue_as_new(self, input: Any = MISSING, *, version: str | None = None) -> NoReturn:
         """End this execution and start the next one of the same instance, with a fresh history.
 
-        External events that nobody has consumed are carried over; whatever else is outstanding is cancelled.
+        Unread external events are carried over. All else that is outstanding is cancelled.
 
         Args:
             input: of the next execution.
-            version: to go on with; by default the present one.
+            version: of the next execution; by default the present one.
 
         Raises:
-            ContinueAsNewSignal: always; not an ``Exception``. Let it pass.
+            ContinueAsNewSignal: always; not an ``Exception``. Do not catch it.
             InvalidInput: the input does not fit its annotation.
         """
         self._scheduler.require_running()
@@ -338,7 +337,7 @@ class OrchestrationContext:
     @overload
     def gather(self, *awaitables: Awaitable[T], return_exceptions: bool) -> DurableFuture[list[T | Exception]]: ...
     def gather(self, *awaitables: Awaitable[Any], return_exceptions: bool = False) -> DurableFuture[Any]:
-        """Wait for all of several durable futures and coroutines, and give their results in order.
+        """Wait for all of several durable futures and coroutines; the result is a list of theirs, in order.
 
         If one fails the others are cancelled, and its error is raised; with ``return_exceptions`` errors are results.
 
@@ -349,22 +348,22 @@ class OrchestrationContext:
         return Gather(self._scheduler, awaitables, return_exceptions)
 
     def new_guid(self) -> DurableFuture[str]:
-        """Await a fresh random id, the same in every replay."""
+        """A new random id (UUID), the same in every replay."""
         self._scheduler.require_running()
         return GuidFuture(self._scheduler)
 
     def utc_now(self) -> DurableFuture[datetime]:
-        """Await the present time of the database, aware and in UTC, the same in every replay. Within an execution it
-        never runs backwards, whatever the database's clock does.
+        """The present time of the database, aware and in UTC, the same in every replay. Within an execution it never
+        decreases, even if the database's clock does.
         """
         self._scheduler.require_running()
         return TimeFuture(self._scheduler)
 
     def set_custom_status(self, value: Any) -> None:
-        """Show something about the instance to whoever asks for its status. Setting the same again records nothing.
+        """Set the custom status, which the status of the instance shows. Setting an equal value records nothing.
 
         Raises:
-            NotSerializable: JSON cannot carry it.
+            NotSerializable: JSON cannot represent it.
             PayloadTooLarge: it is over ``MAX_CUSTOM_STATUS_BYTES``.
         """
         self._scheduler.require_running()
@@ -376,7 +375,7 @@ class OrchestrationContext:
 
 
 def _reference(target: object, input: Any, kind: type[Definition], where: str) -> tuple[str, str, Codec | None]:
-    """Return the name, the encoded input, and how to read the result; None for a name alone."""
+    """Return the name, the encoded input, and the codec of the result; None if only the name is known."""
     refuse_awaitable(input, f"{where} was passed")
     if isinstance(target, str):
         name = check_id(target, f"{kind.kind} name")
@@ -398,7 +397,7 @@ def _not_registered(target: object, definition: Definition | None, kind: type[De
 
 
 def refuse_awaitable(value: object, what: str) -> None:
-    """Refuse what somebody forgot to await; ``what`` begins the message.
+    """Refuse a value that was not awaited; ``what`` begins the message.
 
     Raises:
         OrchestrationMisuse: it is a durable future or a coroutine.
