@@ -3,67 +3,67 @@
 ::
 
     AffinityError
-    ├── InvalidInput (ValueError)      what the caller passed is refused where it was written
+    ├── InvalidInput (ValueError)      an argument is refused; nothing was written
     │   ├── InvalidId                  an instance, session, worker or event name out of bounds
     │   ├── PayloadTooLarge            an input, result or event over its limit
-    │   ├── NotSerializable            a value that JSON, through its declared type, cannot carry
+    │   ├── NotSerializable            a value that JSON, as its declared type, cannot represent
     │   ├── InvalidOptions             options that contradict each other, with both values
     │   ├── InvalidUrl                 a database URL that names no provider, or is malformed
     │   └── InvalidApp                 MODULE:APP that does not import, or a wrong registration
-    ├── ProviderError                  the database said no; ``retryable`` says whether to try again
-    │   ├── Contention                 lost to a concurrent transaction: try again immediately
-    │   ├── StatementTimeout           the statement took too long: try less of it, with backoff
-    │   ├── ConnectionLost             no connection, or lost in the middle: try again with backoff
-    │   ├── ReadOnly                   the database takes no writes now: try again with backoff
+    ├── ProviderError                  the database refused or failed; ``retryable`` says whether to retry
+    │   ├── Contention                 lost to a concurrent transaction: retry immediately
+    │   ├── StatementTimeout           the statement took too long: retry less of it, with backoff
+    │   ├── ConnectionLost             no connection, or lost during the call: retry with backoff
+    │   ├── ReadOnly                   the database takes no writes now: retry with backoff
     │   ├── AccessDenied               wrong credentials, or a right that is missing
     │   ├── SchemaMismatch             the database is too old or too new for the code, or was never migrated
     │   ├── PoolerRefused              a connection pooler is between here and the database
-    │   ├── DatabaseFailure            anything else: a full disk, no memory, a limit; try again with backoff
-    │   ├── DataRefused                the data itself is at fault; trying again does not help
-    │   ├── Duplicate                  a row that must be new was there; trying again does not help
-    │   ├── DatabaseChanged            another database, or one that has lost commits: what is remembered is void
+    │   ├── DatabaseFailure            anything else: a full disk, no memory, a limit; retry with backoff
+    │   ├── DataRefused                the data is at fault; a retry does not help
+    │   ├── Duplicate                  a row that must be new exists; a retry does not help
+    │   ├── DatabaseChanged            another database, or one that has lost commits: state in memory is invalid
     │   └── WorkerFenced               another process has taken this worker's name
-    ├── ClientError                    what was asked does not fit the instance
+    ├── ClientError                    the request does not fit the instance
     │   ├── UnknownInstance
     │   ├── InstanceExists             the id belongs to an instance of another orchestration
     │   ├── InstanceFinished
-    │   ├── QuotaExceeded              a limit of the database is reached: which, how much, and what helps
-    │   │   └── TooManyUnreadEvents    the instance has as many events as it may have that it has not read
+    │   ├── QuotaExceeded              a limit of the database is reached
+    │   │   └── TooManyUnreadEvents    the instance has too many unread events
     │   ├── InstanceNotFinished        delete without force
-    │   ├── InstanceNotSuspended       resume of an instance that goes on, or has ended
+    │   ├── InstanceNotSuspended       resume of an instance that runs or has ended
     │   └── WaitTimeout
-    ├── OrchestrationError             how an orchestration ended, or broke a rule of replay
-    │   ├── OrchestrationFailed        raised to whoever waits for it: parent or client
+    ├── OrchestrationError             an orchestration has ended, or broke a rule of replay
+    │   ├── OrchestrationFailed        it raised; for its parent or client
     │   ├── OrchestrationCancelled
     │   ├── OrchestrationMisuse        a foreign await, a forgotten await, a misplaced call
-    │   ├── UnknownOrchestration       nobody registers it
-    │   ├── OrchestrationPoisoned      its steps seem to kill the workers that take them
-    │   ├── OrchestrationUnreadable    its history, or a message to it, holds what this version cannot read
-    │   ├── ExecutionLimitReached      its history, or the events that it has not read, are at their limit
+    │   ├── UnknownOrchestration       no worker registers it
+    │   ├── OrchestrationPoisoned      its turns seem to end the workers that take it
+    │   ├── OrchestrationUnreadable    its history, or a message to it, cannot be read by this version
+    │   ├── ExecutionLimitReached      its history, or its unread events, are at their limit
     │   └── Nondeterminism             code and history disagree: expected and actual
     ├── ActivityError                  raised where an orchestration awaits an activity
     │   ├── ActivityFailed             the activity raised; carries its type, message, category, bases and fields
-    │   ├── ActivityTimeout            its time ran out
-    │   ├── ActivityPoisoned           it was started too often without an end
+    │   ├── ActivityTimeout            it ran longer than its timeout
+    │   ├── ActivityPoisoned           it was started too often without ending
     │   ├── UnknownActivity            no worker registers it
     │   └── ActivityCancelled          cancelled while it was awaited
-    ├── WorkerStalled                  the worker's event loop stood still, so it gave up its lease
+    ├── WorkerStalled                  the worker's event loop made no progress; the worker gave up its lease
     └── SessionError
         ├── UnknownSession             this process has no state for the session (option A of the document)
-        ├── SessionNotFound            no record has this id, or one that begins so
-        ├── SessionAmbiguous           several ids begin so; carries them
+        ├── SessionNotFound            no record has this id, or this beginning of an id
+        ├── SessionAmbiguous           several ids have this beginning
         ├── SessionLoadFailed          the state could not be read; the record is untouched
         │   ├── SessionMigrationMissing    no chain of migrations leads to the schema of this code
         │   │   └── SessionRecordTooNew    later code wrote it
         │   ├── SessionMigrationAmbiguous  a step twice, or two shortest chains
         │   └── SessionMigrationFailed     a migration raised
-        ├── SessionSaveFailed          the state could not be written; carries it
+        ├── SessionSaveFailed          the state could not be written
         ├── SessionSelfConflict        an activity writes the record of its own session by id
-        └── SessionWriteConflict       somebody else has written, or holds the session now: the store wins
+        └── SessionWriteConflict       other code wrote the record, or holds the session: the store wins
 
-``retryable`` and the other fields of `ProviderError` belong to the class and are never derived from a message, so that
-both providers agree on them. Only an error that the data itself causes is not retryable: an error that is not known is
-the fault of the database's environment. No message names the database's URL, user or host.
+``retryable`` and the other fields of `ProviderError` are those of the class, and are never derived from a message, so
+that both providers agree on them. Only an error that the data causes is not retryable: an unknown error is attributed
+to the environment of the database. No message contains the database's URL, user or host.
 """
 
 from __future__ import annotations
@@ -74,32 +74,32 @@ from typing import ClassVar, Final, NamedTuple, TypeAlias
 from pydantic import ValidationError
 
 ErrorField: TypeAlias = str | int | float | bool | None
-"""What a field of an error can be to be recorded with it."""
+"""The types of fields of an error that are recorded."""
 
 
 class ErrorDetails(NamedTuple):
-    """What is recorded of an exception beside its class and text."""
+    """What is recorded of an exception, beside its class and text."""
 
     category: str | None = None
-    """Its attribute ``category``, or that of the error which it reports."""
+    """Its attribute ``category``, or that of the error that it reports."""
     bases: tuple[str, ...] = ()
-    """Names of its base classes; then, if it reports the error of other code, the class of that one, and its bases."""
+    """Names of its base classes; then, of an error that it reports, the class and its bases."""
     fields: tuple[tuple[str, ErrorField], ...] = ()
     """The attributes that its class names in ``recorded_fields``: names and values."""
 
 
 class ReportedError:
-    """Base of the errors that report what was raised in other code: by an activity, or by an orchestration.
+    """Base of the errors that report an exception of other code: of an activity, or of an orchestration.
 
     An exception of the application can have a ``category`` (a string) and ``recorded_fields`` (a tuple of names of
-    attributes that are strings of at most 256 bytes, numbers or None): the code that awaits gets them too.
+    attributes that are strings of at most 256 bytes, numbers or None). Both are available where the result is awaited.
 
     Attributes:
         error_type: name of the exception class that was raised.
         message: its text.
-        details: more of it, as far as there is more.
-        stack: where it was raised, as text of at most `limits.MAX_STACK_BYTES` bytes; empty when it was not raised by
-            code, or was recorded by an earlier release.
+        details: its category, bases and fields.
+        stack: its traceback as text, of at most `limits.MAX_STACK_BYTES` bytes; empty if no code raised it, or an
+            earlier release recorded it.
     """
 
     error_type: str
@@ -109,27 +109,27 @@ class ReportedError:
 
     @property
     def category(self) -> str | None:
-        """Of the error that was raised: "load_failed", "migration_missing", …; None when its class has none."""
+        """Category of the exception: "load_failed", "migration_missing", …; None if its class has none."""
         return self.details.category
 
     @property
     def fields(self) -> Mapping[str, ErrorField]:
-        """Of the error that was raised: ``session_id``, ``from_version``, …, by name."""
+        """Recorded fields of the exception, by name: ``session_id``, ``from_version``, …"""
         return dict(self.details.fields)
 
     @property
     def from_version(self) -> int | None:
-        """Of a migration error: the schema version that the record has, or where the step begins."""
+        """Of a migration error: the schema version of the record, or at the beginning of the step."""
         return self._version("from_version")
 
     @property
     def to_version(self) -> int | None:
-        """Of a migration error: the schema version that was wanted, or where the step ends."""
+        """Of a migration error: the schema version of the code, or at the end of the step."""
         return self._version("to_version")
 
     def is_a(self, kind: type[BaseException] | str) -> bool:
-        """Whether this, or the error that was raised, is of that class, or of one that is derived from it. Classes are
-        compared by name; of an error that was recorded by an earlier release the bases are not known.
+        """Whether this error, or the exception that it reports, is of that class or of a subclass. Classes are compared
+        by name. The bases of an exception that an earlier release recorded are not known.
         """
         name = kind if isinstance(kind, str) else kind.__name__
         own = (each.__name__ for each in type(self).__mro__)
@@ -144,35 +144,35 @@ class AffinityError(Exception):
     """Base of every error in this package."""
 
 
-# --- what the caller passed -----------------------------------------------------------------------------------------
+# --- arguments ------------------------------------------------------------------------------------------------------
 
 
 class InvalidInput(AffinityError, ValueError):
-    """A value that is refused at the edge; nothing was written."""
+    """An argument is refused; nothing was written."""
 
 
 class InvalidId(InvalidInput):
-    """An id or name that is empty, too long, or holds control characters."""
+    """An id or name is empty, too long, or contains control characters."""
 
 
 class PayloadTooLarge(InvalidInput):
-    """An input, result or event over its limit in bytes, or nested too deep."""
+    """An input, result or event is over its limit in bytes, or nested too deep."""
 
 
 class NotSerializable(InvalidInput):
-    """A value that its declared type cannot turn into JSON, or JSON that does not fit the declared type."""
+    """A value has no JSON form as its declared type, or JSON does not fit the declared type."""
 
 
 class InvalidOptions(InvalidInput):
-    """Options out of range or in contradiction; the message carries both values."""
+    """Options are out of range or contradict each other; the message contains the values."""
 
 
 class InvalidUrl(InvalidInput):
-    """A database URL that names no provider, or is malformed."""
+    """A database URL names no provider, or is malformed."""
 
 
 class InvalidApp(InvalidInput):
-    """``MODULE:APP`` that cannot be imported, or a registration that cannot be used."""
+    """``MODULE:APP`` cannot be imported, or a registration cannot be used."""
 
 
 # --- the database ---------------------------------------------------------------------------------------------------
@@ -183,9 +183,9 @@ class ProviderError(AffinityError):
 
     Attributes:
         retryable: the same call may succeed later, with the same data.
-        misconfigured: a person must act (a password, a right, a migration). A start, and a client's call, give up
-            immediately; a worker that runs tries again like after any other failure.
-        maybe_done: it is unknown whether the call has changed anything. After every other error it has changed nothing.
+        misconfigured: an operator must act (a password, a right, a migration). The start of a worker and the calls of a
+            client fail immediately; a running worker retries, as after any other failure.
+        maybe_done: it is unknown whether the call took effect. After every other error it had no effect.
         code: SQLSTATE, or the name of SQLite's result code; None when the database reported none.
     """
 
@@ -199,17 +199,17 @@ class ProviderError(AffinityError):
 
 
 class Contention(ProviderError):
-    """Lost to a concurrent transaction (deadlock, serialization, busy). Nothing was changed: try again immediately."""
+    """Lost to a concurrent transaction (deadlock, serialization, busy). Nothing was changed: retry immediately."""
 
 
 class StatementTimeout(ProviderError):
-    """The statement was cancelled, as a rule because it took longer than the database allows. Nothing was changed: try
-    with less of it, and with backoff.
+    """The statement was cancelled, as a rule because it took longer than the database allows. Nothing was changed:
+    retry less of it, with backoff.
     """
 
 
 class ConnectionLost(ProviderError):
-    """No connection could be made, or it broke; what was in flight may or may not have happened."""
+    """No connection could be made, or it broke; a call in flight may or may not have taken effect."""
 
     maybe_done = True
 
@@ -225,8 +225,8 @@ class AccessDenied(ProviderError):
 
 
 class SchemaMismatch(ProviderError):
-    """The schema, or the database itself, is not one that this code can use: never migrated, too old, too new, or
-    damaged. The message says what to do, and which release the database needs if it is too new.
+    """This code cannot use the schema, or the database: it was never migrated, is too old, too new, or damaged. The
+    message says what to do, and, for one that is too new, which release it needs.
     """
 
     misconfigured = True
@@ -241,35 +241,35 @@ class PoolerRefused(ProviderError):
 
 
 class DatabaseFailure(ProviderError):
-    """Anything else that the database reported: a full disk, an I/O error, no memory, a limit. It is the environment's
-    fault, never that of the data.
+    """Any other failure of the database: a full disk, an I/O error, no memory, a limit. The cause is the environment,
+    not the data.
     """
 
 
 class DataRefused(ProviderError):
-    """The database, or its driver, does not take what the call contains: a value out of range, one too large, or one
-    that a constraint forbids. The same data is refused again.
+    """The database, or its driver, refuses the data of the call: a value is out of range, too large, or forbidden by a
+    constraint. The same data is refused again.
     """
 
     retryable = False
 
 
 class Duplicate(ProviderError):
-    """A row that must be new was there already."""
+    """A row that must be new exists already."""
 
     retryable = False
 
 
 class DatabaseChanged(ProviderError):
-    """The database is another one than before, or has lost what it had committed (a failover, a restored backup). What
-    was read from it before may be untrue: start again with nothing in memory.
+    """The database is another one than before, or has lost commits (a failover, a restored backup). State that was read
+    before may be invalid: the worker starts again with nothing in memory.
     """
 
     retryable = False
 
 
 class WorkerFenced(ProviderError):
-    """Another process has started under this worker's name: this one must stop at once."""
+    """Another process has started under this worker's name: this one must stop immediately."""
 
     retryable = False
 
@@ -278,7 +278,7 @@ class WorkerFenced(ProviderError):
 
 
 class ClientError(AffinityError):
-    """What was asked does not fit the instance."""
+    """The request does not fit the instance."""
 
 
 class UnknownInstance(ClientError):
@@ -299,7 +299,7 @@ class QuotaExceeded(ClientError):
     Attributes:
         quota: which: "instances", "unread_events" or "instance_bytes".
         limit: instances in the database, or events, or bytes, of one instance.
-        remedy: what helps, in words.
+        remedy: what to do, as text.
     """
 
     _TEXTS: ClassVar[Mapping[str, tuple[str, str]]] = {
@@ -316,8 +316,8 @@ class QuotaExceeded(ClientError):
 
 
 class TooManyUnreadEvents(QuotaExceeded):
-    """The event was refused: its instance has as many that it has not read as `limits.MAX_UNREAD_EVENTS`, or a smaller
-    quota, allows. Send it again later.
+    """The event was refused: its instance has the largest number of unread events, `limits.MAX_UNREAD_EVENTS` or a
+    smaller quota. Send it again later.
     """
 
 
@@ -326,23 +326,23 @@ class InstanceNotFinished(ClientError):
 
 
 class InstanceNotSuspended(ClientError):
-    """The instance is not suspended, so that there is nothing to resume."""
+    """The instance is not suspended, and cannot be resumed."""
 
 
 class WaitTimeout(ClientError, TimeoutError):
-    """The instance did not end within the time given; it goes on."""
+    """The instance did not end within the timeout; it continues."""
 
 
 # --- orchestrations -------------------------------------------------------------------------------------------------
 
 
 class OrchestrationError(AffinityError):
-    """How an orchestration ended, or which rule of replay it broke."""
+    """An orchestration has ended, or broke a rule of replay."""
 
 
 class OrchestrationFailed(OrchestrationError, ReportedError):
-    """The orchestration raised. If it raised what an activity or sub-orchestration had failed with, category and fields
-    are those of that error; see `ReportedError`.
+    """The orchestration raised. If it raised the error of an activity or sub-orchestration, category and fields are
+    those of that error; see `ReportedError`.
 
     Attributes:
         error_type: name of the exception class that ended it.
@@ -362,7 +362,7 @@ class OrchestrationCancelled(OrchestrationError):
 
 
 class OrchestrationMisuse(OrchestrationError):
-    """Orchestration code awaited, forgot or misplaced something; the message names the mistake."""
+    """Orchestration code awaits a foreign object, lacks an await, or makes a misplaced call; the message says which."""
 
 
 class UnknownOrchestration(OrchestrationError):
@@ -370,23 +370,23 @@ class UnknownOrchestration(OrchestrationError):
 
 
 class OrchestrationPoisoned(OrchestrationError):
-    """Worker after worker took the instance and none committed a turn of it: its steps seem to kill them."""
+    """Several workers in a row took the instance, and none committed a turn of it: its code seems to end them."""
 
 
 class OrchestrationUnreadable(OrchestrationError):
-    """The history of the instance, or a message to it, holds what this version cannot read."""
+    """The history of the instance, or a message to it, cannot be read by this version."""
 
 
 class ExecutionLimitReached(OrchestrationError):
-    """One execution has as many events in its history, or as many that it has not read, as it may have."""
+    """The history of one execution, or its unread events, are at their limit."""
 
 
 class Nondeterminism(OrchestrationError):
-    """The code asked for something else than its history records.
+    """The code requests another command than its history records.
 
     Attributes:
-        expected: what the history has, as text.
-        actual: what the code did, as text.
+        expected: the recorded event, as text.
+        actual: what the code does, as text.
     """
 
     def __init__(self, expected: str, actual: str) -> None:
@@ -399,8 +399,8 @@ class Nondeterminism(OrchestrationError):
 
 
 class ActivityError(AffinityError, ReportedError):
-    """Raised in an orchestration where it awaits an activity that did not succeed. `ReportedError` says what it
-    knows of the error that was raised.
+    """Raised in an orchestration where it awaits a failed activity. See `ReportedError` for the fields of the exception
+    that the activity raised.
 
     Attributes:
         activity: registered name of the activity.
@@ -420,7 +420,7 @@ class ActivityError(AffinityError, ReportedError):
 
 
 class ActivityFailed(ActivityError):
-    """The activity raised, and its retry policy (if any) is used up."""
+    """The activity raised, and its retry policy (if any) allows no further attempt."""
 
 
 class ActivityTimeout(ActivityError):
@@ -428,11 +428,11 @@ class ActivityTimeout(ActivityError):
 
 
 class ActivityPoisoned(ActivityError):
-    """The activity was started too often without coming to an end: it seems to kill its worker."""
+    """The activity was started too often without ending: it seems to end its worker."""
 
 
 class UnknownActivity(ActivityError):
-    """No worker registers an activity of this name, for longer than workers wait for one."""
+    """No worker has registered an activity of this name for ``unregistered_timeout``."""
 
 
 class ActivityCancelled(ActivityError):
@@ -458,15 +458,15 @@ class UnknownSession(SessionError):
 
 
 class SessionNotFound(SessionError):
-    """No record has this session id, and no id begins so."""
+    """No record has this session id, and no session id has this beginning."""
 
 
 class SessionAmbiguous(SessionError):
-    """Several session ids begin so.
+    """Several session ids have this beginning.
 
     Attributes:
-        prefix: what was asked for.
-        candidates: ids that begin so, the first of them when there are many.
+        prefix: the beginning.
+        candidates: the ids, or the first of them when there are many.
     """
 
     def __init__(self, prefix: str, candidates: Sequence[str]) -> None:
@@ -477,7 +477,7 @@ class SessionAmbiguous(SessionError):
 
 
 class SessionLoadFailed(SessionError):
-    """The state could not be read from its record; no code of the activity has seen it, and the record is untouched.
+    """The state could not be read from its record, which is unchanged.
 
     Attributes:
         session_id: whose state it is.
@@ -513,8 +513,8 @@ class SessionMigrationMissing(SessionLoadFailed):
 class SessionRecordTooNew(SessionMigrationMissing):
     """Later code wrote the record, and no chain of migrations leads back to the schema version of this code.
 
-    A worker gives an activity that meets it back together with its session, for workers that can read the record. The
-    error is that of the activity when none has come within ``unregistered_timeout``.
+    A worker gives the activity back, with its session, for workers that can read the record. If there is none within
+    ``unregistered_timeout``, the activity fails with this error.
 
     Attributes:
         kind: of the record.
@@ -544,7 +544,7 @@ class SessionMigrationAmbiguous(SessionLoadFailed):
 
 
 class SessionMigrationFailed(SessionLoadFailed):
-    """A migration raised (the ``__cause__``); those after it were not run.
+    """A migration raised (``__cause__``); later ones were not run.
 
     Attributes:
         from_version: of the step that raised.
@@ -564,7 +564,7 @@ class SessionSaveFailed(SessionError):
 
     Attributes:
         session_id: whose state it is.
-        state: what should have been written, so that the caller may keep it elsewhere.
+        state: the state, for the caller to save elsewhere.
     """
 
     category: ClassVar[str] = "save_failed"
@@ -579,8 +579,8 @@ class SessionSaveFailed(SessionError):
 class SessionSelfConflict(SessionError):
     """An activity has opened its own session by id and changed the state; nothing was written.
 
-    Such a write is that of a script: it would end the epoch of the activity's own lease, for which the result of the
-    activity would be refused, however often it runs.
+    Such a write would be one without a lease. It would end the epoch of the activity's own lease, so that the result of
+    the activity would be refused in every attempt.
 
     Attributes:
         session_id: whose state it is.
@@ -599,14 +599,14 @@ class SessionSelfConflict(SessionError):
 
 
 class SessionWriteConflict(SessionError):
-    """The write was refused: the record is not the one that it was made from, or the session has a newer epoch.
+    """The write was refused: the record has changed since it was read, or the session has a newer epoch.
 
-    The store wins. Within an activity nobody need do anything: the worker drops its copy and runs the activity again.
+    The store wins. In an activity the error needs no handling: the worker drops its copy and runs the activity again.
 
     Attributes:
         session_id: whose state it is.
-        expected_version: of the record that the write was made from; None when the writer did not say.
-        version: of the record; None when there is none, or when the store did not look.
+        expected_version: of the record from which the write was made; None when the writer named none.
+        version: of the record; None when there is none, or it is not known.
     """
 
     category: ClassVar[str] = "write_conflict"
