@@ -1,24 +1,22 @@
-"""What is kept of a session: the words that the session layer, the providers and the worker share.
+"""The records that packages exchange: above all those of a session's state.
 
-A session has at most one *record*: its state as bytes that only the session layer understands, and beside it, in
-columns of their own, what people look for. Two ways lead to a record:
+A session has at most one *record*: its state as bytes that only the session layer reads, and its searchable metadata in
+columns. A record is written in one of two ways:
 
-* with a result: a `StateWrite` travels with the result of an activity and is applied in the same transaction, or not at
+* with a result: a `StateWrite` accompanies the result of an activity and is applied in the same transaction, or not at
   all (`affinity.provider.contract.Turn`, ``WorkAck``);
-* on its own: `SessionStore.save`, for scripts, for web handlers, and for stores that are not the provider's database.
+* on its own: `SessionStore.save`, for scripts, for web handlers, and for stores outside the provider's database.
 
 Fences
-    *version*: counts the writes of a record, from 1. A write names the version that it was made from; another one in
-    the store means that somebody else has written since.
-    *birth*: a random name that a record has from its making to its deletion. Versions begin again with a record that is
-    made anew under the same id; its birth is another. Who writes with a result need not name it: the deletion has ended
-    the epoch.
-    *epoch*: of the lease under which the writer works (`docs/understand/leases.md`).
-    A write under an older epoch than the session
-    or its record has is refused. In the provider's database, whoever saves or deletes a record without a lease gives
-    the session a new epoch first (one without a row gets it, expired): copies in the memory of its holder are not used
-    any more, and what is being computed from them is refused. The holder hydrates again and goes on. A first claim at
-    the same time either waits and hydrates what was written, or has its epoch ended too.
+    *version*: the number of writes of a record, from 1. A write names the version from which it was made; if the store
+    has another version, the record was written since.
+    *birth*: a random name of a record, from its creation to its deletion. A record that is created again under the same
+    id begins at version 1 with another birth. A write with a result need not name it: the deletion has ended the epoch.
+    *epoch*: of the lease under which the writer works (`docs/understand/leases.md`). A write under an older epoch than
+    that of the session or of its record is refused. In the provider's database, a save or deletion without a lease
+    first gives the session a new epoch (a session without a row gets an expired one). Copies in the memory of its
+    holder are then not used, and results computed from them are refused; the holder hydrates again. A first claim at
+    the same time either waits and hydrates the new record, or its epoch is ended too.
 """
 
 from __future__ import annotations
@@ -41,23 +39,22 @@ _BIGINT: Final = 2**63
 def frozen(*, kw_only: bool = False) -> Callable[[type[T]], type[T]]:
     """Make a class a dataclass with slots, compared and hashed by value, whose fields are never set again.
 
-    That they are not is checked by mypy, not at run time: there, a frozen dataclass writes each field of a new object
-    through ``object.__setattr__``, which for the ten records of a turn was an eighth of all that a worker executes.
-    Whoever gets such a record from this library must treat it as frozen; what applications are given in their own
-    functions (`affinity.ActivityContext`) is frozen for real.
+    mypy checks that, not the interpreter. A frozen dataclass writes each field of a new object through
+    ``object.__setattr__``, which for the ten records of a turn was an eighth of all that a worker executes. Treat
+    such a record as frozen. The contexts of applications (`affinity.ActivityContext`) are frozen at run time.
     """
     return dataclass(slots=True, unsafe_hash=True, kw_only=kw_only)
 
 
 StateEncoding: TypeAlias = Literal["plain", "zlib"]
-"""How the bytes of a state are packed; stores keep the word and never look inside."""
+"""How the bytes of a state are packed; stores keep the word and do not read the state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionMetadata:
-    """What people see and look for without opening the state."""
+    """Searchable metadata of a session's record."""
 
-    kind: str = ""  # which type of state: a record is only opened as what it was written
+    kind: str = ""  # type of the state: a record is only opened as the kind that it was written as
     name: str | None = None
     parent: str | None = None  # session id; deleting the parent deletes this one
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -66,7 +63,7 @@ class SessionMetadata:
 
 
 def labels_of(text: str) -> dict[str, str]:
-    """The labels that a row has as JSON, as far as it is that: a damaged row must not keep others from being listed."""
+    """The labels of a row, from JSON; of a damaged row as many as can be read, so that others can still be listed."""
     value = _from_json(text)
     if not isinstance(value, dict):
         return {}
@@ -74,7 +71,7 @@ def labels_of(text: str) -> dict[str, str]:
 
 
 def participants_of(text: str) -> list[str]:
-    """The participants that a row has as JSON, as far as it is that."""
+    """The participants of a row, from JSON; of a damaged row as many as can be read."""
     value = _from_json(text)
     return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
@@ -88,7 +85,7 @@ def _from_json(text: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionState:
-    """The state of a session as it is written."""
+    """A session's state to write, with its metadata."""
 
     session_id: str
     state: bytes
@@ -97,12 +94,12 @@ class SessionState:
     metadata: SessionMetadata = field(default_factory=SessionMetadata)
 
     def __post_init__(self) -> None:
-        """Refuse what no store can keep, whoever made it.
+        """Refuse values that no store can keep.
 
         Raises:
             InvalidOptions: the schema version or the message count is no integer from 0 to `limits.MAX_INTEGER`, or the
                 state is not bytes.
-            InvalidId: a text is none, or holds a character that no store keeps.
+            InvalidId: a text is not a string, or contains a character that no store can keep.
         """
         check_id(self.session_id, "session id")
         check_integer(self.schema_version, "schema_version")
@@ -121,9 +118,9 @@ class SessionState:
 class StateWrite:
     """Session state that commits with the result of an activity.
 
-    Applied when the record's version is ``base_version`` (0: there is no record) and neither the session nor the record
-    has an epoch greater than ``epoch``. The record then has version ``base_version`` + 1 and this epoch. It names no
-    birth: a record that was made anew comes with a greater epoch of the session.
+    It is applied if the record's version is ``base_version`` (0: there is no record) and neither the session nor the
+    record has an epoch greater than ``epoch``. The record then has version ``base_version`` + 1 and this epoch. It
+    names no birth: the session of a record that was created again has a greater epoch.
     """
 
     new: SessionState
@@ -131,7 +128,7 @@ class StateWrite:
     epoch: int
 
     def __post_init__(self) -> None:
-        """Refuse what no store can compare.
+        """Refuse values that no store can compare.
 
         Raises:
             InvalidOptions: the version or the epoch is no integer of 64 bits.
@@ -143,7 +140,7 @@ class StateWrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRecord:
-    """A record as it was read."""
+    """A session's record, with its state."""
 
     session_id: str
     state: bytes
@@ -152,7 +149,7 @@ class SessionRecord:
     metadata: SessionMetadata
     version: int
     birth: str  # see the module
-    epoch: int | None  # of the lease that wrote it last; None when nobody ever wrote it under one
+    epoch: int | None  # of the last write under a lease; None when there was none
     idempotency_key: str | None  # of the last write; see `SessionStore.save`
     created_at: datetime
     updated_at: datetime
@@ -160,7 +157,7 @@ class SessionRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSummary:
-    """A record without its state, for lists."""
+    """A session's record without its state, for lists."""
 
     session_id: str
     schema_version: int
@@ -169,14 +166,14 @@ class SessionSummary:
     birth: str
     epoch: int | None
     size: int  # bytes of the state as stored
-    holder: str | None  # worker that holds the session now, where the store can know
+    holder: str | None  # worker that holds the session now, if the store knows
     created_at: datetime
     updated_at: datetime
     idle: float  # seconds since the last write, by the store's clock
 
 
 def in_family_order(members: Iterable[SessionSummary]) -> list[SessionSummary]:
-    """The records of one family: the head, which has no parent among them, and then by their creation."""
+    """Sort the records of one family: the head, which has no parent among them, and then by creation."""
     found = list(members)
     names = {member.session_id for member in found}
     return sorted(found, key=lambda one: (one.metadata.parent in names, one.created_at, one.session_id))
@@ -184,25 +181,25 @@ def in_family_order(members: Iterable[SessionSummary]) -> list[SessionSummary]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionFilter:
-    """Which records to list; all conditions must hold. Newest first: by (updated_at, session_id), descending."""
+    """Conditions on the records to list; all must hold. Newest first: by (updated_at, session_id), descending."""
 
     updated_after: datetime | None = None
     created_after: datetime | None = None
-    idle_for: float | None = None  # not written for at least so many seconds, by the store's clock
+    idle_for: float | None = None  # not written for at least this number of seconds, by the store's clock
     schema_version: int | None = None
     kind: str | None = None
     name: str | None = None
     parent: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)  # has all of these
     participant: str | None = None  # is among its participants
-    orphaned: bool = False  # has a parent of which there is no record
+    orphaned: bool = False  # has a parent that has no record
     heads: bool = False  # has no parent, or is orphaned
-    holder: str | None = None  # worker id; a store that cannot know who holds a session finds none
+    holder: str | None = None  # worker id; a store that does not know holders finds none
     prefix: str | None = None  # of the session id
     after: tuple[datetime, str] | None = None  # keyset cursor: (updated_at, session_id) of the last row seen
 
     def __post_init__(self) -> None:
-        """Refuse what no record has.
+        """Refuse values that no record has.
 
         Raises:
             InvalidOptions: the schema version is no integer from 0 to `limits.MAX_INTEGER`.
@@ -212,9 +209,9 @@ class SessionFilter:
 
 
 class SessionStore(Protocol):
-    """Where records are kept; every provider has one (``Provider.states``).
+    """A store of session records; every provider has one (``Provider.states``).
 
-    Promises what `affinity.testing.conformance.stores` asserts. Each call is atomic. What is saved or loaded shares
+    `affinity.testing.conformance.stores` asserts the contract. Each call is atomic. Saved and loaded objects share
     nothing with the store's own copy. Errors are those of `affinity.errors`, as for a provider.
     """
 
@@ -231,21 +228,20 @@ class SessionStore(Protocol):
         epoch: int | None = None,
         idempotency_key: str | None = None,
     ) -> int:
-        """Write a record, whoever wrote it last unless told otherwise; returns its version.
+        """Write a record, by default unconditionally; returns its version.
 
         Args:
-            new: what to write; ``created_at`` of an existing record stays.
-            expected_version: the version that it was made from, 0 for none.
-            birth: of the record that it was made from. Where there is no record, the one that is made gets it; None
-                gives it a random one.
+            new: the state to write; ``created_at`` of an existing record stays.
+            expected_version: the version from which it was made, 0 for none.
+            birth: of the record from which it was made. If there is no record, the new one gets it; None: a random one.
             epoch: of the writer's lease. None: a writer without a lease; the record keeps its epoch, and in a
                 provider's database the session gets a new one (see the module).
             idempotency_key: when the record's last write had this very key, nothing is written and the record's
                 version is returned: the write has happened already.
 
         Raises:
-            SessionWriteConflict: the record has another version than expected or another birth, or the session or the
-                record a newer epoch than the writer. Nothing was written.
+            SessionWriteConflict: the record has another version or birth than expected, or the session or the record
+                has a newer epoch than the writer. Nothing was written.
         """
         ...
 
@@ -260,57 +256,57 @@ class SessionStore(Protocol):
         whole: bool = False,
         dry_run: bool = False,
     ) -> Sequence[str]:
-        """Remove records; unknown ids are passed over.
+        """Remove records; unknown ids are ignored.
 
         Args:
-            session_ids: which.
-            cascade: their children too, and the children of those.
-            whole: with ``cascade``, leave a named record that has a descendant which is to be left, or which is not in
-                ``versions``, if these are told: it was added since.
-            idle_only: leave those that a live worker holds, or that have work in the queue.
-            versions: leave those of these sessions whose record has another version: it was written since it was seen.
-            births: leave those of these sessions whose record has another birth: it was made since.
+            session_ids: of the records.
+            cascade: remove their descendants too.
+            whole: with ``cascade``, keep a named record that has a descendant which is kept, or, with ``versions``, one
+                that is not in it: it was added since.
+            idle_only: keep those that a live worker holds, or that have work in the queue.
+            versions: keep those of these sessions whose record has another version: it was written since.
+            births: keep those of these sessions whose record has another birth: it was created since.
             dry_run: change nothing.
 
         Returns:
-            The ids of the records that were (or would be) removed: the named ones first, in order.
+            The ids of the records that were (or would be) removed: the named ones first, in their order.
         """
         ...
 
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
-        """One page; the cursor of the next is the last row's (updated_at, session_id)."""
+        """One page of records; the cursor of the next page is the last row's (updated_at, session_id)."""
         ...
 
     async def count(self, where: SessionFilter) -> int:
-        """How many records fit."""
+        """The number of matching records."""
         ...
 
     async def families(self, session_ids: Collection[str]) -> Sequence[Sequence[SessionSummary]]:
-        """For each session its family, in the order of `in_family_order`: its record, that of its parent, of the parent
-        of that, and so on, and those of all their descendants. Empty where there is no record.
+        """The family of each session, in the order of `in_family_order`: its record, those of all its ancestors, and
+        those of all their descendants. Empty for a session without a record.
         """
         ...
 
 
 class ActivityRun(NamedTuple):
-    """The run of an activity that gave its result."""
+    """The attempt of an activity that gave its result."""
 
     worker_id: str  # the worker that ran it
     attempt: int  # deliveries of the work item, this one included
 
 
 class Participant(Protocol):
-    """Something that must be kept together with an activity's result; see ``ActivityContext.enlist``."""
+    """Takes part in the commit of an activity's result; see ``ActivityContext.enlist``."""
 
     async def prepare(self) -> StateWrite | None:
-        """Called once when the activity's code has returned, before its result is sent: the write that goes with it.
+        """Return the write that commits with the result. Called once, when the activity's code has returned.
 
-        What it raises fails the activity.
+        An exception fails the activity.
         """
         ...
 
     def settled(self, applied: bool) -> None:
-        """Called exactly once in the end, on the event loop: whether this worker knows that the result, and with it the
-        write, was committed. False also when nobody can say: then the memory must not be trusted.
+        """Called exactly once, on the event loop. ``applied``: the result and the write are committed. False also if
+        that is unknown: state in memory must then be discarded.
         """
         ...

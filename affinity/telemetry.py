@@ -1,12 +1,12 @@
-"""The session that the running code works for, as logs and traces show it.
+"""The session of the running code, in logs and traces.
 
-A worker names it at the start of an activity's own task, the replay engine around the steps of an orchestration, the
-session layer around a block of a script; code below needs no argument to know it. A context variable follows `await`,
-child tasks and `anyio.to_thread`, and other tasks never see it. While a worker or such a block runs, two hooks copy it:
+A context variable holds it: a worker sets it in the task of an activity, the replay engine around the steps of an
+orchestration, the session layer around a block of a script. It follows `await`, child tasks and `anyio.to_thread`;
+other tasks do not see it. While a worker or such a block runs, two hooks copy it:
 
-* a log record factory, to the attribute ``affinity.session_id`` of every record. Not a filter: those of a logger do not
-  see what its children log, and those of a handler may run in another thread, where the session is not known;
-* a span processor of OpenTelemetry, where that is in use, to the attribute of the same name of every span.
+* a log record factory, to the attribute ``affinity.session_id`` of every record. A filter would not do: a logger's
+  filter does not see the records of its children, and a handler's filter may run in another thread;
+* a span processor of OpenTelemetry, if that is in use, to the attribute of the same name of every span.
 """
 
 from __future__ import annotations
@@ -28,42 +28,42 @@ _session_id: ContextVar[str | None] = ContextVar(SESSION_ATTRIBUTE, default=None
 
 
 def current_session_id() -> str | None:
-    """The session that the calling code works for; None when there is none."""
+    """The session of the calling code; None if there is none."""
     return _session_id.get()
 
 
 def enter_session(session_id: str | None) -> Token[str | None]:
-    """Name the session of the current task from here to its end, or until `leave_session` takes the token; for code
-    that starts a task, as a worker does, and for the steps of an orchestration.
+    """Set the session of the current task, to its end or until `leave_session` takes the token; for code that starts a
+    task, as a worker does, and for the steps of an orchestration.
 
-    None is worth saying too: a new task inherits the session of whoever started it.
+    Set None too: a new task inherits the session of the task that starts it.
     """
     return _session_id.set(session_id)
 
 
 def leave_session(token: Token[str | None]) -> None:
-    """Have the session that was named before."""
+    """Restore the session that was set before."""
     _session_id.reset(token)
 
 
 @contextmanager
 def session_scope(session_id: str | None) -> Iterator[None]:
-    """Name the session of the code in the block, in logs and traces too; afterwards it is what it was before."""
+    """Set the session of the code in the block, in logs and traces too; afterwards the former one is restored."""
     with instrumented():
         token = _session_id.set(session_id)
         try:
             yield
         finally:
-            # A framework may leave the block in another context than it entered; there is nothing to take back there.
+            # A framework may leave the block in another context than it entered: nothing is to be restored there.
             with suppress(ValueError):
                 _session_id.reset(token)
 
 
 @contextmanager
 def instrumented() -> Iterator[None]:
-    """Have log records and spans carry the session while the block lasts; blocks may overlap.
+    """Add the session to log records and spans while the block runs; blocks may overlap.
 
-    Spans are those of the tracer provider that is in use now: one that is set later is not seen.
+    The tracer provider is the one in use on entry; a later one is not instrumented.
     """
     _mark_spans()
     _log_records.install()
@@ -77,7 +77,7 @@ def instrumented() -> Iterator[None]:
 
 
 class _LogRecords:
-    """Wraps the process's log record factory, once, for as long as anybody wants it."""
+    """Wraps the process's log record factory, once, while there are users."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -86,7 +86,7 @@ class _LogRecords:
     def install(self) -> None:
         with self._guard:
             self._users += 1
-            # One that somebody has wrapped could not be removed, and still works: a second would be one too many.
+            # A factory that other code has wrapped could not be removed, and is still in use: add no second one.
             if self._users == 1 and not hasattr(logging.makeLogRecord({}), SESSION_ATTRIBUTE):
                 logging.setLogRecordFactory(_Stamp(logging.getLogRecordFactory()))
 
@@ -99,7 +99,7 @@ class _LogRecords:
 
 
 class _Stamp:
-    """A log record factory that adds the session to what another one makes."""
+    """A log record factory that adds the session to the records of another factory."""
 
     def __init__(self, former: Callable[..., logging.LogRecord]) -> None:
         self.former = former
@@ -134,11 +134,11 @@ class _SpanMarker:
         """Nothing to do."""
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Nothing is ever kept back."""
+        """Nothing is buffered."""
         return True
 
 
-_marked: WeakSet[Any] = WeakSet()  # tracer providers: a processor stays for good, and is idle outside a session
+_marked: WeakSet[Any] = WeakSet()  # tracer providers; a processor cannot be removed, and does nothing outside a session
 _marking = threading.Lock()
 
 
