@@ -1,4 +1,4 @@
-"""PostgreSQL: a batch of turns is committed as a whole, or judged; and where its new work goes."""
+"""PostgreSQL: a batch of turns is committed as a whole, or checked turn by turn; and where its new work goes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.provider.postgres_stage import administrator, opened, registered
 
 pytestmark = pytest.mark.anyio
 
-Kind: TypeAlias = Literal["here", "placed", "judge"]
+Kind: TypeAlias = Literal["here", "placed", "check"]
 """What the server is asked: to lock all new work to its committer, to place each item, or which turns do not pass."""
 
 
@@ -43,7 +43,7 @@ def asked(provider: PostgresProvider, monkeypatch: pytest.MonkeyPatch) -> list[K
 
     async def noting(statement: LiteralString, params: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         placed: Kind = "placed" if "item_here" in (params or {}) else "here"
-        kinds.append("judge" if statement == turns._JUDGE else placed)
+        kinds.append("check" if statement == turns._CHECK_FENCES else placed)
         return await run(statement, params)
 
     monkeypatch.setattr(connection, "run", noting)
@@ -66,7 +66,7 @@ async def test_a_batch_that_does_not_pass_as_a_whole_is_judged_turn_by_turn(
         turn(replace(behind, event_count=7), work_items=[work_item(behind, 1)]),
     )
     assert [result.committed for result in results] == [True, False]
-    assert asked == ["placed", "judge", "placed"]
+    assert asked == ["placed", "check", "placed"]
     (result,) = await peer.commit(turn(behind, acks=[dead]))
     assert (result.committed, result.lost_acks) == (False, [dead])
     assert admin.execute("SELECT instance_id, activity_id FROM worker_queue").fetchall() == [("good", 2)]
@@ -82,13 +82,13 @@ async def test_a_batch_that_is_refused_though_each_turn_passes_is_contention(
     run = provider._connections.commit.run
 
     async def disturbed(statement: LiteralString, params: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        admin.execute("UPDATE instances SET event_count = %s", [0 if statement == turns._JUDGE else 1])
+        admin.execute("UPDATE instances SET event_count = %s", [0 if statement == turns._CHECK_FENCES else 1])
         return await run(statement, params)
 
     monkeypatch.setattr(provider._connections.commit, "run", disturbed)
     with pytest.raises(Contention, match="again and again"):
         await peer.commit_one(at)
-    assert asked == ["here", "judge"] * 5
+    assert asked == ["here", "check"] * 5
     assert admin.execute("SELECT count(*) FROM history").fetchone() == (0,)
 
 
@@ -104,7 +104,7 @@ async def test_a_worker_whose_lease_ended_writes_nothing(
         for here in (False, True):
             asked.clear()
             assert not (await peer.commit_one(at, work_items=[replace(work_item(at, 1), lock_here=here)])).committed
-            assert asked == ["here" if here else "placed", "judge"]
+            assert asked == ["here" if here else "placed", "check"]
     assert admin.execute("SELECT count(*) FROM worker_queue").fetchone() == (0,)
     assert admin.execute("SELECT event_count FROM instances").fetchone() == (0,)
 

@@ -1,4 +1,4 @@
-"""A batch of turns as the columns of `commit_turns` and `judge`. The turns come in the order of their keys."""
+"""A batch of turns as the columns of `commit_turns` and `check_fences`. The turns come in the order of their keys."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def commit_columns(turns: Sequence[Turn], sent: Sequence[Sequence[NewWorkItem]])
     return columns
 
 
-def judge_columns(turns: Sequence[Turn]) -> Columns:
-    """The parameters of ``judge``. Acks and states are numbered through all turns, in their order."""
+def fence_check_columns(turns: Sequence[Turn]) -> Columns:
+    """The parameters of ``check_fences``. Acks and states are numbered through all turns, in their order."""
     acks = [ack for turn in turns for ack in turn.acks]
     writes = [write for turn in turns for write in turn.states]
     return {

@@ -3,10 +3,10 @@
 States of one batch::
 
     sent ──all turns pass──► committed
-    sent ──one does not──► refused: nothing is written ──`judge`──► sent again, without the turns that do not pass
+    sent ──one does not──► refused: nothing is written ──`check_fences`──► sent again without the turns that do not pass
 
-`judge` only reads. A turn that it finds void stays void, since a fence that has moved never moves back. A turn that it
-finds good is for the next commit to find out.
+`check_fences` only reads. A turn that does not pass never passes later, since a fence that has moved never moves back.
+A turn that passes is checked again by the next commit.
 """
 
 from __future__ import annotations
@@ -28,24 +28,23 @@ from affinity.provider.contract import (
     Turn,
     TurnResult,
     WorkerIdentity,
-    WorkItem,
-    WorkLock,
 )
 from affinity.provider.postgres.errors import BATCH_REFUSED
 from affinity.provider.postgres.operations import Operations
 from affinity.provider.postgres.releasing import release_params
 from affinity.provider.postgres.turn_columns import (
     commit_columns,
-    judge_columns,
+    fence_check_columns,
     sent_items,
 )
 from affinity.provider.postgres.work_items import lengths
+from affinity.provider.rows import to_locked_item
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "turns.sql")
-_JUDGE: Final = _SQL["judge"]
+_CHECK_FENCES: Final = _SQL["check_fences"]
 
-_NOWHERE: Final = Placed(item=None, holder=None)
+_NOT_QUEUED: Final = Placed(item=None, holder=None)
 
 _MAX_ROUNDS: Final = 5
 """Commits of one batch that may be refused, before it is contention: between two of them somebody changed a fence."""
@@ -57,22 +56,22 @@ class TurnOperations(Operations):
     async def commit_turn(
         self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts
     ) -> Sequence[TurnResult]:
-        verdicts: dict[str, TurnResult] = {}
+        outcomes: dict[str, TurnResult] = {}
         if _writes_a_state_twice(turns):
-            verdicts = await self._judge(identity, turns)
+            outcomes = await self._check_fences(identity, turns)
         for _ in range(_MAX_ROUNDS):
-            left = sorted([turn for turn in turns if turn.instance_id not in verdicts], key=_instance_id)
+            left = sorted([turn for turn in turns if turn.instance_id not in outcomes], key=_instance_id)
             if not left:
                 break
             try:
-                verdicts.update(await self._commit(identity, left, timeouts))
+                outcomes.update(await self._commit(identity, left, timeouts))
             except Contention as error:  # nothing was written
                 if error.code not in _NOT_ALL_PASS:
                     raise
-                verdicts.update(await self._judge(identity, left))
+                outcomes.update(await self._check_fences(identity, left))
         else:
             raise Contention("a batch of turns was refused again and again, each time for another turn")
-        return [verdicts[turn.instance_id] for turn in turns]
+        return [outcomes[turn.instance_id] for turn in turns]
 
     async def _commit(
         self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts
@@ -104,13 +103,13 @@ class TurnOperations(Operations):
             for turn, of_turn, found in zip(turns, sent, places, strict=True)
         }
 
-    async def _judge(self, identity: WorkerIdentity, turns: Sequence[Turn]) -> dict[str, TurnResult]:
+    async def _check_fences(self, identity: WorkerIdentity, turns: Sequence[Turn]) -> dict[str, TurnResult]:
         """Those of the turns that do not pass, with the reasons."""
         acks = [(turn.instance_id, ack) for turn in turns for ack in turn.acks]
         writes = [(turn.instance_id, write.new.session_id) for turn in turns for write in turn.states]
-        params = {"worker": identity.worker_id, "incarnation": identity.incarnation, **judge_columns(turns)}
+        params = {"worker": identity.worker_id, "incarnation": identity.incarnation, **fence_check_columns(turns)}
         void: dict[str, set[int]] = {"turn": set(), "ack": set(), "state": set()}
-        for kind, number in await self._connections.commit.run(_JUDGE, params):
+        for kind, number in await self._connections.commit.run(_CHECK_FENCES, params):
             void[kind].add(number - 1)
         fenced = {turns[n].instance_id for n in void["turn"]}
         lost = [acks[n] for n in sorted(void["ack"])]
@@ -138,7 +137,7 @@ def _placed(turn: Turn, sent: Sequence[NewWorkItem], places: list[Placed]) -> li
     if len(sent) == len(turn.work_items):
         return places
     found = {item.key: place for item, place in zip(sent, places, strict=True)}
-    return [found.get(item.key, _NOWHERE) for item in turn.work_items]
+    return [found.get(item.key, _NOT_QUEUED) for item in turn.work_items]
 
 
 def _writes_a_state_twice(turns: Sequence[Turn]) -> bool:
@@ -187,18 +186,5 @@ class _Answer:
         """Where the item went."""
         if self._locked is None or self._locked[number - 1]:
             token = Token(f"{self._token}.{number}")
-            return Placed(_locked(item, token, self._epochs.get(item.session_id)), None)
+            return Placed(to_locked_item(item, token, self._epochs.get(item.session_id)), None)
         return Placed(None, self._holders[number - 1] if self._holders else None)
-
-
-def _locked(item: NewWorkItem, token: Token, epoch: int | None) -> WorkItem:
-    return WorkItem(
-        lock=WorkLock(item.key, token),
-        name=item.name,
-        payload=item.payload,
-        session_id=item.session_id,
-        session_epoch=epoch,
-        attempts=1,
-        failures=0,
-        unknown_for=None,
-    )

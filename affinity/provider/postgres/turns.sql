@@ -1,5 +1,5 @@
--- judge: which turns of a batch that was refused do not pass, which results and states are void; reads only
--- What it says of a turn that does not pass stays true. What it says of one that passes is for commit_turns to find out.
+-- check_fences: turns, results and states of a refused batch whose fences do not pass; reads only
+-- A fence that does not pass never passes later. One that passes here is checked again by the next commit.
 SELECT 'turn', t.n
 FROM unnest(%(instance)s, %(birth)s, %(execution)s, %(events)s)
      WITH ORDINALITY AS t (instance_id, birth, execution_id, events, n)
