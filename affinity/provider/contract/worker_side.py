@@ -189,7 +189,8 @@ class WorkerProvider(ProviderConnection, Protocol):
         ``consumed`` messages and acked items; touches the sessions of acks; adds items, messages and instances; removes
         cancelled activities, whichever worker runs them, and cancelled timers; writes ``states``; begins and ends holds
         and watches. ``continued`` starts the next execution with event count 0; a finished status removes all queue
-        rows of the instance.
+        rows of the instance. A work item or timer that a turn queues and also cancels is not queued; a message to a
+        child that it creates arrives after the child's start.
         """
         ...
 
