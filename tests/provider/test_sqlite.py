@@ -35,7 +35,8 @@ from affinity.provider.contract import (
 from affinity.provider.history import read_whole_history
 from affinity.provider.sqlite import Clock, SqliteProvider
 from affinity.provider.sqlite.driver.clock import instant
-from affinity.provider.sqlite.driver.database import PORTION, Database
+from affinity.provider.sqlite.driver.database import Database
+from affinity.provider.sqlite.driver.transaction import PORTION
 from affinity.provider.sqlite.migration import MIGRATIONS, migrate
 from affinity.provider.statements import load_statements
 

@@ -25,7 +25,8 @@ from typing import Any, Final, NamedTuple
 from affinity.limits import MAX_BATCH, MIN_SHARE, SHARE_DIVISOR, fair_share
 from affinity.provider.contract import FetchOptions, WorkerIdentity, WorkFetch, WorkItem, WorkKey, WorkLock
 from affinity.provider.sqlite import sessions
-from affinity.provider.sqlite.driver.database import Database, Tx, to_json
+from affinity.provider.sqlite.driver.database import Database
+from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.sqlite.payloads import read_payloads
 from affinity.provider.sqlite.sessions import FREE, NEW, Lease, offer_route, own_route
 from affinity.provider.sqlite.tokens import Tokens

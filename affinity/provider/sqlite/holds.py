@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from affinity.provider.contract import FINISHED, SessionHold, SessionWatch, Turn
-from affinity.provider.sqlite.driver.database import PORTION, Row, Tx, to_json
+from affinity.provider.sqlite.driver.transaction import PORTION, Row, Tx, to_json
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "holds.sql")

@@ -18,7 +18,7 @@ from affinity.provider.contract import (
 from affinity.provider.rows import to_instance
 from affinity.provider.sqlite import messages, suspension, turns
 from affinity.provider.sqlite.driver.clock import instant
-from affinity.provider.sqlite.driver.database import Tx
+from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "instances.sql")

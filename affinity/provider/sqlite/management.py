@@ -18,7 +18,7 @@ from affinity.provider.contract import (
 )
 from affinity.provider.rows import to_execution, to_instance_counts, to_origins, to_tree_member, to_work_item_info
 from affinity.provider.sqlite.driver.clock import instant
-from affinity.provider.sqlite.driver.database import Tx
+from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.sessions import SUSPENDED
 from affinity.provider.statements import load_statements
 

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import FINISHED, Delivery, NewInstance, NewMessage
 from affinity.provider.sqlite import quotas
-from affinity.provider.sqlite.driver.database import Tx, to_json
+from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "messages.sql")

@@ -29,7 +29,8 @@ from affinity.provider.schema import (
 )
 from affinity.provider.sqlite import timeline
 from affinity.provider.sqlite.driver.clock import Clock
-from affinity.provider.sqlite.driver.database import MAX_WAIT, Tx, connect, patiently
+from affinity.provider.sqlite.driver.database import MAX_WAIT, connect, patiently
+from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.errors import FAILURES, translate
 from affinity.provider.statements import load_statements
 

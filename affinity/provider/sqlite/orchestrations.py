@@ -21,7 +21,8 @@ from affinity.provider.contract import (
     Release,
     WorkerIdentity,
 )
-from affinity.provider.sqlite.driver.database import Database, Tx, to_json
+from affinity.provider.sqlite.driver.database import Database
+from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.sqlite.messages import reroute_instances
 from affinity.provider.sqlite.payloads import portions, read_payloads
 from affinity.provider.sqlite.sessions import NEW, SUSPENDED, own_route

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, LiteralString
 
-from affinity.provider.sqlite.driver.database import PORTION, Tx, to_json
+from affinity.provider.sqlite.driver.transaction import PORTION, Tx, to_json
 
 FIRST_PORTION: Final = 16
 """Rows of the first portion. To know the size of a text, SQLite reads it: among the largest ones that is 32 MB."""

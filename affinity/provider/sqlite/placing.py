@@ -8,7 +8,7 @@ from typing import Any, Final
 from affinity.provider.contract import NewWorkItem, Placed, WorkerIdentity
 from affinity.provider.rows import to_locked_item
 from affinity.provider.sqlite import sessions
-from affinity.provider.sqlite.driver.database import Tx
+from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.sessions import FREE, NEW, Lease, offer_route
 from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.sqlite.work_items import SQL

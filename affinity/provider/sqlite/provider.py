@@ -73,8 +73,9 @@ from affinity.provider.sqlite import reset as resetting
 from affinity.provider.sqlite import retention as pruning
 from affinity.provider.sqlite import sweep as sweeping
 from affinity.provider.sqlite.driver.clock import Clock
-from affinity.provider.sqlite.driver.database import MAX_WAIT, Database, Tx, connect
+from affinity.provider.sqlite.driver.database import MAX_WAIT, Database, connect
 from affinity.provider.sqlite.driver.thread import DatabaseThread
+from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.messages import create_all, send_all
 from affinity.provider.sqlite.migration import check_schema, inspect, migrate, unmigrated
 from affinity.provider.sqlite.session_store import SqliteSessionStore

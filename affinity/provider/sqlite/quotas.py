@@ -8,7 +8,7 @@ from typing import Final
 
 from affinity.errors import QuotaExceeded
 from affinity.provider.contract import NewInstance, NewMessage, Quotas
-from affinity.provider.sqlite.driver.database import Tx, to_json
+from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "quotas.sql")

@@ -13,7 +13,7 @@ from affinity.provider.contract import (
     WorkerIdentity,
 )
 from affinity.provider.sqlite import sessions
-from affinity.provider.sqlite.driver.database import Tx, to_json
+from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.sqlite.sessions import Lease, offer_route
 from affinity.provider.statements import load_statements
 

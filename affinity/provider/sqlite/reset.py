@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from affinity.provider.contract import NewMessage, NewWorkItem, Reset
 from affinity.provider.sqlite import holds, suspension, turns, work_items
-from affinity.provider.sqlite.driver.database import Tx
+from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.messages import mark_instances, send
 from affinity.provider.sqlite.sessions import FREE, NEW, Lease, read_leases
 from affinity.provider.statements import load_statements

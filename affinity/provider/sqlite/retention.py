@@ -10,7 +10,7 @@ from affinity.limits import PRUNE_EVENTS, PRUNE_TREE_EVENTS, PRUNE_WINDOW
 from affinity.provider.contract import SWEPT_STATUSES, HistoryPruning, InstancePruning, Retention
 from affinity.provider.sqlite import instances as stored
 from affinity.provider.sqlite.driver.clock import instant
-from affinity.provider.sqlite.driver.database import Tx, to_json
+from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "retention.sql")

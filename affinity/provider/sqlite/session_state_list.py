@@ -16,7 +16,7 @@ from typing import Any, Final, LiteralString
 from affinity.limits import MAX_ID_BYTES
 from affinity.provider.rows import to_session_summary
 from affinity.provider.sqlite.driver.clock import instant
-from affinity.provider.sqlite.driver.database import Row, Tx, to_json
+from affinity.provider.sqlite.driver.transaction import Row, Tx, to_json
 from affinity.provider.sqlite.session_states import SQL
 from affinity.provider.statements import load_statements
 from affinity.records import SessionFilter, SessionSummary, in_family_order

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from affinity.provider.rows import to_session_record, write_conflict
 from affinity.provider.sqlite import sessions
 from affinity.provider.sqlite.driver.clock import instant
-from affinity.provider.sqlite.driver.database import Tx, to_json
+from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.statements import load_statements
 from affinity.records import SessionRecord, SessionState, StateWrite
 

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from affinity.limits import MAX_PAGE, MAX_REROUTE
 from affinity.provider.contract import TOUCH_SLACK, SessionInfo, WorkerIdentity
 from affinity.provider.rows import to_session
-from affinity.provider.sqlite.driver.database import Tx, to_json
+from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "sessions.sql")

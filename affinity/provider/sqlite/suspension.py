@@ -7,7 +7,7 @@ from typing import Final
 
 from affinity.provider.contract import Resumption, Suspend, WorkerIdentity
 from affinity.provider.sqlite import orchestrations
-from affinity.provider.sqlite.driver.database import Tx, to_json
+from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.sqlite.messages import mark_instances, read_statuses
 from affinity.provider.sqlite.sessions import NEW, SUSPENDED, own_route
 from affinity.provider.sqlite.workers import read_caller

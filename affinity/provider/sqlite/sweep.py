@@ -22,7 +22,7 @@ from typing import Any, Final
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import OFFER_SECONDS, Retention, Sweep
 from affinity.provider.sqlite import retention as pruning
-from affinity.provider.sqlite.driver.database import Tx
+from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.messages import reroute_messages
 from affinity.provider.sqlite.sessions import is_offer, own_route
 from affinity.provider.statements import load_statements

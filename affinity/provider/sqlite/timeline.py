@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.statements import load_statements
 from affinity.provider.timeline import Timeline
-
-if TYPE_CHECKING:
-    from affinity.provider.sqlite.driver.database import Tx
 
 _SQL: Final = load_statements(__package__, "timeline.sql")
 

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from affinity.provider.contract import FINISHED, InstanceUpdate, Placed, Timeouts, Turn, TurnResult, WorkerIdentity
 from affinity.provider.sqlite import holds, releasing, sessions
-from affinity.provider.sqlite.driver.database import Tx, to_json
+from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.sqlite.messages import insert_new, send
 from affinity.provider.sqlite.placing import NOT_QUEUED, WorkItemPlacer
 from affinity.provider.sqlite.session_states import FenceChecker

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from affinity.provider.contract import NewMessage, Timeouts, WorkAbandon, WorkAck, WorkerIdentity, WorkLock
 from affinity.provider.sqlite import sessions
-from affinity.provider.sqlite.driver.database import Tx, to_json
+from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.sqlite.messages import send
 from affinity.provider.sqlite.session_states import FenceChecker
 from affinity.provider.sqlite.sessions import FREE, NEW

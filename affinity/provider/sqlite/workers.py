@@ -11,7 +11,7 @@ from affinity.provider.contract import WorkerIdentity, WorkerInfo, WorkerLease
 from affinity.provider.rows import to_worker, worker_fenced
 from affinity.provider.sqlite import sessions, timeline
 from affinity.provider.sqlite.driver.clock import instant
-from affinity.provider.sqlite.driver.database import Tx
+from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.messages import reroute_messages
 from affinity.provider.sqlite.sessions import own_route
 from affinity.provider.statements import load_statements

@@ -1,0 +1,138 @@
+"""Modules of `affinity` import each other in one direction: no circle, at import time or for type checking."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+ROOT: Final = Path(__file__).parent.parent
+
+LATE: Final[Mapping[tuple[str, str], str]] = {}
+"""Imports inside functions that close a circle, by importing and imported module, each with its reason."""
+
+
+class Imports(NamedTuple):
+    """The modules of `affinity` that a module imports."""
+
+    on_import: frozenset[str]
+    for_types: frozenset[str]
+    """Under ``if TYPE_CHECKING``."""
+    late: frozenset[str]
+    """Inside functions."""
+
+
+def modules(root: Path = ROOT) -> dict[str, ast.Module]:
+    found = {}
+    for path in sorted((root / "affinity").rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = ast.parse(path.read_text())
+    return found
+
+
+def imports_of(tree: ast.AST, known: Mapping[str, ast.Module]) -> Imports:
+    kinds: dict[str, set[str]] = {"on_import": set(), "for_types": set(), "late": set()}
+
+    def walk(node: ast.AST, kind: str) -> None:
+        for name in _imported(node):
+            if (module := _module(name, known)) is not None:
+                kinds[kind].add(module)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            kind = "late"
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            for each in node.body:
+                walk(each, "for_types")
+            for each in node.orelse:
+                walk(each, kind)
+            return
+        for child in ast.iter_child_nodes(node):
+            walk(child, kind)
+
+    walk(tree, "on_import")
+    return Imports(**{kind: frozenset(names) for kind, names in kinds.items()})
+
+
+def _imported(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "imports are absolute"
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _module(name: str, known: Mapping[str, ast.Module]) -> str | None:
+    """The module that is imported: the name itself, or what is before its last dot when that names an attribute."""
+    return next((each for each in (name, name.rpartition(".")[0]) if each in known), None)
+
+
+def circles(graph: Mapping[str, frozenset[str]]) -> list[list[str]]:
+    """Groups of modules each of which imports all others of its group, directly or not."""
+    reached = {name: _reachable(name, graph) for name in graph}
+    groups = {
+        tuple(sorted(other for other in reached[name] if name in reached[other]))
+        for name in graph
+        if name in reached[name]
+    }
+    return sorted(map(list, groups))
+
+
+def _reachable(start: str, graph: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    seen: set[str] = set()
+    waiting = list(graph[start])
+    while waiting:
+        name = waiting.pop()
+        if name not in seen:
+            seen.add(name)
+            waiting += graph[name]
+    return frozenset(seen)
+
+
+@pytest.fixture(scope="module")
+def imported() -> dict[str, Imports]:
+    known = modules()
+    return {name: imports_of(tree, known) for name, tree in known.items()}
+
+
+def test_no_circle_at_import_time(imported: dict[str, Imports]) -> None:
+    assert circles({name: each.on_import for name, each in imported.items()}) == []
+
+
+def test_no_circle_with_the_imports_for_type_checking(imported: dict[str, Imports]) -> None:
+    assert circles({name: each.on_import | each.for_types for name, each in imported.items()}) == []
+
+
+def test_no_circle_with_the_imports_inside_functions(imported: dict[str, Imports]) -> None:
+    """Except those that `LATE` gives a reason for, each of which is there."""
+    late = {(name, other) for name, each in imported.items() for other in each.late}
+    assert set(LATE) <= late
+    graph = {
+        name: each.on_import | each.for_types | {other for other in each.late if (name, other) not in LATE}
+        for name, each in imported.items()
+    }
+    assert circles(graph) == []
+
+
+def test_each_kind_of_import_is_found() -> None:
+    text = """
+import affinity.a
+from affinity import b
+from affinity.c import attribute
+if TYPE_CHECKING:
+    from affinity.d import Type
+def function():
+    import affinity.e
+"""
+    known = {f"affinity.{name}": ast.parse("") for name in "abcde"}
+    found = imports_of(ast.parse(text), known)
+    assert found.on_import == {"affinity.a", "affinity.b", "affinity.c"}
+    assert found.for_types == {"affinity.d"}
+    assert found.late == {"affinity.e"}
+
+
+def test_a_circle_is_found() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": {"e"}}
+    assert circles({name: frozenset(others) for name, others in graph.items()}) == [["a", "b", "c"], ["e"]]
