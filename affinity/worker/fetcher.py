@@ -196,8 +196,9 @@ class Fetcher:
         if generation != self._lease.generation:
             return 0.0
         self._state.unclaimed_remaining |= fetched.unclaimed_remaining
-        self._instances.deliver(fetched.items)
-        if fetched.claim_lost or fetched.items:
+        if fetched.items:
+            return 0.0 if self._instances.deliver(fetched.items) else self._options.poll_interval
+        if fetched.claim_lost:
             return 0.0
         return self._options.poll_interval if fetched.next_due is None else fetched.next_due
 

@@ -216,14 +216,20 @@ class InstanceTable:
         live.mailbox.append(Input(event, size, lock=item.lock, run=run, staged=staged))
         self._pump(live)
 
-    def deliver(self, items: Sequence[OrchestrationItem]) -> None:
+    def deliver(self, items: Sequence[OrchestrationItem]) -> bool:
         """Take fetched instances with their messages; those that are not live are replayed from their history first.
 
         Instances that were given up meanwhile are skipped: their messages are for the next owner. So are instances that
         gave messages back meanwhile, or were dropped with a turn in flight, whose messages the fetch has left out: a
         later fetch has them all, in order.
+
+        Returns:
+            Whether another fetch may find more. False when everything that came waits for a turn, a release or a
+            suspension to be written, which wakes the fetcher.
         """
         items = [item for item in items if item.instance_id not in self._released]
+        if not items:
+            return False
         current = {item.instance_id for item in items if self._is_current(item)}  # may give messages back
         items = [item for item in items if item.instance_id not in self._gave_back | self._released]
         uncached = self._without_suspects([item for item in items if item.instance_id not in current])
@@ -233,6 +239,7 @@ class InstanceTable:
         for item in uncached:
             self._adopt(item)
         self._shrink()
+        return True
 
     def _without_suspects(self, items: list[OrchestrationItem]) -> list[OrchestrationItem]:
         """Keep at most one of the instances that several workers in a row took and committed no turn of. The others are
