@@ -144,14 +144,7 @@ class Commits:
 
     def submit_suspend(self, suspend: Suspend, done: Callable[[bool], None]) -> None:
         """Suspend an instance; ``done`` receives whether it was, when that is known, or refused for good."""
-
-        def written(result: bool | ProviderError) -> None:
-            if result is True:  # else it has moved on meanwhile, or is suspended already
-                why = f"{suspend.error_type}: {suspend.message}"
-                logger.error("instance %s is suspended: %s", suspend.instance_id, why)
-            done(result is True)
-
-        self._suspends.submit(suspend, written)
+        self._suspends.submit(suspend, lambda result: done(result is True))
 
     async def count_delivery(self, item: WorkItem) -> bool:
         """Count the delivery of an item that is about to run alone; False when its lock is lost."""

@@ -26,6 +26,7 @@ from weakref import WeakSet
 from cachetools import LRUCache
 
 from affinity.errors import (
+    AffinityError,
     DatabaseChanged,
     ExecutionLimitReached,
     NotSerializable,
@@ -341,8 +342,10 @@ class InstanceTable:
 
         def done(is_suspended: bool) -> None:
             self._released.discard(at.instance_id)
-            if is_suspended:
+            if is_suspended:  # else it has moved on meanwhile, or is suspended already
                 self._observe(name, "suspended")
+                defect = None if isinstance(error, AffinityError) else error
+                logger.error("instance %s is suspended: %s: %s", at.instance_id, error_type, message, exc_info=defect)
 
         self._commits.submit_suspend(suspend, done)
 

@@ -171,6 +171,26 @@ async def test_a_timeout_shows_where_the_time_ran_out(sqlite_url: str) -> None:
     assert stack.endswith("ran longer than its timeout of 0.2 s\n")
 
 
+async def test_an_instance_that_a_defect_suspends_is_a_line_with_a_traceback(
+    sqlite_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of affinity's own code; the errors that suspend an instance by a rule have none."""
+
+    def build_nothing(*arguments: object, **options: object) -> None:
+        raise TypeError("a defect")
+
+    monkeypatch.setattr("affinity.worker.instances.build_turn", build_nothing)
+    async with Worker(app, sqlite_url, OPTIONS), Client(sqlite_url) as client:
+        run = await client.start(order, "pay", instance_id="i")
+        with anyio.fail_after(30):
+            while not (said := [one for one in caplog.records if "suspended" in one.getMessage()]):
+                await anyio.sleep(0.01)
+        assert (await run.status()).status == "suspended"
+    (line,) = said
+    assert (line.levelname, line.getMessage()) == ("ERROR", "instance i is suspended: TypeError: a defect")
+    assert " in build_nothing\n" in shown(line)
+
+
 async def test_what_no_code_has_raised_has_a_line_and_no_stack(
     sqlite_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
