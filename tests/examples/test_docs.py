@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from affinity.provider.contract import Provider
 from affinity.testing.conformance.providers import ProviderConformance
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,6 +136,14 @@ def test_every_test_that_the_rules_name_exists() -> None:
     assert named
     missing = [name for name in sorted(named) if not hasattr(ProviderConformance, name)]
     assert not missing
+
+
+def test_every_verb_of_the_contract_is_in_the_guide_and_no_other() -> None:
+    guide = (ROOT / "docs" / "understand" / "provider-contract.md").read_text()
+    section = guide.split("## The verbs", 1)[1].split("\n## ", 1)[0]
+    cells = re.findall(r"^\|.*\|([^|]+)\|$", section, re.MULTILINE)
+    named = [verb for cell in cells for verb in re.findall(r"`(\w+)`", cell)]
+    assert sorted(named) == sorted(name for name in dir(Provider) if not name.startswith("_"))
 
 
 def test_every_theme_of_the_suite_is_in_the_guide() -> None:
