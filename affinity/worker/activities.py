@@ -128,7 +128,7 @@ class ActivityRunner:
         self._lease = services.lease
         self._locks = services.lease.locks
         self._wakeups = services.wakeups
-        self._observe = services.metrics.activity_ended
+        self._observe = services.metrics.count_activity
         self._sessions = sessions
         self._commits = commits
         self._spawn_task = spawn
@@ -142,7 +142,7 @@ class ActivityRunner:
         self._limiter = anyio.CapacityLimiter(services.options.worker_concurrency)
         self._threads = _Threads()
         self._empty = anyio.Event()
-        self.isolation = Isolation(lambda: bool(self._running), self._count_isolated, self._wakeups.slot_freed)
+        self.isolation = Isolation(lambda: bool(self._running), self._count_isolated, self._wakeups.wake_for_slot)
 
     def __len__(self) -> int:
         return len(self._running)
@@ -245,11 +245,11 @@ class ActivityRunner:
         )
         running = self._running[item.lock] = _Running(item, context, limit, time.monotonic())
         self.size += len(item.payload)
-        # Not in a task group, whose bookkeeping costs more than the rest of a turn. `_ended` handles its end, and
+        # Not in a task group, whose bookkeeping costs more than the rest of a turn. `_handle_end` handles its end, and
         # `aclose` waits for the tasks that are left.
         coroutine = self._result(key.activity_id, running, definition, task)
         running.task = asyncio.get_running_loop().create_task(coroutine, name=item.name)
-        running.task.add_done_callback(partial(self._ended, running, task))
+        running.task.add_done_callback(partial(self._handle_end, running, task))
 
     # -- running
 
@@ -281,7 +281,7 @@ class ActivityRunner:
             if alarm is not None:
                 alarm.cancel()
 
-    def _ended(self, running: _Running, task: ActivityTask, done: asyncio.Task[Event]) -> None:
+    def _handle_end(self, running: _Running, task: ActivityTask, done: asyncio.Task[Event]) -> None:
         """Handle the end of a task, even if it was cancelled before its first step."""
         del self._running[running.item.lock]
         self.size -= len(running.item.payload)
@@ -292,7 +292,7 @@ class ActivityRunner:
             self._lease.end_by_defect(broken)
         if not self._running:
             self._empty.set()
-        self.isolation.ended(running.item.lock)
+        self.isolation.end(running.item.lock)
         self.isolation.proceed()
 
     async def _in_thread(self, running: _Running, definition: ActivityDefinition, arguments: tuple[Any, ...]) -> Any:
@@ -303,7 +303,7 @@ class ActivityRunner:
         try:
             return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)
         finally:
-            self._threads.over(running)
+            self._threads.leave(running)
 
     # -- ending
 
@@ -320,15 +320,15 @@ class ActivityRunner:
             self.deliver_result(item, event, running.staged)
         else:
             assert error is not None
-            self._failed(running, task, error)
-        self._wakeups.slot_freed()
+            self._handle_failure(running, task, error)
+        self._wakeups.wake_for_slot()
 
     def _discard(self, running: _Running) -> None:
         discard(running.context)
         if running.staged is not None:
             running.staged.settle(False)
 
-    def _failed(self, running: _Running, task: ActivityTask, error: BaseException) -> None:
+    def _handle_failure(self, running: _Running, task: ActivityTask, error: BaseException) -> None:
         item = running.item
         if isinstance(error, SessionWriteConflict) and error.session_id == item.session_id:
             logger.warning("activity %s of %s: %s; running it again", item.name, item.lock.key.instance_id, error)
@@ -414,7 +414,7 @@ class ActivityRunner:
             self._locks.discard(given.lock)
             self._sessions.end(session_id)
             self._commits.submit_abandon(given)
-        self._spawn_task(self._sessions.lost, session_id)  # its state here is of no use any more
+        self._spawn_task(self._sessions.remove, session_id)  # its state here is of no use any more
 
     def _has_waited(self, item: WorkItem) -> bool:
         """Whether ``unregistered_timeout`` has passed without a worker that could run it."""
@@ -543,7 +543,7 @@ class _Threads:
         with self._guard:
             return {running.item.name for running in self._inside}
 
-    def over(self, running: _Running) -> None:
+    def leave(self, running: _Running) -> None:
         """Note that the run has ended, whether its thread has returned or not."""
         with self._guard:
             if running in self._inside:

@@ -111,7 +111,7 @@ class Commits:
         """Send a result as a message to its instance, which lives elsewhere."""
 
         def done(result: bool | ProviderError) -> None:
-            self._wakeups.memory_freed()
+            self._wakeups.wake_for_memory()
             if result is True:
                 self._wakeups.hint_owner(ack.lock.key.instance_id)
             else:

@@ -161,7 +161,7 @@ class GroupCommit(Generic[Request, Result]):
         try:
             answers = await self._attempt([pending.request for pending in batch])
         except Exception as error:  # what a request holds may fail anything between here and the database
-            return self._failed(batch, _provider_error(error))
+            return self._handle_failure(batch, _provider_error(error))
         self._backoff.reset()
         self._limit = min(MAX_BATCH, 2 * self._limit)
         self._outcomes.extend(zip(batch, answers, strict=True))
@@ -176,10 +176,10 @@ class GroupCommit(Generic[Request, Result]):
                 continue  # nothing was changed: the same batch again
         return await self.health.call(write, self.write)
 
-    def _failed(self, batch: list[_Pending[Request, Result]], error: ProviderError) -> float:
+    def _handle_failure(self, batch: list[_Pending[Request, Result]], error: ProviderError) -> float:
         """Hand the error out where it is final, and put everything else back; seconds to wait until the next batch."""
         if isinstance(error, DatabaseChanged) or (error.retryable and error.maybe_done and not self.idempotent):
-            self.health.given_up(self.write)
+            self.health.forget(self.write)
             self._outcomes.extend((pending, error) for pending in batch)
         elif len(batch) > 1:
             if not error.retryable:

@@ -208,7 +208,7 @@ class Fetcher:
             await self._replays.arrived()
             await self._health.call(self._replays.take_round, self.replay)
             if not self._replays:
-                self._health.given_up(self.replay)
+                self._health.forget(self.replay)
 
     # -- hints
 

@@ -164,7 +164,7 @@ class InstanceTable:
         self._worker_id = services.identity.worker_id
         self._lease = services.lease
         self._wakeups = services.wakeups
-        self._observe = services.metrics.orchestration
+        self._observe = services.metrics.count_orchestration
         self._capacity = capacity
         self._commits = commits
         self._activities = activities
@@ -231,9 +231,9 @@ class InstanceTable:
         items = [item for item in items if item.instance_id not in self._released]
         if not items:
             return False
-        current = {item.instance_id for item in items if self._is_current(item)}  # may give messages back
+        current = {item.instance_id for item in items if self._keep_if_current(item)}  # may give messages back
         items = [item for item in items if item.instance_id not in self._gave_back | self._released]
-        uncached = self._without_suspects([item for item in items if item.instance_id not in current])
+        uncached = self._release_other_suspects([item for item in items if item.instance_id not in current])
         for item in items:
             if (live := self._live.get(item.instance_id)) is not None:
                 self._feed(live, item.messages)
@@ -242,7 +242,7 @@ class InstanceTable:
         self._shrink()
         return True
 
-    def _without_suspects(self, items: list[OrchestrationItem]) -> list[OrchestrationItem]:
+    def _release_other_suspects(self, items: list[OrchestrationItem]) -> list[OrchestrationItem]:
         """Keep at most one of the instances that several workers in a row took and committed no turn of. The others are
         released before that one runs (`Replays`), so that this claim of theirs does not count if the process ends.
         """
@@ -254,8 +254,8 @@ class InstanceTable:
     def _is_suspect(self, item: OrchestrationItem) -> bool:
         return item.claims > self._options.isolate_after
 
-    def _is_current(self, item: OrchestrationItem) -> bool:
-        """Whether the coroutine in memory is the one that these messages are for; a stale one is dropped."""
+    def _keep_if_current(self, item: OrchestrationItem) -> bool:
+        """Keep the coroutine in memory if these messages are for it, else drop it; returns whether it was kept."""
         live = self._live.get(item.instance_id)
         if live is None:
             return False
@@ -285,11 +285,11 @@ class InstanceTable:
             self._suspend(_Point.of(item), item.name, error)
             return
         if live is None:
-            self._unknown(item)
+            self._give_back_unknown(item)
             return
         self._live[item.instance_id] = live
         if item.event_count or self._is_suspect(item):
-            done = partial(self._replayed, live, _Point.of(item))
+            done = partial(self._finish_replay, live, _Point.of(item))
             live.replay = Replay(live.execution, done, is_suspect=self._is_suspect(item))
             self._replays.add(live.replay)
         self._feed(live, item.messages)
@@ -309,9 +309,9 @@ class InstanceTable:
             )
         return LiveInstance(Execution(definition, item.instance_id, item.execution_id, item.session_id), item.birth)
 
-    def _replayed(self, live: LiveInstance, at: _Point, error: Exception | None) -> None:
+    def _finish_replay(self, live: LiveInstance, at: _Point, error: Exception | None) -> None:
         """Go on with an instance whose replay has ended; suspend it after an error."""
-        self._wakeups.memory_freed()
+        self._wakeups.wake_for_memory()
         if error is not None:
             self._suspend(at, live.execution.name, error)
             return
@@ -349,7 +349,7 @@ class InstanceTable:
 
         self._commits.submit_suspend(suspend, done)
 
-    def _unknown(self, item: OrchestrationItem) -> None:
+    def _give_back_unknown(self, item: OrchestrationItem) -> None:
         """Give an instance back that this worker has no code for, or suspend it after ``unregistered_timeout``."""
         label = item.name if item.version is None else f"{item.name}@{item.version}"
         if item.unknown_for is not None and item.unknown_for >= self._options.unregistered_timeout:
@@ -426,9 +426,11 @@ class InstanceTable:
         else:
             self._return(live.execution.instance_id, inputs[step.consumed :])
         live.committing = True
-        self._commits.submit_turn(built.turn, partial(self._settled, live, built, step, consumed, unwanted=unwanted))
+        self._commits.submit_turn(
+            built.turn, partial(self._apply_outcome, live, built, step, consumed, unwanted=unwanted)
+        )
 
-    def _settled(
+    def _apply_outcome(
         self,
         live: LiveInstance,
         built: BuiltTurn,
@@ -452,14 +454,14 @@ class InstanceTable:
             each.settle(id(each) not in unwanted)
         self._forget(inputs)
         self._grow(live, sum(map(len, built.turn.history)))
-        self._wakeups.memory_freed()
+        self._wakeups.wake_for_memory()
         self._place(built, result.placed)
         self._spread(built.turn)
         if step.outcome is not None:
             _log_failure(live.execution)
             self._drop(live)
             self._wakeups.wake_fetcher()
-        elif not self._moved(live, result.placed):
+        elif not self._move_to_holder(live, result.placed):
             self._pump(live)
         if self.size > self._options.instance_cache_bytes:
             self._shrink()
@@ -539,7 +541,7 @@ class InstanceTable:
 
     # -- moving to the holder of the session
 
-    def _moved(self, live: LiveInstance, placed: Sequence[Placed]) -> bool:
+    def _move_to_holder(self, live: LiveInstance, placed: Sequence[Placed]) -> bool:
         """Count turns whose work all went to one other worker, and hand the instance over when there were enough."""
         if not placed:
             return False

@@ -104,9 +104,9 @@ class Isolation:
         one = self._isolated
         if one is not None and one.stage == "waiting" and self.is_alone:
             one.stage = "counting"
-            self._count(one.item, lambda counted: self._counted(one, counted))
+            self._count(one.item, lambda counted: self._handle_count(one, counted))
 
-    def ended(self, lock: WorkLock) -> bool:
+    def end(self, lock: WorkLock) -> bool:
         """Note that the item under this lock has ended, or was taken away; returns whether it was the isolated one."""
         if self._isolated is None or self._isolated.item.lock != lock:
             return False
@@ -119,7 +119,7 @@ class Isolation:
             self._isolated = None
             self._over()
 
-    def _counted(self, one: _Isolated, counted: bool | None) -> None:
+    def _handle_count(self, one: _Isolated, counted: bool | None) -> None:
         if self._isolated is not one:
             return
         if counted is None:

@@ -252,7 +252,7 @@ class Lease:
 
     # -- changes; the lease renewer has them called on the worker's loop
 
-    def renewed(self, lease: WorkerLease) -> None:
+    def note_renewal(self, lease: WorkerLease) -> None:
         """Note the database's time."""
         self._database_time = (lease.database_time.timestamp(), time.monotonic())
 
@@ -404,7 +404,7 @@ class LeaseRenewer:
         with anyio.move_on_after(limit):
             return await self._health.call(verb, RENEWER)
         silence = ConnectionLost(f"the database did not answer within {limit:.1f} s")
-        self._health.failed(silence, RENEWER)
+        self._health.note_failure(silence, RENEWER)
         raise silence
 
     async def _round(self, provider: Provider) -> None:
@@ -429,7 +429,7 @@ class LeaseRenewer:
             return
         self._deadline = sent + lease.expires_in
         self._lease.ends_at = self._nearest()
-        self._tell(self._lease.renewed, lease)
+        self._tell(self._lease.note_renewal, lease)
         await self._renew_items(provider)
 
     async def _register_again(self, provider: Provider) -> WorkerLease:

@@ -66,7 +66,7 @@ class Maintenance:
             self._wakeups.check_wanted = anyio.Event()
             locks = self._lease.locks.snapshot(older_than=0.0 if hinted else MAINTENANCE_SECONDS)
             if not locks:
-                self._health.given_up(self.cancellations)
+                self._health.forget(self.cancellations)
             for start in range(0, len(locks), MAX_BATCH):
                 batch = locks[start : start + MAX_BATCH]
                 check = partial(self._provider.check_work_item, batch)

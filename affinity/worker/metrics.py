@@ -67,11 +67,11 @@ class Metrics:
         gauge = Gauge(f"affinity_{name}", text, ("worker",), registry=self.registry)
         gauge.labels(**self._labels).set_function(value)
 
-    def activity_ended(self, activity: str, outcome: str) -> None:
+    def count_activity(self, activity: str, outcome: str) -> None:
         """Count an activity that ended, or was given back."""
         self._ended.counts[activity, outcome] += 1
 
-    def orchestration(self, orchestration: str, outcome: str) -> None:
+    def count_orchestration(self, orchestration: str, outcome: str) -> None:
         """Count an instance that began, ended, continued as new, or was suspended."""
         self._orchestrations.counts[orchestration, outcome] += 1
 
@@ -85,7 +85,7 @@ class Metrics:
         """An observer for the sizes of one kind of batch."""
         return self._batches.labels(**self._labels, kind=kind).observe
 
-    def lease_expired(self) -> None:
+    def count_lease_expiry(self) -> None:
         """Count an expiry of the worker's lease."""
         self._lapses.inc()
 

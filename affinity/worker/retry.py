@@ -77,7 +77,7 @@ class DatabaseHealth:
         self._failed_at = 0.0
         self._failing: dict[Hashable, float] = {}  # callers that have not succeeded since they failed
 
-    def failed(self, error: BaseException, caller: Hashable = "") -> None:
+    def note_failure(self, error: BaseException, caller: Hashable = "") -> None:
         """Note that a call failed. Contention is an answer: it does not count."""
         if isinstance(error, Contention):
             return
@@ -87,7 +87,7 @@ class DatabaseHealth:
             self._up = False
             logger.warning("worker %s: database lost (%s); retrying with backoff", self._worker_id, error)
 
-    def answered(self, caller: Hashable = "") -> None:
+    def note_answer(self, caller: Hashable = "") -> None:
         """Note that a call succeeded."""
         if not self._failures:
             return
@@ -102,11 +102,11 @@ class DatabaseHealth:
             self._failures = 0
             logger.warning("worker %s: database is back", self._worker_id)
 
-    def given_up(self, caller: Hashable) -> None:
+    def forget(self, caller: Hashable) -> None:
         """Forget the failures of a caller that does not repeat its call."""
         self._failing.pop(caller, None)
 
-    def given_up_by_all(self) -> None:
+    def forget_all(self) -> None:
         """Forget the failures of all callers: a new incarnation replaces them."""
         self._failing.clear()
 
@@ -116,9 +116,9 @@ class DatabaseHealth:
             result = await verb()
         except ProviderError as error:
             if error.retryable:
-                self.failed(error, caller)
+                self.note_failure(error, caller)
             raise
-        self.answered(caller)
+        self.note_answer(caller)
         return result
 
     async def retry(self, verb: Callable[[], Awaitable[T]]) -> T:

@@ -74,7 +74,7 @@ class Runtime:
         self._tasks: TaskGroup | None = None
         state = FetchState()
         wakeups = Wakeups(provider, identity.worker_id, options.poll_interval, state)
-        self.lease = Lease(identity.worker_id, state, wakeups, metrics.lease_expired)
+        self.lease = Lease(identity.worker_id, state, wakeups, metrics.count_lease_expiry)
         self.services = services = WorkerServices(
             provider=provider,
             identity=identity,
@@ -145,7 +145,7 @@ class Runtime:
                     logger.exception("worker %s: %s failed", self._identity.worker_id, name)
                     return self.lease.end(error)
                 if not error.retryable:
-                    self._health.failed(error, loop)
+                    self._health.note_failure(error, loop)
             if time.monotonic() - began > pause:  # it has worked for a while
                 backoff.reset()
             pause = backoff.next()
@@ -173,7 +173,7 @@ class Runtime:
         self.activities.cancel_all(reason)
         self.instances.drop_all()
         if self.lease.error is not None:
-            self._spawn(self.sessions.lost_all)
+            self._spawn(self.sessions.remove_all)
 
     async def drain(self) -> None:
         """Take nothing new, let running work end, give back what does not end in time, and free sessions as they become

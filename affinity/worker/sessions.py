@@ -89,17 +89,17 @@ class HeldSessions:
         if held is not None and held.running == 0:
             held.ends = 0.0
 
-    async def lost(self, session_id: str) -> None:
+    async def remove(self, session_id: str) -> None:
         """Remove a session that was given up, and notify the listeners."""
         held = self._held.pop(session_id, None)
         if held is not None:
             for listener in self.listeners:
                 await _notify(listener.lost(session_id, held.epoch))
 
-    async def lost_all(self) -> None:
+    async def remove_all(self) -> None:
         """Remove all sessions: the worker ends."""
         for session_id in list(self._held):
-            await self.lost(session_id)
+            await self.remove(session_id)
 
     async def sweep(self) -> None:
         """Remove the sessions whose locks have expired, and let the listeners evict."""
@@ -111,7 +111,7 @@ class HeldSessions:
         for session_id in await self._not_held([s for s in self._held if self._over(s, now)], now):
             if self._over(session_id, now):  # no work has come while listeners of others were notified
                 logger.debug("session %s has expired here", session_id)
-                await self.lost(session_id)
+                await self.remove(session_id)
         for listener in self.listeners:
             await _notify(listener.sweep())
 

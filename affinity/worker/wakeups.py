@@ -74,14 +74,14 @@ class Wakeups:
         if seconds < self._poll_interval:
             asyncio.get_running_loop().call_later(seconds, self.wake_fetcher)
 
-    def slot_freed(self) -> None:
-        """A slot is free: fetch if work may wait for it."""
+    def wake_for_slot(self) -> None:
+        """Fetch if work may wait for the slot that has become free."""
         state = self._state
         if state.may_have_work or state.has_backlog or state.waits_for_memory:
             self.fetch_wanted.set()
 
-    def memory_freed(self) -> None:
-        """Messages, results or replays have left the memory: fetch if a fetch waits for that."""
+    def wake_for_memory(self) -> None:
+        """Fetch if a fetch waits for the memory that messages, results or replays have freed."""
         if self._state.waits_for_memory:
             self._state.waits_for_memory = False
             self.fetch_wanted.set()

@@ -248,7 +248,7 @@ class Worker:
                 return
             timeline, timeout = Timeline(timeline), None
             self.identity = _new_identity(self.identity.worker_id)
-            self._health.given_up_by_all()
+            self._health.forget_all()
 
     async def _until_over(self, runtime: Runtime) -> None:
         """Wait until the block is left or the database has changed. Any other end is the worker's."""
@@ -327,7 +327,7 @@ class Worker:
             nonlocal asked
             asked = time.monotonic()
             lease = self.options.worker_lease_timeout
-            self.runtime.lease.renewed(await provider.register_worker(self.identity, lease, self._labels))
+            self.runtime.lease.note_renewal(await provider.register_worker(self.identity, lease, self._labels))
 
         await self._retry(register, timeout)
         with contextlib.suppress(ProviderError):  # only a hint
@@ -358,7 +358,7 @@ class Worker:
                     await runtime.activities.aclose(LEAVE_SECONDS)
                     await renewer.stop()
                     runtime.instances.settle_staged()
-                    await runtime.sessions.lost_all()
+                    await runtime.sessions.remove_all()
                 tasks.cancel_scope.cancel()
         if failure is not None:
             raise failure

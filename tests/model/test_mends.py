@@ -186,7 +186,7 @@ def test_a_coroutine_of_an_instance_that_is_gone(
     look: Look, database: ModelDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It goes on as the one that has the id now."""
-    real, provider = InstanceTable._is_current, database.provider
+    real, provider = InstanceTable._keep_if_current, database.provider
 
     def is_current(self: InstanceTable, item: OrchestrationItem) -> bool:
         live = self._live.get(item.instance_id)
@@ -197,7 +197,7 @@ def test_a_coroutine_of_an_instance_that_is_gone(
     async def worse(timeline: Timeline | None = None) -> Provider:
         return TakesNamesForInstances(await provider(timeline))
 
-    monkeypatch.setattr(InstanceTable, "_is_current", is_current)
+    monkeypatch.setattr(InstanceTable, "_keep_if_current", is_current)
     monkeypatch.setattr(database, "provider", worse)
     with pytest.raises(Violation):
         look(TABLE_PLANS, TableCluster, usual=USUAL, made_plain=False)

@@ -72,7 +72,7 @@ async def test_it_waits_for_what_runs_is_counted_and_then_runs(bench: Bench) -> 
     assert bench.ran == [(1, True)]
     assert bench.keeps_others_out()
     assert bench.isolation.waiting is None
-    assert bench.isolation.ended(item(1).lock)
+    assert bench.isolation.end(item(1).lock)
     assert not bench.keeps_others_out()
     assert bench.overs == 1
 
@@ -94,8 +94,8 @@ async def test_there_is_one_at_a_time(bench: Bench) -> None:
     assert not bench.add(2)
     bench.answer(True)
     assert not bench.add(2)
-    assert not bench.isolation.ended(item(2).lock)
-    bench.isolation.ended(item(1).lock)
+    assert not bench.isolation.end(item(2).lock)
+    bench.isolation.end(item(1).lock)
     assert bench.add(2)
 
 

@@ -56,24 +56,24 @@ def test_reads_that_succeed_do_not_hide_writes_that_fail(
     """A full disk: one line when it begins, and one when it is over, whatever else succeeds in between."""
     full = DatabaseFailure("no space left")
     for _ in range(5):
-        database.failed(full, "commit")
-        database.answered("read")
-        database.failed(full, "renew")
-        database.answered("read")
+        database.note_failure(full, "commit")
+        database.note_answer("read")
+        database.note_failure(full, "renew")
+        database.note_answer("read")
     assert said(caplog) == [LOST]
-    database.answered("renew")
-    database.answered("read")
+    database.note_answer("renew")
+    database.note_answer("read")
     assert said(caplog) == [LOST]
-    database.answered("commit")
-    database.answered("read")
+    database.note_answer("commit")
+    database.note_answer("read")
     assert said(caplog) == [LOST, BACK]
 
 
 def test_one_failure_is_no_outage(database: DatabaseHealth, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(5):
-        database.failed(ConnectionLost("gone"), "commit")
-        database.answered("commit")
-        database.failed(Contention("deadlock"), "commit")
+        database.note_failure(ConnectionLost("gone"), "commit")
+        database.note_answer("commit")
+        database.note_failure(Contention("deadlock"), "commit")
     assert said(caplog) == []
 
 
@@ -81,12 +81,12 @@ def test_who_does_not_call_again_does_not_keep_the_database_lost(
     database: DatabaseHealth, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for caller in ("commit", "save"):
-        database.failed(ConnectionLost("gone"), caller)
-    database.given_up("commit")
-    database.answered("read")
+        database.note_failure(ConnectionLost("gone"), caller)
+    database.forget("commit")
+    database.note_answer("read")
     assert said(caplog) == [LOST]
     monkeypatch.setattr(retry, "FORGOTTEN", 0.0)
-    database.answered("read")
+    database.note_answer("read")
     assert said(caplog) == [LOST, BACK]
 
 

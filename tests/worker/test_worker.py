@@ -254,7 +254,7 @@ async def test_a_worker_says_when_it_is_full(sqlite_url: str, caplog: pytest.Log
         runtime = worker.runtime
         runtime.maintenance.report_capacity()
         runtime.maintenance.report_capacity()
-        await runtime.sessions.lost_all()
+        await runtime.sessions.remove_all()
         runtime.maintenance.report_capacity()
         for name in ("a", "b"):
             runtime.sessions.begin(name, 1)
