@@ -155,7 +155,7 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
         auto_save: bool | None = None,
         allow_transient: bool = False,
     ) -> OpenSession[S]:
-        """The state of a session, for one ``async with``.
+        """Open the state of a session, for one ``async with``.
 
         *In an activity* (``ctx_or_id`` is its context): the state comes from memory if it was cached under this lease,
         else from the store. One activity of a session at a time; the others wait. When the block ends without an error,

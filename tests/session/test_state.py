@@ -424,6 +424,30 @@ async def test_scratch_is_fresh_at_each_opening_of_an_activity_but_within_anothe
     assert (await host.read(drafts)).lines == ["kept"]
 
 
+async def test_scratch_is_fresh_after_an_opening_that_failed(host: Host) -> None:
+    class FailingOnce(JsonCodec[Draft]):
+        fails = False
+
+        def dump(self, state: Draft, /) -> bytes:
+            if self.fails:
+                self.fails = False
+                raise ValueError("not now")
+            return super().dump(state)
+
+    codec = FailingOnce(Draft)
+    drafts = Sessions(Draft, kind="draft", codec=codec, fresh_scratch=True)
+    ctx = host.activity()
+    async with drafts.open(ctx) as draft:
+        draft.seen.append(1)
+    codec.fails = True
+    with pytest.raises(NotSerializable):
+        async with drafts.open(ctx):
+            pass
+    async with drafts.open(ctx) as again:
+        assert again.seen == []
+    await host.finish(ctx)
+
+
 # --- metadata ---------------------------------------------------------------------------------------------------------
 
 
