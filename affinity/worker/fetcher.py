@@ -5,7 +5,7 @@ One task fetches. Between two fetches it waits for a wake-up (`Wakeups`), for wh
 the other parts of the worker must tell it is in `FetchState`.
 
 A reply that is lost may have locked items to this worker. Then the next fetch first releases the locks that the worker
-does not know of. A reply to a request of a former lease starts nothing, for the same reason (`Lease.generation`).
+does not know of. A reply to a request of a former lease starts nothing, for the same reason (`LeaseState.generation`).
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def not_begun(item: WorkItem, isolate_after: int) -> WorkAbandon:
 
 
 @dataclass(slots=True, eq=False)
-class _Isolated:
+class _IsolatedItem:
     item: WorkItem
     run: Callable[[bool], None]
     stage: Literal["waiting", "counting", "running"] = "waiting"
@@ -70,7 +70,7 @@ class Isolation:
         self._others_run = others_run
         self._count = count
         self._over = over
-        self._isolated: _Isolated | None = None
+        self._isolated: _IsolatedItem | None = None
 
     @property
     def keeps_others_out(self) -> bool:
@@ -94,7 +94,7 @@ class Isolation:
         """
         if self._isolated is not None:
             return False
-        self._isolated = _Isolated(item, run, since=time.monotonic())
+        self._isolated = _IsolatedItem(item, run, since=time.monotonic())
         asyncio.get_running_loop().call_later(ISOLATION_TIMEOUT, self.proceed)
         self.proceed()
         return True
@@ -119,7 +119,7 @@ class Isolation:
             self._isolated = None
             self._over()
 
-    def _handle_count(self, one: _Isolated, counted: bool | None) -> None:
+    def _handle_count(self, one: _IsolatedItem, counted: bool | None) -> None:
         if self._isolated is not one:
             return
         if counted is None:

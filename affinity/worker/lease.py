@@ -1,4 +1,4 @@
-"""The worker's lease: its state as the worker's own loop knows it (`Lease`), and the thread that renews it
+"""The worker's lease: its state as the worker's own loop knows it (`LeaseState`), and the thread that renews it
 (`LeaseRenewer`).
 
 Why a thread: an activity may use the CPU of the event loop for longer than a lease lasts. The lease renewer has its own
@@ -21,7 +21,7 @@ Invariants
     * The deadline is that of the worker lease or of the oldest work-item lock, whichever ends first.
     * The lease of a loop that hangs ends: past `stall_timeout` without a beat of the main loop nothing is renewed. A
       loop that is blocked for a second is logged, with its stack.
-    * `Lease.generation` grows with each expiry: a reply to a request of a former generation starts no work.
+    * `LeaseState.generation` grows with each expiry: a reply to a request of a former generation starts no work.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> N
         loop.call_soon_threadsafe(event.set)
 
 
-class Lease:
+class LeaseState:
     """The lease of one worker, and what the worker does when it changes; for the worker's own loop.
 
     Args:
@@ -307,7 +307,7 @@ class LeaseRenewer:
         identity: WorkerIdentity,
         options: RuntimeOptions,
         labels: dict[str, str],
-        lease: Lease,
+        lease: LeaseState,
         health: DatabaseHealth,
     ) -> None:
         self._lease = lease

@@ -6,7 +6,7 @@ A turn goes through these parts::
        └──────messages───────────────────────────────────────▲  │
                              ActivityRunner ◄──new work items───┘
 
-`Lease` says whether any of them may act, `Capacity` how much they may take, `Wakeups` who must look for work next.
+`LeaseState` says whether any of them may act, `Capacity` how much they may take, `Wakeups` who must look for work next.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from affinity.worker.capacity import Capacity
 from affinity.worker.commits import Commits
 from affinity.worker.fetcher import Fetcher, orchestration_names
 from affinity.worker.instances import InstanceTable
-from affinity.worker.lease import Lease
+from affinity.worker.lease import LeaseState
 from affinity.worker.maintenance import Maintenance, code_version
 from affinity.worker.metrics import Metrics
 from affinity.worker.options import RuntimeOptions
@@ -74,7 +74,7 @@ class Runtime:
         self._tasks: TaskGroup | None = None
         state = FetchState()
         wakeups = Wakeups(provider, identity.worker_id, options.poll_interval, state)
-        self.lease = Lease(identity.worker_id, state, wakeups, metrics.count_lease_expiry)
+        self.lease = LeaseState(identity.worker_id, state, wakeups, metrics.count_lease_expiry)
         self.services = services = WorkerServices(
             provider=provider,
             identity=identity,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from affinity.provider.contract import Provider, WorkerIdentity
 from affinity.records import frozen
-from affinity.worker.lease import Lease
+from affinity.worker.lease import LeaseState
 from affinity.worker.metrics import Metrics
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.retry import DatabaseHealth
@@ -22,4 +22,4 @@ class WorkerServices:
     metrics: Metrics
     fetch_state: FetchState
     wakeups: Wakeups
-    lease: Lease
+    lease: LeaseState
