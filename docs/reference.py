@@ -12,6 +12,7 @@ MODULES = [
     "affinity",
     "affinity.errors",
     "affinity.client",
+    "affinity.client.administration",  # the base of `Client`
     "affinity.session",
     "affinity.records",
     "affinity.telemetry",

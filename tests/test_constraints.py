@@ -1,27 +1,64 @@
-"""What the set-up commands install is pinned: `constraints.txt` names every package that ours brings along."""
+"""`constraints.txt` pins what the set-up commands install, `constraints-floors.txt` the oldest supported releases."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, requires
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 EXTRAS = ("demo", "test")
+PULLED_IN = {"commonmark", "psycopg-binary", "pydantic-core", "sniffio"}
+"""Packages that only dependencies need, in versions that depend on theirs."""
 
 
 def test_everything_that_is_installed_is_pinned() -> None:
     """Also what is needed by what we need, as far as it is needed here."""
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pinned = {canonicalize_name(line.partition("==")[0]) for line in lines if re.fullmatch(r"[\w.-]+==[\w.+]+", line)}
-    assert len(pinned) == len(lines)
+    floors = pins("constraints-floors.txt")
+    on_floors = all(version(name) == floors[name] for name in floors_of_the_project())
+    pinned = floors if on_floors else pins("constraints.txt")
     needed = {name for extra in EXTRAS for name in _needed(Requirement(f"affinity[{extra}]"), set())} - {"affinity"}
     assert {"psycopg", "pytest", "cryptography"} <= needed
-    assert needed <= pinned
+    assert needed <= pinned.keys()
+
+
+def test_the_floors_of_the_project_are_those_that_are_tested() -> None:
+    floors = pins("constraints-floors.txt")
+    for name, floor in floors_of_the_project().items():
+        assert Version(floor) == Version(floors[name]), name
+
+
+def test_the_floors_differ_from_the_pins_in_what_the_project_needs_only() -> None:
+    newest = pins("constraints.txt")
+    differ = {name for name, pin in pins("constraints-floors.txt").items() if newest.get(name) != pin}
+    assert differ <= floors_of_the_project().keys() | PULLED_IN
+
+
+def pins(file: str) -> Mapping[str, str]:
+    """Versions by package; every line of the file is one."""
+    lines = (ROOT / file).read_text().splitlines()
+    found = [re.fullmatch(r"([\w.-]+)==([\w.+]+)", line) for line in lines]
+    pinned: dict[str, str] = {canonicalize_name(each[1]): each[2] for each in found if each is not None}
+    assert len(pinned) == len(lines), file
+    return pinned
+
+
+def floors_of_the_project() -> Mapping[str, str]:
+    """The lowest version of each dependency that ``pyproject.toml`` admits."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    requirements = map(Requirement, project["dependencies"])
+    return {
+        canonicalize_name(each.name): clause.version
+        for each in requirements
+        for clause in each.specifier
+        if clause.operator == ">="
+    }
 
 
 def _needed(wanted: Requirement, seen: set[str]) -> Iterator[str]:

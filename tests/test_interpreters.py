@@ -24,7 +24,7 @@ SHIM = "echo 'pyenv: command not found' >&2; exit 127"
 
 def test_the_supported_versions_are_named_once() -> None:
     first, *_, last = SUPPORTED
-    assert f"Python {', '.join(SUPPORTED[:-1])} or {last} is all that is needed" in (ROOT / "README.md").read_text()
+    assert f"You need Python {', '.join(SUPPORTED[:-1])} or {last}" in (ROOT / "README.md").read_text()
     assert PROJECT["requires-python"] == f">={first}"
 
 

@@ -14,10 +14,10 @@ worked under one epoch, or if an older epoch came after a newer one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from affinity.demo.app import Line, Reply, StoredTranscript, Summary
 from affinity.demo.conversations import Conversation, digests
@@ -25,6 +25,9 @@ from affinity.demo.display import counted
 
 Holders: TypeAlias = Mapping[str, Mapping[int, str]]
 """The workers that the ``sessions`` table named: by session, then by epoch."""
+
+_Run: TypeAlias = tuple[int, int, str]
+"""Position, epoch and worker of a turn."""
 
 SHOWN: Final = 3
 """Differences of one kind that are shown for one conversation."""
@@ -61,14 +64,6 @@ class Verdict:
         return not (self.differences or self.lost_turns or self.duplicated_results or self.turns_off_holder)
 
 
-class _Sighting(NamedTuple):
-    """The worker and epoch of a turn, from one of the records."""
-
-    position: int
-    epoch: int
-    worker_id: str
-
-
 def verify(records: Sequence[Record], holders: Holders, processes: Mapping[str, int]) -> Verdict:
     """Compare all records with the data set and with each other.
 
@@ -77,22 +72,23 @@ def verify(records: Sequence[Record], holders: Holders, processes: Mapping[str, 
         holders: the workers that the ``sessions`` table named.
         processes: process ids by worker.
     """
-    differences = [_differences(record) for record in records]
-    disagreements = [[f"{_title(record)}: {text}" for text in _disagreements(record)] for record in records]
+    differences = [[*_differences(record)] for record in records]
+    disagreements = [[*_disagreements(record)] for record in records]
     off_holder = [_off_holder(record, holders, processes) for record in records]
-    moved = [
-        f"{_title(record)}: {_listed('turn', turns)} ran on a worker that did not hold the session"
-        for record, turns in zip(records, off_holder, strict=True)
-        if turns
-    ]
+    moved = [[*_at_turns(turns, "", " ran on a worker that did not hold the session")] for turns in off_holder]
     return Verdict(
-        transcripts_verified=sum(not found for found in differences),
-        states_agreed=sum(not found for found in disagreements),
+        transcripts_verified=differences.count([]),
+        states_agreed=disagreements.count([]),
         lost_turns=sum(len(_lost(record)) for record in records),
         duplicated_results=sum(record.repeated + _answered_again(record) for record in records),
-        turns_off_holder=sum(len(turns) for turns in off_holder),
-        migrated_sessions=sum(_has_moved(record) for record in records),
-        differences=(*chain.from_iterable(differences), *chain.from_iterable(disagreements), *moved),
+        turns_off_holder=sum(map(len, off_holder)),
+        migrated_sessions=sum(len({worker_id for *_, worker_id in chain(*_runs(record))}) > 1 for record in records),
+        differences=tuple(
+            f"conversation {record.conversation.id}: {text}"
+            for found in (differences, disagreements, moved)
+            for record, texts in zip(records, found, strict=True)
+            for text in texts
+        ),
     )
 
 
@@ -119,45 +115,29 @@ def recovery_seconds(
     return max((min(times) - killed_at for times in served if times), default=None)
 
 
-def _differences(record: Record) -> Sequence[str]:
+def _differences(record: Record) -> Iterator[str]:
     """How one conversation differs from the data set, for people."""
-    expected = digests(record.conversation.messages)
-    found = list(record.faults)
-    if record.summary is None:
-        found.append("it did not complete")
-    elif record.summary != Summary(len(expected), expected[-1]):
-        found.append(f"its output is {record.summary}, and must be {Summary(len(expected), expected[-1])}")
-    found += _history_differences(record, expected)
-    found += _state_differences(record)
-    return [f"{_title(record)}: {text}" for text in found]
-
-
-def _history_differences(record: Record, expected: Sequence[str]) -> Iterable[str]:
+    messages, stored = record.conversation.messages, [line.message for line in record.stored.lines]
+    expected = dict(enumerate(digests(messages)))
+    output = Summary(len(expected), expected[len(expected) - 1])
     positions = [reply.position for reply in record.replies]
-    if positions != list(range(len(expected))):
-        missing = sorted(set(range(len(expected))) - set(positions))
-        if missing:
-            yield f"the history has no result of {_listed('turn', missing)}"
-        again = sorted(position for position, times in Counter(positions).items() if times > 1)
-        if again:
-            yield f"the history has more than one result of {_listed('turn', again)}"
-        if positions != sorted(positions):
-            yield "the history has its results out of order"
+    times = Counter(positions)
+    yield from record.faults
+    if record.summary != output:
+        wrong = f"its output is {record.summary}, and must be {output}"
+        yield wrong if record.summary is not None else "it did not complete"
+    yield from _at_turns(expected.keys() - times, "the history has no result of ")
+    yield from _at_turns((n for n in times if times[n] > 1), "the history has more than one result of ")
+    if positions != sorted(positions):
+        yield "the history has its results out of order"
     if record.repeated:
         yield f"the history records {record.repeated} results again"
-    wrong = [r.position for r in record.replies if r.position >= len(expected) or r.digest != expected[r.position]]
-    if wrong:
-        yield f"the worker's memory was not the transcript at {_listed('turn', wrong)}"
-
-
-def _state_differences(record: Record) -> Iterable[str]:
-    messages = record.conversation.messages
-    stored = [line.message for line in record.stored.lines]
+    forgotten = (reply.position for reply in record.replies if expected.get(reply.position) != reply.digest)
+    yield from _at_turns(forgotten, "the worker's memory was not the transcript at ")
     if len(stored) != len(messages):
         yield f"the state has {len(stored)} messages, and must have {len(messages)}"
-    wrong = [n for n, (is_, must_be) in enumerate(zip(stored, messages, strict=False)) if is_ != must_be]
-    if wrong:
-        yield f"the state has another message at {_listed('turn', wrong)}"
+    other = (n for n, (found, message) in enumerate(zip(stored, messages, strict=False)) if found != message)
+    yield from _at_turns(other, "the state has another message at ")
 
 
 def _lost(record: Record) -> Sequence[int]:
@@ -182,13 +162,12 @@ def _disagreements(record: Record) -> Iterable[str]:
     if len(lines) != len(replies):
         yield f"the state has {counted(len(lines), 'turn')}, and the history of {len(replies)}"
     known = digests([line.message for line in lines])
-    wrong = [
+    wrong = (
         position
         for position, (line, digest, reply) in enumerate(zip(lines, known, replies, strict=False))
         if (position, digest, *_run_of(line)) != (reply.position, reply.digest, *_run_of(reply))
-    ]
-    if wrong:
-        yield f"state and history disagree about {_listed('turn', wrong)}"
+    )
+    yield from _at_turns(wrong, "state and history disagree about ")
     if record.stored.version != len(replies):
         yield f"the state was written {counted(record.stored.version, 'time')}, for {counted(len(replies), 'result')}"
 
@@ -198,45 +177,35 @@ def _run_of(row: Line | Reply) -> tuple[str, int, int]:
     return row.worker_id, row.epoch, row.attempt
 
 
-def _sightings(record: Record) -> tuple[Sequence[_Sighting], Sequence[_Sighting]]:
+def _runs(record: Record) -> tuple[Sequence[_Run], Sequence[_Run]]:
     """By the history, and by the state."""
     return (
-        [_Sighting(reply.position, reply.epoch, reply.worker_id) for reply in record.replies],
-        [_Sighting(position, line.epoch, line.worker_id) for position, line in enumerate(record.stored.lines)],
+        [(reply.position, reply.epoch, reply.worker_id) for reply in record.replies],
+        [(position, line.epoch, line.worker_id) for position, line in enumerate(record.stored.lines)],
     )
 
 
-def _has_moved(record: Record) -> bool:
-    return len({sighting.worker_id for sighting in chain(*_sightings(record))}) > 1
+def _off_holder(record: Record, holders: Holders, processes: Mapping[str, int]) -> set[int]:
+    """Positions of turns that ran in another process than the worker's, under an epoch of another worker, or under an
+    epoch that is older than one before it.
 
-
-def _off_holder(record: Record, holders: Holders, processes: Mapping[str, int]) -> Sequence[int]:
-    """Positions of turns that ran on a worker that did not hold their session."""
+    An epoch for which the table named no worker belongs to the first worker that used it.
+    """
     found = {reply.position for reply in record.replies if processes.get(reply.worker_id) != reply.pid}
     seen = dict(holders.get(record.session_id, {}))
-    return sorted(found.union(*(_misplaced(sightings, seen) for sightings in _sightings(record))))
-
-
-def _misplaced(sightings: Iterable[_Sighting], seen: dict[int, str]) -> set[int]:
-    """Positions under an epoch that is another worker's, or that is older than one before it.
-
-    An epoch that is not in ``seen`` belongs to the first worker that used it, and is added there.
-    """
-    found: set[int] = set()
-    newest = 0
-    for position, epoch, worker_id in sightings:
-        if seen.setdefault(epoch, worker_id) != worker_id or epoch < newest:
-            found.add(position)
-        newest = max(newest, epoch)
+    for runs in _runs(record):
+        newest = 0
+        for position, epoch, worker_id in runs:
+            if seen.setdefault(epoch, worker_id) != worker_id or epoch < newest:
+                found.add(position)
+            newest = max(newest, epoch)
     return found
 
 
-def _title(record: Record) -> str:
-    return f"conversation {record.conversation.id}"
-
-
-def _listed(what: str, positions: Sequence[int]) -> str:
-    """Words like "turns 4, 7, 9 and 2 more"; people count from 1."""
-    shown = ", ".join(str(position + 1) for position in positions[:SHOWN])
-    more = f" and {len(positions) - SHOWN} more" if len(positions) > SHOWN else ""
-    return f"{what}{'s' if len(positions) > 1 else ''} {shown}{more}"
+def _at_turns(positions: Iterable[int], before: str, after: str = "") -> Iterator[str]:
+    """A sentence about "turns 4, 7, 9 and 2 more", counted from 1; none without positions."""
+    found = sorted(positions)
+    if found:
+        shown = ", ".join(str(position + 1) for position in found[:SHOWN])
+        more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        yield f"{before}turn{'s' if len(found) > 1 else ''} {shown}{more}{after}"

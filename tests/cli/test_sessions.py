@@ -7,6 +7,7 @@ import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import Mock
 
 import anyio
 import click
@@ -254,13 +255,14 @@ def test_nothing_is_removed_unasked(command: list[str]) -> None:
 
 @pytest.mark.usefixtures("family", "terminal")
 @pytest.mark.parametrize("command", [["delete", "top"], ["prune", "--keep", "1"]])
-def test_whoever_is_there_is_asked(command: list[str]) -> None:
+def test_the_user_is_asked(monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
     no = run("sessions", *command, stdin="n\n")
     assert (no.exit_code, no.stdout.removeprefix(" n\n")) == (0, "")  # click before 8.2 echoes the answer in tests
     assert "nothing was changed" in no.stderr
     assert len(listed()) == 4
-    interrupted = run("sessions", *command, stdin="")  # what click makes of Ctrl-C at its question and of its end
-    assert interrupted.exit_code == INTERRUPTED
+    with monkeypatch.context() as patch:
+        patch.setattr(click, "confirm", Mock(side_effect=click.Abort))  # what click makes of Ctrl-C at its question
+        assert run("sessions", *command).exit_code == INTERRUPTED
     assert len(listed()) == 4
     yes = run("sessions", *command, stdin="y\n")
     assert (yes.exit_code, len(yes.stdout.removeprefix(" y\n").split())) == (0, 3)
