@@ -49,6 +49,11 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         option.dist = "worksteal"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes a minute starts before everything else."""
+    items.sort(key=lambda item: item.get_closest_marker("first") is None)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--all`; how long, and where, the tests of `tests/model` look for defects."""
     parser.addoption("--all", action="store_true", help="run the slow tests too, which `-m slow` runs alone")

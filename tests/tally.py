@@ -13,8 +13,10 @@ from affinity import ActivityContext, App, MemorySessionStore, OrchestrationCont
 STOP_FILE = "AFFINITY_TEST_STOP"
 """Environment: while the file that it names is not there, the tallies go on."""
 
-PAUSE = 0.05
-"""Seconds between reading and changing the state: so that a signal finds many activities in the middle."""
+BRIEF, LONG = 0.05, 1.0
+"""Seconds between reading and changing the state, so that a signal finds many activities in the middle. The long pause
+leaves most of a core to the tests that run beside.
+"""
 
 
 class Tally(BaseModel):
@@ -37,7 +39,7 @@ class Entered(BaseModel):
     again: bool
 
 
-def make_app(name: str, tallies: Sessions[Tally]) -> App:
+def make_app(name: str, tallies: Sessions[Tally], pause: float) -> App:
     """An app whose activities keep their state in ``tallies``."""
     app = App(name)
     app.include(tallies)
@@ -45,7 +47,7 @@ def make_app(name: str, tallies: Sessions[Tally]) -> App:
     @app.activity
     async def enter(context: ActivityContext, entry: str) -> Entered:
         async with tallies.open(context) as tally:
-            await anyio.sleep(PAUSE)
+            await anyio.sleep(pause)
             tally.count += 1
             tally.entries.append(entry)
             count = tally.count
@@ -65,7 +67,7 @@ def make_app(name: str, tallies: Sessions[Tally]) -> App:
     return app
 
 
-app = make_app("tally", Sessions(Tally, max_sessions=500))
+app = make_app("tally", Sessions(Tally, max_sessions=500), LONG)
 
-forgetful = make_app("forgetful", Sessions(Tally, max_sessions=500, store=MemorySessionStore()))
+forgetful = make_app("forgetful", Sessions(Tally, max_sessions=500, store=MemorySessionStore()), BRIEF)
 """The same with a store that ends with its process."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from anyio import to_thread
 
 from affinity.client import Client, Start
 from tests.processes import FAST, WorkerProcess, Workers, open_workers
@@ -65,11 +66,11 @@ class Crew:
         self._crew: dict[str, WorkerProcess] = {}
         self.kills = self.pauses = 0
 
-    def start(self) -> None:
+    async def start(self) -> None:
         for name in NAMES:
             self._launch(name)
         for worker in self._crew.values():
-            worker.ready()
+            await to_thread.run_sync(worker.ready)
 
     def _launch(self, name: str) -> None:
         self._crew[name] = self._workers.launch(name, self._target, **OPTIONS)
@@ -88,7 +89,7 @@ class Crew:
             await anyio.sleep(KILL_EVERY)
             victim = self._dice.choice([name for name in NAMES if name != self._paused])
             self._crew[victim].send(signal.SIGKILL)
-            self._crew[victim].wait()
+            await to_thread.run_sync(self._crew[victim].wait)
             self._launch(victim)
             self.kills += 1
 
@@ -147,6 +148,7 @@ async def _outcome(client: Client, session: str, counts: Mapping[str, Sequence[i
     return Outcome(counts, Tally.model_validate_json(record.state))
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("postgres_age", ["old"], indirect=True)
 async def test_state_and_history_agree_whatever_happens_to_the_workers(
     sqlite_url: str, postgres_migrated: str, stop_file: Path
@@ -163,7 +165,7 @@ async def _survive(url: str, stop_file: Path) -> None:
     async with Client(url) as client:
         with open_workers(url) as workers:
             crew = Crew(workers, "tests.tally:app")
-            crew.start()
+            await crew.start()
             on = await _start(client)
             began = time.monotonic()
             await crew.harass(SECONDS)
@@ -184,7 +186,7 @@ async def test_a_store_in_memory_loses_what_its_process_knew(workers: Workers, c
     nothing.
     """
     crew = Crew(workers, "tests.tally:forgetful")
-    crew.start()
+    await crew.start()
     on = await _start(client)
     await crew.harass(3 * KILL_EVERY)
     stop_file.touch()
