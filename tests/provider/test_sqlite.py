@@ -245,7 +245,7 @@ IN_PARTS = {"list_states"}
 """Statements that are never run as they stand; `test_sqlite_state_list` looks at their parts."""
 
 HARMLESS = re.compile(
-    r"SCAN (json_each|j|CONSTANT ROW|workers|w|\(subquery-\d+\)|stale|marks|names|bounds|rewritten|doomed|timeline"
+    r"SCAN (json_each|j|CONSTANT ROW|workers|w|\(subquery-\d+\)|stale|routes|names|bounds|rewritten|doomed|timeline"
     r"|tree|t|sqlite_sequence|sized|summed|quotas|parents|p|up|u|member|m|partly|run|r)( |$)"
 )
 """Scans of arguments, of what a statement has made itself, of the few workers, and of tables with one row."""

@@ -1,19 +1,19 @@
 """Fetching work items.
 
-A fetch that finds nothing must cost next to nothing, since idle workers poll: it looks first, on a snapshot, and
-takes the write lock only when there is something to take or a stale mark to repair. It reads four index ranges,
-never the items of other workers' sessions:
+A fetch that finds nothing must be cheap, since idle workers poll: it first reads a snapshot, and takes the write lock
+only when there is an item to take or a stale route to repair. It reads four index ranges, never the items of other
+workers' sessions:
 
-    own     items of sessions that the caller holds. One whose session it holds no more is a stale mark.
+    own     items of sessions that the caller holds. If it no longer holds the session, the route is stale.
     free    session-free items: a share of them.
-    offer   items whose session nobody holds, and that are offered to the caller; looked at only while there is room for
-            a session. One whose session is held by now is a stale mark.
-    new     the same, of those that are anyone's: a share of them.
+    offer   items whose session no worker holds, and that are offered to the caller; read only while it may claim a
+            session. If the session is held by now, the route is stale.
+    new     items whose session no worker holds, and that any worker may claim: a share of them.
 
-Of all that it finds there, the oldest is taken.
+It takes the oldest of what it finds there.
 
-Stale marks that are met are repaired on the spot. That bounds the scan without ever stranding work or spinning: a
-fetch that met too many of them says ``claim_lost``, and there are fewer of them when it is repeated.
+It repairs the stale routes that it meets. That bounds the scan, and no work is stranded: a fetch that met too many of
+them returns ``claim_lost``, and there are fewer of them when it is repeated.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ SQL: Final = load_statements(__package__, "fetching.sql")
 NOTHING: Final = WorkFetch(items=(), claim_lost=False, next_due=None)
 
 SPARES: Final = (0, 50, 50, 50)
-"""Scans of one range, each but the first after the repair of stale marks that the one before met: how many items they
-read beyond those that are wanted, since where one mark was stale there may be more.
+"""How many items beyond the limit each scan of one range reads. Every scan but the first follows a repair of stale
+routes: where one was stale there may be more.
 """
 
 
@@ -64,7 +64,7 @@ def fetch(database: Database, tokens: Tokens, identity: WorkerIdentity, options:
 
 
 def _look(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch | None:
-    """The answer when there is nothing to take and no mark to repair; None when there is."""
+    """The answer when there is nothing to take and no route to repair; None otherwise."""
     arguments = _arguments(tx, identity, options)
     row = tx.row(SQL["peek"], arguments)
     if row is None:
@@ -136,8 +136,8 @@ class _FetchBatch:
         self._found: list[_CandidateRow] = []
         self._picked: dict[int, _CandidateRow] = {}
         self._claimed: dict[str, Lease | None] = {}  # with their former lease
-        self._stale: defaultdict[str, set[str]] = defaultdict(set)  # sessions by the mark that their items should have
-        self._share: int | None = None  # of the sessions that are anyone's
+        self._stale: defaultdict[str, set[str]] = defaultdict(set)  # sessions by the route that their items should have
+        self._share: int | None = None  # of the sessions that any worker may claim
         self._raced = False
         self._left = False
 
@@ -146,13 +146,13 @@ class _FetchBatch:
         self.scan(FREE, self._share_of("count_free", workers) if workers > 1 else self._options.limit)
 
     def scan_new(self, workers: int) -> None:
-        """Find items whose session nobody holds and that are anyone's, and how many of the sessions may be claimed."""
+        """Find items whose session any worker may claim, and how many of these sessions the caller may claim."""
         if workers > 1:
             self._share = self._share_of("count_new", workers)
         self.scan(NEW)
 
     def _share_of(self, count: str, workers: int) -> int:
-        """What one fetch takes of what waits and is anyone's, while ``workers`` could, the caller being one."""
+        """The share of one fetch of what ``workers``, the caller among them, may take."""
         limit = self._options.limit
         if limit <= MIN_SHARE:
             return MIN_SHARE
@@ -163,7 +163,7 @@ class _FetchBatch:
         return share
 
     def scan(self, route: str, most: int = MAX_BATCH) -> None:
-        """Find what can be had in one range, and repair the marks in it that turn out to be stale."""
+        """Find what may be taken in one range, and repair the stale routes in it."""
         for spare in SPARES:
             found = [one for one in self._read(route, spare) if self._is_for_us(one, route)]
             if not self._repair():
@@ -183,10 +183,10 @@ class _FetchBatch:
         session_id = one.session_id
         if session_id is None or session_id in self._claimed or (one.lease is not None and one.lease.held):
             return True
-        anyones = one.route == NEW
-        if len(self._claimed) >= room or (anyones and self._share == 0):
+        is_new = one.route == NEW
+        if len(self._claimed) >= room or (is_new and self._share == 0):
             return False
-        if anyones and self._share is not None:
+        if is_new and self._share is not None:
             self._share -= 1
         self._claimed[session_id] = one.lease
         return True
@@ -240,21 +240,21 @@ class _FetchBatch:
         return [_candidate(row, route) for row in self._tx.gather(SQL["scan"], {**self._arguments, **limits})]
 
     def _is_for_us(self, one: _CandidateRow, route: str) -> bool:
-        """Whether the item may be taken; if not, its mark is stale."""
+        """Whether the item may be taken; if not, its route is stale."""
         session_id, lease = one.session_id, one.lease
         if session_id is None or (lease is not None and lease.held_by(self._identity)):
             return True
-        truth = NEW if lease is None else lease.route
-        if truth == route or (truth == NEW and route == self._arguments["offer"]):
+        right_route = NEW if lease is None else lease.route
+        if right_route == route or (right_route == NEW and route == self._arguments["offer"]):
             return True
-        self._stale[truth].add(session_id)
+        self._stale[right_route].add(session_id)
         return False
 
     def _repair(self) -> bool:
-        """Re-mark what the scan found to be stale; whether there was anything."""
+        """Repair the stale routes that the scan found; whether there were any."""
         found = bool(self._stale)
-        for truth, session_ids in self._stale.items():
-            sessions.reroute(self._tx, session_ids, truth)
+        for right_route, session_ids in self._stale.items():
+            sessions.reroute(self._tx, session_ids, right_route)
         self._stale.clear()
         return found
 

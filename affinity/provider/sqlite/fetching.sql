@@ -32,10 +32,10 @@ SELECT EXISTS (
               AND (q.needs IS NULL OR q.needs IN (SELECT value FROM json_each(:names))))
 );
 
--- count_new: items that claim a session and are anyone's, as far as it matters
+-- count_new: items that any worker may take with a claim, up to a limit
 SELECT count(*) FROM (SELECT 1 FROM worker_queue WHERE route = 'new' AND visible_at <= :now LIMIT :count);
 
--- count_free: session-free items that may be fetched, as far as it matters
+-- count_free: session-free items that may be fetched, up to a limit
 SELECT count(*) FROM (
     SELECT 1 FROM worker_queue AS q
     WHERE q.route = 'free' AND q.visible_at <= :now
@@ -56,7 +56,7 @@ SELECT min(due) FROM (
     SELECT min(visible_at) FROM worker_queue WHERE route = 'new' AND visible_at > :now AND :claims
 );
 
--- scan: visible items of one route that nobody has in hand, oldest first, with the truth about their sessions
+-- scan: visible items of one route that are not locked, oldest first, with the leases of their sessions
 SELECT json_group_array(json_array(
     id, instance_id, execution_id, activity_id, name, session_id, attempts, failures, unknown_for, queued_for, visible_at,
     worker_id, incarnation, epoch, held
@@ -78,7 +78,7 @@ FROM (
     LIMIT :limit
 );
 
--- lock: deliver items to the caller; one whose name it knows is unknown no more
+-- lock: deliver items to the caller; if it knows the name, the item is no longer unknown
 UPDATE worker_queue SET
     lock_worker = :worker_id, lock_incarnation = :incarnation, lock_token = j.value ->> 1, locked_until = :locked_until,
     attempts = attempts + (attempts - failures < :uncounted_after),

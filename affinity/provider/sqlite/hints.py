@@ -1,8 +1,8 @@
-"""Hints: waking workers of this process at once, and workers of other processes soon.
+"""Hints: wake workers of this process immediately, and workers of other processes soon.
 
 Providers of one process find each other through a registry keyed by file; a hint for one of its workers is handed
 over there. Other processes have no such channel: the thread that owns the connection looks for their commits
-(``PRAGMA data_version``) while somebody waits, and takes each for a hint to look into the queues.
+(``PRAGMA data_version``) while a worker waits, and treats each as a hint to read the queues.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Subscription:
 
     def post(self, hint: Hint) -> None:
         """Hand a hint over, from any thread."""
-        with suppress(RuntimeError):  # its loop is gone, and so is whoever would have listened
+        with suppress(RuntimeError):  # its event loop is closed
             self._loop.call_soon_threadsafe(self.receive, hint)
 
 

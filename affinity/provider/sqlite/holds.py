@@ -1,8 +1,9 @@
-"""Holds, which keep a session with its holder while an orchestration waits, and watches, which tell one that it moved.
+"""Holds, which keep a session with its holder while an orchestration waits, and watches, which notify an orchestration
+when a session has moved.
 
-A hold is a long lock: whoever touches the session leaves it alone, since a touch never shortens a lock, and whoever
-gives the session up ends it like any other. Its row is there for the one moment at which the hold ends early: the lock
-is then cut back to what it would be without it, which other holds of the same session have a say in.
+A hold is a long lock: an extension of the session never shortens it, and a release ends it like any other lock. Its row
+is needed when the hold ends early: the lock is then cut back to what it would be without the hold, as far as the other
+holds of the session allow.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def insert_new(tx: Tx, instances: Sequence[NewInstance]) -> tuple[list[bool], li
     """Insert the instances whose ids are free.
 
     Returns:
-        Which those are, and what is to be sent now: start messages, and the word to parents whose child's id was taken.
+        Which those are, and what is to be sent now: start messages, and messages to parents whose child's id was taken.
     """
     return _insert(tx, instances, set(read_statuses(tx, [instance.instance_id for instance in instances])))
 
@@ -78,7 +78,7 @@ def send_all(tx: Tx, messages: Sequence[NewMessage]) -> list[Delivery]:
 
 
 def _over_limit(tx: Tx, messages: Sequence[NewMessage], quota: int | None) -> set[int]:
-    """Which of the messages find their instance with as many unread ones as they, or the quota, allow."""
+    """Which of the messages find their instance with as many unread ones as they or the quota allow."""
     limited = {m.instance_id: _least(m.unread_limit, quota) for m in messages if m.unread_limit is not None}
     if not limited:
         return set()
@@ -113,18 +113,18 @@ def read_statuses(tx: Tx, instance_ids: Collection[str]) -> dict[str, _StatusRow
 
 
 def reroute_instances(tx: Tx, instance_ids: Collection[str], route: str) -> None:
-    """Mark the messages of instances for their owner, up to `MAX_REROUTE` in all; fetches repair the rest as met."""
-    marks = {"instance_ids": to_json(list(instance_ids)), "route": route, "limit": MAX_REROUTE}
-    tx.run(SQL["reroute_instances"], marks)
+    """Route the messages of instances to their owner, up to `MAX_REROUTE` in all; fetches repair the rest."""
+    arguments = {"instance_ids": to_json(list(instance_ids)), "route": route, "limit": MAX_REROUTE}
+    tx.run(SQL["reroute_instances"], arguments)
 
 
-def mark_instances(tx: Tx, instance_ids: Sequence[str], route: str) -> None:
-    """Mark all messages of instances; no fetch would repair what is left under `SUSPENDED`."""
-    tx.many(SQL["mark_instances"], instance_ids, {"route": route})
+def reroute_all_messages(tx: Tx, instance_ids: Sequence[str], route: str) -> None:
+    """Route all messages of instances; no fetch would repair what is left under `SUSPENDED`."""
+    tx.many(SQL["reroute_all_messages"], instance_ids, {"route": route})
 
 
 def reroute_messages(tx: Tx, route: str, limit: int) -> int:
-    """Re-mark messages under ``route`` whose instance is owned by somebody else or by nobody; their number."""
+    """Repair the routes of messages under ``route`` whose instance has another owner or none; their number."""
     return tx.run(SQL["reroute_messages"], {"route": route, "limit": limit, "now": tx.now})
 
 

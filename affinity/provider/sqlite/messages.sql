@@ -21,7 +21,7 @@ INSERT INTO instances (
 SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6, value ->> 7, :now, :now
 FROM json_each(:rows);
 
--- unread: how many messages that are no timers some instances have, as far as it matters
+-- unread: how many messages other than timers some instances have, up to a limit
 SELECT json_group_array(json_array(i.instance_id, i.unread + (
     SELECT count(*) FROM (
         SELECT 1 FROM orchestrator_queue AS q WHERE q.instance_id = i.instance_id AND q.timer_id IS NULL LIMIT :most
@@ -29,30 +29,30 @@ SELECT json_group_array(json_array(i.instance_id, i.unread + (
 )))
 FROM json_each(:instance_ids) AS j CROSS JOIN instances AS i ON i.instance_id = j.value;
 
--- reroute_instances: re-mark messages of instances, as many as the limit allows
+-- reroute_instances: route messages of instances, as many as the limit allows
 UPDATE orchestrator_queue SET route = :route WHERE id IN (
     SELECT q.id FROM json_each(:instance_ids) AS j
     CROSS JOIN orchestrator_queue AS q ON q.instance_id = j.value AND q.route <> :route
     LIMIT :limit
 );
 
--- mark_instances: re-mark all messages of instances
+-- reroute_all_messages: route all messages of instances
 UPDATE orchestrator_queue SET route = :route
 WHERE instance_id IN (SELECT value FROM json_each(:rows)) AND route <> :route;
 
--- reroute_messages: re-mark messages that are marked for a worker that does not own their instance
-UPDATE orchestrator_queue SET route = stale.truth
+-- reroute_messages: repair routes of messages to a worker that does not own their instance
+UPDATE orchestrator_queue SET route = stale.right_route
 FROM (
-    SELECT id, truth FROM (
+    SELECT id, right_route FROM (
         SELECT q.id, CASE WHEN i.status = 'suspended' THEN 'suspended'
-                          WHEN w.worker_id IS NULL THEN 'new' ELSE 'w:' || w.worker_id END AS truth
+                          WHEN w.worker_id IS NULL THEN 'new' ELSE 'w:' || w.worker_id END AS right_route
         FROM orchestrator_queue AS q
         JOIN instances AS i ON i.instance_id = q.instance_id
         LEFT JOIN workers AS w
             ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation AND w.locked_until > :now
         WHERE q.route = :route
     )
-    WHERE truth <> :route
+    WHERE right_route <> :route
     LIMIT :limit
 ) AS stale
 WHERE orchestrator_queue.id = stale.id;

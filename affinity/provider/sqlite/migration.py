@@ -29,7 +29,7 @@ from affinity.provider.schema import (
 )
 from affinity.provider.sqlite import timeline
 from affinity.provider.sqlite.driver.clock import Clock
-from affinity.provider.sqlite.driver.database import MAX_WAIT, connect, patiently
+from affinity.provider.sqlite.driver.database import MAX_WAIT, connect, retry_while_busy
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.errors import FAILURES, translate
 from affinity.provider.statements import load_statements
@@ -43,7 +43,7 @@ STRICT: Final = 7
 """Releases that know this version or an earlier one demand that it is the ``user_version``."""
 
 MIGRATION_WAIT: Final = 6 * MAX_WAIT
-"""Seconds that a migration waits for the file: longer than a verb, for somebody else may be migrating."""
+"""Seconds that a migration waits for the file: longer than an operation does, for another process may be migrating."""
 
 PLACE: Final = "the SQLite file"
 """How messages call it: its name is not for strangers."""
@@ -64,8 +64,8 @@ def migrate(
     with closing(connect(path, create=True)) as connection:
         try:
             # The switch to WAL wants the file for itself for a moment; it stays with the file, so it is made once.
-            patiently(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchall(), MIGRATION_WAIT)
-            patiently(lambda: connection.execute("BEGIN IMMEDIATE"), MIGRATION_WAIT)
+            retry_while_busy(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchall(), MIGRATION_WAIT)
+            retry_while_busy(lambda: connection.execute("BEGIN IMMEDIATE"), MIGRATION_WAIT)
             return _upgrade(connection, migrations, progress)
         except FAILURES as error:
             raise translate(error) from error
@@ -81,7 +81,7 @@ def inspect(path: Path) -> SchemaReport:
         return report(SchemaVersion(0, 0), MIGRATIONS, ())
     with closing(connect(path)) as connection:
         try:
-            found = patiently(lambda: _read(connection), MAX_WAIT)
+            found = retry_while_busy(lambda: _read(connection), MAX_WAIT)
             is_known = found.oldest_code <= len(MIGRATIONS)
             return report(found, MIGRATIONS, ["epochs"] if is_known and _is_behind(connection, found.version) else ())
         except FAILURES as error:
@@ -95,7 +95,7 @@ def check_schema(connection: sqlite3.Connection) -> None:
         SchemaMismatch: it is too new, older, or no schema of ours.
     """
     try:
-        found = patiently(lambda: _read(connection), MAX_WAIT)
+        found = retry_while_busy(lambda: _read(connection), MAX_WAIT)
     except FAILURES as error:
         raise translate(error) from error
     check_usable(found, MIGRATIONS, PLACE)

@@ -1,7 +1,7 @@
 """Instances: taking them with their messages, reading their histories, letting them go.
 
 A worker that fetches messages of instances that it owns writes nothing: they stay in the queue until a turn that
-consumed them commits. Only to take an instance, or to repair a stale mark, does a fetch need the write lock.
+consumed them commits. Only to take an instance, or to repair a stale route, does a fetch need the write lock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SQL: Final = load_statements(__package__, "orchestrations.sql")
 
 MAX_SCAN: Final = 2 * MAX_BATCH
 """Further messages of instances already found that a scan passes over: one busy instance must not make every fetch
-dear.
+expensive.
 """
 
 
@@ -153,7 +153,7 @@ class _Search:
         }
         self.found: dict[str, list[Any]] = {}
         self._messages: dict[str, list[Message]] = {}
-        self.stale: dict[str, str] = {}  # instances by the mark that their messages should have
+        self.stale: dict[str, str] = {}  # instances by the route that their messages should have
         self._unowned: set[str] = set()
         self._raced = False
         self._left = False
@@ -164,7 +164,7 @@ class _Search:
         return len(self.found) >= self._limit
 
     def scan(self, route: str, most: int = 0) -> None:
-        """Find instances in one range, ``most`` of them that nobody owns, and the marks in it that are stale."""
+        """Find instances in one range, ``most`` of them without an owner, and the stale routes in it."""
         page = 4 * self._limit
         at = {**self.arguments, "route": route, "any_name": route == self.own, "page": page}
         for offset in range(0, max(MAX_SCAN, page), page):
@@ -176,7 +176,7 @@ class _Search:
         self._raced = bool(self.stale)
 
     def share(self, workers: int) -> int:
-        """How many of the instances that nobody owns the caller may take; ``workers`` could, the caller being one."""
+        """How many instances without an owner the caller may take, one of ``workers`` that may."""
         if workers == 1:
             return self._limit
         waiting = self._tx.value(SQL["count_unowned"], {**self.arguments, "count": MAX_BATCH})
@@ -185,12 +185,12 @@ class _Search:
         return share
 
     def repair(self) -> None:
-        """Re-mark what the scan found to be stale."""
-        by_truth: defaultdict[str, list[str]] = defaultdict(list)
-        for instance_id, truth in self.stale.items():
-            by_truth[truth].append(instance_id)
-        for truth, instance_ids in by_truth.items():
-            reroute_instances(self._tx, instance_ids, truth)
+        """Repair the stale routes that the scan found."""
+        by_route: defaultdict[str, list[str]] = defaultdict(list)
+        for instance_id, right_route in self.stale.items():
+            by_route[right_route].append(instance_id)
+        for right_route, instance_ids in by_route.items():
+            reroute_instances(self._tx, instance_ids, right_route)
         self.stale.clear()
 
     def read_messages(self) -> None:
@@ -206,7 +206,7 @@ class _Search:
         self._unowned.intersection_update(self.found)
 
     def take(self) -> None:
-        """Make those of the instances that nobody owns the caller's."""
+        """Make the caller the owner of those instances that have none."""
         if self._unowned:
             self._tx.many(SQL["take"], list(self._unowned), self.arguments)
             reroute_instances(self._tx, self._unowned, self.own)
@@ -220,11 +220,11 @@ class _Search:
 
     def _see(self, row: list[Any], route: str, most: int) -> None:
         instance_id, owner, incarnation = row[0], row[8], row[9]
-        truth = SUSPENDED if row[-1] else NEW if owner is None else own_route(owner)
+        right_route = SUSPENDED if row[-1] else NEW if owner is None else own_route(owner)
         ours = owner == self._identity.worker_id and incarnation == self._identity.incarnation
-        if truth != route:
-            self.stale[instance_id] = truth
-        if self.full or not (ours or truth == route):
+        if right_route != route:
+            self.stale[instance_id] = right_route
+        if self.full or not (ours or right_route == route):
             return
         if ours:
             self.found[instance_id] = row

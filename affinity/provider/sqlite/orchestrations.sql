@@ -1,5 +1,5 @@
 -- peek: whether the caller is draining, how many workers could take instances, and whether messages of instances that
--- nobody owns are there
+-- without an owner are there
 SELECT w.draining,
        (SELECT count(*) FROM workers WHERE locked_until > :now AND NOT draining),
        NOT w.draining AND EXISTS (
@@ -14,21 +14,21 @@ SELECT w.draining,
 FROM workers AS w
 WHERE w.worker_id = :worker_id AND w.incarnation = :incarnation AND w.locked_until > :now;
 
--- count_unowned: instances with messages that nobody owns, as far as it matters
+-- count_unowned: instances with messages and without an owner, up to a limit
 SELECT count(*) FROM (
     SELECT DISTINCT instance_id FROM orchestrator_queue
     WHERE route = 'new' AND visible_at <= :now AND id NOT IN (SELECT value FROM json_each(:exclude))
     LIMIT :count
 );
 
--- next_due: when the next message of an instance of the caller's, or (unless it is draining) of nobody's, is visible
+-- next_due: when the next message of an instance of the caller's, or (unless it is draining) of one without an owner, is visible
 SELECT min(due) FROM (
     SELECT min(visible_at) AS due FROM orchestrator_queue WHERE route = :own AND visible_at > :now
     UNION ALL
     SELECT min(visible_at) FROM orchestrator_queue WHERE route = 'new' AND visible_at > :now AND NOT :draining
 );
 
--- scan: a page of the visible messages of one route, oldest first, with the truth about their instances
+-- scan: a page of the visible messages of one route, oldest first, with the state of their instances
 SELECT json_group_array(json_array(
     instance_id, birth, execution_id, name, version, event_count, claims, unknown_for, worker_id, incarnation, session_id,
     suspended
@@ -76,7 +76,7 @@ WHERE summed.total - summed.size < :max_bytes;
 UPDATE instances SET owner_worker = :worker_id, owner_incarnation = :incarnation, claims = claims + 1
 WHERE instance_id IN (SELECT value FROM json_each(:rows));
 
--- release: free an instance of the caller's; the name of its last owner stays, for people; what is given back killed nobody
+-- release: free an instance of the caller's; the name of its last owner stays for operators; the claim is not counted
 UPDATE instances SET
     owner_incarnation = NULL,
     claims = max(0, claims - 1),

@@ -1,4 +1,4 @@
-"""The SQLite provider: the contract's verbs, each handed to the thread that it runs on."""
+"""The SQLite provider: the operations of the contract, each run on the thread of a connection."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ class SqliteProvider:
 
     async def wake(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
         """Hand hints to the workers of this process; those of others see the commit that the hint is about. They are
-        few: all are told, rather than to ask the database who owns an instance.
+        few: all are woken, which is cheaper than to look up the owners of instances.
         """
         hints.send(self._path, workers)
         if owners_of:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from affinity.provider.contract import NewMessage, NewWorkItem, Reset
 from affinity.provider.sqlite import holds, suspension, turns, work_items
 from affinity.provider.sqlite.driver.transaction import Tx
-from affinity.provider.sqlite.messages import mark_instances, send
+from affinity.provider.sqlite.messages import reroute_all_messages, send
 from affinity.provider.sqlite.sessions import FREE, NEW, Lease, read_leases
 from affinity.provider.statements import load_statements
 
@@ -39,7 +39,7 @@ def _queue(tx: Tx, wanted: Reset, at: Mapping[str, Any]) -> None:
     last = tx.value(SQL["last_message"])
     send(tx, [_kept(message, due, tx.now) for message in wanted.messages])
     tx.run(SQL["go_ahead"], {**at, "after": last})
-    mark_instances(tx, [wanted.instance_id], NEW)
+    reroute_all_messages(tx, [wanted.instance_id], NEW)
     leases = read_leases(tx, {item.session_id for item in wanted.work_items if item.session_id is not None})
     rows = [_row(item, leases) for item in wanted.work_items]
     tx.many(

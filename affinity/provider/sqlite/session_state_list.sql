@@ -1,5 +1,5 @@
 -- list_states: one page of records, newest first; or all of some sessions'; or how many there are
--- Only those parts between marks are run that a filter has a use for. One named `by_…` says where the records come from,
+-- Only the parts that a filter needs are run: each stands between `-- [name` and `-- name]`. One named `by_…` is the source,
 -- either some sessions, which are sorted then, or an index that has the order of a listing.
 -- [rows
 SELECT p.session_id, p.schema_version, p.kind, p.name, p.parent, p.labels, p.message_count, p.participants, p.version,

@@ -1,4 +1,4 @@
--- fences: what writes of some sessions are judged by: their records, and the epochs of their leases
+-- fences: of writes to some sessions: their records, and the epochs of their leases
 SELECT json_group_array(json_array(j.value, r.version, r.epoch, r.turn, r.labels, s.epoch))
 FROM json_each(:session_ids) AS j
 LEFT JOIN session_states AS r ON r.session_id = j.value
@@ -110,7 +110,7 @@ SELECT json_group_array(session_id) FROM (
     SELECT session_id FROM session_states WHERE created_at > :created_after LIMIT :few + 1
 );
 
--- participating: sessions that somebody takes part in, unless they are too many
+-- participating: sessions that a participant takes part in, unless they are too many
 SELECT json_group_array(session_id) FROM (
     SELECT session_id FROM session_participants WHERE participant = :participant LIMIT :few + 1
 );

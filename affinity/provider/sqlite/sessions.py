@@ -1,4 +1,4 @@
-"""Session leases: reading, touching, claiming and freeing them, and moving the marks of their queued items along."""
+"""Session leases: reading, touching, claiming and freeing them, and routing their queued items."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ class Lease(NamedTuple):
 
     @property
     def route(self) -> str:
-        """The right mark of its queued items."""
+        """The right route of its queued items."""
         return own_route(self.worker_id) if self.held else NEW
 
 
 def own_route(worker_id: str) -> str:
-    """The mark of what belongs to a worker."""
+    """The route to a worker."""
     return f"w:{worker_id}"
 
 
 def offer_route(worker_id: str) -> str:
-    """The mark of what belongs to nobody and is offered to a worker first."""
+    """The route of an item whose session no worker holds and that is offered to one worker first."""
     return f"{NEW}:{worker_id}"
 
 
 def is_offer(route: str) -> bool:
-    """Whether this is the mark of something that is offered to a worker."""
+    """Whether the route is an offer to a worker."""
     return route.startswith(offer_route(""))
 
 
@@ -102,7 +102,7 @@ def read_idle(tx: Tx, identity: WorkerIdentity) -> list[str]:
 
 
 def claim(tx: Tx, identity: WorkerIdentity, former: Mapping[str, Lease | None], timeout: float) -> dict[str, int]:
-    """Make sessions that nobody holds the caller's; their epochs.
+    """Claim sessions that no worker holds; their epochs.
 
     ``former`` has the row of each session, if there is one: an incarnation that comes back to its own keeps the epoch.
     """
@@ -113,7 +113,7 @@ def claim(tx: Tx, identity: WorkerIdentity, former: Mapping[str, Lease | None], 
     epochs |= zip(fresh, _next_epochs(tx, len(fresh)), strict=True)
     tx.many(SQL["claim"], list(epochs.items()), {**_of(tx, identity), "locked_until": tx.now + timeout})
     reroute(tx, epochs, own_route(identity.worker_id))
-    _tell(tx, [session_id for session_id in fresh if _had_holder(former[session_id])])
+    _notify_watchers(tx, [session_id for session_id in fresh if _had_holder(former[session_id])])
     return epochs
 
 
@@ -127,7 +127,7 @@ def inherit(tx: Tx, identity: WorkerIdentity) -> None:
     session_ids = read_held_by_name(tx, identity)
     epochs = _next_epochs(tx, len(session_ids))
     tx.many(SQL["inherit"], list(zip(session_ids, epochs, strict=True)), _of(tx, identity))
-    _tell(tx, session_ids)
+    _notify_watchers(tx, session_ids)
 
 
 def renew_epochs(tx: Tx, session_ids: Collection[str]) -> None:
@@ -139,20 +139,20 @@ def renew_epochs(tx: Tx, session_ids: Collection[str]) -> None:
 
 
 def free(tx: Tx, identity: WorkerIdentity, session_ids: Collection[str]) -> None:
-    """Give up sessions, all of which the caller holds or none, and mark their items as anyone's."""
+    """Release sessions, all of which the caller holds or none, and route their items to any worker."""
     if tx.run(SQL["free"], {**_of(tx, identity), "session_ids": to_json(list(session_ids))}):
         reroute(tx, session_ids, NEW)
 
 
 def reroute(tx: Tx, session_ids: Collection[str], route: str) -> int:
-    """Re-mark items of sessions, up to `MAX_REROUTE` rows in all, as the sweep does the rest; their number."""
-    marks = {"session_ids": to_json(list(session_ids)), "route": route, "limit": MAX_REROUTE}
-    return tx.run(SQL["reroute"], marks)
+    """Route items of sessions, up to `MAX_REROUTE` rows in all, since the sweep does the rest; their number."""
+    arguments = {"session_ids": to_json(list(session_ids)), "route": route, "limit": MAX_REROUTE}
+    return tx.run(SQL["reroute"], arguments)
 
 
-def _tell(tx: Tx, moved: Sequence[str]) -> None:
-    """Send word to those who watch sessions that have another holder now than before."""
-    tx.many(SQL["tell"], moved, {"now": tx.now})
+def _notify_watchers(tx: Tx, moved: Sequence[str]) -> None:
+    """Queue the messages of watches of sessions that have another holder now than before."""
+    tx.many(SQL["notify_watchers"], moved, {"now": tx.now})
 
 
 def _next_epochs(tx: Tx, count: int) -> range:

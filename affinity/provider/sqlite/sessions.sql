@@ -31,7 +31,7 @@ ON CONFLICT (session_id) DO UPDATE SET
     locked_until = excluded.locked_until,
     touched_at = excluded.touched_at;
 
--- tell: send word to those who watch sessions, on the routes of their owners; whoever has finished hears nothing
+-- notify_watchers: queue the messages of watches, on the routes of their owners; finished instances get none
 INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
 SELECT i.instance_id,
        CASE WHEN i.status = 'suspended' THEN 'suspended' WHEN w.worker_id IS NULL THEN 'new' ELSE 'w:' || w.worker_id END,
@@ -43,7 +43,7 @@ LEFT JOIN workers AS w
     ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation AND w.locked_until > :now
 WHERE i.status NOT IN ('completed', 'failed', 'cancelled');
 
--- renew_epochs: give sessions new epochs; who holds them, and until when, stays, and one without a row gets it, expired
+-- renew_epochs: give sessions new epochs; holder and lease stay, and a session without a row gets one, expired
 INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)
 SELECT value ->> 0, '', '', value ->> 1, :now, :now, :now FROM json_each(:rows) WHERE true
 ON CONFLICT (session_id) DO UPDATE SET epoch = excluded.epoch;
@@ -59,7 +59,7 @@ UPDATE sessions SET locked_until = :now
 WHERE session_id IN (SELECT value FROM json_each(:session_ids))
   AND worker_id = :worker_id AND incarnation = :incarnation AND locked_until > :now;
 
--- reroute: re-mark queued items of sessions, as many as the limit allows
+-- reroute: route queued items of sessions, as many as the limit allows
 UPDATE worker_queue SET route = :route WHERE id IN (
     SELECT q.id FROM json_each(:session_ids) AS j
     CROSS JOIN worker_queue AS q ON q.session_id = j.value AND q.route < :route

@@ -8,7 +8,7 @@ from typing import Final
 from affinity.provider.contract import Resumption, Suspend, WorkerIdentity
 from affinity.provider.sqlite import orchestrations
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
-from affinity.provider.sqlite.messages import mark_instances, read_statuses
+from affinity.provider.sqlite.messages import read_statuses, reroute_all_messages
 from affinity.provider.sqlite.sessions import NEW, SUSPENDED, own_route
 from affinity.provider.sqlite.workers import read_caller
 from affinity.provider.statements import load_statements
@@ -34,7 +34,7 @@ def retry(tx: Tx, identity: WorkerIdentity, *, names: Collection[str], code: str
         tx.run(SQL["resume"], {"instance_id": instance_id, "now": tx.now})
         tx.run(SQL["close"], {"instance_id": instance_id, "now": tx.now, "forget": False})
     tx.many(orchestrations.SQL["take"], found, {"worker_id": identity.worker_id, "incarnation": identity.incarnation})
-    mark_instances(tx, found, own_route(identity.worker_id))
+    reroute_all_messages(tx, found, own_route(identity.worker_id))
     return found
 
 
@@ -55,7 +55,7 @@ def _suspend(tx: Tx, identity: WorkerIdentity, one: Suspend) -> bool:
     if not tx.run(SQL["suspend"], arguments):
         return False
     tx.run(SQL["remember"], arguments)
-    mark_instances(tx, [one.instance_id], SUSPENDED)
+    reroute_all_messages(tx, [one.instance_id], SUSPENDED)
     return True
 
 
@@ -63,5 +63,5 @@ def _resume(tx: Tx, instance_id: str) -> Resumption:
     if not tx.run(SQL["resume"], {"instance_id": instance_id, "now": tx.now}):
         return "not_suspended" if read_statuses(tx, [instance_id]) else "unknown"
     tx.run(SQL["close"], {"instance_id": instance_id, "now": tx.now, "forget": True})
-    mark_instances(tx, [instance_id], NEW)
+    reroute_all_messages(tx, [instance_id], NEW)
     return "resumed"

@@ -24,7 +24,7 @@ ON CONFLICT (instance_id) DO UPDATE SET
     suspended_at = excluded.suspended_at,
     resumed_at = NULL;
 
--- resume: let a suspended instance go on, owned by nobody
+-- resume: let a suspended instance go on, without an owner
 UPDATE instances SET
     status = iif(event_count = 0 AND execution_id = 1, 'pending', 'running'),
     owner_incarnation = NULL,

@@ -1,14 +1,14 @@
-"""The sweep: finds routing marks that went stale, and removes what is dead.
+"""The sweep: repairs stale routes, and removes dead rows.
 
-Every mark is right when it is written. It goes stale when a session changes hands or is freed with more than
+Every route is right when it is written. It goes stale when a session changes hands or is freed with more than
 `MAX_REROUTE` queued items, when a session lock expires, and when a worker dies. So the sweep looks there, and
 nowhere else:
 
-* marks of names that are not alive, and offers that were not taken in time, found by jumping through the index from
-  mark to mark;
-* sessions held by the living: two probes of the index for each, for marks below and above the right one;
+* routes to workers that are not alive, and offers that were not taken in time, found by jumping through the index from
+  route to route;
+* sessions that live workers hold: two probes of the index for each, for routes below and above the right one;
 * sessions of the living whose lock ended since the last complete sweep (with a margin). A lock that ended earlier was
-  seen by that sweep, and what was queued since then was marked ``'new'`` from the start.
+  seen by that sweep, and what was queued since then was routed to ``'new'`` from the start.
 
 Marks in the message queue of instances that are no longer owned by a worker that lives are repaired by that
 worker's fetches.
@@ -61,7 +61,7 @@ def sweep(tx: Tx, *, interval: float, session_retention: float, worker_retention
 
 
 class _Repair:
-    """Re-marks up to `MAX_REROUTE` rows of both queues."""
+    """Repairs the routes of up to `MAX_REROUTE` rows of both queues."""
 
     def __init__(self, tx: Tx) -> None:
         self._tx = tx
@@ -73,7 +73,7 @@ class _Repair:
         return self.rerouted >= MAX_REROUTE
 
     def run(self) -> None:
-        """Look everywhere that a mark can have gone stale."""
+        """Look wherever a route can be stale."""
         workers = self._tx.rows(SQL["workers"], {"now": self._tx.now})
         living = {worker_id: incarnation for worker_id, incarnation, alive in workers if alive}
         self._orphans({own_route(worker_id) for worker_id in living})
@@ -84,7 +84,7 @@ class _Repair:
             self._tx.run(SQL["set_swept_clean"], {"now": self._tx.now})
 
     def _orphans(self, alive: set[str]) -> None:
-        """What is marked for names that are not alive, and what they were offered, alive or not, some time ago."""
+        """Routes to workers that are not alive, and offers of some time ago."""
         for (route,) in self._tx.rows(SQL["item_routes"]):
             if route not in alive:
                 until = self._tx.now - OFFER_SECONDS if is_offer(route) else math.inf
@@ -94,7 +94,7 @@ class _Repair:
                 self.rerouted += reroute_messages(self._tx, route, MAX_REROUTE - self.rerouted)
 
     def _living(self, worker_id: str, incarnation: str, since: float) -> None:
-        """What is not marked for the worker that holds it, and what still is though its lock ended."""
+        """Items that are not routed to the holder of their session, and those that still are though its lock ended."""
         at = {"worker_id": worker_id, "incarnation": incarnation, "route": own_route(worker_id), "since": since}
         self._reroute("reroute_held", at)
         self._reroute("reroute_expired", at)

@@ -1,4 +1,4 @@
--- begin: claim the sweep, unless somebody has swept lately (a time ahead of ours is a clock that was set back)
+-- begin: claim the sweep, unless there was one lately (a later time than now: the clock was set back)
 UPDATE counters SET value = :now
 WHERE name = 'swept_at' AND (value <= :now - :interval OR value > :now);
 
@@ -14,28 +14,28 @@ UPDATE counters SET value = :now WHERE name = 'swept_clean';
 -- workers: names by whether they are alive
 SELECT worker_id, incarnation, locked_until > :now FROM workers;
 
--- item_routes: marks with the name of a worker that stand in the work queue, found one by one in the index
-WITH RECURSIVE marks (route) AS (
+-- item_routes: routes to workers in the work queue, found one by one in the index
+WITH RECURSIVE routes (route) AS (
     SELECT min(route) FROM worker_queue WHERE route > 'new:'
     UNION ALL
-    SELECT (SELECT min(route) FROM worker_queue WHERE route > marks.route) FROM marks WHERE marks.route IS NOT NULL
+    SELECT (SELECT min(route) FROM worker_queue WHERE route > routes.route) FROM routes WHERE routes.route IS NOT NULL
 )
-SELECT route FROM marks WHERE route IS NOT NULL;
+SELECT route FROM routes WHERE route IS NOT NULL;
 
 -- message_routes: the same for messages
-WITH RECURSIVE marks (route) AS (
+WITH RECURSIVE routes (route) AS (
     SELECT min(route) FROM orchestrator_queue WHERE route > 'w:'
     UNION ALL
-    SELECT (SELECT min(route) FROM orchestrator_queue WHERE route > marks.route) FROM marks
-    WHERE marks.route IS NOT NULL
+    SELECT (SELECT min(route) FROM orchestrator_queue WHERE route > routes.route) FROM routes
+    WHERE routes.route IS NOT NULL
 )
-SELECT route FROM marks WHERE route IS NOT NULL;
+SELECT route FROM routes WHERE route IS NOT NULL;
 
--- reroute_orphans: re-mark items that are marked for a worker which is gone, or has not taken what it was offered
-UPDATE worker_queue SET route = stale.truth
+-- reroute_orphans: repair routes to a worker that is gone, or that has not taken what it was offered
+UPDATE worker_queue SET route = stale.right_route
 FROM (
     SELECT q.id, CASE WHEN s.locked_until > :now AND w.worker_id IS NOT NULL
-                      THEN 'w:' || w.worker_id ELSE 'new' END AS truth
+                      THEN 'w:' || w.worker_id ELSE 'new' END AS right_route
     FROM worker_queue AS q
     LEFT JOIN sessions AS s ON s.session_id = q.session_id
     LEFT JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND w.locked_until > :now
@@ -44,7 +44,7 @@ FROM (
 ) AS stale
 WHERE worker_queue.id = stale.id;
 
--- reroute_expired: re-mark items of sessions of one worker that expired lately, which are still marked for it
+-- reroute_expired: repair routes to one worker of items whose sessions expired lately
 UPDATE worker_queue SET route = 'new' WHERE id IN (
     SELECT q.id FROM sessions AS s
     CROSS JOIN worker_queue AS q ON q.session_id = s.session_id AND q.route = :route
@@ -52,7 +52,7 @@ UPDATE worker_queue SET route = 'new' WHERE id IN (
     LIMIT :limit
 );
 
--- reroute_held: mark items of the sessions that one worker holds for it
+-- reroute_held: route items of the sessions that one worker holds to it
 UPDATE worker_queue SET route = :route WHERE id IN (
     SELECT q.id FROM sessions AS s
     CROSS JOIN worker_queue AS q ON q.session_id = s.session_id AND q.route < :route
@@ -65,7 +65,7 @@ UPDATE worker_queue SET route = :route WHERE id IN (
 );
 
 -- remove_sessions: sessions that expired long ago, have no work and are not watched
--- (without its row, the next claim of a watched one would be its first, of which nobody is told)
+-- (without its row, the next claim of a watched one would be its first, which notifies no watcher)
 DELETE FROM sessions WHERE session_id IN (
     WITH RECURSIVE names (worker_id) AS (
         SELECT min(worker_id) FROM sessions

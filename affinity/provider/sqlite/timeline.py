@@ -12,7 +12,7 @@ _SQL: Final = load_statements(__package__, "timeline.sql")
 
 
 def learn(tx: Tx, known: Timeline) -> tuple[str, int]:
-    """The token and how far the file is; the token is a new one if the file is behind what ``known`` says of it."""
+    """The token and how far the file is; the token is a new one if the file is behind ``known``."""
     token, reached = _read(tx)
     if token == known.token and reached < known.reached:
         begin(tx)
@@ -21,7 +21,7 @@ def learn(tx: Tx, known: Timeline) -> tuple[str, int]:
 
 
 def advance(tx: Tx) -> None:
-    """What is committed with this is past what a backup from before has."""
+    """Move the timeline on: an earlier backup has not reached this point."""
     tx.run(_SQL["advance"])
 
 

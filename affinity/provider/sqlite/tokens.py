@@ -1,4 +1,4 @@
-"""Names for locks."""
+"""Tokens of locks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from affinity.provider.contract import Token
 
 
 class Tokens:
-    """Tokens that no other provider object gives out: a random prefix, then a counter, as drawing is dearer than
-    counting.
+    """Tokens that no other provider object issues: a random prefix and a counter, since a random number for each costs
+    more.
     """
 
     def __init__(self) -> None:
@@ -18,5 +18,5 @@ class Tokens:
         self._numbers = count(1)
 
     def next(self) -> Token:
-        """A token that was never given out."""
+        """A token that was never issued."""
         return Token(f"{self._prefix}:{next(self._numbers):x}")

@@ -65,7 +65,7 @@ def commit(
 
 
 def _read_fences(tx: Tx, identity: WorkerIdentity, turns: Sequence[Turn]) -> dict[str, _Fence]:
-    """Where the instances stand that the caller owns and that have not finished."""
+    """Fences of the instances that the caller owns and that have not finished."""
     arguments = {
         "instance_ids": to_json([turn.instance_id for turn in turns]),
         "worker_id": identity.worker_id,

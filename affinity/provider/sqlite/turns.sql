@@ -1,4 +1,4 @@
--- fences: where the instances of a batch stand that the caller owns and that have not finished
+-- fences: of those instances of a batch that the caller owns and that have not finished
 SELECT json_group_array(json_array(i.instance_id, i.birth, i.execution_id, i.event_count))
 FROM json_each(:instance_ids) AS j
 CROSS JOIN instances AS i ON i.instance_id = j.value
@@ -32,7 +32,7 @@ UPDATE instances SET
 FROM json_each(:rows) AS j
 WHERE instances.instance_id = j.value ->> 0;
 
--- go_on: the same of turns that say nothing else of their instances; indexes of the other columns are left alone
+-- go_on: the same for turns that change nothing else of their instances; indexes of the other columns stay
 UPDATE instances SET
     event_count = event_count + (j.value ->> 1),
     custom_status = coalesce(j.value ->> 2, custom_status),
@@ -49,7 +49,7 @@ DELETE FROM orchestrator_queue WHERE id IN (
     CROSS JOIN orchestrator_queue AS q ON q.id = j.value ->> 1 AND q.instance_id = j.value ->> 0
 );
 
--- cancel_activities: work items, whoever has them in hand
+-- cancel_activities: work items, locked or not
 DELETE FROM worker_queue WHERE id IN (
     SELECT q.id FROM json_each(:rows) AS j
     CROSS JOIN worker_queue AS q

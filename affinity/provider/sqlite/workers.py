@@ -20,7 +20,7 @@ SQL: Final = load_statements(__package__, "workers.sql")
 
 
 class CallerRow(NamedTuple):
-    """What the ``workers`` row says of the incarnation that asks."""
+    """The state of the incarnation that calls, from its row in ``workers``."""
 
     alive: bool
     draining: bool

@@ -56,7 +56,7 @@ def connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
             uri, uri=True, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=256
         )
         # Even these read the file, which one who migrates it, or is the last to close it, has to itself for a moment.
-        patiently(partial(_configure, connection), MAX_WAIT)
+        retry_while_busy(partial(_configure, connection), MAX_WAIT)
     except FAILURES as error:
         if connection is not None:
             connection.close()
@@ -66,19 +66,19 @@ def connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
 
 def _create(path: Path) -> None:
     """Make the file for its owner only, unless it is there; SQLite gives the files beside it the same mode."""
-    with suppress(OSError):  # it is there; or it cannot be made, as the connection will say
+    with suppress(OSError):  # the file exists; or it cannot be made, and then the connection fails
         os.close(os.open(path.resolve(), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def _configure(connection: sqlite3.Connection) -> None:
     # Bytes that are no text must not fail the statement, which reads the rows of others too: they come as surrogates,
-    # which whoever decodes that one row refuses.
+    # which the decoder of that row refuses.
     connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
     for pragma in _PRAGMAS:
         connection.execute(pragma)
 
 
-def patiently(attempt: Callable[[], T], max_wait: float) -> T:
+def retry_while_busy(attempt: Callable[[], T], max_wait: float) -> T:
     """Repeat ``attempt`` while another connection is in the way, for ``max_wait`` seconds at most.
 
     Raises:
@@ -120,7 +120,7 @@ class Database:
         connection = self._connection
         try:
             self._undo()  # what could not be undone when a verb failed
-            patiently(lambda: connection.execute("BEGIN IMMEDIATE"), self._max_wait)
+            retry_while_busy(lambda: connection.execute("BEGIN IMMEDIATE"), self._max_wait)
             try:
                 tx = Tx(connection, self._clock.now())
                 if self._timeline is not None:
@@ -128,7 +128,7 @@ class Database:
                 result = verb(tx, *args, **kwargs)
                 connection.execute("COMMIT")
             except BaseException:
-                with suppress(*FAILURES):  # a disk that fails may refuse this too; the error of the verb says more
+                with suppress(*FAILURES):  # a disk that fails may refuse this too; the first error says more
                     self._undo()
                 raise
         except FAILURES as error:
@@ -138,7 +138,7 @@ class Database:
     def read(self, verb: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``verb`` on one snapshot; it takes no lock that a writer would wait for."""
         try:
-            return patiently(lambda: self._snapshot(verb, *args, **kwargs), self._max_wait)
+            return retry_while_busy(lambda: self._snapshot(verb, *args, **kwargs), self._max_wait)
         except FAILURES as error:
             raise translate(error) from error
 
@@ -174,7 +174,7 @@ class Database:
 
     def _data_version(self) -> int:
         try:
-            version: int = patiently(
+            version: int = retry_while_busy(
                 lambda: self._connection.execute("PRAGMA data_version").fetchone()[0], self._max_wait
             )
         except FAILURES as error:

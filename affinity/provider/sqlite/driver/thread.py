@@ -36,7 +36,7 @@ class DatabaseThread:
     """Runs calls on a `Database` that it owns and closes.
 
     Args:
-        database: not to be used by anyone else from now on.
+        database: used by this thread only from now on.
         name: of the thread, for debuggers.
         on_change: called on the event loop after another connection's commit, while `watch` says so.
     """
@@ -105,11 +105,11 @@ class DatabaseThread:
             self._tell(_succeed, call.answer, result)
 
     def _look(self, pause: float) -> float:
-        """See whether somebody else has committed; how long to wait until the next look."""
+        """Check for another connection's commit; seconds until the next check."""
         try:
             changed = self._database.changed()
         except ProviderError:
-            changed = True  # whoever is woken will meet the error in a call of its own
+            changed = True  # the worker that is woken gets the error in a call of its own
         if not changed:
             return min(pause * WATCH_GROWTH, WATCH_EVERY[1])
         self._tell(self._on_change)
