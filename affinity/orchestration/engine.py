@@ -228,8 +228,8 @@ class Execution:
         Args:
             inputs: events of the classes in ``events.INPUTS``, in the order in which they came. External events and
                 requests to cancel may come before the ``OrchestrationStarted``: they wait for it.
-            now: gives the database's time in unix seconds.
-            new_guid: gives a fresh random id.
+            now: returns the database's time in Unix seconds.
+            new_guid: returns a new random id.
             max_size: characters of payloads in the new events, from which no further input is taken.
 
         Raises:

@@ -34,7 +34,7 @@ class ContinueAsNewSignal(ControlSignal):
 
     Attributes:
         input: of the next execution, as JSON text.
-        version: to go on with, or None for the present one.
+        version: of the next execution, or None for the present one.
     """
 
     def __init__(self, input: str, version: str | None) -> None:
