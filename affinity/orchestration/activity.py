@@ -14,7 +14,7 @@ _LOGGER = logging.getLogger("affinity.activity")
 _LOCK = threading.Lock()  # for the creation of an event, which is rare: one lock serves all contexts
 
 
-class _Run:
+class _RunState:
     """The mutable state of a run: its participants, and its cancellation. The event is made when code waits for it."""
 
     __slots__ = ("_event", "participants", "reason")
@@ -78,7 +78,7 @@ class ActivityContext:
     session_listeners: Collection[object] | None = None
     """The worker's session listeners; None in a context that a test makes."""
 
-    _run: _Run = field(default_factory=_Run, init=False, repr=False, compare=False)
+    _run: _RunState = field(default_factory=_RunState, init=False, repr=False, compare=False)
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:

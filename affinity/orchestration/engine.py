@@ -115,7 +115,7 @@ class Execution:
         """Where the outcome is sent; set by the start of the execution."""
         self._scheduler = Scheduler(instance_id, execution_id, session_id)
         self._context = OrchestrationContext(definition, self._scheduler)
-        self._isolated = _Isolated(session_id)
+        self._isolated = _LoopIsolation(session_id)
         self._lineage: ev.Lineage = ()
         self._main: Task[Any] | None = None
         self._cancellation: OrchestrationCancelledSignal | None = None
@@ -444,7 +444,7 @@ def _refuse_never_awaited(never_awaited: Iterable[DurableFuture[Any]]) -> None:
         )
 
 
-class _Isolated:
+class _LoopIsolation:
     """Keeps an event loop of this thread from adopting the orchestration's async generators, and sets the session of
     its logs and spans. One object serves one execution, which never runs twice at a time.
     """
