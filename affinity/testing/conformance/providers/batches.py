@@ -23,7 +23,7 @@ class BatchRules(Rules):
     """One refused element changes nothing and does not disturb the others (contract: rules for every verb)."""
 
     async def test_renewals_answer_one_by_one(self, cluster: Cluster) -> None:
-        """A bad lock amid good ones (contract: renew_work_item_lock)."""
+        """A bad lock in a batch of renewals fails alone (contract: renew_work_item_lock)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s", None, "t")
         first, bad, last = await a.take_all()
@@ -35,7 +35,9 @@ class BatchRules(Rules):
         assert [item.lock.key for item in taken] == [bad.lock.key]
 
     async def test_acks_answer_one_by_one(self, cluster: Cluster) -> None:
-        """A bad lock amid good ones; results in order (contract: ack_work_item)."""
+        """A bad lock in a batch of acks fails alone, and results come in the order of the batch (contract:
+        ack_work_item).
+        """
         a = await cluster.worker("a")
         await cluster.enqueue("s", None, "t")
         first, bad, last = await a.take_all()
@@ -44,7 +46,7 @@ class BatchRules(Rules):
         assert await a.check(first, bad, last) == [False, True, False]
 
     async def test_gifts_back_answer_one_by_one(self, cluster: Cluster) -> None:
-        """A bad lock amid good ones (contract: abandon_work_item)."""
+        """A bad lock in a batch of give-backs fails alone (contract: abandon_work_item)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s", None, "t")
         first, bad, last = await a.take_all()
@@ -52,7 +54,7 @@ class BatchRules(Rules):
         assert sorted(item.lock.key for item in await a.take_all()) == sorted([first.lock.key, last.lock.key])
 
     async def test_turns_are_committed_one_by_one(self, cluster: Cluster) -> None:
-        """In one transaction, yet a refused turn leaves the others alone (contract: commit_turn)."""
+        """A refused turn of a commit changes nothing of the other turns (contract: commit_turn)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         mine = [await a.own(f"i{number}") for number in range(3)]
         other = await b.own("other")
@@ -65,7 +67,7 @@ class BatchRules(Rules):
         assert [await a.history(at) for at in (*mine, other)] == [["event"], [], ["event"], []]
 
     async def test_a_dead_ack_refuses_its_own_turn_only(self, cluster: Cluster) -> None:
-        """Each turn has its fence (contract: TurnResult.lost_acks)."""
+        """A dead ack refuses only the turn that it belongs to (contract: TurnResult.lost_acks)."""
         a = await cluster.worker("a")
         first, second = await a.own("i"), await a.own("j")
         await cluster.enqueue(None, "s")
@@ -77,7 +79,9 @@ class BatchRules(Rules):
         assert await a.check(*items) == [True, False]
 
     async def test_turns_of_one_commit_may_send_to_each_other(self, cluster: Cluster) -> None:
-        """Messages and children of one reach the others (contract: commit_turn)."""
+        """Messages and children of one turn reach the instances of other turns of the same commit (contract:
+        commit_turn).
+        """
         a = await cluster.worker("a")
         ids = [f"i{number}" for number in range(4)]
         owned = [await a.own(name) for name in ids]
@@ -97,7 +101,9 @@ class BatchRules(Rules):
         assert all(sorted(text for text in texts if text != "taken") == ids for texts in found.values())
 
     async def test_a_message_to_an_instance_that_finishes_in_the_same_commit_is_gone(self, cluster: Cluster) -> None:
-        """Before or after: a finished instance has no queue rows (contract: Turn.update)."""
+        """A message to an instance that finishes in the same commit is removed, wherever it is in the batch (contract:
+        Turn.update).
+        """
         a = await cluster.worker("a")
         owned = [await a.own(name) for name in ("first", "ending", "last")]
         done = InstanceUpdate(status="completed")
@@ -112,7 +118,9 @@ class BatchRules(Rules):
         assert (await a.provider.count_work())["messages"] == 0
 
     async def test_instances_are_created_one_by_one(self, cluster: Cluster) -> None:
-        """Those that were there are left as they were; a duplicate is there already (contract: create_instance)."""
+        """Instances that exist are left unchanged, and a duplicate within the batch counts as existing (contract:
+        create_instance).
+        """
         client = await cluster.open()
         await client.create_instance([new_instance("b", name="old")])
         created = await client.create_instance([new_instance(name) for name in ("a", "b", "c", "a")])
@@ -122,7 +130,7 @@ class BatchRules(Rules):
         assert (await client.count_work())["messages"] == 3
 
     async def test_deletions_answer_one_by_one(self, cluster: Cluster) -> None:
-        """Deleted, unknown and running in one call (contract: delete_instance)."""
+        """One call can return deleted, unknown and running (contract: delete_instance)."""
         a = await cluster.worker("a")
         for name in ("x", "z"):
             await a.commit_one(await a.own(name), update=InstanceUpdate(status="completed"))
@@ -135,7 +143,9 @@ class BatchRules(Rules):
         ]
 
     async def test_a_duplicate_has_its_effect_once(self, cluster: Cluster) -> None:
-        """The same lock twice: one result sent, one attempt given back (contract: rules for every verb)."""
+        """A lock that is twice in a batch sends one result and gives one attempt back (contract: rules for
+        every verb).
+        """
         a = await cluster.worker("a")
         await cluster.enqueue(None, None, None)
         acked, returned, renewed = await a.take_all()
@@ -148,7 +158,7 @@ class BatchRules(Rules):
         assert (again.lock.key, again.attempts, again.failures) == (returned.lock.key, 1, 1)
 
     async def test_an_empty_batch_is_nothing(self, cluster: Cluster) -> None:
-        """Every verb takes it (contract: rules for every verb)."""
+        """Every batch verb accepts an empty batch (contract: rules for every verb)."""
         a = await cluster.worker("a")
         provider, identity = a.provider, a.identity
         assert list(await provider.renew_work_item_lock(identity, [], TIMEOUTS)) == []
@@ -166,7 +176,9 @@ class BatchRules(Rules):
         await provider.wake({})
 
     async def test_releases_are_made_one_by_one(self, cluster: Cluster) -> None:
-        """Freed, handed over and not ours in one call (contract: release_instance)."""
+        """One call can free instances, hand them over, and ignore those that the caller does not own (contract:
+        release_instance).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         for name in ("free", "given", "kept"):
             await a.own(name)
@@ -176,7 +188,7 @@ class BatchRules(Rules):
         assert [item.instance_id for item in await a.take_instances()] == ["kept"]
 
     async def test_a_worker_that_registers_nothing_fetches_too(self, cluster: Cluster) -> None:
-        """No name is known, so everything is delivered until somebody gives it back as unknown (contract: names)."""
+        """A worker without names gets every item that no worker has given back as unknown (contract: names)."""
         a = await cluster.worker("a")
         await cluster.enqueue(None)
         fetched = await a.provider.fetch_work_item(a.identity, fetch_options(names=()))

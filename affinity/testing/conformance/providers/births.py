@@ -15,7 +15,7 @@ class BirthRules(Rules):
     """Deletion, and creation under the same id."""
 
     async def test_each_instance_has_a_birth_token(self, cluster: Cluster) -> None:
-        """It stays, and a successor has another (contract: Birth)."""
+        """An instance keeps its birth token, and its successor under the same id has another (contract: Birth)."""
         a = await cluster.worker("a")
         await a.provider.create_instance([new_instance("j")])
         first = await a.own("i")
@@ -27,7 +27,9 @@ class BirthRules(Rules):
         assert len({first.birth, second.birth, other.birth}) == 3
 
     async def test_a_turn_of_a_deleted_instance_is_refused_by_its_successor(self, cluster: Cluster) -> None:
-        """At the very same place in its history, though the caller owns it (contract: Turn)."""
+        """A turn of a deleted instance is refused even if its successor is at the same event and the caller owns it
+        (contract: Turn).
+        """
         a = await cluster.worker("a")
         old = await a.own("i")
         await a.commit_one(old, work_items=[work_item(old, 1)])
@@ -39,7 +41,7 @@ class BirthRules(Rules):
         assert (await a.commit_one(replace(new, event_count=1))).committed
 
     async def test_other_turns_of_the_batch_pass(self, cluster: Cluster) -> None:
-        """One of a deleted instance is refused alone (contract: rules for every verb)."""
+        """A turn of a deleted instance is refused alone (contract: rules for every verb)."""
         a = await cluster.worker("a")
         old, other = await a.own("i"), await a.own("j")
         await recreated(a, old)
@@ -47,7 +49,9 @@ class BirthRules(Rules):
         assert [result.committed for result in results] == [False, True]
 
     async def test_a_message_to_a_deleted_instance_does_not_reach_its_successor(self, cluster: Cluster) -> None:
-        """The answer of its child, for one; from a turn, and on its own (contract: NewMessage.birth)."""
+        """A message with the birth token of a deleted instance is dropped, from a turn and from a client (contract:
+        NewMessage.birth).
+        """
         a = await cluster.worker("a")
         sender, old = await a.own("sender"), await a.own("i")
         new = await recreated(a, old)
@@ -61,7 +65,7 @@ class BirthRules(Rules):
         assert payloads(found) == [*payloads(new), "new", "any", "new", "any"]
 
     async def test_a_turn_consumes_messages_of_its_own_instance_only(self, cluster: Cluster) -> None:
-        """A message id alone says nothing: a database that lost its tail gives it again (contract: Turn.consumed)."""
+        """A turn cannot consume a message of another instance by its id (contract: Turn.consumed)."""
         a = await cluster.worker("a")
         first, second = await a.own("i"), await a.own("j")
         assert (await a.commit_one(first, consumed=[*message_ids(first), *message_ids(second)])).committed

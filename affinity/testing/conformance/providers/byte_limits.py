@@ -22,7 +22,9 @@ class ByteLimitRules(Rules):
     """``max_bytes`` of `fetch_orchestration_item`, `fetch_work_item` and `read_history`."""
 
     async def test_a_fetch_brings_messages_of_so_many_bytes(self, cluster: Cluster) -> None:
-        """In their order over several fetches, the rest immediately and at the end nothing (contract: max_bytes)."""
+        """Messages come in order over several fetches, each within its bytes, until none are left (contract:
+        max_bytes).
+        """
         a = await cluster.worker("a")
         await _own_with_messages(a, "i", 7)
         seen: list[str] = []
@@ -37,7 +39,7 @@ class ByteLimitRules(Rules):
         assert sizes == [3, 3, 1]
 
     async def test_a_fetch_brings_at_least_one_message(self, cluster: Cluster) -> None:
-        """However large it is (contract: max_bytes)."""
+        """A message larger than the bound still comes, alone (contract: max_bytes)."""
         a = await cluster.worker("a")
         at = await _own_with_messages(a, "i", 3)
         for number in range(3):
@@ -55,7 +57,9 @@ class ByteLimitRules(Rules):
         assert {item.instance_id: len(item.messages) for item in items} == {"i": 2, "j": 1}
 
     async def test_an_instance_without_room_for_a_message_is_not_taken(self, cluster: Cluster) -> None:
-        """Its claims are not counted, and another worker may have it (contract: max_bytes)."""
+        """An instance that gets no message is not taken: its claims are not counted and another worker may take it
+        (contract: max_bytes).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.provider.create_instance([new_instance(name, start=_payload(0)) for name in ("i", "j")])
         (first,) = (await a.fetch_instances(max_bytes=1)).items
@@ -64,7 +68,9 @@ class ByteLimitRules(Rules):
         assert (first.claims, second.claims) == (1, 1)
 
     async def test_a_message_left_behind_is_there_for_the_next_owner(self, cluster: Cluster) -> None:
-        """Together with those that were fetched and not consumed (contract: max_bytes)."""
+        """The next owner gets messages that were left behind, and those that were fetched and not consumed (contract:
+        max_bytes).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await _own_with_messages(a, "i", 4)
         assert (await a.fetch_instances(max_bytes=ROOM)).items
@@ -73,7 +79,9 @@ class ByteLimitRules(Rules):
         assert payloads(item) == [_payload(number) for number in range(4)]
 
     async def test_a_fetch_brings_work_of_so_many_bytes(self, cluster: Cluster) -> None:
-        """Oldest first over several fetches, each of which says that there is more (contract: FetchOptions)."""
+        """Work comes oldest first over several fetches, each of which reports that it reached its limit (contract:
+        FetchOptions).
+        """
         a = await cluster.worker("a")
         await _queue(a, None, 7)
         for expected in ([1, 2, 3], [4, 5, 6], [7]):
@@ -84,7 +92,7 @@ class ByteLimitRules(Rules):
         assert await a.take_all() == []
 
     async def test_a_fetch_brings_at_least_one_work_item(self, cluster: Cluster) -> None:
-        """However large it is, of whichever kind (contract: FetchOptions)."""
+        """An item larger than the bound still comes, alone, whatever its kind (contract: FetchOptions)."""
         a = await cluster.worker("a")
         await _queue(a, None, 2)
         await _queue(a, "s", 2)
@@ -93,7 +101,9 @@ class ByteLimitRules(Rules):
         assert await a.take_all() == []
 
     async def test_a_session_without_room_for_its_work_is_not_claimed(self, cluster: Cluster) -> None:
-        """Another worker may have it; the rest of a claimed one waits for its holder (contract: FetchOptions)."""
+        """A session whose items do not fit is not claimed; further items of a claimed one wait for its holder
+        (contract: FetchOptions).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await _queue(a, "s", 2)
         await _queue(a, "t", 2)
@@ -105,7 +115,7 @@ class ByteLimitRules(Rules):
             assert (rest.session_id, rest.session_epoch) == (item.session_id, item.session_epoch)
 
     async def test_work_and_new_sessions_share_the_bound(self, cluster: Cluster) -> None:
-        """The oldest first, and as much of a new session as there is room for (contract: FetchOptions)."""
+        """The oldest items come first, with as many items of a new session as fit (contract: FetchOptions)."""
         a = await cluster.worker("a")
         await _queue(a, None, 2)
         await _queue(a, "s", 3)
@@ -115,7 +125,7 @@ class ByteLimitRules(Rules):
         assert [item.session_id for item in await a.take(10)] == ["s", "s"]
 
     async def test_a_history_is_read_in_pages(self, cluster: Cluster) -> None:
-        """From a cursor on, at least one event a page, nothing twice and nothing left out (contract: read_history)."""
+        """Pages from a cursor have at least one event each, and together every event once (contract: read_history)."""
         a = await cluster.worker("a")
         at = await a.own("i")
         events = [_payload(number) for number in range(7)]
@@ -134,7 +144,9 @@ class ByteLimitRules(Rules):
             assert [size for size in sizes if size] == expected
 
     async def test_pages_of_several_histories_share_the_bound(self, cluster: Cluster) -> None:
-        """In the order of the cursors; what has no room left says that there is more (contract: read_history)."""
+        """Pages are filled in the order of the cursors; those without room report that there is more (contract:
+        read_history).
+        """
         a = await cluster.worker("a")
         for name, count in (("i", 2), ("j", 2), ("k", 1)):
             await a.commit_one(await a.own(name), history=[_payload(number) for number in range(count)])

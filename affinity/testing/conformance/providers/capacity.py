@@ -14,7 +14,7 @@ class CapacityRules(Rules):
     """``FetchOptions.max_sessions``, and ``limit``."""
 
     async def test_a_full_worker_claims_no_new_session(self, cluster: Cluster) -> None:
-        """The next worker does (design 4.7)."""
+        """A worker at its capacity claims no session; another worker does (design 4.7)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s", "t", "u")
         assert len(await a.take(10, max_sessions=2)) == 2
@@ -22,7 +22,7 @@ class CapacityRules(Rules):
         assert [item.session_id for item in await b.take(10, max_sessions=2)] == ["u"]
 
     async def test_a_full_worker_serves_the_sessions_that_it_holds(self, cluster: Cluster) -> None:
-        """And session-free work (design 4.7)."""
+        """A worker at its capacity still gets items of its sessions and session-free items (design 4.7)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         await a.take_one(max_sessions=1)
@@ -31,20 +31,20 @@ class CapacityRules(Rules):
         assert sorted(taken, key=str) == [None, "s", "s"]
 
     async def test_one_session_counts_once(self, cluster: Cluster) -> None:
-        """However many of its items come with the claim (design 4.7)."""
+        """A session counts once, however many of its items the claim brings (design 4.7)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s", "s", "t", "s", "t")
         assert len(await a.take(10, max_sessions=2)) == 5
 
     async def test_a_single_fetch_does_not_exceed_the_capacity(self, cluster: Cluster) -> None:
-        """The check is in the claim itself (design 4.7)."""
+        """One fetch claims no more sessions than the capacity allows (design 4.7)."""
         a = await cluster.worker("a")
         await cluster.enqueue(*[f"s{number}" for number in range(20)])
         await a.take_all(max_sessions=7)
         assert len(await cluster.holders()) == 7
 
     async def test_a_burst_of_sessions_is_shared(self, cluster: Cluster) -> None:
-        """Each look takes a part of what is left, and says that it left something (contract: fetch_work_item)."""
+        """Each fetch takes a share of the unclaimed items and reports that some remain (contract: fetch_work_item)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         workers, waiting, taken = 3, 60, {"a": 0, "b": 0}  # the enqueuer is a worker too
         await cluster.enqueue(*[f"s{number}" for number in range(waiting)])
@@ -59,7 +59,9 @@ class CapacityRules(Rules):
         assert min(taken.values()) >= 24
 
     async def test_a_burst_of_instances_is_shared(self, cluster: Cluster) -> None:
-        """In the same way (contract: fetch_orchestration_item)."""
+        """Each fetch takes a share of the unowned instances and reports that some remain (contract:
+        fetch_orchestration_item).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueuer()
         workers, waiting = 3, 60
@@ -73,7 +75,7 @@ class CapacityRules(Rules):
             seen += [message.id for item in fetched.items for message in item.messages]
 
     async def test_a_small_burst_goes_to_whoever_looks(self, cluster: Cluster) -> None:
-        """It is not worth several looks (contract: fetch_work_item)."""
+        """A burst of at most `MIN_SHARE` items goes to the first worker that fetches (contract: fetch_work_item)."""
         a = await cluster.worker("a")
         await cluster.worker("b")
         await cluster.enqueue(*[f"s{number}" for number in range(MIN_SHARE)])
@@ -84,7 +86,7 @@ class CapacityRules(Rules):
         assert (len(instances.items), instances.unclaimed_remaining) == (MIN_SHARE, False)
 
     async def test_who_is_alone_takes_all(self, cluster: Cluster) -> None:
-        """A worker that drains is no company: it claims nothing (contract: fetch_work_item)."""
+        """A worker takes the whole burst when all other workers are draining (contract: fetch_work_item)."""
         a = await cluster.worker("a")
         await cluster.enqueue(*[f"s{number}" for number in range(60)])
         await (await cluster.enqueuer()).drain()
@@ -95,7 +97,9 @@ class CapacityRules(Rules):
         assert (len(instances.items), instances.unclaimed_remaining) == (50, False)
 
     async def test_a_fetch_that_ends_at_its_limit_says_whether_there_is_more(self, cluster: Cluster) -> None:
-        """Of whichever kind (contract: WorkFetch.limit_reached)."""
+        """``limit_reached`` tells whether the caller could get more, for each kind of item (contract:
+        WorkFetch.limit_reached).
+        """
         a = await cluster.worker("a")
         await cluster.use(a, "s")
         for kind in (["s", "s", "s"], [None, None, None], ["s", "s", None], ["s", None, "t"], ["u", "v", "w"]):
@@ -107,7 +111,9 @@ class CapacityRules(Rules):
             assert (len(fetched.items), fetched.limit_reached) == (3, False), kind
 
     async def test_what_the_caller_could_not_have_is_not_more(self, cluster: Cluster) -> None:
-        """Later, or in hand, or another's, or unknown, or of a session too many (contract: WorkFetch.limit_reached)."""
+        """Delayed, locked, foreign and unknown items, and those beyond the capacity, do not set ``limit_reached``
+        (contract: WorkFetch.limit_reached).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.use(a, "s")
         await cluster.use(b, "theirs")
@@ -126,7 +132,7 @@ class CapacityRules(Rules):
         assert ([item.session_id for item in fetched.items], fetched.limit_reached) == (["s"], False)
 
     async def test_capacity_zero_takes_no_session_work(self, cluster: Cluster) -> None:
-        """But session-free work (design 4.7)."""
+        """A worker with capacity 0 gets session-free items only (design 4.7)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s", None, "t")
         assert [item.session_id for item in await a.take_all(max_sessions=0)] == [None]
@@ -134,7 +140,7 @@ class CapacityRules(Rules):
         assert len(await b.take_all()) == 2
 
     async def test_concurrent_fetches_of_one_worker_do_not_exceed_the_capacity(self, cluster: Cluster) -> None:
-        """Through as many provider objects as it likes (design 4.7)."""
+        """Concurrent fetches of one worker through several provider objects stay within its capacity (design 4.7)."""
         a = await cluster.worker("a")
         fetchers = [await cluster.beside(a) for _ in range(4)]
         await cluster.enqueue(*[f"s{number}" for number in range(40)])
@@ -142,7 +148,7 @@ class CapacityRules(Rules):
         assert len(await cluster.holders()) == 5
 
     async def test_workers_fill_up_independently(self, cluster: Cluster) -> None:
-        """Racing workers each reach their capacity, and no further (design 4.7)."""
+        """Workers that race for sessions each reach their capacity and no more (design 4.7)."""
         peers = [await cluster.worker(name) for name in "abc"]
         await cluster.enqueue(*[f"s{number}" for number in range(40)])
         await at_once(*(lambda peer=peer: peer.take_all(max_sessions=4) for peer in peers))
@@ -150,7 +156,7 @@ class CapacityRules(Rules):
         assert [held.count(peer.worker_id) for peer in peers] == [4, 4, 4]
 
     async def test_an_expired_session_makes_room(self, cluster: Cluster) -> None:
-        """Only sessions held now count (design 4.7)."""
+        """A session whose lock has expired does not count (design 4.7)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         await a.ack(await a.take_one(max_sessions=1))
@@ -160,7 +166,7 @@ class CapacityRules(Rules):
         assert (await a.take_one(max_sessions=1)).session_id == "t"
 
     async def test_a_session_given_up_makes_room(self, cluster: Cluster) -> None:
-        """So a worker that knows better work can take it (contract: WorkAbandon.release_session)."""
+        """A worker that gives a session up may claim another one (contract: WorkAbandon.release_session)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         item = await a.take_one(max_sessions=1)
@@ -169,7 +175,7 @@ class CapacityRules(Rules):
         assert (await a.take_one(max_sessions=1)).session_id == "t"
 
     async def test_a_dead_worker_s_sessions_fill_nobody_else(self, cluster: Cluster) -> None:
-        """A survivor with room takes over as much as fits (design 4.2, 4.7)."""
+        """A worker takes over sessions of a dead worker only within its capacity (design 4.2, 4.7)."""
         a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
         await cluster.enqueue("s", "t", "u")
         await a.take_all()

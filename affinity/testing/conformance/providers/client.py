@@ -27,7 +27,7 @@ class ClientRules(Rules):
     """`create_instance`, `send_message`, `get_instance`, `list_instances`, `delete_instance`."""
 
     async def test_a_new_instance_is_pending(self, cluster: Cluster) -> None:
-        """With nothing of a turn in it (contract: InstanceInfo)."""
+        """A new instance is pending in execution 1, without owner, output or event (contract: InstanceInfo)."""
         a = await cluster.worker("a")
         created = new_instance("i", version="1", parent_id="p")
         assert list(await a.provider.create_instance([created])) == [True]
@@ -39,7 +39,7 @@ class ClientRules(Rules):
         assert row.created_at.utcoffset() == timedelta(0)
 
     async def test_creating_again_changes_nothing(self, cluster: Cluster) -> None:
-        """Starting is idempotent by id, also of a finished instance (contract: create_instance)."""
+        """Creating an instance whose id exists changes nothing, even if it has finished (contract: create_instance)."""
         a = await cluster.worker("a")
         instance = await a.own("i")
         again = new_instance("i", name="other", version="9", start="again", parent_id="p")
@@ -52,7 +52,7 @@ class ClientRules(Rules):
         assert await a.take_instances() == []
 
     async def test_a_message_says_what_became_of_it(self, cluster: Cluster) -> None:
-        """Delivered, unknown, or finished (contract: send_message)."""
+        """Sending returns delivered, unknown or finished for each message (contract: send_message)."""
         a = await cluster.worker("a")
         await a.own("i")
         await a.commit_one(await a.own("ended"), update=DONE)
@@ -63,7 +63,9 @@ class ClientRules(Rules):
         assert (await a.provider.count_work())["messages"] == 3
 
     async def test_the_time_of_a_change_is_kept(self, cluster: Cluster) -> None:
-        """By the database's clock (contract: InstanceInfo.updated_at; design 4.1)."""
+        """``updated_at`` is the time of the last change by the database's clock (contract: InstanceInfo.updated_at;
+        design 4.1).
+        """
         a = await cluster.worker("a")
         instance = await a.own("i")
         await cluster.advance(1_000)
@@ -72,7 +74,7 @@ class ClientRules(Rules):
         assert timedelta(seconds=1_000) <= row.updated_at - row.created_at < timedelta(seconds=1_100)
 
     async def test_instances_are_listed_newest_first(self, cluster: Cluster) -> None:
-        """By (created_at, instance_id), however they were created (contract: InstanceFilter)."""
+        """A listing is ordered by (created_at, instance_id), newest first (contract: InstanceFilter)."""
         client = await cluster.open()
         for names in (["b", "a", "c"], ["e"], ["d"]):
             await client.create_instance([new_instance(name) for name in names])
@@ -83,7 +85,7 @@ class ClientRules(Rules):
         assert _keys(rows) == sorted(_keys(rows), reverse=True)
 
     async def test_a_listing_is_read_page_by_page(self, cluster: Cluster) -> None:
-        """Each row once, in the order of the whole, while others are added (contract: InstanceFilter.after)."""
+        """Pages have each row once, in order, while instances are added (contract: InstanceFilter.after)."""
         client = await cluster.open()
         await client.create_instance([new_instance(f"i{number}") for number in range(7)])
         whole = _keys(await client.list_instances(InstanceFilter(prefix="i"), 100))
@@ -98,7 +100,7 @@ class ClientRules(Rules):
         assert seen == whole
 
     async def test_a_listing_is_filtered_by_status(self, cluster: Cluster) -> None:
-        """One, several or any of the five (contract: InstanceFilter.status)."""
+        """A listing can be restricted to one status, several, or any (contract: InstanceFilter.status)."""
         a = await cluster.worker("a")
         statuses: list[InstanceStatus] = ["running", "completed", "failed", "cancelled"]
         for status in statuses:
@@ -110,7 +112,7 @@ class ClientRules(Rules):
         assert await self._list(a, InstanceFilter()) == sorted([*statuses, "pending"])
 
     async def test_a_listing_is_filtered_by_name_prefix_and_parent(self, cluster: Cluster) -> None:
-        """All conditions at once; a prefix is text, not a pattern (contract: InstanceFilter)."""
+        """All conditions must hold, and a prefix is plain text, not a pattern (contract: InstanceFilter)."""
         a = await cluster.worker("a")
         ids = ["50%x", "50%y", "500", "x50%", "a_b", "axb", "Axb"]
         await a.provider.create_instance([new_instance(name) for name in ids])
@@ -123,7 +125,7 @@ class ClientRules(Rules):
         assert await self._list(a, InstanceFilter(parent_id="a_b", name="flow")) == []
 
     async def test_an_instance_has_the_session_that_it_was_started_with(self, cluster: Cluster) -> None:
-        """For its worker, whether it takes it or has it, and for its clients; through executions and a reset (contract:
+        """An instance keeps its session id for workers and clients, through executions and a reset (contract:
         NewInstance.session_id).
         """
         a = await cluster.worker("a")
@@ -143,8 +145,8 @@ class ClientRules(Rules):
         assert [row and row.session_id for row in await a.provider.get_instance(["i", "j"])] == ["s", None]
 
     async def test_a_child_has_the_session_of_its_parent(self, cluster: Cluster) -> None:
-        """And its children too, unless the parent is another one under the same id (contract:
-        NewInstance.session_id).
+        """Children and their children get the session id, unless the parent is another instance under the same id
+        (contract: NewInstance.session_id).
         """
         a = await cluster.worker("a")
         await a.provider.create_instance([new_instance("parent", session_id="s")])
@@ -162,7 +164,9 @@ class ClientRules(Rules):
         assert [row and row.session_id for row in found] == ["s", None, "own"]
 
     async def test_a_listing_is_filtered_by_session(self, cluster: Cluster) -> None:
-        """Page by page, with all other conditions (contract: InstanceFilter.session_id)."""
+        """A listing by session id works page by page with all other conditions (contract:
+        InstanceFilter.session_id).
+        """
         a = await cluster.worker("a")
         for name in ("a1", "b1", "b2"):
             await a.provider.create_instance([new_instance(name, session_id="s"), new_instance(f"{name} other")])
@@ -177,7 +181,7 @@ class ClientRules(Rules):
         assert [row.instance_id for row in (*first, *rest)] == ["b3", "b2", "b1", "a1"]
 
     async def test_a_finished_instance_is_deleted_with_all_its_rows(self, cluster: Cluster) -> None:
-        """Its history and executions too; afterwards the id is new again (contract: delete_instance)."""
+        """Deletion removes history and all executions, and the id can be used again (contract: delete_instance)."""
         a = await cluster.worker("a")
         instance = await a.own("i")
         await a.commit_one(instance, history=["1"], update=DONE)
@@ -188,8 +192,8 @@ class ClientRules(Rules):
         assert (await a.own("i")).event_count == 0
 
     async def test_a_running_instance_is_deleted_only_by_force(self, cluster: Cluster) -> None:
-        """Then with its queue rows; its owner commits no more, its children live if asked to (contract:
-        delete_instance).
+        """A running instance is deleted by force only, with its queue rows; without ``tree`` its children stay
+        (contract: delete_instance).
         """
         a = await cluster.worker("a")
         before = await a.provider.count_work()
@@ -208,7 +212,7 @@ class ClientRules(Rules):
         assert await a.history(instance) == []
 
     async def test_a_payload_is_stored_as_it_is(self, cluster: Cluster) -> None:
-        """Opaque to the provider, up to its limit (limits: MAX_PAYLOAD_BYTES)."""
+        """A payload is stored unchanged up to its size limit (limits: MAX_PAYLOAD_BYTES)."""
         a = await cluster.worker("a")
         texts = ["", '"\\u0000"', "'; DROP TABLE instances; --", "é 漢字 🙂\n\t{}", "x" * MAX_PAYLOAD_BYTES]
         instance = await a.own("i")

@@ -84,7 +84,9 @@ class EpochRules(Rules):
 
     @each_change
     async def test_a_change_by_hand_ends_the_epoch(self, cluster: Cluster, change: Change) -> None:
-        """The holder stays, and so does its time; what it works on is refused, and what it fetches next is not."""
+        """A write without a lease keeps holder and lock, refuses results of the old epoch, and the next fetch has a new
+        one.
+        """
         a, states = await cluster.worker("a"), await cluster.states()
         await states.save(state("s", parent="parent"))
         await states.save(state("parent"))
@@ -108,7 +110,7 @@ class EpochRules(Rules):
 
     @each_change
     async def test_a_fused_item_carries_the_new_epoch(self, cluster: Cluster, change: Change) -> None:
-        """The turn that queues it reads the epoch as it is now (contract: commit_turn)."""
+        """An item that a turn locks here has the session's current epoch (contract: commit_turn)."""
         a, states = await cluster.worker("a"), await cluster.states()
         await states.save(state("s", parent="parent"))
         await states.save(state("parent"))
@@ -125,7 +127,7 @@ class EpochRules(Rules):
 
     @each_non_change
     async def test_what_changes_no_record_ends_no_epoch(self, cluster: Cluster, change: Change) -> None:
-        """Nothing was written: what the holder remembers is still the truth (records: Fences)."""
+        """A call that writes no record keeps the epoch (records: Fences)."""
         a, states = await cluster.worker("a"), await cluster.states()
         await states.save(state("s"), idempotency_key="key")
         await cluster.enqueue("s")
@@ -135,7 +137,7 @@ class EpochRules(Rules):
         assert await a.ack_with(item, state_write(item, base=1))
 
     async def test_deleting_no_record_ends_no_epoch(self, cluster: Cluster) -> None:
-        """There was nothing that anybody could remember (records: Fences)."""
+        """Deleting a record that does not exist keeps the epoch (records: Fences)."""
         a, states = await cluster.worker("a"), await cluster.states()
         await cluster.enqueue("s")
         item = await a.take_one()
@@ -146,7 +148,9 @@ class EpochRules(Rules):
     async def test_a_change_by_hand_of_a_session_without_a_row_makes_one(
         self, cluster: Cluster, change: Change
     ) -> None:
-        """Of a new epoch, held by no worker, for a while: who claims it meanwhile hydrates anew (records: Fences)."""
+        """A write without a lease creates an expired session row with a new epoch, which the next claim exceeds
+        (records: Fences).
+        """
         a, states = await cluster.worker("a"), await cluster.states()
         await states.save(state("s", parent="parent"))
         await states.save(state("parent"))
@@ -166,7 +170,7 @@ class EpochRules(Rules):
         assert await cluster.sessions() == {}
 
     async def test_what_changes_no_record_makes_no_session(self, cluster: Cluster) -> None:
-        """A dry run, a deletion of nothing, a save under a lease, and reading (records: Fences)."""
+        """Dry runs, deletions of nothing, saves under a lease and reads create no session row (records: Fences)."""
         states = await cluster.states()
         await states.save(state("s"), epoch=1)
         await states.delete(["s"], dry_run=True)
@@ -175,7 +179,9 @@ class EpochRules(Rules):
         assert await cluster.sessions() == {}
 
     async def test_a_save_by_hand_during_a_first_claim_is_seen_by_it(self, cluster: Cluster) -> None:
-        """What the claim hydrates is what was saved, or its epoch has ended (records: Fences)."""
+        """A save that races the first claim is either read by its holder or has ended the holder's epoch (records:
+        Fences).
+        """
         a, states = await cluster.worker("a"), (await cluster.open()).states
         for n in range(10):
             name = f"s{n}"
@@ -198,7 +204,7 @@ class EpochRules(Rules):
             assert await a.ack(item) == [True]
 
     async def test_a_save_under_the_epoch_of_the_lease_ends_nothing(self, cluster: Cluster) -> None:
-        """It is the holder who writes; the record is then of that epoch (SessionStore.save)."""
+        """A save with the epoch of the lease keeps the epoch, and the record gets it (SessionStore.save)."""
         a, states = await cluster.worker("a"), await cluster.states()
         await cluster.enqueue("s")
         item = await a.take_one()
@@ -207,7 +213,7 @@ class EpochRules(Rules):
         assert await a.ack_with(item, state_write(item, base=1))
 
     async def test_a_save_under_an_older_epoch_than_the_session_is_refused(self, cluster: Cluster) -> None:
-        """Though no record says so: the session has moved (SessionStore.save)."""
+        """A save with an epoch older than the session's is refused even if the record is older (SessionStore.save)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         states = await cluster.states()
         old = await cluster.use(a, "s")
@@ -221,7 +227,7 @@ class EpochRules(Rules):
         assert (await cluster.session("s")).epoch == before.epoch
 
     async def test_a_session_that_begins_again_may_write_its_record(self, cluster: Cluster) -> None:
-        """Its row was removed, its record stayed: the new epoch is greater than that of the record (design 4.3)."""
+        """After its row was removed, a session begins with an epoch greater than that of its record (design 4.3)."""
         a = await cluster.worker("a")
         for base in range(3):
             await cluster.enqueue("s")
@@ -231,7 +237,7 @@ class EpochRules(Rules):
             assert (await cluster.sweep(session_retention=10)).sessions_removed == 1
 
     async def test_a_save_by_hand_and_a_result_do_not_both_pass(self, cluster: Cluster) -> None:
-        """At once: either the save comes first and the result is refused, or the save counts on it."""
+        """Of a concurrent save without a lease and a result, the result is refused or the save builds on it."""
         a, states = await cluster.worker("a"), (await cluster.open()).states
         for _ in range(10):
             await cluster.enqueue("s")
@@ -248,7 +254,9 @@ class EpochRules(Rules):
             assert await a.ack(item) == [not acked]
 
     async def test_idle_only_spares_what_is_held_or_has_work(self, cluster: Cluster) -> None:
-        """Held idle, held running, queued for whoever comes, delayed; the dead hold nothing (SessionStore.delete)."""
+        """``idle_only`` keeps records of sessions that are held or have queued work; dead workers hold nothing
+        (SessionStore.delete).
+        """
         a, states = await cluster.worker("a"), await cluster.states()
         for name in ("held", "running", "queued", "later", "left", "expired", "none"):
             await states.save(state(name))
@@ -269,7 +277,9 @@ class EpochRules(Rules):
         assert list(await states.delete(names)) == ["held", "running", "queued", "later"]
 
     async def test_a_child_in_use_is_spared_too(self, cluster: Cluster) -> None:
-        """With its own children, as it stays; but who is named goes (SessionStore.delete)."""
+        """``idle_only`` keeps a child in use with its own children, while a named record is removed
+        (SessionStore.delete).
+        """
         a, states = await cluster.worker("a"), await cluster.states()
         for name, parent in (("a", None), ("b", "a"), ("c", "b"), ("d", "b"), ("e", "a")):
             await states.save(state(name, parent=parent))
@@ -278,7 +288,9 @@ class EpochRules(Rules):
         assert (list(removed)[:2], sorted(removed)) == (["a", "d"], ["a", "d", "e"])
 
     async def test_a_family_in_use_is_spared_as_a_whole(self, cluster: Cluster) -> None:
-        """Whether a member is held or has queued work; others go with all their members (SessionStore.delete)."""
+        """``whole`` keeps a family if any member is held or has queued work, and removes other families entirely
+        (SessionStore.delete).
+        """
         a, states = await cluster.worker("a"), await cluster.states()
         for head in ("held", "queued", "idle"):
             await states.save(state(head))
@@ -292,7 +304,7 @@ class EpochRules(Rules):
         )
 
     async def test_records_are_found_by_their_holder(self, cluster: Cluster) -> None:
-        """Who is alive and holds the session now; the rest have none (SessionFilter.holder)."""
+        """The filter finds records of sessions that an alive worker holds now (SessionFilter.holder)."""
         a, b = await cluster.worker("a"), await cluster.worker("b", SHORT_LEASE)
         states = await cluster.states()
         for name in ("s1", "s2", "s3", "nobody's"):
@@ -311,7 +323,7 @@ class EpochRules(Rules):
         assert await _found(states, "a") == {}
 
     async def test_the_holder_is_a_condition_among_others(self, cluster: Cluster) -> None:
-        """And the cursor goes on within it (SessionFilter)."""
+        """The filter by holder combines with other conditions and with the cursor (SessionFilter)."""
         a, states = await cluster.worker("a"), await cluster.states()
         for name in ("s1", "s2", "s3", "t"):
             await states.save(state(name, kind="k" if name != "s2" else "other"))

@@ -51,8 +51,8 @@ class FaultRules(Rules):
 
     @pytest.mark.parametrize("fault", ERRORS)
     async def test_every_verb_survives(self, cluster: Cluster, fault: Fault) -> None:
-        """At each of its requests in turn: a typed error that may be retried, nothing half done, and the same verb
-        succeeds when it is called again (contract: rules for every verb).
+        """A fault at any request of a verb raises a typed, retryable error, leaves nothing half done, and a retry
+        succeeds (contract: rules for every verb).
         """
         if fault not in cluster.harness.faults:
             pytest.skip("this database has no connection")
@@ -90,7 +90,9 @@ class FaultRules(Rules):
         raise AssertionError(f"it did not succeed in {MOST_TRIES} tries")
 
     async def test_a_row_that_was_there_is_a_duplicate(self, cluster: Cluster) -> None:
-        """It is the data's fault: not to be retried, and nothing was changed (contract: commit_turn)."""
+        """A turn that repeats a key is refused as `Duplicate`, is not retryable and changes nothing (contract:
+        commit_turn).
+        """
         a = await cluster.worker("a")
         at = await a.own("i")
         with pytest.raises(Duplicate) as caught:
@@ -100,7 +102,7 @@ class FaultRules(Rules):
         assert (await a.commit(turn(at, work_items=[work_item(at, 1)])))[0].committed
 
     async def test_losing_the_name_is_not_to_be_retried(self, cluster: Cluster) -> None:
-        """The process must stop at once (contract: renew_worker)."""
+        """`WorkerFenced` is not retryable (contract: renew_worker)."""
         first = await cluster.worker("a")
         await cluster.worker("a")
         with pytest.raises(WorkerFenced) as caught:

@@ -14,7 +14,7 @@ class GiveBackRules(Rules):
     """`abandon_work_item`, and attempts that end without it."""
 
     async def test_an_item_given_back_is_free_at_once(self, cluster: Cluster) -> None:
-        """For anyone, and the delivery counts (contract: WorkAbandon)."""
+        """Any worker can fetch an item that was given back, and its delivery counts (contract: WorkAbandon)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue(None)
         assert await a.give_back(await a.take_one()) == [True]
@@ -22,7 +22,7 @@ class GiveBackRules(Rules):
         assert (again.attempts, again.failures) == (2, 0)
 
     async def test_giving_back_revokes_the_token(self, cluster: Cluster) -> None:
-        """It neither renews, nor acks, nor gives back again (design 4.10)."""
+        """The token of an item that was given back neither renews, nor acks, nor gives back (design 4.10)."""
         a = await cluster.worker("a")
         await cluster.enqueue(None)
         item = await a.take_one()
@@ -34,7 +34,7 @@ class GiveBackRules(Rules):
         assert (await a.take_one()).attempts == 2
 
     async def test_a_delivery_that_does_not_count_is_taken_out(self, cluster: Cluster) -> None:
-        """Work that a drain interrupted burns no attempt (design 4.9)."""
+        """A give-back with ``count_attempt=False`` takes its delivery out of ``attempts`` (design 4.9)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         for _ in range(5):
@@ -43,7 +43,9 @@ class GiveBackRules(Rules):
             await a.give_back(item, count_attempt=False)
 
     async def test_failures_are_counted_apart_from_interruptions(self, cluster: Cluster) -> None:
-        """``attempts - failures`` were interrupted or run now (contract: WorkItem.failures)."""
+        """``failures`` counts deliveries that raised; ``attempts - failures`` were interrupted or run now (contract:
+        WorkItem.failures).
+        """
         a = await cluster.worker("a")
         await cluster.enqueue(None)
         await a.give_back(await a.take_one(), failed=True)
@@ -53,7 +55,9 @@ class GiveBackRules(Rules):
         assert (item.attempts, item.failures) == (4, 2)
 
     async def test_a_delay_is_respected(self, cluster: Cluster) -> None:
-        """Free and held items alike, and ``next_due`` knows (contract: WorkAbandon.delay)."""
+        """An item that was given back with a delay is fetched after it, and ``next_due`` reports it (contract:
+        WorkAbandon.delay).
+        """
         a = await cluster.worker("a")
         await cluster.enqueue(None, "s")
         await a.give_back(*await a.take_all(), delay=40)
@@ -65,7 +69,7 @@ class GiveBackRules(Rules):
         assert len(await a.take_all()) == 2
 
     async def test_an_item_knows_how_long_ago_it_was_queued(self, cluster: Cluster) -> None:
-        """In all its deliveries, whichever worker gave it back, and why (contract: WorkItem.queued_for)."""
+        """``queued_for`` counts from the first queuing, through all deliveries (contract: WorkItem.queued_for)."""
         a = await cluster.worker("a")
         await cluster.enqueue(None, "s")
         await cluster.advance(40)
@@ -76,7 +80,7 @@ class GiveBackRules(Rules):
         assert all(70 <= item.queued_for < 80 for item in await a.take_all())
 
     async def test_a_dead_token_gives_nothing_back(self, cluster: Cluster) -> None:
-        """The new delivery is undisturbed (contract: abandon_work_item)."""
+        """Giving back with a dead token leaves the new delivery unchanged (contract: abandon_work_item)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue(None)
         lost = await a.take_one()
@@ -89,7 +93,9 @@ class GiveBackRules(Rules):
         assert (again.attempts, again.failures) == (3, 0)
 
     async def test_giving_back_frees_only_a_session_that_the_caller_holds(self, cluster: Cluster) -> None:
-        """A session that moved stays where it is (contract: WorkAbandon.release_session)."""
+        """``release_session`` leaves a session that another worker holds by now (contract:
+        WorkAbandon.release_session).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")
         running = await a.take_one(timeouts=LONG_ITEM_LOCK)
@@ -101,7 +107,7 @@ class GiveBackRules(Rules):
         assert (await b.take_one()).lock.key == running.lock.key
 
     async def test_attempts_survive_the_death_of_every_worker(self, cluster: Cluster) -> None:
-        """The poison count is where it cannot be lost (design 4.9)."""
+        """Attempts are stored in the row and survive each worker's death (design 4.9)."""
         await cluster.enqueue("s", None)
         for attempt in range(1, 5):
             killed = await cluster.worker(f"w{attempt}", SHORT_LEASE)
@@ -109,13 +115,13 @@ class GiveBackRules(Rules):
             await cluster.pass_time(SHORT_LEASE + 1)
 
     async def test_attempts_survive_restarts_under_one_name(self, cluster: Cluster) -> None:
-        """An activity that kills its worker is found out though its session never moves (design 4.9)."""
+        """Attempts grow when a worker restarts under its name and its session stays with it (design 4.9)."""
         await cluster.enqueue("s")
         attempts = [(await (await cluster.worker("a")).take_one()).attempts for _ in range(4)]
         assert attempts == [1, 2, 3, 4]
 
     async def test_attempts_are_counted_while_the_lease_is_dead(self, cluster: Cluster) -> None:
-        """The delivery after the lease's end sees all of them, and its end can be recorded (design 4.9)."""
+        """A delivery after the lease's end counts all attempts, and its result can be recorded (design 4.9)."""
         a = await cluster.worker("a", SHORT_LEASE)
         await cluster.enqueue("s")
         for _ in range(3):

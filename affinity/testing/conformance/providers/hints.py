@@ -17,7 +17,7 @@ class HintRules(Rules):
     """Who is woken by a hint, and what it says (contract: hints, wake)."""
 
     async def test_closing_is_idempotent(self, cluster: Cluster) -> None:
-        """And does not disturb other provider objects (contract: aclose)."""
+        """Closing twice is allowed, and other provider objects continue to work (contract: aclose)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue(None)
         await a.provider.aclose()
@@ -25,18 +25,18 @@ class HintRules(Rules):
         assert len(await b.take()) == 1
 
     async def test_a_provider_names_its_dialect(self, cluster: Cluster) -> None:
-        """For logs and metrics (contract: dialect)."""
+        """The dialect is a non-empty name (contract: dialect)."""
         assert (await cluster.open()).dialect
 
     async def test_a_hint_reaches_the_worker_that_it_names(self, cluster: Cluster) -> None:
-        """With what it says (contract: wake)."""
+        """A hint reaches the named worker with its flags (contract: wake)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         async with a.provider.hints(a.identity) as source:
             await b.provider.wake({"a": Hint(work=False, cancel=True)})
             assert (await self._collect(source, 1)).cancel
 
     async def test_a_hint_to_all_reaches_all(self, cluster: Cluster) -> None:
-        """Each of them (contract: wake)."""
+        """A hint without a name reaches every subscribed worker (contract: wake)."""
         peers = [await cluster.worker(name) for name in "abc"]
         heard = [anyio.Event() for _ in peers]
         listening = [anyio.Event() for _ in peers]
@@ -56,7 +56,7 @@ class HintRules(Rules):
         assert all(done.is_set() for done in heard)
 
     async def test_the_owner_of_an_instance_can_be_told(self, cluster: Cluster) -> None:
-        """By whoever it is, the owner too (contract: wake)."""
+        """``owners_of`` wakes the owner of an instance, even if the owner itself sends the hint (contract: wake)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.own("i")
         async with a.provider.hints(a.identity) as source:
@@ -67,7 +67,7 @@ class HintRules(Rules):
             assert await self._collect(source, 2) == Hint(work=True, cancel=True)
 
     async def test_for_an_instance_that_nobody_owns_all_are_told(self, cluster: Cluster) -> None:
-        """Be it that its owner is dead, or that there is none (contract: wake)."""
+        """``owners_of`` wakes all workers if the owner is dead or there is none (contract: wake)."""
         a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
         await a.own("i")
         await b.provider.create_instance([new_instance("new")])
@@ -78,7 +78,7 @@ class HintRules(Rules):
                 assert (await self._collect(source, 1)).work
 
     async def test_hints_that_came_together_are_merged(self, cluster: Cluster) -> None:
-        """Nothing of them is lost (contract: HintSource.wait)."""
+        """Hints that arrive together are merged without loss of a flag (contract: HintSource.wait)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         async with a.provider.hints(a.identity) as source:
             await b.provider.wake({"a": Hint(work=True)})
@@ -87,7 +87,7 @@ class HintRules(Rules):
         assert merged == Hint(work=True, cancel=True)
 
     async def test_waiting_ends_without_a_hint(self, cluster: Cluster) -> None:
-        """None after the time given (contract: HintSource.wait)."""
+        """Waiting returns None after its timeout (contract: HintSource.wait)."""
         a = await cluster.worker("a")
         async with a.provider.hints(a.identity) as source:
             while await source.wait(0.05) is not None:

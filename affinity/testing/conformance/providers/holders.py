@@ -43,7 +43,7 @@ class HolderRules(Rules):
 
     @pytest.mark.parametrize("touch", TOUCHES.values(), ids=TOUCHES.keys())
     async def test_a_touch_shortens_no_hold(self, cluster: Cluster, touch: Touch) -> None:
-        """A touch never shortens a lock (contract: SessionHold)."""
+        """A touch does not shorten a lock that a hold has extended (contract: SessionHold)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         item = await a.take_one(timeouts=LONG_ITEM_LOCK)
@@ -53,7 +53,7 @@ class HolderRules(Rules):
         assert about((await cluster.session("s")).expires_in, HOLD - 100)
 
     async def test_a_dead_holder_is_not_kept(self, cluster: Cluster) -> None:
-        """Two conditions own a session (design 4.2; contract: SessionHold)."""
+        """A hold does not keep a session with a worker whose lease has ended (design 4.2; contract: SessionHold)."""
         a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
         await cluster.use(a, "s")
         await b.hold("i", "s", HOLD)
@@ -62,7 +62,7 @@ class HolderRules(Rules):
         assert (await b.take_one()).session_id == "s"
 
     async def test_a_draining_holder_is_not_kept(self, cluster: Cluster) -> None:
-        """Its session is free at once (design 4.10; contract: SessionHold)."""
+        """A held session is free when its holder drains (design 4.10; contract: SessionHold)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.use(a, "s")
         await b.hold("i", "s", HOLD)
@@ -70,7 +70,7 @@ class HolderRules(Rules):
         assert (await cluster.use(b, "s")).session_id == "s"
 
     async def test_a_holder_may_leave_or_give_the_session_up(self, cluster: Cluster) -> None:
-        """The hold keeps nobody (contract: SessionHold)."""
+        """A holder may release a session in spite of a hold (contract: SessionHold)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.use(a, "s")
         await cluster.use(a, "t")
@@ -82,7 +82,7 @@ class HolderRules(Rules):
         assert (await cluster.use(b, "t")).session_id == "t"
 
     async def test_a_restarted_holder_adopts_the_session_while_its_hold_lasts(self, cluster: Cluster) -> None:
-        """The lock is not expired, whatever made it long (contract: register_worker)."""
+        """A restarted worker keeps a session whose lock a hold has extended (contract: register_worker)."""
         old, b = await cluster.worker("a"), await cluster.worker("b")
         first = await cluster.use(old, "s")
         await b.hold("i", "s", HOLD)
@@ -93,7 +93,7 @@ class HolderRules(Rules):
         assert ((await new.take_one()).session_epoch or 0) > (first.session_epoch or 0)
 
     async def test_a_held_session_survives_the_sweep(self, cluster: Cluster) -> None:
-        """And so do its holds: one that ends uncovers the other (contract: sweep)."""
+        """A sweep keeps a held session and its holds, and the end of one hold leaves the other (contract: sweep)."""
         a = await cluster.worker("a")
         await cluster.use(a, "s")
         await a.hold("i", "s", HOLD)
@@ -104,7 +104,9 @@ class HolderRules(Rules):
         assert about((await cluster.session("s")).expires_in, HOLD - SESSION_LOCK - 100)
 
     async def test_check_session_tells_for_how_long(self, cluster: Cluster) -> None:
-        """For each asked for, in order; None for what the caller does not hold (contract: check_session)."""
+        """`check_session` returns seconds in the order of the ids, and None for sessions that the caller does not hold
+        (contract: check_session).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.use(a, "s")
         await cluster.use(a, "held")
@@ -122,7 +124,7 @@ class HolderRules(Rules):
         assert await a.holds_for() == []
 
     async def test_check_session_reads_only(self, cluster: Cluster) -> None:
-        """Asking extends nothing (contract: check_session)."""
+        """`check_session` extends no lock (contract: check_session)."""
         a = await cluster.worker("a")
         await cluster.use(a, "s")
         await cluster.advance(200)
@@ -134,7 +136,9 @@ class HolderRules(Rules):
         assert await cluster.holders() == {}
 
     async def test_check_session_knows_who_is_alive_and_current(self, cluster: Cluster) -> None:
-        """A worker whose lease ended holds nothing, nor does one that was replaced (contract: check_session)."""
+        """`check_session` returns None to a worker whose lease has ended or that was replaced (contract:
+        check_session).
+        """
         a, late = await cluster.worker("a"), await cluster.worker("late", SHORT_LEASE)
         await cluster.use(a, "s")
         await cluster.use(late, "t")

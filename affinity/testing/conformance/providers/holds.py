@@ -26,7 +26,7 @@ class HoldRules(Rules):
     """`Turn.holds` and `Turn.ended_holds`: when a hold begins, and when it ends."""
 
     async def test_a_held_session_outlives_its_lock_but_not_its_hold(self, cluster: Cluster) -> None:
-        """For so many seconds from the commit (contract: SessionHold)."""
+        """A hold keeps the session for its seconds from the commit (contract: SessionHold)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.use(a, "s")
         await a.hold("i", "s", HOLD)
@@ -39,7 +39,7 @@ class HoldRules(Rules):
         assert (await b.take_one()).session_id == "s"
 
     async def test_the_held_session_is_idle_and_its_holder_has_room(self, cluster: Cluster) -> None:
-        """Nothing of it runs, and what comes for it goes to the holder (contract: SessionHold)."""
+        """A held session occupies no slot of work, and its new items go to the holder (contract: SessionHold)."""
         a = await cluster.worker("a")
         first = await cluster.use(a, "s")
         await a.hold("i", "s", HOLD)
@@ -51,7 +51,7 @@ class HoldRules(Rules):
         assert items["s"].session_epoch == first.session_epoch
 
     async def test_who_holds_need_not_be_who_waits(self, cluster: Cluster) -> None:
-        """The instance may run on another worker than the session (contract: SessionHold)."""
+        """An instance may hold a session that another worker than its owner holds (contract: SessionHold)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.use(a, "s")
         await b.hold("i", "s", HOLD)
@@ -61,14 +61,14 @@ class HoldRules(Rules):
         assert (await a.take_one()).session_id == "s"
 
     async def test_a_short_hold_shortens_nothing(self, cluster: Cluster) -> None:
-        """It extends the lock or leaves it (contract: SessionHold)."""
+        """A hold shorter than the lock leaves the lock unchanged (contract: SessionHold)."""
         a = await cluster.worker("a")
         await cluster.use(a, "s")
         await a.hold("i", "s", 1.0)
         assert about((await cluster.session("s")).expires_in, SESSION_LOCK)
 
     async def test_a_session_that_nobody_holds_is_not_held_by_it(self, cluster: Cluster) -> None:
-        """Nor is a row made, or another's lock extended that has expired (contract: SessionHold)."""
+        """A hold of a session without a holder creates no row and extends no expired lock (contract: SessionHold)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.hold("i", "never used", HOLD)
         await cluster.use(a, "s")
@@ -78,8 +78,8 @@ class HoldRules(Rules):
         assert await cluster.holders() == {}
         assert (await cluster.use(b, "s")).session_id == "s"
 
-    async def test_unhold_cuts_the_lock_back(self, cluster: Cluster) -> None:
-        """To the session lock timeout from now (contract: SessionHold)."""
+    async def test_ending_a_hold_cuts_the_lock_back(self, cluster: Cluster) -> None:
+        """The end of a hold shortens the lock to the session lock timeout from now (contract: SessionHold)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.use(a, "s")
         at = await a.hold("i", "s", HOLD)
@@ -93,7 +93,7 @@ class HoldRules(Rules):
         assert (await b.take_one()).session_id == "s"
 
     async def test_the_latest_of_several_holds_governs(self, cluster: Cluster) -> None:
-        """Of different instances, whichever came first and ends first (contract: SessionHold)."""
+        """Of several holds the one that ends last decides, in whatever order they began (contract: SessionHold)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.use(a, "s")
         long = await a.hold("i", "s", 3 * HOLD)
@@ -108,7 +108,9 @@ class HoldRules(Rules):
         assert about((await cluster.session("s")).expires_in, SESSION_LOCK)
 
     async def test_holds_of_one_instance_are_told_apart(self, cluster: Cluster) -> None:
-        """By their ids; an unknown id, or that of another instance, ends nothing (contract: Turn.ended_holds)."""
+        """Holds of one instance end by their ids; an unknown id or one of another instance ends nothing (contract:
+        Turn.ended_holds).
+        """
         a = await cluster.worker("a")
         await cluster.use(a, "s")
         await cluster.use(a, "t")
@@ -124,7 +126,7 @@ class HoldRules(Rules):
         assert about((await cluster.session("s")).expires_in, HOLD)
 
     async def test_a_hold_that_is_over_cuts_nothing_short(self, cluster: Cluster) -> None:
-        """When a longer one ends after it, the session lock timeout from now is left (contract: SessionHold)."""
+        """When the longer of two holds ends, the session lock timeout from now is left (contract: SessionHold)."""
         a = await cluster.worker("a")
         await cluster.use(a, "s")
         await a.hold("i", "s", 400.0)
@@ -133,8 +135,8 @@ class HoldRules(Rules):
         await a.go_on(long, ended_holds=[1])
         assert about((await cluster.session("s")).expires_in, SESSION_LOCK)
 
-    async def test_unhold_after_the_time_is_over_extends_nothing(self, cluster: Cluster) -> None:
-        """It cuts back, and there is nothing left to cut (contract: SessionHold)."""
+    async def test_ending_a_hold_after_the_time_is_over_extends_nothing(self, cluster: Cluster) -> None:
+        """Ending a hold whose time is over does not extend the lock (contract: SessionHold)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.use(a, "s")
         at = await a.hold("i", "s", HOLD)
@@ -144,7 +146,9 @@ class HoldRules(Rules):
         assert (await cluster.use(b, "s")).session_id == "s"
 
     async def test_cutting_back_extends_nothing(self, cluster: Cluster) -> None:
-        """What is left may be less than the session lock timeout (contract: SessionHold)."""
+        """Ending a hold does not extend a lock that is shorter than the session lock timeout (contract:
+        SessionHold).
+        """
         a = await cluster.worker("a")
         await cluster.use(a, "s")
         at = await a.hold("i", "s", SESSION_LOCK + 50)
@@ -153,7 +157,7 @@ class HoldRules(Rules):
         assert about((await cluster.session("s")).expires_in, SESSION_LOCK - 150)
 
     async def test_a_turn_may_touch_hold_and_end_holds(self, cluster: Cluster) -> None:
-        """One wait after another, with a result that touches the session in the same turn (contract: Turn)."""
+        """One turn may end a hold, begin another and ack a result of the session (contract: Turn)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s", "s", "s")
         items = await a.take(10)
@@ -165,7 +169,7 @@ class HoldRules(Rules):
         assert about((await cluster.session("s")).expires_in, SESSION_LOCK)
 
     async def test_a_hold_that_ends_in_its_own_turn_holds_nothing(self, cluster: Cluster) -> None:
-        """What the instance waited for was there already (contract: Turn.ended_holds)."""
+        """A hold that the same turn ends has no effect (contract: Turn.ended_holds)."""
         a = await cluster.worker("a")
         await cluster.use(a, "s")
         await a.go_on(await a.own("i"), holds=[SessionHold("s", 1, HOLD)], ended_holds=[1])
@@ -175,14 +179,14 @@ class HoldRules(Rules):
     async def test_a_hold_of_the_turn_that_ends_its_execution_holds_nothing(
         self, cluster: Cluster, update: InstanceUpdate
     ) -> None:
-        """It ends with that very turn (contract: SessionHold)."""
+        """A hold of the last turn of an execution has no effect (contract: SessionHold)."""
         a = await cluster.worker("a")
         await cluster.use(a, "s")
         await a.go_on(await a.own("i"), holds=[SessionHold("s", 1, HOLD)], update=update)
         assert about((await cluster.session("s")).expires_in, SESSION_LOCK)
 
-    async def test_unhold_leaves_a_session_that_moved_alone(self, cluster: Cluster) -> None:
-        """Its new holder's lock is no hold's (contract: SessionHold)."""
+    async def test_ending_a_hold_leaves_a_session_that_moved_alone(self, cluster: Cluster) -> None:
+        """Ending a hold does not shorten the lock of a new holder (contract: SessionHold)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.use(a, "s")
         at = await a.hold("i", "s", SESSION_LOCK + 100)
@@ -195,7 +199,7 @@ class HoldRules(Rules):
 
     @pytest.mark.parametrize("update", ENDS.values(), ids=ENDS.keys())
     async def test_a_hold_ends_with_its_execution(self, cluster: Cluster, update: InstanceUpdate) -> None:
-        """However that ends; the holds of others stay (contract: SessionHold)."""
+        """Holds end with their execution, however it ends; those of other instances stay (contract: SessionHold)."""
         a = await cluster.worker("a")
         await cluster.use(a, "s")
         await cluster.use(a, "t")
@@ -206,7 +210,7 @@ class HoldRules(Rules):
         assert about((await cluster.session("t")).expires_in, HOLD)
 
     async def test_a_hold_ends_with_its_instance(self, cluster: Cluster) -> None:
-        """When that is removed by force (contract: delete_instance)."""
+        """Holds end when their instance is deleted by force (contract: delete_instance)."""
         a = await cluster.worker("a")
         await cluster.use(a, "s")
         await a.hold("i", "s", HOLD)
@@ -220,7 +224,7 @@ class HoldRules(Rules):
         assert about((await cluster.session("s")).expires_in, SESSION_LOCK)
 
     async def test_the_next_execution_may_hold_under_the_same_id(self, cluster: Cluster) -> None:
-        """Event ids begin anew (contract: SessionHold)."""
+        """The next execution may use a hold id again (contract: SessionHold)."""
         a = await cluster.worker("a")
         await cluster.use(a, "s")
         at = await a.hold("i", "s", HOLD)
@@ -233,7 +237,7 @@ class HoldRules(Rules):
         assert about((await cluster.session("s")).expires_in, SESSION_LOCK)
 
     async def test_a_refused_turn_holds_nothing_and_ends_nothing(self, cluster: Cluster) -> None:
-        """Nothing of it is applied (contract: Turn)."""
+        """A refused turn begins and ends no hold (contract: Turn)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.use(a, "s")
         await cluster.use(a, "t")

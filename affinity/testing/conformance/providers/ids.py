@@ -35,7 +35,7 @@ class IdRules(Rules):
 
     @exotic_id
     async def test_work_flows_under_any_id(self, cluster: Cluster, exotic: str) -> None:
-        """Claimed, kept from others, touched, given up and listed (limits: check_id)."""
+        """Sessions under any valid id are claimed, kept, touched, released and listed (limits: check_id)."""
         check_id(exotic, "id")
         a, b = await cluster.worker(exotic), await cluster.worker("b")
         await cluster.enqueue(exotic, name=exotic)
@@ -52,7 +52,9 @@ class IdRules(Rules):
 
     @exotic_id
     async def test_instances_live_under_any_id(self, cluster: Cluster, exotic: str) -> None:
-        """Created, owned, messaged, committed, listed, handed over and deleted (limits: check_id)."""
+        """Instances under any valid id are created, owned, messaged, committed, listed, handed over and deleted
+        (limits: check_id).
+        """
         a, b = await cluster.worker(exotic), await cluster.worker("b")
         created = new_instance(exotic, name=exotic, version=exotic)
         assert list(await b.provider.create_instance([created])) == [True]
@@ -71,7 +73,7 @@ class IdRules(Rules):
         assert list(await a.provider.delete_instance([exotic])) == ["deleted"]
 
     async def test_ids_that_differ_are_different(self, cluster: Cluster) -> None:
-        """In case, in spaces, in composition: no two are taken for one (limits: check_id)."""
+        """Ids that differ in case, spaces or composition are different (limits: check_id)."""
         a, b = await cluster.worker("a"), await cluster.worker("A")
         ids = ["s", "S", " s", "s ", "\u00e9", "e\u0301", "w:s", "w:w:s"]
         await cluster.enqueue(*ids)

@@ -14,7 +14,9 @@ class ListingRules(Rules):
     """`list_sessions`, `list_workers`, `count_work`."""
 
     async def test_a_session_row_says_who_holds_it_and_for_how_long(self, cluster: Cluster) -> None:
-        """And what is queued for it, running items included (contract: SessionInfo)."""
+        """A listed session has its holder, its remaining time and the number of its items, running ones included
+        (contract: SessionInfo).
+        """
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         item = await a.take_one()
@@ -26,7 +28,7 @@ class ListingRules(Rules):
         assert SESSION_LOCK - 10 < row.expires_in <= SESSION_LOCK
 
     async def test_a_session_that_expired_is_listed_as_not_held(self, cluster: Cluster) -> None:
-        """With a negative time left, its last holder still named (contract: SessionInfo)."""
+        """An expired session is listed with a negative time and its last holder (contract: SessionInfo)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         await a.ack(await a.take_one())
@@ -37,7 +39,7 @@ class ListingRules(Rules):
         assert SESSION_LOCK + 60 <= row.idle < SESSION_LOCK + 70
 
     async def test_a_session_of_a_dead_worker_is_listed_as_not_held(self, cluster: Cluster) -> None:
-        """Though its own lock runs (design 4.2)."""
+        """A session of a dead worker is listed as not held though its own lock has time left (design 4.2)."""
         a = await cluster.worker("a", SHORT_LEASE)
         await cluster.enqueue("s")
         await a.take_one()
@@ -45,7 +47,7 @@ class ListingRules(Rules):
         assert not (await cluster.session("s")).held
 
     async def test_sessions_are_listed_page_by_page(self, cluster: Cluster) -> None:
-        """By id (contract: list_sessions)."""
+        """Sessions are listed by id, page by page (contract: list_sessions)."""
         a = await cluster.worker("a")
         names = [f"s{number}" for number in range(5)]
         await cluster.enqueue(*names)
@@ -57,7 +59,7 @@ class ListingRules(Rules):
         assert seen == names
 
     async def test_workers_are_listed_with_what_they_said_of_themselves(self, cluster: Cluster) -> None:
-        """By id, with their leases and sessions (contract: WorkerInfo)."""
+        """Workers are listed by id with their labels, leases and number of sessions (contract: WorkerInfo)."""
         a = await cluster.peer("a")
         await a.provider.register_worker(a.identity, SHORT_LEASE, {"host": "h'1", "pid": "7"})
         await cluster.worker("b")
@@ -73,7 +75,7 @@ class ListingRules(Rules):
         assert (rows["b"].sessions, dict(rows["b"].labels)) == (0, {})
 
     async def test_a_restart_is_a_new_start(self, cluster: Cluster) -> None:
-        """A resumption is none (contract: WorkerInfo.started_at)."""
+        """``started_at`` changes with a restart and not with a resumption (contract: WorkerInfo.started_at)."""
         a = await cluster.worker("a", SHORT_LEASE)
         (first,) = await self._workers(cluster)
         await cluster.advance(100)
@@ -85,7 +87,7 @@ class ListingRules(Rules):
         assert restarted.started_at - first.started_at >= timedelta(seconds=100)
 
     async def test_dead_and_draining_workers_are_listed_as_such(self, cluster: Cluster) -> None:
-        """With a negative time left (contract: WorkerInfo)."""
+        """Dead workers are listed with a negative time, and draining ones as draining (contract: WorkerInfo)."""
         await cluster.worker("dead", SHORT_LEASE)
         await (await cluster.worker("draining", LONG_LEASE)).drain()
         await cluster.advance(SHORT_LEASE + 60)
@@ -95,7 +97,7 @@ class ListingRules(Rules):
         assert (draining.alive, draining.draining) == (True, True)
 
     async def test_rows_are_counted_by_kind(self, cluster: Cluster) -> None:
-        """All kinds, present or not (contract: count_work)."""
+        """The counts have all kinds of rows, also those without any (contract: count_work)."""
         a = await cluster.worker("a")
         before = await a.provider.count_work()
         assert set(before) == {"work_items", "messages", "sessions", "workers", "instances"}

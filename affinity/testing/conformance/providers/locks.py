@@ -15,7 +15,7 @@ class LockRules(Rules):
     """Renewal needs owner, token and time left; an ack needs a live token (design 4.5, 4.6)."""
 
     async def test_a_renewal_after_expiry_does_not_resurrect(self, cluster: Cluster) -> None:
-        """False, nothing extended, and the item goes to whoever asks (design 4.5)."""
+        """An expired lock cannot be renewed, and another worker can fetch its item (design 4.5)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue(None, "s")
         items = await a.take_all()
@@ -26,7 +26,7 @@ class LockRules(Rules):
         assert [item.attempts for item in await b.take(10)] == [2]  # the free one; the session is still held by a
 
     async def test_a_renewal_with_a_wrong_token_fails(self, cluster: Cluster) -> None:
-        """And the lock of the right one is as it was (design 4.5)."""
+        """A renewal with a wrong token fails and leaves the lock unchanged (design 4.5)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         item = await a.take_one()
@@ -37,7 +37,7 @@ class LockRules(Rules):
         assert (await a.take_one()).attempts == 2
 
     async def test_a_renewal_by_another_worker_fails(self, cluster: Cluster) -> None:
-        """Even with the token (design 4.5)."""
+        """Another worker cannot renew a lock, even with its token (design 4.5)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue(None)
         item = await a.take_one()
@@ -47,7 +47,7 @@ class LockRules(Rules):
         assert (await b.take_one()).attempts == 2
 
     async def test_a_renewal_by_another_incarnation_fails(self, cluster: Cluster) -> None:
-        """The owner is the process, not the name (design 4.4, 4.5)."""
+        """A new incarnation of the same worker cannot renew a lock of the one before (design 4.4, 4.5)."""
         old = await cluster.worker("a")
         await cluster.enqueue(None)
         item = await old.take_one()
@@ -56,7 +56,7 @@ class LockRules(Rules):
         assert (await new.take_one()).attempts == 2
 
     async def test_an_ack_removes_the_item_and_sends_its_result(self, cluster: Cluster) -> None:
-        """In one step, once (contract: ack_work_item)."""
+        """An ack removes the item and sends its result, once (contract: ack_work_item)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s", None)
         assert await a.ack(*await a.take_all(), message="result") == [True, True]
@@ -66,7 +66,7 @@ class LockRules(Rules):
         assert (await a.provider.count_work())["work_items"] == 0
 
     async def test_an_ack_succeeds_after_the_session_moved(self, cluster: Cluster) -> None:
-        """The session is routing, the item lock governs the result (design 4.6)."""
+        """An item whose session has moved can be acked while its own lock is live (design 4.6)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")
         running = await a.take_one(timeouts=SHORT_SESSION)
@@ -79,7 +79,7 @@ class LockRules(Rules):
         assert await cluster.results() == ["kept"]
 
     async def test_an_ack_of_an_expired_lock_is_refused(self, cluster: Cluster) -> None:
-        """Though nobody has taken the item yet; nothing changes (design 4.6)."""
+        """An expired lock cannot be acked even if no worker has fetched the item since (design 4.6)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         item = await a.take_one()
@@ -89,7 +89,7 @@ class LockRules(Rules):
         assert (await a.take_one()).attempts == 2
 
     async def test_an_ack_of_a_redelivered_item_is_refused(self, cluster: Cluster) -> None:
-        """The new delivery is undisturbed and has its own result (design 4.6)."""
+        """The token of an earlier delivery cannot be acked, and the new delivery is unchanged (design 4.6)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue(None)
         lost = await a.take_one()
@@ -101,7 +101,7 @@ class LockRules(Rules):
         assert await cluster.results() == ["right"]
 
     async def test_an_ack_with_a_forged_token_is_refused(self, cluster: Cluster) -> None:
-        """Nor does it matter that the item exists (design 4.6)."""
+        """A made-up token of an existing item cannot be acked (design 4.6)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         item = await a.take_one()
@@ -111,7 +111,7 @@ class LockRules(Rules):
         assert await a.ack(item) == [True]
 
     async def test_the_token_of_a_dead_worker_acks_until_somebody_fetches_the_item(self, cluster: Cluster) -> None:
-        """No result is thrown away without need (contract: live token)."""
+        """A dead worker's live token still acks until another worker fetches the item (contract: live token)."""
         a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
         await cluster.enqueue(None, None)
         items = await a.take(10, timeouts=LONG_ITEM_LOCK)
@@ -122,7 +122,7 @@ class LockRules(Rules):
         assert await b.ack(taken) == [True]
 
     async def test_every_delivery_has_another_token(self, cluster: Cluster) -> None:
-        """So that an old one says nothing about the new (contract: Token)."""
+        """Each delivery has a token of its own (contract: Token)."""
         a = await cluster.worker("a")
         await cluster.enqueue(None)
         tokens = set()
@@ -133,7 +133,9 @@ class LockRules(Rules):
         assert len(tokens) == 5
 
     async def test_a_lock_can_be_checked_by_its_token(self, cluster: Cluster) -> None:
-        """Held, given back, delivered again, finished (contract: check_work_item)."""
+        """A check is true while the item is locked under the token, and false after give-back, redelivery or ack
+        (contract: check_work_item).
+        """
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         first = await a.take_one()
@@ -145,8 +147,10 @@ class LockRules(Rules):
         await a.ack(second)
         assert await a.check(first, second) == [False, False]
 
-    async def test_disowning_frees_what_a_lost_reply_locked(self, cluster: Cluster) -> None:
-        """At once and without counting the lost delivery; what is known stays (contract: release_unknown_locks)."""
+    async def test_releasing_unknown_locks_frees_what_a_lost_reply_locked(self, cluster: Cluster) -> None:
+        """Items under unknown tokens are freed without counting the delivery; known ones stay locked (contract:
+        release_unknown_locks).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue(None, "s", None)
         heard, *unheard = await a.take_all()
@@ -159,8 +163,8 @@ class LockRules(Rules):
         assert (free.session_id, free.attempts) == (None, 1)
         assert (held.session_id, held.attempts) == ("s", 1)
 
-    async def test_disowning_counts_what_was_handed_to_code(self, cluster: Cluster) -> None:
-        """Only a delivery that never reached code is taken back (contract: release_unknown_locks)."""
+    async def test_releasing_unknown_locks_counts_what_was_handed_to_code(self, cluster: Cluster) -> None:
+        """The delivery of items in ``delivered`` stays counted (contract: release_unknown_locks)."""
         a = await cluster.worker("a")
         await cluster.enqueue("begun", None)
         taken = {item.session_id: item for item in await a.take_all()}
@@ -169,7 +173,9 @@ class LockRules(Rules):
         assert again == {"begun": 2, None: 1}
 
     async def test_a_delivery_after_many_interruptions_is_counted_when_it_begins(self, cluster: Cluster) -> None:
-        """Until then, an interruption is none (contract: FetchOptions.uncounted_after, begin_work_item)."""
+        """After ``uncounted_after`` interruptions a delivery counts when `begin_work_item` says so (contract:
+        FetchOptions.uncounted_after, begin_work_item).
+        """
         a = await cluster.worker("a")
         await cluster.enqueue(None, "s")  # fetched; the second time, of a session that is held
         for expected in (1, 2, 3, 3, 3):
@@ -183,7 +189,9 @@ class LockRules(Rules):
         assert [item.attempts for item in await a.take_all(uncounted_after=2)] == [4, 4]
 
     async def test_a_claim_counts_a_delivery_as_any_fetch(self, cluster: Cluster) -> None:
-        """Whoever held the session before (contract: FetchOptions.uncounted_after)."""
+        """A fetch that claims a session counts deliveries like any other fetch (contract:
+        FetchOptions.uncounted_after).
+        """
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         for expected in (1, 2, 3, 3):
@@ -192,7 +200,7 @@ class LockRules(Rules):
             await a.give_back(item, release_session=True)
 
     async def test_failures_are_no_interruptions(self, cluster: Cluster) -> None:
-        """Deliveries that ended with an error of the activity are counted at their fetch, however many."""
+        """Deliveries that ended with an error of the activity are counted at their fetch, however many there are."""
         a = await cluster.worker("a")
         await cluster.enqueue(None)
         for expected in (1, 2, 3):
@@ -201,7 +209,7 @@ class LockRules(Rules):
             await a.give_back(item, failed=True)
 
     async def test_only_who_has_an_item_counts_its_delivery(self, cluster: Cluster) -> None:
-        """With a live token, and as the incarnation that took it (contract: begin_work_item)."""
+        """`begin_work_item` needs a live token and the incarnation that took it (contract: begin_work_item)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue(None)
         item = await a.take_one(uncounted_after=0)
@@ -210,8 +218,8 @@ class LockRules(Rules):
         assert not await a.begin(item)
         assert (await b.take_one()).attempts == 1
 
-    async def test_disowning_touches_nothing_of_other_workers(self, cluster: Cluster) -> None:
-        """Nor of another incarnation (contract: release_unknown_locks)."""
+    async def test_releasing_unknown_locks_changes_nothing_of_other_workers(self, cluster: Cluster) -> None:
+        """Items of other workers and other incarnations stay locked (contract: release_unknown_locks)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue(None)
         item = await a.take_one()

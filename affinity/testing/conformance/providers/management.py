@@ -21,7 +21,7 @@ class ManagementRules(Rules):
     """`list_work_items`, `list_executions`, `list_tree`, `measure_queues`, `count_instances`."""
 
     async def test_work_items_of_an_instance_are_listed(self, cluster: Cluster) -> None:
-        """Running, waiting and delayed, and not those of others (contract: WorkItemInfo)."""
+        """The list has the running, waiting and delayed items of that instance only (contract: WorkItemInfo)."""
         a = await cluster.worker("a")
         at = await a.own("i")
         other = await a.own("j")
@@ -43,7 +43,7 @@ class ManagementRules(Rules):
         assert {one.state for one in await a.provider.list_work_items("i", 2)} == {"waiting"}
 
     async def test_an_item_that_is_tried_again_says_why(self, cluster: Cluster) -> None:
-        """Until it is gone, whatever else becomes of it (contract: WorkAbandon.error)."""
+        """A retried item shows its last error until it is removed (contract: WorkAbandon.error)."""
         a = await cluster.worker("a")
         await cluster.enqueue(None)
         await a.give_back(await a.take_one(), failed=True, delay=40, error="ValueError: no")
@@ -58,7 +58,9 @@ class ManagementRules(Rules):
         assert item.last_error == "KeyError: 1"
 
     async def test_executions_are_listed_with_their_times(self, cluster: Cluster) -> None:
-        """Newest first, page by page; also one whose history has not begun, or was reset (contract: ExecutionInfo)."""
+        """Executions are listed newest first, page by page, including one without events and one that was reset
+        (contract: ExecutionInfo).
+        """
         a = await cluster.worker("a")
         at = await a.own("i")
         await cluster.advance(60)
@@ -86,7 +88,7 @@ class ManagementRules(Rules):
         assert list(await a.provider.list_executions("nobody", 2)) == []
 
     async def test_a_tree_is_an_instance_with_its_children_and_theirs(self, cluster: Cluster) -> None:
-        """Those of this very parent (contract: list_tree)."""
+        """A tree has the children of that very parent, and theirs (contract: list_tree)."""
         a = await cluster.worker("a")
         root = await a.own("root")
         children = [child_of(root, name) for name in ("x", "y")]
@@ -107,7 +109,9 @@ class ManagementRules(Rules):
         assert list(await a.provider.list_tree("nobody", 10)) == []
 
     async def test_what_there_is_to_do_is_counted(self, cluster: Cluster) -> None:
-        """Items and messages by state, suspended instances, up to a limit (contract: QueueStatistics)."""
+        """Items and messages are counted by state, up to the limit, with suspended instances (contract:
+        QueueStatistics).
+        """
         a = await cluster.worker("a")
         empty = await a.provider.measure_queues(100)
         assert sum(empty.work_items.values()) == sum(empty.messages.values()) == 0
@@ -138,7 +142,7 @@ class ManagementRules(Rules):
         assert (await a.provider.measure_queues(100)).oldest_message is None
 
     async def test_instances_are_counted_by_status(self, cluster: Cluster) -> None:
-        """Page by page (contract: count_instances)."""
+        """Instances are counted by status, page by page (contract: count_instances)."""
         a = await cluster.worker("a")
         empty = await a.provider.count_instances(100)
         for name in ("x", "y", "z"):

@@ -22,7 +22,7 @@ class OriginRules(Rules):
     """`read_origins`."""
 
     async def test_each_event_has_the_time_and_the_worker_of_its_turn(self, cluster: Cluster) -> None:
-        """Events of one turn have the same, and those of a batch do not mix (contract: EventOrigin)."""
+        """Events of one turn have one origin, and turns of a batch have their own (contract: EventOrigin)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         at = await a.own("i")
         created = (await a.info("i")).created_at
@@ -45,7 +45,7 @@ class OriginRules(Rules):
         assert list(await a.provider.read_origins("i", 2)) == list(await a.provider.read_origins("k", 1)) == []
 
     async def test_a_result_knows_its_run(self, cluster: Cluster) -> None:
-        """Where the turn says so, and that event only (contract: Turn.runs)."""
+        """A run is stored for the events that ``Turn.runs`` names and for no others (contract: Turn.runs)."""
         a = await cluster.worker("a")
         at = await a.own("i")
         runs = {1: ActivityRun("b", 2), 3: ActivityRun("a", 7)}
@@ -54,7 +54,9 @@ class OriginRules(Rules):
         assert [origin.run for origin in await a.provider.read_origins("i", 1)] == [runs[1], None, runs[3], None]
 
     async def test_what_a_reset_takes_over_keeps_its_origin(self, cluster: Cluster) -> None:
-        """The event of the reset has its own time, and was recorded by no worker (contract: read_origins)."""
+        """Events that a reset keeps have their old origin; the event of the reset has a new one without a worker
+        (contract: read_origins).
+        """
         a = await cluster.worker("a")
         at = await a.own("i")
         run = {2: ActivityRun("b", 2)}
@@ -72,7 +74,7 @@ class OriginRules(Rules):
         assert 60 <= (again[2].recorded_at - former[2]).total_seconds() < 70
 
     async def test_each_execution_has_its_own_origins(self, cluster: Cluster) -> None:
-        """Also in the turn that ends the one before (contract: read_origins)."""
+        """Each execution has origins of its own, also when one turn ends the one before (contract: read_origins)."""
         a = await cluster.worker("a")
         at = await a.own("i")
         over = InstanceUpdate(status="running", continued=True)

@@ -14,7 +14,9 @@ class OwnershipRules(Rules):
     """`fetch_orchestration_item` and `release_instance`."""
 
     async def test_the_first_fetch_takes_a_new_instance(self, cluster: Cluster) -> None:
-        """With its start message, at the beginning of its first execution (contract: OrchestrationItem)."""
+        """The first fetch takes a new instance with its start message, in its first execution (contract:
+        OrchestrationItem).
+        """
         a = await cluster.worker("a")
         await a.provider.create_instance([new_instance("i", version="1", start="go")])
         (item,) = await a.take_instances()
@@ -24,7 +26,7 @@ class OwnershipRules(Rules):
         assert (await a.info("i")).owner == "a"
 
     async def test_nobody_else_gets_the_messages_of_an_owned_instance(self, cluster: Cluster) -> None:
-        """While its owner lives (contract: owned instance)."""
+        """Only an alive owner gets the messages of its instance (contract: owned instance)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.own("i")
         await send(b, "i", "x")
@@ -33,14 +35,16 @@ class OwnershipRules(Rules):
         assert [payloads(item) for item in await a.take_instances()] == [["start", "x"]]
 
     async def test_messages_stay_until_a_turn_has_consumed_them(self, cluster: Cluster) -> None:
-        """The owner is given them again; that is not another claim (contract: Message)."""
+        """An owner gets unconsumed messages again, and that counts no claim (contract: Message)."""
         a = await cluster.worker("a")
         first = await a.own("i")
         (again,) = await a.take_instances()
         assert (again.messages, again.claims) == (first.messages, 1)
 
     async def test_excluded_messages_are_left_out(self, cluster: Cluster) -> None:
-        """And an instance that has no others (contract: fetch_orchestration_item)."""
+        """Excluded messages are not returned, nor an instance that has no others (contract:
+        fetch_orchestration_item).
+        """
         a = await cluster.worker("a")
         first, second = await a.own("i"), await a.own("j")
         await send(a, "i", "new")
@@ -49,7 +53,9 @@ class OwnershipRules(Rules):
         assert [(item.instance_id, payloads(item)) for item in fetched.items] == [("i", ["new"])]
 
     async def test_messages_come_in_order_of_visibility_then_of_arrival(self, cluster: Cluster) -> None:
-        """Across one send and several (contract: OrchestrationItem)."""
+        """Messages are ordered by visibility, then by arrival, within and across sends (contract:
+        OrchestrationItem).
+        """
         a = await cluster.worker("a")
         await a.own("i")
         await a.provider.send_message([NewMessage(instance_id="i", payload="late", delay=60)])
@@ -61,7 +67,9 @@ class OwnershipRules(Rules):
         assert payloads((await a.take_instances())[0]) == ["start", "1", "2", "3", "4", "late", "5"]
 
     async def test_no_more_messages_than_a_batch_at_a_time(self, cluster: Cluster) -> None:
-        """The oldest first; the rest comes when those are consumed (contract: fetch_orchestration_item)."""
+        """A fetch returns the oldest `MAX_BATCH` messages; the rest comes after they are consumed (contract:
+        fetch_orchestration_item).
+        """
         a = await cluster.worker("a")
         instance = await a.own("i")
         await a.commit_one(instance, history=[], consumed=message_ids(instance))
@@ -74,7 +82,7 @@ class OwnershipRules(Rules):
         assert payloads((await a.take_instances())[0]) == texts[MAX_BATCH:]
 
     async def test_a_fetch_takes_no_more_instances_than_its_limit(self, cluster: Cluster) -> None:
-        """What it does not return it has not taken (contract: fetch_orchestration_item)."""
+        """Instances beyond the limit of a fetch are not taken (contract: fetch_orchestration_item)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.provider.create_instance([new_instance(f"i{number}") for number in range(5)])
         taken = [item.instance_id for item in await a.take_instances(2)]
@@ -83,7 +91,7 @@ class OwnershipRules(Rules):
         assert sorted(taken + left) == [f"i{number}" for number in range(5)]
 
     async def test_a_start_can_be_delayed(self, cluster: Cluster) -> None:
-        """The instance exists, its start message comes later (contract: NewInstance.delay)."""
+        """A delayed instance exists before its start message is visible (contract: NewInstance.delay)."""
         a = await cluster.worker("a")
         assert list(await a.provider.create_instance([new_instance("i", delay=60)])) == [True]
         early = await a.fetch_instances()
@@ -94,12 +102,12 @@ class OwnershipRules(Rules):
         assert len(await a.take_instances()) == 1
 
     async def test_nothing_is_due_without_messages(self, cluster: Cluster) -> None:
-        """None (contract: OrchestrationFetch)."""
+        """``next_due`` is None when there is no message (contract: OrchestrationFetch)."""
         fetched = await (await cluster.worker("a")).fetch_instances()
         assert (list(fetched.items), fetched.claim_lost, fetched.next_due) == ([], False, None)
 
     async def test_racing_workers_share_the_instances(self, cluster: Cluster) -> None:
-        """Each instance has one winner, and none is left (contract: owned instance)."""
+        """Of workers that race for instances, exactly one takes each (contract: owned instance)."""
         peers = [await cluster.worker(name) for name in "ab"]
         names = [f"i{number:02}" for number in range(30)]
         await peers[0].provider.create_instance([new_instance(name) for name in names])
@@ -114,7 +122,7 @@ class OwnershipRules(Rules):
         assert sorted(taken) == names
 
     async def test_the_instances_of_a_dead_worker_are_taken(self, cluster: Cluster) -> None:
-        """With their history and messages, and one more claim counted (design 4.9)."""
+        """Another worker takes a dead worker's instances with their messages, and claims grow by one (design 4.9)."""
         a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
         instance = await a.own("i")
         await cluster.pass_time(SHORT_LEASE + 1)
@@ -124,7 +132,7 @@ class OwnershipRules(Rules):
         assert not (await a.commit_one(instance)).committed
 
     async def test_the_instances_of_a_restarted_worker_are_taken(self, cluster: Cluster) -> None:
-        """By its new process, or anyone: ownership is of the incarnation (contract: owned instance)."""
+        """Any worker can take the instances of an earlier incarnation (contract: owned instance)."""
         old = await cluster.worker("a")
         await old.own("i")
         new = await cluster.worker("a")
@@ -133,7 +141,7 @@ class OwnershipRules(Rules):
         assert item.claims == 2
 
     async def test_a_worker_that_resumes_still_owns_what_nobody_took(self, cluster: Cluster) -> None:
-        """The very incarnation is alive again (contract: owned instance)."""
+        """A worker that resumes still owns the instances that no other has taken (contract: owned instance)."""
         a = await cluster.worker("a", SHORT_LEASE)
         instance = await a.own("i")
         await cluster.pass_time(SHORT_LEASE + 1)
@@ -143,7 +151,7 @@ class OwnershipRules(Rules):
         assert (await a.commit_one(again)).committed
 
     async def test_claims_are_counted_until_a_turn_is_committed(self, cluster: Cluster) -> None:
-        """An instance that kills its workers is found out; one that goes on is not (design 4.9)."""
+        """``claims`` grows with each taking and a committed turn sets it back to 0 (design 4.9)."""
         for number in range(1, 4):
             peer = await cluster.worker(f"w{number}", SHORT_LEASE)
             item = await peer.own("i")
@@ -156,7 +164,9 @@ class OwnershipRules(Rules):
         assert (await (await cluster.worker("next")).take_instances())[0].claims == 1
 
     async def test_a_released_instance_is_for_anyone(self, cluster: Cluster) -> None:
-        """At once, and its former owner commits no more (contract: release_instance)."""
+        """Any worker can take a released instance, and its former owner can commit no turn (contract:
+        release_instance).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await a.provider.release_instance(a.identity, [Release(instance_id="i")])
@@ -165,7 +175,7 @@ class OwnershipRules(Rules):
         assert (await b.commit_one(item)).committed
 
     async def test_an_instance_can_be_handed_over(self, cluster: Cluster) -> None:
-        """To a worker by name; nobody else gets it, the giver included (contract: Release.to)."""
+        """An instance that is handed over goes to that worker only (contract: Release.to)."""
         a, b, c = await cluster.worker("a"), await cluster.worker("b"), await cluster.worker("c")
         instance = await a.own("i")
         await a.provider.release_instance(a.identity, [Release(instance_id="i", to="b")])
@@ -177,7 +187,9 @@ class OwnershipRules(Rules):
         assert (await a.info("i")).owner == "b"
 
     async def test_an_instance_handed_to_nobody_is_for_anyone(self, cluster: Cluster) -> None:
-        """The receiver is dead, drains, or never was (contract: Release.to)."""
+        """Any worker can take an instance that was handed to a dead, draining or unknown worker (contract:
+        Release.to).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.worker("dead", SHORT_LEASE)
         await (await cluster.worker("draining")).drain()
@@ -190,7 +202,7 @@ class OwnershipRules(Rules):
             await b.provider.delete_instance([receiver], force=True)
 
     async def test_only_the_owner_gives_an_instance_up(self, cluster: Cluster) -> None:
-        """Nothing happens when the caller does not own it (contract: Release)."""
+        """A release by a worker that does not own the instance changes nothing (contract: Release)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         releases = [Release(instance_id="i", to="b", unknown=True), Release(instance_id="missing")]

@@ -16,7 +16,9 @@ class PlacingRules(Rules):
     """``TurnResult.placed``, ``NewWorkItem.lock_here`` and ``claim_here`` (design 5.4)."""
 
     async def test_a_session_free_item_is_locked_here(self, cluster: Cluster) -> None:
-        """With a fresh token, as a first attempt (contract: commit_turn)."""
+        """A session-free item with ``lock_here`` is locked to the committer with a fresh token and attempt 1 (contract:
+        commit_turn).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         placed = await place(a, instance, lock_here(instance, 1))
@@ -29,7 +31,9 @@ class PlacingRules(Rules):
         assert await a.ack(placed.item) == [True]
 
     async def test_an_item_of_a_session_held_here_is_locked_here(self, cluster: Cluster) -> None:
-        """Under the epoch of the lease, which is touched (contract: commit_turn)."""
+        """An item of a session that the committer holds is locked under its epoch, and the session is touched
+        (contract: commit_turn).
+        """
         a = await cluster.worker("a")
         instance = await a.own("i")
         held = await hold(cluster, a, "s")
@@ -41,7 +45,7 @@ class PlacingRules(Rules):
         assert await a.renew(placed.item) == [True]
 
     async def test_the_fused_turn_takes_the_place_of_ack_and_fetch(self, cluster: Cluster) -> None:
-        """The result of one activity in, the next one out, in one transaction (design 5.4)."""
+        """One transaction acks a result, records it and returns the next item locked (design 5.4)."""
         a = await cluster.worker("a")
         instance = await a.own("i")
         await cluster.enqueue("s")
@@ -56,7 +60,9 @@ class PlacingRules(Rules):
         assert await a.check(running) == [True]
 
     async def test_an_item_of_a_session_held_elsewhere_goes_to_its_holder(self, cluster: Cluster) -> None:
-        """Whom the answer names (contract: Placed.holder)."""
+        """An item of a session that another worker holds is queued, and the result names the holder (contract:
+        Placed.holder).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         epoch = await hold(cluster, b, "s")
@@ -67,7 +73,7 @@ class PlacingRules(Rules):
         assert [item.session_epoch for item in await b.take_all()] == [epoch, epoch]
 
     async def test_an_item_of_a_session_that_nobody_holds_is_for_anyone(self, cluster: Cluster) -> None:
-        """A commit claims nothing, even where it may lock (contract: Placed)."""
+        """A commit claims no session: any worker can fetch the item (contract: Placed)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         assert await place(a, instance, lock_here(instance, 1, "s")) == Placed(item=None, holder=None)
@@ -75,7 +81,7 @@ class PlacingRules(Rules):
         assert (await b.take_one()).session_id == "s"
 
     async def test_an_expired_session_is_held_by_nobody(self, cluster: Cluster) -> None:
-        """Not even here (contract: held session)."""
+        """An expired session of the committer itself counts as not held (contract: held session)."""
         a = await cluster.worker("a")
         instance = await a.own("i")
         await hold(cluster, a, "s")
@@ -84,7 +90,7 @@ class PlacingRules(Rules):
         assert await cluster.holders() == {}
 
     async def test_a_session_of_a_dead_worker_is_held_by_nobody(self, cluster: Cluster) -> None:
-        """Its lock may run, its worker does not (design 4.2)."""
+        """A session of a dead worker counts as not held though its lock has time left (design 4.2)."""
         a, b = await cluster.worker("a"), await cluster.worker("b", SHORT_LEASE)
         instance = await a.own("i")
         await hold(cluster, b, "s")
@@ -94,7 +100,9 @@ class PlacingRules(Rules):
         assert (await a.take_one()).session_id == "s"
 
     async def test_an_item_that_is_not_wanted_here_is_queued(self, cluster: Cluster) -> None:
-        """Though it could have been locked; its holder is named (contract: NewWorkItem.lock_here)."""
+        """Without ``lock_here`` an item is queued, and the result names the holder of its session (contract:
+        NewWorkItem.lock_here).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await hold(cluster, a, "s")
@@ -105,7 +113,9 @@ class PlacingRules(Rules):
         assert [item.session_id for item in await a.take_all()] == ["s"]
 
     async def test_a_draining_worker_locks_nothing_here(self, cluster: Cluster) -> None:
-        """Its turns are committed, the work is for others (design 4.10; contract: commit_turn)."""
+        """Turns of a draining worker commit, and their items are queued for other workers (design 4.10; contract:
+        commit_turn).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await a.drain()
@@ -113,7 +123,7 @@ class PlacingRules(Rules):
         assert (await b.take_one()).attempts == 1
 
     async def test_a_dead_worker_commits_nothing(self, cluster: Cluster) -> None:
-        """It owns no instance any more, so it locks nothing either (contract: owned instance)."""
+        """A worker whose lease has ended commits no turn and locks nothing (contract: owned instance)."""
         a = await cluster.worker("a", SHORT_LEASE)
         instance = await a.own("i")
         await cluster.advance(SHORT_LEASE + 1)
@@ -121,7 +131,7 @@ class PlacingRules(Rules):
         assert (await a.provider.count_work())["work_items"] == 0
 
     async def test_a_delayed_item_is_not_locked_here(self, cluster: Cluster) -> None:
-        """It waits in the queue until it is visible, then goes to the holder (contract: commit_turn)."""
+        """A delayed item is queued and goes to the holder when it is visible (contract: commit_turn)."""
         a = await cluster.worker("a")
         instance = await a.own("i")
         await hold(cluster, a, "s")
@@ -133,7 +143,7 @@ class PlacingRules(Rules):
         assert len(await a.take_all()) == 2
 
     async def test_an_item_locked_here_is_an_item_like_any_other(self, cluster: Cluster) -> None:
-        """Its lock expires and it is delivered again, the attempt counted (contract: commit_turn)."""
+        """The lock of an item that was locked by a commit expires, and its attempt counts (contract: commit_turn)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await place(a, instance, lock_here(instance, 1))
@@ -143,7 +153,7 @@ class PlacingRules(Rules):
         assert (await b.take_one()).attempts == 2
 
     async def test_the_answer_has_a_place_for_each_item_in_order(self, cluster: Cluster) -> None:
-        """A mix of all cases in one turn (contract: TurnResult.placed)."""
+        """``placed`` has an entry for each new item, in order, for a mix of all cases (contract: TurnResult.placed)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await hold(cluster, a, "mine")
@@ -154,8 +164,8 @@ class PlacingRules(Rules):
         here = [placed.item.lock.key.activity_id for placed in result.placed if placed.item is not None]
         assert here == [1, 3, 5, 6]
 
-    async def test_a_lost_reply_of_a_commit_is_disowned(self, cluster: Cluster) -> None:
-        """Items locked here under unknown tokens are freed, uncounted (contract: release_unknown_locks)."""
+    async def test_items_of_a_lost_commit_reply_are_released(self, cluster: Cluster) -> None:
+        """Items that a commit locked under unknown tokens are freed, uncounted (contract: release_unknown_locks)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await place(a, instance, lock_here(instance, 1))
@@ -165,7 +175,9 @@ class PlacingRules(Rules):
     # -- work of sessions that nobody holds, and that the committer would like to claim
 
     async def test_an_item_can_be_offered_to_the_committer(self, cluster: Cluster) -> None:
-        """A commit claims nothing; but nobody else does before it (contract: NewWorkItem.claim_here)."""
+        """An offered item is fetched by the committer only, whose fetch claims the session (contract:
+        NewWorkItem.claim_here).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         assert await place(a, instance, claim_here(instance, 1)) == Placed(item=None, holder=None)
@@ -177,7 +189,7 @@ class PlacingRules(Rules):
         assert await cluster.holders() == {"s": "a"}
 
     async def test_what_is_offered_comes_with_a_share_of_the_rest(self, cluster: Cluster) -> None:
-        """And does not lessen it (contract: fetch_work_item)."""
+        """Offered items come in addition to the share of unclaimed items (contract: fetch_work_item)."""
         a, _ = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         others = [f"s{number}" for number in range(2 * MIN_SHARE)]
@@ -186,7 +198,9 @@ class PlacingRules(Rules):
         assert {item.session_id for item in await a.take(100)} == {"mine", *others[:MIN_SHARE]}
 
     async def test_what_is_older_comes_before_what_is_offered(self, cluster: Cluster) -> None:
-        """Also when there is room for one session only (contract: fetch_work_item)."""
+        """Older unclaimed items come before offered ones, also when only one session fits (contract:
+        fetch_work_item).
+        """
         a = await cluster.worker("a")
         instance = await a.own("i")
         await cluster.enqueue("older")
@@ -194,7 +208,7 @@ class PlacingRules(Rules):
         assert [item.session_id for item in await a.take(10, max_sessions=1)] == ["older"]
 
     async def test_what_was_offered_and_not_taken_is_for_anyone(self, cluster: Cluster) -> None:
-        """After about a second, by a sweep (contract: OFFER_SECONDS)."""
+        """A sweep offers an item to all workers after `OFFER_SECONDS` (contract: OFFER_SECONDS)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await place(a, instance, claim_here(instance, 1))
@@ -204,7 +218,7 @@ class PlacingRules(Rules):
         assert (await b.take_one()).session_id == "s"
 
     async def test_an_offer_to_a_full_worker_is_for_anyone_later(self, cluster: Cluster) -> None:
-        """It claims nothing, so it does not claim that either (design 4.7)."""
+        """An item offered to a worker at its capacity goes to any worker after a sweep (design 4.7)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await hold(cluster, a, "other")
@@ -214,7 +228,7 @@ class PlacingRules(Rules):
         assert (await b.take_one()).session_id == "s"
 
     async def test_an_offer_to_a_draining_worker_is_for_anyone_later(self, cluster: Cluster) -> None:
-        """In the same way (design 4.10)."""
+        """An item offered to a draining worker goes to any worker after a sweep (design 4.10)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await place(a, instance, claim_here(instance, 1))
@@ -224,7 +238,7 @@ class PlacingRules(Rules):
         assert (await b.take_one()).session_id == "s"
 
     async def test_an_offer_dies_with_its_worker(self, cluster: Cluster) -> None:
-        """Whether it dies or leaves (design 4.2)."""
+        """An offer ends when its worker dies or leaves (design 4.2)."""
         a, b, c = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b"), await cluster.worker("c")
         first, second = await a.own("i"), await b.own("j")
         await place(a, first, claim_here(first, 1, "s"))
@@ -234,7 +248,7 @@ class PlacingRules(Rules):
         assert {item.session_id for item in await c.take_all()} == {"s", "t"}
 
     async def test_an_offer_follows_the_session_that_somebody_else_claimed(self, cluster: Cluster) -> None:
-        """For another item of it: at most one worker has the session (design 4.11)."""
+        """An offered item goes to the worker that has claimed its session for another item (design 4.11)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await place(a, instance, claim_here(instance, 1))
@@ -244,7 +258,9 @@ class PlacingRules(Rules):
         assert await cluster.holders() == {"s": "b"}
 
     async def test_nothing_is_offered_of_a_session_that_is_held(self, cluster: Cluster) -> None:
-        """Its holder gets the item, here or elsewhere (contract: NewWorkItem.claim_here)."""
+        """An item of a held session goes to the holder in spite of ``claim_here`` (contract:
+        NewWorkItem.claim_here).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await hold(cluster, b, "s")
@@ -261,7 +277,9 @@ class PlacingRules(Rules):
         assert [item.lock.key.activity_id for item in await b.take_all()] == [1]
 
     async def test_a_delayed_item_is_offered_to_nobody(self, cluster: Cluster) -> None:
-        """When it is visible, it is for anyone (contract: NewWorkItem.claim_here)."""
+        """A delayed item with ``claim_here`` goes to any worker when it is visible (contract:
+        NewWorkItem.claim_here).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await place(a, instance, replace(claim_here(instance, 1), delay=60))
@@ -269,7 +287,7 @@ class PlacingRules(Rules):
         assert (await b.take_one()).session_id == "s"
 
     async def test_a_session_free_item_is_offered_to_nobody(self, cluster: Cluster) -> None:
-        """There is nothing to claim (contract: NewWorkItem.claim_here)."""
+        """A session-free item with ``claim_here`` goes to any worker (contract: NewWorkItem.claim_here)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await place(a, instance, replace(work_item(instance, 1), claim_here=True))

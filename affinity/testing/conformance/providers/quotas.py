@@ -22,7 +22,9 @@ class QuotaRules(Rules):
     """`set_quotas`, and what they do to `create_instance` and `send_message`."""
 
     async def test_there_are_none_until_they_are_set(self, cluster: Cluster) -> None:
-        """And everybody sees the same (contract: get_quotas)."""
+        """There are no quotas until they are set, and every provider object then reads the same ones (contract:
+        get_quotas).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         assert await a.provider.get_quotas() == Quotas()
         some = Quotas(instances=10, instance_bytes=2**40)
@@ -33,7 +35,7 @@ class QuotaRules(Rules):
         assert await a.provider.get_quotas() == Quotas()
 
     async def test_instances_are_limited(self, cluster: Cluster) -> None:
-        """Those that were there before count; nothing of a batch that is too large is created (contract: Quotas)."""
+        """Existing instances count, and a batch that exceeds the limit creates none (contract: Quotas)."""
         a = await cluster.worker("a")
         there = (await a.provider.count_work())["instances"]
         await a.provider.set_quotas(Quotas(instances=there + 3))
@@ -52,7 +54,7 @@ class QuotaRules(Rules):
         assert await _create(a, "n") == [True]
 
     async def test_children_are_counted_and_not_refused(self, cluster: Cluster) -> None:
-        """A turn is never refused for a quota (contract: set_quotas)."""
+        """A turn may create children beyond the quota, and they count (contract: set_quotas)."""
         a = await cluster.worker("a")
         parent = await a.own("parent")
         await a.provider.set_quotas(Quotas(instances=(await a.provider.count_work())["instances"] + 1))
@@ -61,7 +63,9 @@ class QuotaRules(Rules):
             await _create(a, "i")
 
     async def test_unread_events_are_limited(self, cluster: Cluster) -> None:
-        """By the smaller of what the sender and the database allow; others do not count (contract: send_message)."""
+        """The smaller of the sender's limit and the database's applies; timers and messages without a limit do not
+        count (contract: send_message).
+        """
         a = await cluster.worker("a")
         at = await a.own("i")
         await a.go_on(at, consumed=message_ids(at), messages=[timer(at, 2, 60)])
@@ -72,7 +76,9 @@ class QuotaRules(Rules):
         assert await _send(a, 2, limit=4) == ["delivered", "full"]
 
     async def test_the_bytes_of_an_instance_are_limited(self, cluster: Cluster) -> None:
-        """Events of its history, and what waits for it, in UTF-8; a request to end it passes (contract: Quotas)."""
+        """The bytes of history and waiting messages are limited; a request to cancel still passes (contract:
+        Quotas).
+        """
         a = await cluster.worker("a")
         at = await a.own("i")
         await a.provider.set_quotas(Quotas(instance_bytes=100))
@@ -86,7 +92,7 @@ class QuotaRules(Rules):
         assert await _send(a, 2, payload="x" * 10) == ["delivered", "over_quota"]
 
     async def test_a_new_execution_begins_without_the_bytes_of_the_one_before(self, cluster: Cluster) -> None:
-        """So does another instance of that id (contract: Quotas)."""
+        """The bytes of an earlier execution, or of an earlier instance of the id, do not count (contract: Quotas)."""
         a = await cluster.worker("a")
         at = await a.own("i")
         await a.provider.set_quotas(Quotas(instance_bytes=100))
@@ -102,7 +108,7 @@ class QuotaRules(Rules):
         assert await _send(a, 1, payload="x" * 10) == ["delivered"]
 
     async def test_a_start_that_is_too_large_is_refused(self, cluster: Cluster) -> None:
-        """(contract: create_instance)."""
+        """A start message larger than ``instance_bytes`` is refused (contract: create_instance)."""
         a = await cluster.worker("a")
         await a.provider.set_quotas(Quotas(instance_bytes=100))
         with pytest.raises(QuotaExceeded) as caught:

@@ -21,7 +21,9 @@ class ReleaseRules(Rules):
     # -- by hand
 
     async def test_a_released_session_is_for_any_worker(self, cluster: Cluster) -> None:
-        """Another worker claims it at a greater epoch, with what waited for it (contract: release_session)."""
+        """Another worker claims a released session at a greater epoch, with its waiting items (contract:
+        release_session).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         before = await cluster.use(a, "s")
         await cluster.enqueue("s")
@@ -32,7 +34,7 @@ class ReleaseRules(Rules):
         assert await cluster.holders() == {"s": "b"}
 
     async def test_a_session_with_work_in_hand_is_busy(self, cluster: Cluster) -> None:
-        """Nothing changes until that has ended (contract: release_session)."""
+        """A session with a locked item is not released until that item ends (contract: release_session)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s", "s")
         item = await a.take_one()
@@ -43,7 +45,7 @@ class ReleaseRules(Rules):
         assert len(await b.take(10)) == 1
 
     async def test_a_release_ends_no_hold_for_ever(self, cluster: Cluster) -> None:
-        """A holder that gives its session up is not kept by one (contract: SessionHold)."""
+        """A session can be released in spite of a hold (contract: SessionHold)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.use(a, "s")
         await a.hold("i", "s", 10 * SESSION_LOCK)
@@ -52,7 +54,9 @@ class ReleaseRules(Rules):
         assert await cluster.holders() == {"s": "b"}
 
     async def test_a_release_is_no_change_of_holder_until_another_claims(self, cluster: Cluster) -> None:
-        """The same incarnation comes back to its epoch; another's claim is reported (contract: SessionWatch)."""
+        """The same incarnation gets its epoch back after a release; a claim by another one is reported (contract:
+        SessionWatch).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         first = await cluster.use(a, "s")
         at = await a.own("i")
@@ -68,7 +72,9 @@ class ReleaseRules(Rules):
     # -- with a turn
 
     async def test_a_turn_releases_sessions(self, cluster: Cluster) -> None:
-        """Also the one whose result it has, and one that another worker holds (contract: Turn.release_sessions)."""
+        """A turn releases sessions, its own acked one and one of another worker included (contract:
+        Turn.release_sessions).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.use(b, "theirs")
         await cluster.enqueue("s", "other")
@@ -80,7 +86,9 @@ class ReleaseRules(Rules):
         assert await cluster.holders() == {"other": "a"}
 
     async def test_a_turn_keeps_a_session_that_has_work_in_hand(self, cluster: Cluster) -> None:
-        """What the turn itself places here counts; what it cancels does not (contract: Turn.release_sessions)."""
+        """An item that the turn locks here keeps the session; an item that it cancels does not (contract:
+        Turn.release_sessions).
+        """
         a = await cluster.worker("a")
         await cluster.use(a, "s")
         at = await a.own("i")
@@ -92,7 +100,7 @@ class ReleaseRules(Rules):
         assert await cluster.holders() == {}
 
     async def test_a_turn_that_is_refused_releases_nothing(self, cluster: Cluster) -> None:
-        """It is whole or not at all; its neighbour in the batch is not disturbed (contract: Turn)."""
+        """A refused turn releases no session, and other turns of the batch do (contract: Turn)."""
         a = await cluster.worker("a")
         await cluster.use(a, "s")
         await cluster.use(a, "t")
@@ -107,7 +115,9 @@ class ReleaseRules(Rules):
     # -- to make room
 
     async def test_the_least_recently_used_idle_session_makes_room(self, cluster: Cluster) -> None:
-        """For work that no worker has taken in time; its holder gets that work (contract: release_idle_session)."""
+        """The least recently used idle session is freed for work that no worker took in time, and that work is offered
+        to its holder (contract: release_idle_session).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         for name in ("old", "older", "young"):
             await cluster.use(a, name)
@@ -125,7 +135,9 @@ class ReleaseRules(Rules):
         assert set(await cluster.holders()) == {"old", "young", "new"}
 
     async def test_there_is_room_for_as_many_as_wait(self, cluster: Cluster) -> None:
-        """Two workers do not both make room for the same work (contract: release_idle_session)."""
+        """As many sessions are freed as there is work, and two workers do not free sessions for the same work
+        (contract: release_idle_session).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         for number in range(3):
             await cluster.use(a, f"a{number}")
@@ -139,7 +151,9 @@ class ReleaseRules(Rules):
         assert {item.session_id for item in await b.take_all(max_sessions=3)} == {"u"}
 
     async def test_a_session_that_something_keeps_makes_no_room(self, cluster: Cluster) -> None:
-        """Work in hand, or due later, a hold, or too little rest (contract: release_idle_session)."""
+        """A session with locked or delayed work, with a hold, or touched lately is not freed (contract:
+        release_idle_session).
+        """
         a = await cluster.worker("a")
         for name in ("in hand", "later", "held", "rested"):
             await cluster.use(a, name)
@@ -154,7 +168,9 @@ class ReleaseRules(Rules):
         assert await make_room(a, 4) == ["rested"]
 
     async def test_a_session_whose_only_user_has_ended_makes_room_first(self, cluster: Cluster) -> None:
-        """Without a rest; one that goes on, or is not known, needs it (contract: release_idle_session)."""
+        """A session whose only user has ended is freed before others and without being idle for a while (contract:
+        release_idle_session).
+        """
         a = await cluster.worker("a")
         for name in ("of i", "of j", "of nobody"):
             await cluster.use(a, name)
@@ -172,7 +188,9 @@ class ReleaseRules(Rules):
         assert await make_room(a, 3, only_users={"of nobody": "no such"}) == ["of nobody"]
 
     async def test_who_is_alone_makes_room_immediately(self, cluster: Cluster) -> None:
-        """No other worker could take the work (contract: release_idle_session)."""
+        """A worker that is alone frees a session without waiting for others to take the work (contract:
+        release_idle_session).
+        """
         a = await cluster.worker("a")
         await cluster.use(a, "s")
         await cluster.enqueue("new")
@@ -181,8 +199,8 @@ class ReleaseRules(Rules):
         assert await make_room(a, 1, min_idle=0.0) == ["s"]
 
     async def test_no_room_is_made_for_what_the_caller_could_not_have(self, cluster: Cluster) -> None:
-        """Unknown work, another's sessions, a caller that drains, is gone, or takes no sessions at all (contract:
-        release_idle_session).
+        """No session is freed for unknown or foreign work, nor for a caller that drains, is dead or has capacity 0
+        (contract: release_idle_session).
         """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.use(a, "s")

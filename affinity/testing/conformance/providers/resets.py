@@ -38,7 +38,7 @@ class ResetRules(Rules):
     """`reset_instance`."""
 
     async def test_a_failed_instance_goes_on_from_an_earlier_event(self, cluster: Cluster) -> None:
-        """In its next execution; the former one stays readable (contract: Reset)."""
+        """A failed instance continues in its next execution, and the former one stays readable (contract: Reset)."""
         a = await cluster.worker("a")
         at = await self._three_events(a)
         failed = InstanceUpdate(status="failed", error='{"type":"E","message":"m"}')
@@ -67,7 +67,7 @@ class ResetRules(Rules):
         assert (await a.commit_one(item, consumed=message_ids(item))).committed
 
     async def test_a_reset_is_refused_elsewhere(self, cluster: Cluster) -> None:
-        """The history has grown, or it is another instance (contract: Reset)."""
+        """A reset is refused when the history has grown or the birth token is another (contract: Reset)."""
         a = await cluster.worker("a")
         at = await self._three_events(a)
         later = await a.go_on(at)
@@ -78,9 +78,7 @@ class ResetRules(Rules):
         assert (await a.info("i")).execution_id == 1
 
     async def test_what_ran_is_void(self, cluster: Cluster) -> None:
-        """Results and turns of the former execution change nothing any more; the work is queued anew (contract:
-        Reset).
-        """
+        """Results and turns of the former execution are refused, and the work is queued again (contract: Reset)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.use(b, "s")
         at = await self._three_events(a)
@@ -95,7 +93,7 @@ class ResetRules(Rules):
         assert keys == {item.key for item in new}
 
     async def test_a_timer_keeps_its_time(self, cluster: Cluster) -> None:
-        """One that still waits; another begins anew (contract: Reset.messages)."""
+        """A timer that still waits keeps its time; another one starts from the reset (contract: Reset.messages)."""
         a = await cluster.worker("a")
         at = await self._three_events(a)
         at = await a.go_on(at, messages=[timer(at, 2, 100)])
@@ -110,7 +108,7 @@ class ResetRules(Rules):
         assert payloads(item) == ["timer 2", "timer 3"]
 
     async def test_what_comes_again_comes_first(self, cluster: Cluster) -> None:
-        """Before what waits, suspended or not, and in its order (contract: Reset)."""
+        """Messages of the reset come before waiting ones, in their order, suspended or not (contract: Reset)."""
         a = await cluster.worker("a")
         at = await self._three_events(a)
         await a.suspend(at)
@@ -122,7 +120,7 @@ class ResetRules(Rules):
         assert payloads(item) == ["first", "second", "waits"]
 
     async def test_what_comes_again_twice_comes_first_each_time(self, cluster: Cluster) -> None:
-        """Also before what an earlier reset has sent, which was later in the history (contract: Reset)."""
+        """Messages of a second reset come before those that the first has sent (contract: Reset)."""
         a = await cluster.worker("a")
         at = await self._three_events(a)
         assert await reset(a, at, 1, messages=[NewMessage(instance_id="i", payload=text) for text in ("2", "3")])
@@ -133,7 +131,7 @@ class ResetRules(Rules):
         assert payloads(item) == ["2", "3"]
 
     async def test_holds_end_and_watches_go_on(self, cluster: Cluster) -> None:
-        """As when an execution ends, and begins (contract: Reset)."""
+        """A reset ends holds, keeps watches and begins those that it names (contract: Reset)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.use(b, "s")
         at = await self._three_events(a)

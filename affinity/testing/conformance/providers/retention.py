@@ -30,7 +30,7 @@ class RetentionRules(Rules):
     """`Provider.prune_instances`, `Provider.prune_histories`, and the share that a sweep does of them."""
 
     async def test_an_instance_goes_when_it_ended_long_ago(self, cluster: Cluster) -> None:
-        """And not before, whenever it was created (contract: prune_instances)."""
+        """Pruning goes by the time of the end, not of the creation (contract: prune_instances)."""
         a = await cluster.worker("a")
         await _ended(a, "old")
         late = await a.own("late")
@@ -43,7 +43,7 @@ class RetentionRules(Rules):
         assert await read_whole_history(a.provider, "old", 1) == []
 
     async def test_what_has_not_ended_stays(self, cluster: Cluster) -> None:
-        """Pending, running and suspended ones (contract: prune_instances)."""
+        """Pruning keeps pending, running and suspended instances (contract: prune_instances)."""
         a = await cluster.worker("a")
         await a.go_on(await a.own("running"))
         assert await a.suspend(await a.own("suspended"))
@@ -53,7 +53,7 @@ class RetentionRules(Rules):
         assert await _there(a, "running", "suspended", "pending") == ["running", "suspended", "pending"]
 
     async def test_only_what_ended_as_asked_goes(self, cluster: Cluster) -> None:
-        """(contract: prune_instances)."""
+        """Pruning removes instances with the given statuses only (contract: prune_instances)."""
         a = await cluster.worker("a")
         await _ended(a, "completed")
         await _ended(a, "failed", InstanceUpdate(status="failed", error="{}"))
@@ -63,7 +63,7 @@ class RetentionRules(Rules):
         assert await _pruned(a, 0.0, frozenset({"cancelled", "failed"})) == 1
 
     async def test_a_child_goes_with_its_parent_and_never_before_it(self, cluster: Cluster) -> None:
-        """Though it ended long before (contract: prune_instances)."""
+        """A child that ended long ago stays until its parent is removed (contract: prune_instances)."""
         a = await cluster.worker("a")
         parent, child = await _family(a)
         await a.commit_one(child, update=DONE)
@@ -76,7 +76,7 @@ class RetentionRules(Rules):
         assert await _there(a, "parent", "child") == []
 
     async def test_a_tree_stays_while_a_member_has_not_ended_for_long(self, cluster: Cluster) -> None:
-        """Whether it runs, or ended lately (contract: prune_instances)."""
+        """A tree stays while a member runs or has ended lately (contract: prune_instances)."""
         a = await cluster.worker("a")
         parent, child = await _family(a)
         await a.commit_one(parent, update=DONE)
@@ -88,7 +88,9 @@ class RetentionRules(Rules):
         assert await _pruned(a, DAY) == 2
 
     async def test_a_child_whose_parent_is_gone_goes_by_itself(self, cluster: Cluster) -> None:
-        """Also when another instance has the parent's name (contract: birth token)."""
+        """A child without its parent is removed alone, also when another instance has the parent's id (contract: birth
+        token).
+        """
         a = await cluster.worker("a")
         parent, child = await _family(a)
         await a.commit_one(child, update=DONE)
@@ -100,7 +102,7 @@ class RetentionRules(Rules):
         assert await _there(a, "parent", "child") == ["parent"]
 
     async def test_an_id_that_is_used_again_is_not_taken_for_the_old_one(self, cluster: Cluster) -> None:
-        """The end that is remembered is that of an instance, not of a name (contract: birth token)."""
+        """The recorded end of an instance does not apply to its successor under the same id (contract: birth token)."""
         a = await cluster.worker("a")
         await _ended(a, "i")
         await a.provider.delete_instance(["i"])
@@ -110,7 +112,7 @@ class RetentionRules(Rules):
         assert await _there(a, "i") == ["i"]
 
     async def test_an_instance_that_was_reset_counts_from_its_new_end(self, cluster: Cluster) -> None:
-        """(contract: reset_instance)."""
+        """After a reset the time of the new end counts (contract: reset_instance)."""
         a = await cluster.worker("a")
         at = await a.own("i")
         await a.commit_one(at, update=InstanceUpdate(status="failed", error="{}"))
@@ -124,7 +126,9 @@ class RetentionRules(Rules):
         assert await _pruned(a, DAY / 2, FINISHED) == 1
 
     async def test_pruning_goes_in_steps(self, cluster: Cluster) -> None:
-        """Each begins where the one before has ended, and a dry run takes the same (limits: PRUNE_WINDOW)."""
+        """Each step begins where the one before ended, and a dry run counts the same instances (limits:
+        PRUNE_WINDOW).
+        """
         a = await cluster.worker("a")
         number = PRUNE_WINDOW + 10
         for size in (PRUNE_WINDOW, 10):
@@ -140,7 +144,7 @@ class RetentionRules(Rules):
         assert await _pruned(a, 0.0) == number - first.instances
 
     async def test_two_who_prune_at_once_take_each_instance_once(self, cluster: Cluster) -> None:
-        """What one of them has in hand, the other passes over (contract: prune_instances)."""
+        """Concurrent pruning removes each instance once (contract: prune_instances)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         for n in range(5):
             await _ended(a, f"i{n}")
@@ -151,7 +155,9 @@ class RetentionRules(Rules):
         assert first.instances + second.instances == 5
 
     async def test_the_history_of_a_former_execution_goes(self, cluster: Cluster) -> None:
-        """The instance goes on, with the history of its present execution (contract: prune_histories)."""
+        """Pruning removes the history of a former execution and keeps that of the current one (contract:
+        prune_histories).
+        """
         a = await cluster.worker("a")
         at = await a.go_on(await a.own("i"))
         await a.commit_one(at, update=CONTINUED)
@@ -168,7 +174,7 @@ class RetentionRules(Rules):
         assert (await a.commit_one(third, update=DONE)).committed
 
     async def test_what_is_left_of_a_long_history_is_its_beginning(self, cluster: Cluster) -> None:
-        """A step removes a bounded number of events (limits: PRUNE_EVENTS)."""
+        """A step removes a bounded number of events, the latest first (limits: PRUNE_EVENTS)."""
         a = await cluster.worker("a")
         at = await a.own("i")
         events = [str(n) for n in range(12_000)]
@@ -180,7 +186,9 @@ class RetentionRules(Rules):
         assert await a.history(at) == []
 
     async def test_a_sweep_prunes_when_it_is_told_to(self, cluster: Cluster) -> None:
-        """Step by step, whichever worker sweeps; failed ones stay (contract: sweep)."""
+        """Sweeps with ``retention`` prune step by step, whichever worker sweeps, and keep failed instances (contract:
+        sweep).
+        """
         a = await cluster.worker("a")
         await _ended(a, "done")
         await _ended(a, "failed", InstanceUpdate(status="failed", error="{}"))

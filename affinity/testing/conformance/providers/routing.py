@@ -14,7 +14,7 @@ class RoutingRules(Rules):
     """`fetch_work_item` when nothing goes wrong, and when several ask at once."""
 
     async def test_any_worker_gets_session_free_items(self, cluster: Cluster) -> None:
-        """They belong to nobody (contract: fetch_work_item)."""
+        """Any worker can fetch session-free items (contract: fetch_work_item)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         keys = await cluster.enqueue(None, None)
         items = [await a.take_one(), await b.take_one()]
@@ -23,7 +23,7 @@ class RoutingRules(Rules):
         assert await cluster.sessions() == {}
 
     async def test_an_item_is_delivered_as_it_was_queued(self, cluster: Cluster) -> None:
-        """Its first delivery counts as the first attempt (contract: WorkItem)."""
+        """A delivered item has its queued fields, and its first delivery is attempt 1 (contract: WorkItem)."""
         a = await cluster.worker("a")
         (key,) = await cluster.enqueue("s", name="other")
         item = await a.take_one()
@@ -32,7 +32,7 @@ class RoutingRules(Rules):
         assert (item.attempts, item.failures, item.unknown_for) == (1, 0, None)
 
     async def test_an_item_in_hand_is_not_delivered_again(self, cluster: Cluster) -> None:
-        """Neither to the worker that has it nor to another (contract: live token)."""
+        """A locked item is delivered neither to its worker nor to another (contract: live token)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue(None, "s")
         assert len(await a.take_all()) == 2
@@ -40,7 +40,7 @@ class RoutingRules(Rules):
         assert await b.take(10) == []
 
     async def test_the_first_fetch_claims_an_unclaimed_session(self, cluster: Cluster) -> None:
-        """With the row written (contract: fetch_work_item)."""
+        """A fetch of an item of an unclaimed session writes the session's row (contract: fetch_work_item)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         assert await cluster.sessions() == {}
@@ -52,7 +52,7 @@ class RoutingRules(Rules):
         assert SESSION_LOCK - 5 < row.expires_in <= SESSION_LOCK
 
     async def test_the_holder_gets_further_items_and_nobody_else_does(self, cluster: Cluster) -> None:
-        """While the session is held (design 4.11)."""
+        """Only the holder gets further items of a held session (design 4.11)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")
         first = await a.take_one()
@@ -63,7 +63,7 @@ class RoutingRules(Rules):
         assert {item.session_epoch for item in further} == {first.session_epoch}
 
     async def test_items_that_waited_go_to_the_one_who_claims_first(self, cluster: Cluster) -> None:
-        """All of them: queued before the claim, they are the holder's after it (design 4.11)."""
+        """All items queued before a claim go to the worker that claims the session (design 4.11)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s", "s", "s")
         first = await a.take_one()
@@ -71,7 +71,7 @@ class RoutingRules(Rules):
         assert [item.session_epoch for item in await a.take(10)] == [first.session_epoch] * 2
 
     async def test_two_workers_hold_two_sessions(self, cluster: Cluster) -> None:
-        """Each claims the next one that nobody holds (contract: fetch_work_item)."""
+        """Each worker claims the next unclaimed session (contract: fetch_work_item)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s", "t")
         await a.take_one()
@@ -82,7 +82,7 @@ class RoutingRules(Rules):
         assert [item.session_id for item in await b.take(10)] == ["t"]
 
     async def test_a_mix_flows_to_both(self, cluster: Cluster) -> None:
-        """Nobody waits for the other; together they empty the queue (contract: fetch_work_item)."""
+        """Two workers empty a queue of session-free and session items together (contract: fetch_work_item)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         keys = await cluster.enqueue(None, "s", "t", None, "s", "t", None)
         taken = [await a.take_one(), await b.take_one()]
@@ -94,7 +94,7 @@ class RoutingRules(Rules):
         assert set(holders) == {"s", "t"}
 
     async def test_a_fetch_takes_no_more_than_its_limit(self, cluster: Cluster) -> None:
-        """Of all kinds together, and as many as there are (contract: fetch_work_item)."""
+        """A fetch returns as many items of all kinds together as its limit allows (contract: fetch_work_item)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         await a.take_one()
@@ -102,8 +102,8 @@ class RoutingRules(Rules):
         assert [len(await a.take(4)), len(await a.take(4)), len(await a.take(4))] == [4, 2, 0]
 
     async def test_the_oldest_comes_first_over_all_kinds(self, cluster: Cluster) -> None:
-        """Of sessions that the caller holds, session-free, offered to it, and of sessions that nobody holds; one after
-        the other, and several at a time (contract: fetch_work_item).
+        """Items of all kinds come in one order by age, one at a time and several at a time (contract:
+        fetch_work_item).
         """
         a = await cluster.worker("a")
         await cluster.use(a, "s")
@@ -123,7 +123,9 @@ class RoutingRules(Rules):
     async def test_older_work_of_a_session_that_is_not_for_the_caller_keeps_nothing_back(
         self, cluster: Cluster
     ) -> None:
-        """Of another's session, or of one that it has no room for (contract: fetch_work_item)."""
+        """Older items of foreign sessions, or beyond the capacity, do not delay the caller's items (contract:
+        fetch_work_item).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.use(a, "s")
         await cluster.use(b, "theirs")
@@ -134,7 +136,9 @@ class RoutingRules(Rules):
         assert fetched.crowded
 
     async def test_a_fetch_says_who_else_takes_work(self, cluster: Cluster) -> None:
-        """And whether it could have had more, with fewer sessions (contract: WorkFetch.alone, crowded)."""
+        """A fetch reports whether the caller is alone and whether it could get more with fewer sessions (contract:
+        WorkFetch.alone, crowded).
+        """
         a = await cluster.worker("a")
         enqueuer = await cluster.enqueuer()
         await cluster.use(a, "s")
@@ -147,7 +151,7 @@ class RoutingRules(Rules):
         assert (await a.fetch()).alone
 
     async def test_a_delayed_item_becomes_visible_in_time(self, cluster: Cluster) -> None:
-        """Not before, and ``next_due`` says when (contract: WorkFetch)."""
+        """A delayed item is not fetched before its time, and ``next_due`` reports it (contract: WorkFetch)."""
         a = await cluster.worker("a")
         for session_id in (None, "s", "s"):  # free, unclaimed, held
             await cluster.enqueue(session_id, delay=60)
@@ -161,7 +165,7 @@ class RoutingRules(Rules):
             await a.ack(item)
 
     async def test_the_nearest_of_several_is_due_next(self, cluster: Cluster) -> None:
-        """``next_due`` is the first (contract: WorkFetch)."""
+        """``next_due`` is the smallest remaining delay (contract: WorkFetch)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s", delay=90)
         await cluster.enqueue(None, delay=30)
@@ -171,12 +175,12 @@ class RoutingRules(Rules):
         assert 20 < next_due <= 30
 
     async def test_nothing_is_due_in_an_empty_queue(self, cluster: Cluster) -> None:
-        """None, and nothing to race for (contract: WorkFetch)."""
+        """In an empty queue ``next_due`` is None and no claim is lost (contract: WorkFetch)."""
         fetched = await (await cluster.worker("a")).fetch()
         assert (list(fetched.items), fetched.claim_lost, fetched.next_due) == ([], False, None)
 
     async def test_what_another_holder_waits_for_is_not_due_here(self, cluster: Cluster) -> None:
-        """Only something of ours, or unclaimed (contract: WorkFetch)."""
+        """``next_due`` ignores items of sessions that other workers hold (contract: WorkFetch)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")
         await a.take_one()
@@ -184,7 +188,7 @@ class RoutingRules(Rules):
         assert (await b.fetch()).next_due is None
 
     async def test_a_claim_race_has_one_winner(self, cluster: Cluster) -> None:
-        """All items of a session go to one worker, whoever asks at the same time (design 4.11)."""
+        """Of workers that race for a session, one gets all its items (design 4.11)."""
         peers = [await cluster.worker(name) for name in "abcd"]
         await cluster.enqueue(*["s", "t", "u"] * 5)
         taken = await at_once(*(peer.take_all for peer in peers))
@@ -195,7 +199,7 @@ class RoutingRules(Rules):
         assert sum(len(items) for items in taken) == 15
 
     async def test_the_loser_of_a_race_gets_other_work_at_once(self, cluster: Cluster) -> None:
-        """A lost race is not an empty queue (design 4.8)."""
+        """A worker that loses a race gets other work with its next fetch (design 4.8)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         for attempt in range(10):
             keys = await cluster.enqueue(f"s{attempt}", f"t{attempt}")
@@ -203,14 +207,14 @@ class RoutingRules(Rules):
             assert {first.lock.key, second.lock.key} == set(keys)
 
     async def test_concurrent_fetches_deliver_each_item_once(self, cluster: Cluster) -> None:
-        """Four processes, forty items, free and on sessions (contract: live token)."""
+        """Four processes that fetch forty items at the same time get each item once (contract: live token)."""
         peers = [await cluster.worker(name) for name in "abcd"]
         keys = await cluster.enqueue(*[None, "s", "t", "u"] * 10)
         taken = await at_once(*(peer.take_all for peer in peers))
         assert sorted(item.lock.key for items in taken for item in items) == keys
 
     async def test_foreign_work_does_not_make_a_fetch_dearer(self, cluster: Cluster) -> None:
-        """10,000 items of other workers' sessions are not felt; work done is counted, not time (design 5.5)."""
+        """The work of a fetch does not grow with 10,000 items of other workers' sessions (design 5.5)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         sessions = [f"s{number}" for number in range(100)]
         await cluster.enqueue(*sessions)

@@ -17,7 +17,9 @@ class SameTurnRules(Rules):
 
     @pytest.mark.parametrize("lock_here", [True, False])
     async def test_an_activity_that_its_own_turn_cancels_never_runs(self, cluster: Cluster, lock_here: bool) -> None:
-        """It is neither queued nor locked to the committer; the others of the turn are (contract: Turn)."""
+        """A work item that the same turn cancels is neither queued nor locked; the turn's other items are (contract:
+        Turn).
+        """
         a = await cluster.worker("a")
         instance = await a.own("i")
         items = [replace(work_item(instance, number), lock_here=lock_here) for number in (1, 2, 3)]
@@ -31,7 +33,9 @@ class SameTurnRules(Rules):
         assert (await a.provider.count_work())["work_items"] == 2
 
     async def test_a_timer_that_its_own_turn_cancels_never_fires(self, cluster: Cluster) -> None:
-        """The others of the turn do (contract: Turn.cancel_timers)."""
+        """A timer that the same turn cancels is not queued; the turn's other timers are (contract:
+        Turn.cancel_timers).
+        """
         a = await cluster.worker("a")
         instance = await a.own("i")
         timers = [timer(instance, number, 60) for number in (1, 2)]
@@ -40,7 +44,7 @@ class SameTurnRules(Rules):
         assert payloads((await a.take_instances())[0]) == ["timer 2"]
 
     async def test_a_hold_that_its_own_turn_ends_holds_nothing(self, cluster: Cluster) -> None:
-        """The session's lock is as if it had never been (contract: SessionHold)."""
+        """A hold that the same turn ends leaves the session's lock unchanged (contract: SessionHold)."""
         a = await cluster.worker("a")
         instance = await a.own("i")
         await a.commit_one(instance, work_items=[work_item(instance, 1, "s")])
@@ -54,7 +58,9 @@ class SameTurnRules(Rules):
         assert after < before + 60
 
     async def test_a_message_to_a_child_of_the_same_turn_arrives(self, cluster: Cluster) -> None:
-        """After its start message: a request to cancel it, for one (contract: Turn.instances, Turn.messages)."""
+        """A message to a child of the same turn arrives after the child's start message (contract: Turn.instances,
+        Turn.messages).
+        """
         a = await cluster.worker("a")
         instance = await a.own("i")
         child = new_instance("child", parent_id="i", start="begin")
@@ -64,7 +70,9 @@ class SameTurnRules(Rules):
         assert (item.instance_id, payloads(item)) == ("child", ["begin", "stop"])
 
     async def test_a_message_to_a_child_of_another_turn_of_the_batch_arrives(self, cluster: Cluster) -> None:
-        """In whichever order the turns are given (contract: commit_turn)."""
+        """A message to a child of another turn of the batch arrives, in whatever order the turns are given (contract:
+        commit_turn).
+        """
         a = await cluster.worker("a")
         first, second = await a.own("i"), await a.own("j")
         for number, (creator, sender) in enumerate(((first, second), (second, first))):

@@ -18,7 +18,9 @@ class StateBatchRules(Rules):
     """`WorkAck.state` and `Turn.states` of a batch."""
 
     async def test_one_conflict_refuses_all_states_of_a_turn(self, cluster: Cluster) -> None:
-        """And everything else of it; the conflict is named alone (contract: Turn, TurnResult.conflicts)."""
+        """A turn with one conflicting state is refused whole, and only that session is named (contract: Turn,
+        TurnResult.conflicts).
+        """
         a, states = await cluster.worker("a"), await cluster.states()
         await states.save(state("bad"))
         await cluster.enqueue("good", "bad")
@@ -34,7 +36,7 @@ class StateBatchRules(Rules):
         assert await a.check(*items) == [True, True]
 
     async def test_other_turns_of_the_batch_are_not_disturbed(self, cluster: Cluster) -> None:
-        """Each is judged by its own states (contract: every verb)."""
+        """A conflict of one turn does not refuse other turns of the batch (contract: every verb)."""
         a, states = await cluster.worker("a"), await cluster.states()
         await states.save(state("s1"))
         await cluster.enqueue("s0", "s1", "s2")
@@ -49,7 +51,7 @@ class StateBatchRules(Rules):
         assert [(await cluster.record(f"s{n}")).state for n in range(3)] == [b"by work", b"by hand", b"by work"]
 
     async def test_other_acks_of_the_batch_are_not_disturbed(self, cluster: Cluster) -> None:
-        """With a state or without (contract: every verb)."""
+        """A conflict of one ack does not refuse other acks of the batch (contract: every verb)."""
         a, states = await cluster.worker("a"), await cluster.states()
         await states.save(state("s1"))
         await cluster.enqueue("s0", "s1", "s2", None)
@@ -62,7 +64,9 @@ class StateBatchRules(Rules):
 
     @pytest.mark.parametrize("second_base", [0, 1])
     async def test_of_two_turns_of_one_session_the_first_passes(self, cluster: Cluster, second_base: int) -> None:
-        """In a batch: the second was made without knowing of it, whatever it says (contract: Turn)."""
+        """Of two turns in a batch that write one session, the first passes and the second is refused (contract:
+        Turn).
+        """
         a = await cluster.worker("a")
         await cluster.enqueue("s", "s")
         first, second = await a.take(10)
@@ -75,7 +79,9 @@ class StateBatchRules(Rules):
 
     @pytest.mark.parametrize("second_base", [0, 1])
     async def test_of_two_acks_of_one_session_the_first_passes(self, cluster: Cluster, second_base: int) -> None:
-        """In a batch, as for turns (contract: Turn)."""
+        """Of two acks in a batch that write one session, the first passes and the second is refused (contract:
+        Turn).
+        """
         a = await cluster.worker("a")
         await cluster.enqueue("s", "s")
         first, second = await a.take(10)
@@ -88,7 +94,7 @@ class StateBatchRules(Rules):
         assert await a.check(second) == [True]
 
     async def test_a_refused_turn_is_in_no_other_turns_way(self, cluster: Cluster) -> None:
-        """Its write of the session was none, so the next is the first; for its state, or for a dead ack (contract)."""
+        """A turn that was refused for its state or an ack does not count as a write of the session (contract)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s", "s", "s")
         conflict, dead, good = await a.take(10)
@@ -101,7 +107,7 @@ class StateBatchRules(Rules):
         assert [list(result.lost_acks) for result in results] == [[], [dead.lock], []]
 
     async def test_a_refused_ack_is_in_no_other_acks_way(self, cluster: Cluster) -> None:
-        """As for turns (contract: every verb)."""
+        """An ack that was refused does not count as a write of the session (contract: every verb)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s", "s", "s")
         conflict, dead, good = await a.take(10)
@@ -115,7 +121,7 @@ class StateBatchRules(Rules):
         assert (await cluster.results(), (await cluster.record("s")).version) == (["3"], 1)
 
     async def test_two_states_of_one_session_refuse_their_turn(self, cluster: Cluster) -> None:
-        """The second is a conflict, and a turn is whole (contract: Turn)."""
+        """A turn that writes one session twice is refused (contract: Turn)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         item = await a.take_one()
@@ -126,7 +132,7 @@ class StateBatchRules(Rules):
 
     @each_way
     async def test_of_two_writers_at_once_one_passes(self, cluster: Cluster, way: Way) -> None:
-        """From one version: whoever comes second finds another (StateWrite)."""
+        """Of two concurrent writes from one version, one passes (StateWrite)."""
         a = await cluster.worker("a")
         peers = [await cluster.beside(a) for _ in range(2)]
         for base in range(5):

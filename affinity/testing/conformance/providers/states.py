@@ -49,7 +49,9 @@ class StateRules(Rules):
 
     @each_way
     async def test_a_state_is_written_with_the_result(self, cluster: Cluster, way: Way) -> None:
-        """All of it, with the epoch of the lease; the item is done (contract: ack_work_item, Turn.states)."""
+        """A state is written with its result and the epoch of the lease, and the item is removed (contract:
+        ack_work_item, Turn.states).
+        """
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         item = await a.take_one()
@@ -66,7 +68,9 @@ class StateRules(Rules):
 
     @each_way
     async def test_writes_are_counted(self, cluster: Cluster, way: Way) -> None:
-        """Each from the one before; the time of the first stays, and the key of a save by hand goes (StateWrite)."""
+        """Each write increases the version; the creation time stays, and the idempotency key of a save goes
+        (StateWrite).
+        """
         a = await cluster.worker("a")
         await (await cluster.states()).save(state("s", name="old"), idempotency_key="key")
         made = (await cluster.record("s")).created_at
@@ -84,7 +88,9 @@ class StateRules(Rules):
     async def test_a_state_of_another_version_refuses_the_result(
         self, cluster: Cluster, way: Way, saves: int, base: int
     ) -> None:
-        """Whole: the record is as it was, the token lives, and nothing was told (contract: Turn, ack_work_item)."""
+        """A state from another version refuses its turn or ack whole, and the token stays live (contract: Turn,
+        ack_work_item).
+        """
         a, states = await cluster.worker("a"), await cluster.states()
         for _ in range(saves):
             await states.save(state("s"))
@@ -99,7 +105,7 @@ class StateRules(Rules):
 
     @each_way
     async def test_a_paused_former_holder_is_refused(self, cluster: Cluster, way: Way) -> None:
-        """The session has moved, and its record with it: the token still lives, and the item can be given back."""
+        """A former holder's state is refused after the session and its record moved; its item can be given back."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s", "s")
         late, again = await a.take(10, timeouts=LONG_ITEM_LOCK)
@@ -117,7 +123,7 @@ class StateRules(Rules):
 
     @each_way
     async def test_a_moved_session_takes_a_result_without_state(self, cluster: Cluster, way: Way) -> None:
-        """The work-item lock governs the result (design 4.6)."""
+        """A result without a state is accepted after the session moved (design 4.6)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")
         late = await a.take_one(timeouts=LONG_ITEM_LOCK)
@@ -130,7 +136,9 @@ class StateRules(Rules):
 
     @each_way
     async def test_a_new_start_of_the_same_worker_is_another_writer(self, cluster: Cluster, way: Way) -> None:
-        """It has adopted the session under a greater epoch, and fenced the one before (design 4.3, 4.4)."""
+        """A new incarnation writes under a greater epoch, and a state of the one before is refused (design 4.3,
+        4.4).
+        """
         old = await cluster.worker("a")
         await cluster.enqueue("s", "s")
         late, other = await old.take(10, timeouts=LONG_ITEM_LOCK)
@@ -143,7 +151,7 @@ class StateRules(Rules):
 
     @each_way
     async def test_an_epoch_older_than_the_record_is_refused(self, cluster: Cluster, way: Way) -> None:
-        """Whatever the row of the session says: somebody saved under a greater one (StateWrite)."""
+        """A state with an epoch older than the record's is refused, whatever the session's row has (StateWrite)."""
         a, states = await cluster.worker("a"), await cluster.states()
         await cluster.enqueue("s")
         item = await a.take_one()
@@ -155,7 +163,7 @@ class StateRules(Rules):
 
     @each_way
     async def test_a_record_that_was_deleted_does_not_come_back(self, cluster: Cluster, way: Way) -> None:
-        """The write was made from something that is gone (StateWrite)."""
+        """A state made from a deleted record is refused (StateWrite)."""
         a, states = await cluster.worker("a"), await cluster.states()
         await cluster.enqueue("s", "s")
         first, second = await a.take(10)
@@ -166,7 +174,7 @@ class StateRules(Rules):
 
     @each_way
     async def test_a_record_that_was_made_anew_is_not_overwritten(self, cluster: Cluster, way: Way) -> None:
-        """It has the version that the write was made from; the deletion has ended the epoch (StateWrite)."""
+        """A state made from a deleted record is refused although its successor has the same version (StateWrite)."""
         a, states = await cluster.worker("a"), await cluster.states()
         await cluster.enqueue("s", "s")
         first, second = await a.take(10)
@@ -178,7 +186,7 @@ class StateRules(Rules):
 
     @each_way
     async def test_a_session_without_a_row_is_fenced_by_its_record(self, cluster: Cluster, way: Way) -> None:
-        """There is nothing else to go by (StateWrite)."""
+        """Without a session row, the epoch of the record fences a state (StateWrite)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s", "s")
         first, second = await a.take(10)
@@ -189,7 +197,7 @@ class StateRules(Rules):
 
     @each_way
     async def test_a_dead_token_writes_no_state(self, cluster: Cluster, way: Way) -> None:
-        """The item has gone to somebody else (contract: live token)."""
+        """A state with a dead token is not written (contract: live token)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         item = await a.take_one()
@@ -203,7 +211,7 @@ class StateRules(Rules):
         assert await (await cluster.states()).load("s") is None
 
     async def test_a_lost_ack_and_a_conflict_refuse_together(self, cluster: Cluster) -> None:
-        """Both are told, or the ack alone: the turn is refused either way (contract: TurnResult)."""
+        """A turn with a dead ack and a conflict is refused, and names both or the ack alone (contract: TurnResult)."""
         a, states = await cluster.worker("a"), await cluster.states()
         await states.save(state("t"))
         await cluster.enqueue("s", "t")
@@ -218,7 +226,7 @@ class StateRules(Rules):
         assert await a.check(items["t"]) == [True]
 
     async def test_a_turn_that_is_refused_for_its_fence_writes_no_state(self, cluster: Cluster) -> None:
-        """And names no conflict, as there is none (contract: Turn)."""
+        """A turn that its own fence refuses writes no state and names no conflict (contract: Turn)."""
         a = await cluster.worker("a")
         at = replace(await a.own("i"), event_count=3)
         await cluster.enqueue("s")
@@ -228,7 +236,7 @@ class StateRules(Rules):
         assert await (await cluster.states()).load("s") is None
 
     async def test_records_outlive_everything_but_their_deletion(self, cluster: Cluster) -> None:
-        """The turn that finishes the instance, its removal, and those of session and worker by the sweep."""
+        """A record stays when its instance, session and worker are removed."""
         a = await cluster.worker("a", SHORT_LEASE)
         at = await a.own("i")
         await cluster.enqueue("s")

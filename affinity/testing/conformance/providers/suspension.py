@@ -22,7 +22,9 @@ class SuspensionRules(Rules):
     """`suspend_instance`, `retry_suspended` and `resume_instance`."""
 
     async def test_a_suspended_instance_says_why(self, cluster: Cluster) -> None:
-        """Reason, time, worker and code; until it goes on (contract: InstanceInfo.suspension)."""
+        """A suspended instance shows reason, time, worker and code version until it continues (contract:
+        InstanceInfo.suspension).
+        """
         a = await cluster.worker("a")
         instance = await a.go_on(await a.own("i"))
         await cluster.advance(100)
@@ -38,7 +40,9 @@ class SuspensionRules(Rules):
         assert (row.status, row.suspension) == ("running", None)
 
     async def test_a_suspended_instance_is_fetched_by_nobody(self, cluster: Cluster) -> None:
-        """Nor does it commit; its history and its messages stay (contract: suspended instance)."""
+        """A suspended instance is not fetched and commits no turn; its history and messages stay (contract: suspended
+        instance).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await a.go_on(instance, history=["1"], messages=[timer(instance, 1, 60)])
@@ -53,8 +57,8 @@ class SuspensionRules(Rules):
         assert (await a.provider.count_work())["messages"] == 2
 
     async def test_what_comes_for_a_suspended_instance_is_kept(self, cluster: Cluster) -> None:
-        """Events, timers, results, answers of children and moves; it has them when it goes on, and they are fetched by
-        nobody before (contract: suspended instance).
+        """Events, timers, results, answers of children and moves wait until the instance continues (contract: suspended
+        instance).
         """
         a, b = await cluster.worker("a"), await cluster.worker("b", SHORT_LEASE)
         at = await self._busy(cluster, a, b)
@@ -66,7 +70,7 @@ class SuspensionRules(Rules):
         assert sorted(payloads(item)) == ["answer", "done", "event", "moved", "start", "timer 2"]
 
     async def test_resuming_says_what_became_of_it(self, cluster: Cluster) -> None:
-        """Once, and only what is suspended (contract: resume_instance)."""
+        """Resuming returns resumed, unknown or not_suspended, and resumes once (contract: resume_instance)."""
         a = await cluster.worker("a")
         await a.suspend(await a.own("i"))
         await a.own("running")
@@ -75,7 +79,9 @@ class SuspensionRules(Rules):
         assert (await a.info("i")).status == "pending"
 
     async def test_a_resumed_instance_is_for_anyone(self, cluster: Cluster) -> None:
-        """As if none had taken it: neither claims nor unknown code are held against it (contract: resume_instance)."""
+        """Any worker may take a resumed instance, and its claims and unknown time begin anew (contract:
+        resume_instance).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.suspend(await a.own("i"))
         await a.provider.resume_instance(["i"])
@@ -84,7 +90,7 @@ class SuspensionRules(Rules):
         assert (await b.commit_one(item)).committed
 
     async def test_only_the_owner_suspends_and_only_at_that_point(self, cluster: Cluster) -> None:
-        """The fence is that of a turn (contract: Suspend)."""
+        """A suspension has the fence of a turn (contract: Suspend)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         first = await a.own("i")
         second = await a.go_on(first)
@@ -96,14 +102,16 @@ class SuspensionRules(Rules):
         assert (await a.info("i")).status == "completed"
 
     async def test_a_worker_without_a_lease_suspends_nothing(self, cluster: Cluster) -> None:
-        """Ownership ends with it (contract: owned instance)."""
+        """A worker whose lease has ended suspends nothing (contract: owned instance)."""
         a = await cluster.worker("a", SHORT_LEASE)
         instance = await a.own("i")
         await cluster.advance(SHORT_LEASE + 1)
         assert not await a.suspend(instance)
 
     async def test_other_code_takes_what_was_suspended(self, cluster: Cluster) -> None:
-        """As its own, at once, with its messages (contract: retry_suspended)."""
+        """A worker with another code version resumes a suspended instance as its own, with its messages (contract:
+        retry_suspended).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.suspend(await a.own("i"), code="v1")
         assert await a.retry_suspended("v1") == []
@@ -114,7 +122,7 @@ class SuspensionRules(Rules):
         assert (await b.commit_one(item)).committed
 
     async def test_each_code_tries_once(self, cluster: Cluster) -> None:
-        """At one point of the history; behind it, or when an operator says so, it may try again (contract:
+        """A code version resumes an instance once at one point of its history, until an operator resumes it (contract:
         retry_suspended).
         """
         a = await cluster.worker("a")
@@ -131,7 +139,7 @@ class SuspensionRules(Rules):
         assert await a.retry_suspended("v3") == ["i"]
 
     async def test_code_takes_only_what_it_registers_and_may_try(self, cluster: Cluster) -> None:
-        """By name without a version, by both with one; nothing that waits for an operator (contract:
+        """A worker resumes only instances that it registers and that were suspended with ``needs_code`` (contract:
         retry_suspended).
         """
         a = await cluster.worker("a")
@@ -144,7 +152,7 @@ class SuspensionRules(Rules):
         assert (await a.info("poison")).status == "suspended"
 
     async def test_who_leaves_takes_nothing(self, cluster: Cluster) -> None:
-        """Nor does one without a lease (contract: retry_suspended)."""
+        """A worker that drains or has no lease resumes nothing (contract: retry_suspended)."""
         a, b = await cluster.worker("a"), await cluster.worker("b", SHORT_LEASE)
         await a.suspend(await a.own("i"))
         await b.drain()
@@ -154,7 +162,9 @@ class SuspensionRules(Rules):
         assert await c.retry_suspended("v2") == []
 
     async def test_a_suspended_instance_is_deleted_only_by_force(self, cluster: Cluster) -> None:
-        """It has not ended; a new one of its id has nothing of it (contract: delete_instance)."""
+        """A suspended instance is deleted by force only, and a successor under its id is not suspended (contract:
+        delete_instance).
+        """
         a = await cluster.worker("a")
         await a.suspend(await a.own("i"))
         assert list(await a.provider.delete_instance(["i"])) == ["running"]
@@ -165,7 +175,7 @@ class SuspensionRules(Rules):
         assert await a.retry_suspended("a") == ["i"]
 
     async def test_suspended_instances_are_listed_by_reason(self, cluster: Cluster) -> None:
-        """Or all of them by status (contract: InstanceFilter.reason)."""
+        """Suspended instances are listed by reason, or all of them by status (contract: InstanceFilter.reason)."""
         a = await cluster.worker("a")
         for name, reason in (("i", "Nondeterminism"), ("j", "OrchestrationPoisoned"), ("k", "Nondeterminism")):
             await a.suspend(await a.own(name), error_type=reason)

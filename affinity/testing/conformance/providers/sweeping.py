@@ -13,7 +13,7 @@ class SweepRules(Rules):
     """`Provider.sweep`."""
 
     async def test_a_session_without_work_is_removed_after_its_retention(self, cluster: Cluster) -> None:
-        """Expired more than that long ago (contract: sweep)."""
+        """A sweep removes a session without work that expired longer ago than the retention (contract: sweep)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         await a.ack(await a.take_one())
@@ -25,7 +25,7 @@ class SweepRules(Rules):
         assert await cluster.sessions() == {}
 
     async def test_a_session_with_work_is_kept(self, cluster: Cluster) -> None:
-        """However long ago it expired: visible, delayed or in hand (contract: sweep)."""
+        """A sweep keeps an expired session with visible, delayed or locked work (contract: sweep)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s", "t", "u")
         await a.take_all()
@@ -35,7 +35,7 @@ class SweepRules(Rules):
         assert set(await cluster.sessions()) == {"s", "t", "u"}
 
     async def test_a_held_session_is_kept(self, cluster: Cluster) -> None:
-        """Idle or not (contract: sweep)."""
+        """A sweep keeps a held session, idle or not (contract: sweep)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         await a.ack(await a.take_one())
@@ -44,7 +44,7 @@ class SweepRules(Rules):
         assert await cluster.holders() == {"s": "a"}
 
     async def test_a_session_begins_again_with_a_greater_epoch(self, cluster: Cluster) -> None:
-        """After its row was removed: no state of before is ever taken for new (design 4.3)."""
+        """A session that begins again after its row was removed has a greater epoch (design 4.3)."""
         a = await cluster.worker("a")
         epochs = []
         for _ in range(3):
@@ -57,7 +57,7 @@ class SweepRules(Rules):
         assert epochs == sorted(set(epochs))
 
     async def test_a_worker_is_removed_after_its_retention(self, cluster: Cluster) -> None:
-        """The living stay, and those that died lately (contract: sweep)."""
+        """A sweep removes workers that died longer ago than the retention, and no others (contract: sweep)."""
         await cluster.worker("alive")
         await cluster.worker("dead", SHORT_LEASE)
         await cluster.advance(100)
@@ -69,7 +69,7 @@ class SweepRules(Rules):
         assert "dead" not in {row.worker_id for row in rows}
 
     async def test_the_sweep_runs_at_most_once_per_interval(self, cluster: Cluster) -> None:
-        """Over all workers (contract: sweep)."""
+        """One sweep runs per interval over all workers (contract: sweep)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         swept = [
             (await peer.provider.sweep(interval=10, session_retention=FOREVER, worker_retention=FOREVER)).swept
@@ -81,7 +81,7 @@ class SweepRules(Rules):
         assert not (await cluster.sweep(interval=10)).swept
 
     async def test_a_sweep_finds_nothing_in_good_order(self, cluster: Cluster) -> None:
-        """Marks that are right are left alone (contract: sweep)."""
+        """A sweep changes no correct route (contract: sweep)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s", "t", None)
         await a.take_one()
@@ -92,7 +92,7 @@ class SweepRules(Rules):
         assert (swept.rerouted, swept.sessions_removed, swept.workers_removed, swept.limit_reached) == (0, 0, 0, False)
 
     async def test_work_of_a_dead_holder_is_found(self, cluster: Cluster) -> None:
-        """Its items were marked for it, and nobody was there to re-mark them when its lease ended (design 5.5)."""
+        """A sweep reroutes the items of a dead worker's sessions (design 5.5)."""
         a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
         await cluster.enqueue("s")
         await a.take_one()
@@ -104,7 +104,7 @@ class SweepRules(Rules):
         assert [item.instance_id for item in await b.take_instances()] == ["i"]
 
     async def test_a_large_move_is_finished_by_the_sweep(self, cluster: Cluster) -> None:
-        """A move re-marks a bounded number of rows, the sweep the rest, in bounded steps (limits: MAX_REROUTE)."""
+        """A move reroutes a bounded number of rows, and sweeps the rest in bounded steps (limits: MAX_REROUTE)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")
         first = await a.take_one()
@@ -115,7 +115,7 @@ class SweepRules(Rules):
         assert len(await b.take_all()) == size + 1
 
     async def test_no_item_is_stranded_by_work_queued_during_a_move(self, cluster: Cluster) -> None:
-        """An enqueue that races a move may leave a stale mark; the sweep repairs it (design 5.5)."""
+        """A sweep repairs the stale route of an item that was queued during a move (design 5.5)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         for number in range(10):
             await cluster.enqueue(f"s{number}")

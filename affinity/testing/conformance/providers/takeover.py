@@ -14,7 +14,7 @@ class TakeoverRules(Rules):
     """Two conditions own a session: its lock, and the lease of its worker (design 4.2, 4.3)."""
 
     async def test_nobody_takes_a_session_over_while_its_lock_lasts(self, cluster: Cluster) -> None:
-        """Not even when it is idle (design 4.11)."""
+        """No other worker takes a session over while its lock lasts, even when it is idle (design 4.11)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")
         await a.ack(await a.take_one())
@@ -23,7 +23,7 @@ class TakeoverRules(Rules):
         assert await b.take() == []
 
     async def test_another_worker_takes_over_after_expiry(self, cluster: Cluster) -> None:
-        """With a new, greater epoch (design 4.3)."""
+        """After expiry another worker takes over with a greater epoch (design 4.3)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")
         first = await a.take_one()
@@ -35,7 +35,7 @@ class TakeoverRules(Rules):
         assert await cluster.holders() == {"s": "b"}
 
     async def test_a_restarted_worker_takes_over_after_expiry(self, cluster: Cluster) -> None:
-        """With a new, greater epoch, though the name is the same (design 4.3)."""
+        """After expiry a new incarnation of the same worker takes over with a greater epoch (design 4.3)."""
         old = await cluster.worker("a")
         await cluster.enqueue("s")
         first = await old.take_one()
@@ -46,7 +46,7 @@ class TakeoverRules(Rules):
         assert (second.session_epoch or 0) > (first.session_epoch or 0)
 
     async def test_the_same_incarnation_keeps_its_epoch_when_nobody_held_in_between(self, cluster: Cluster) -> None:
-        """What it cached under that epoch is still the truth (design 4.3)."""
+        """An incarnation that claims its session again keeps the epoch if no other held it in between (design 4.3)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         first = await a.take_one()
@@ -56,7 +56,9 @@ class TakeoverRules(Rules):
         assert (await a.take_one()).session_epoch == first.session_epoch
 
     async def test_the_same_incarnation_gets_a_new_epoch_when_another_held_in_between(self, cluster: Cluster) -> None:
-        """There and back again: three holders, three epochs, each greater (design 4.3)."""
+        """An incarnation that claims its session again gets a greater epoch if another held it in between
+        (design 4.3).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         epochs = []
         for holder in (a, b, a):
@@ -68,7 +70,7 @@ class TakeoverRules(Rules):
         assert epochs == sorted(set(epochs))
 
     async def test_a_session_is_free_when_the_lease_of_its_holder_ends(self, cluster: Cluster) -> None:
-        """Long before the session lock would have expired (design 4.2)."""
+        """A session is free when its worker's lease ends, before its own lock expires (design 4.2)."""
         a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
         await cluster.enqueue("s")
         first = await a.take_one()
@@ -81,7 +83,7 @@ class TakeoverRules(Rules):
         assert await cluster.holders() == {"s": "b"}
 
     async def test_a_session_is_free_when_its_holder_drains(self, cluster: Cluster) -> None:
-        """At once, with no sweep in between: the items are re-marked (design 4.10; contract: drain_worker)."""
+        """A session of a draining worker is free immediately, without a sweep (design 4.10; contract: drain_worker)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")
         await a.ack(await a.take_one())
@@ -91,7 +93,7 @@ class TakeoverRules(Rules):
         assert (await b.take_one()).session_id == "s"
 
     async def test_a_session_is_free_when_its_holder_leaves(self, cluster: Cluster) -> None:
-        """At once, with no sweep in between (contract: release_worker)."""
+        """A session of a worker that leaves is free immediately, without a sweep (contract: release_worker)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s", "s")
         await a.take_one()
@@ -99,7 +101,9 @@ class TakeoverRules(Rules):
         assert [item.session_id for item in await b.take(10)] == ["s", "s"]
 
     async def test_a_session_is_free_when_it_is_given_back(self, cluster: Cluster) -> None:
-        """With the item that its holder gave back, and the others (contract: WorkAbandon.release_session)."""
+        """A give-back with ``release_session`` frees the session with all its items (contract:
+        WorkAbandon.release_session).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s", "s")
         first = await a.take_one()
@@ -109,7 +113,9 @@ class TakeoverRules(Rules):
         assert all((item.session_epoch or 0) > (first.session_epoch or 0) for item in taken)
 
     async def test_giving_an_item_back_keeps_the_session(self, cluster: Cluster) -> None:
-        """Unless asked: the item returns to the holder (contract: WorkAbandon)."""
+        """A give-back without ``release_session`` keeps the session, and the item returns to the holder (contract:
+        WorkAbandon).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")
         await a.give_back(await a.take_one())
@@ -117,7 +123,7 @@ class TakeoverRules(Rules):
         assert (await a.take_one()).session_id == "s"
 
     async def test_nobody_takes_over_while_work_runs_longer_than_the_lock(self, cluster: Cluster) -> None:
-        """Renewals of the work hold its session (design 4.2)."""
+        """Renewals of an item keep its session beyond the session lock timeout (design 4.2)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")
         running = await a.take_one()
@@ -129,7 +135,7 @@ class TakeoverRules(Rules):
         assert await a.ack(running) == [True]
 
     async def test_unrelated_work_keeps_no_session_alive(self, cluster: Cluster) -> None:
-        """A session lock is driven by that session's own work (design 4.2)."""
+        """Work of other sessions does not extend a session's lock (design 4.2)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s", "t", None)
         items = {item.session_id: item for item in await a.take_all(timeouts=LONG_ITEM_LOCK)}
@@ -141,7 +147,9 @@ class TakeoverRules(Rules):
         assert [item.session_id for item in await b.take(10)] == ["s"]
 
     async def test_an_expired_item_lock_returns_the_item_to_the_holder(self, cluster: Cluster) -> None:
-        """While the session is held nobody else gets it, and the attempt counts (design 4.9, 4.11)."""
+        """An item whose lock expired goes to the holder of its session only, and its attempt counts (design
+        4.9, 4.11).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")
         first = await a.take_one()
@@ -154,7 +162,7 @@ class TakeoverRules(Rules):
         assert again.session_epoch == first.session_epoch
 
     async def test_an_expired_session_free_item_goes_to_anyone(self, cluster: Cluster) -> None:
-        """And the attempt counts (design 4.9)."""
+        """Any worker can fetch a session-free item whose lock expired, and its attempt counts (design 4.9)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue(None)
         await a.take_one()
@@ -164,7 +172,7 @@ class TakeoverRules(Rules):
         assert (await b.take_one()).attempts == 2
 
     async def test_when_both_have_expired_anyone_gets_the_item(self, cluster: Cluster) -> None:
-        """Item lock and session lock (design 4.2)."""
+        """Any worker can fetch an item when its lock and its session's lock have expired (design 4.2)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")
         first = await a.take_one()
@@ -175,7 +183,7 @@ class TakeoverRules(Rules):
         assert (second.session_epoch or 0) > (first.session_epoch or 0)
 
     async def test_a_running_item_stays_with_its_worker_when_the_session_expires(self, cluster: Cluster) -> None:
-        """The item lock governs the item, the session lock the next one (design 4.6)."""
+        """A locked item stays with its worker when its session expires; the next item does not (design 4.6)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")
         running = await a.take_one(timeouts=LONG_ITEM_LOCK)
@@ -185,7 +193,7 @@ class TakeoverRules(Rules):
         assert await a.ack(running) == [True]
 
     async def test_the_items_of_a_dead_worker_are_free_when_its_lease_ends(self, cluster: Cluster) -> None:
-        """However long their own lock is (contract: live token)."""
+        """Locked items are free when their worker's lease ends, whatever their own lock (contract: live token)."""
         a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
         await cluster.enqueue("s", None)
         assert len(await a.take_all(timeouts=LONG_ITEM_LOCK)) == 2

@@ -17,7 +17,9 @@ class TimelineRules(Rules):
     """``timeline`` of `affinity.provider.open_provider`. What is true of one timeline says nothing about the next."""
 
     async def test_an_incarnation_ends_with_its_timeline(self, cluster: Cluster) -> None:
-        """Neither a renewal nor a return brings it over, however often it asks (contract: Provider)."""
+        """After a timeline ended, its incarnation can neither renew nor register, however often it tries (contract:
+        Provider).
+        """
         a = await cluster.follower("a", Timeline())
         assert await a.renew_lease() is not None
         await cluster.harness.lose_tail()
@@ -29,7 +31,9 @@ class TimelineRules(Rules):
             await a.register(resume=True)
 
     async def test_the_next_incarnation_goes_on_and_no_epoch_comes_back(self, cluster: Cluster) -> None:
-        """It has the sessions of its name, each with an epoch that no lost past can have given (contract: Provider)."""
+        """The next incarnation has the sessions of its name, each with an epoch that was never issued before (contract:
+        Provider).
+        """
         timeline = Timeline()
         a = await cluster.follower("a", timeline)
         await cluster.enqueue("s", "s")
@@ -45,7 +49,7 @@ class TimelineRules(Rules):
         assert {(item.session_epoch or 0) > before.session_epoch + 1_000_000 for item in items} == {True}
 
     async def test_a_new_timeline_ends_every_lease(self, cluster: Cluster) -> None:
-        """Also that of a worker which knows nothing of timelines; its session has a new epoch (contract: Provider)."""
+        """A new timeline ends the lease of every worker, and every session gets a new epoch (contract: Provider)."""
         timeline = Timeline()
         finder, other = await cluster.follower("finder", timeline), await cluster.worker("other")
         held = await cluster.use(other, "s")
@@ -58,7 +62,7 @@ class TimelineRules(Rules):
         assert (await cluster.session("s")).epoch > held.session_epoch + 1_000_000
 
     async def test_no_message_id_comes_back(self, cluster: Cluster) -> None:
-        """A turn of the lost past names messages by id (contract: Provider)."""
+        """No message id of the lost commits is issued again (contract: Provider)."""
         timeline = Timeline()
         a = await cluster.follower("a", timeline)
         before = (await a.own("i")).messages
@@ -72,7 +76,7 @@ class TimelineRules(Rules):
         assert item.messages[1].id > before[0].id + 1_000_000
 
     async def test_the_ids_jump_though_what_is_left_has_seen_no_message(self, harness: Harness) -> None:
-        """The lost past may have had any number of them (contract: Provider)."""
+        """Message ids jump ahead even if the remaining rows have no message (contract: Provider)."""
         cluster, timeline = Cluster(harness), Timeline()  # without the enqueuer, who sends one
         a = await cluster.follower("a", timeline)
         await a.renew_lease()
@@ -86,7 +90,9 @@ class TimelineRules(Rules):
 
     @pytest.mark.parametrize("is_swept", [False, True])
     async def test_a_migration_repairs_lost_counters(self, cluster: Cluster, is_swept: bool) -> None:
-        """New rows are no duplicates, and no session is refused by its own record (contract: Provider)."""
+        """A migration moves the sequences past the rows: no new row is a duplicate and no session is refused by its
+        record (contract: Provider).
+        """
         timeline = Timeline()
         a = await cluster.follower("a", timeline)
         held = await cluster.use(a, "s")
@@ -109,7 +115,7 @@ class TimelineRules(Rules):
         assert result.committed
 
     async def test_a_migration_of_a_sound_database_ends_no_lease(self, cluster: Cluster) -> None:
-        """Each worker that starts migrates (contract: Provider)."""
+        """A migration of an intact database keeps the timeline (contract: Provider)."""
         a = await cluster.follower("a", Timeline())
         item = await cluster.use(a, "s")
         await a.provider.states.save(state("s"), epoch=item.session_epoch)
@@ -117,7 +123,7 @@ class TimelineRules(Rules):
         assert await a.renew_lease() is not None
 
     async def test_who_follows_nothing_goes_on(self, cluster: Cluster) -> None:
-        """A client remembers nothing (contract: Provider)."""
+        """A provider without a timeline continues to work (contract: Provider)."""
         a = await cluster.follower("a", Timeline())
         await a.own("i")
         client = await cluster.open()

@@ -19,23 +19,23 @@ class TouchRules(Rules):
     """A session lock is extended by the work of its session, and of no other (design 4.2)."""
 
     async def test_a_fetch_extends_its_session_and_no_other(self, cluster: Cluster) -> None:
-        """When an item of a held session is fetched (design 4.2)."""
+        """A fetch touches the session of the item and no other (design 4.2)."""
         await self._play(cluster, self._fetch)
 
     async def test_a_renewal_extends_its_session_and_no_other(self, cluster: Cluster) -> None:
-        """As part of the renewal of the item lock (design 4.2)."""
+        """A renewal touches the session of the item and no other (design 4.2)."""
         await self._play(cluster, self._renew)
 
     async def test_an_ack_extends_its_session_and_no_other(self, cluster: Cluster) -> None:
-        """The session was used until now (contract: ack_work_item)."""
+        """An ack touches the session of the item and no other (contract: ack_work_item)."""
         await self._play(cluster, self._ack)
 
     async def test_a_commit_extends_the_sessions_of_its_acks_and_no_other(self, cluster: Cluster) -> None:
-        """The fused turn is an ack too (contract: Turn.acks)."""
+        """A commit touches the sessions of its acks and no others (contract: Turn.acks)."""
         await self._play(cluster, self._commit)
 
     async def test_a_renewal_extends_the_item_lock(self, cluster: Cluster) -> None:
-        """By the length asked for, again and again (contract: renew_work_item_lock)."""
+        """Each renewal extends the lock by the given length (contract: renew_work_item_lock)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue(None)
         item = await a.take_one()
@@ -45,7 +45,7 @@ class TouchRules(Rules):
             assert await a.renew(item) == [True]
 
     async def test_reading_extends_nothing(self, cluster: Cluster) -> None:
-        """`check_work_item` reads only (contract: check_work_item)."""
+        """`check_work_item` extends no lock (contract: check_work_item)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         item = await a.take_one(timeouts=LONG_ITEM_LOCK)
@@ -54,7 +54,7 @@ class TouchRules(Rules):
         assert (await cluster.session("s")).expires_in < HALF + 1
 
     async def test_a_session_that_moved_is_not_extended_by_its_former_holder(self, cluster: Cluster) -> None:
-        """A renewal and an ack touch sessions only as far as the caller holds them (contract)."""
+        """Renewals and acks do not touch a session that another worker holds (contract)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s", "s")
         renewed, acked = await a.take(10, timeouts=LONG_ITEM_LOCK)
@@ -69,7 +69,7 @@ class TouchRules(Rules):
         assert row.expires_in < HALF + 1
 
     async def test_idle_time_counts_from_the_last_touch(self, cluster: Cluster) -> None:
-        """What people see as idle (contract: SessionInfo)."""
+        """``idle`` counts from the last touch (contract: SessionInfo)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         item = await a.take_one(timeouts=LONG_ITEM_LOCK)

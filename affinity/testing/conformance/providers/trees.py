@@ -20,7 +20,7 @@ class TreeRules(Rules):
     """`delete_instance` of parents and children, and ``unread_limit``."""
 
     async def test_a_tree_is_deleted_as_a_whole(self, cluster: Cluster) -> None:
-        """Children and theirs, with all their rows; others stay (contract: delete_instance)."""
+        """Deleting a tree removes children and theirs with all rows, and nothing else (contract: delete_instance)."""
         a = await cluster.worker("a")
         before = await a.provider.count_work()
         await self._family(a)
@@ -34,7 +34,7 @@ class TreeRules(Rules):
         }
 
     async def test_a_tree_in_which_something_runs_stays_without_force(self, cluster: Cluster) -> None:
-        """All of it (contract: delete_instance)."""
+        """A tree with a running member is deleted by force only (contract: delete_instance)."""
         a = await cluster.worker("a")
         parent = await self._family(a)
         assert (await a.commit_one(parent, update=DONE)).committed
@@ -44,7 +44,7 @@ class TreeRules(Rules):
         assert None not in await a.provider.get_instance(["child", "grandchild"])
 
     async def test_a_finished_tree_needs_no_force(self, cluster: Cluster) -> None:
-        """Nor does each of several that are named at once (contract: delete_instance)."""
+        """A finished tree is deleted without force, also among several (contract: delete_instance)."""
         a = await cluster.worker("a")
         for name in ("i", "j"):
             parent = await a.own(name)
@@ -56,7 +56,9 @@ class TreeRules(Rules):
         assert await a.provider.get_instance(["i's child", "j's child"]) == [None, None]
 
     async def test_a_parent_that_stays_is_told(self, cluster: Cluster) -> None:
-        """Once, of the child that it waits for and not of theirs (contract: NewInstance.on_deleted)."""
+        """A parent gets one ``on_deleted`` message for its child, and none for grandchildren (contract:
+        NewInstance.on_deleted).
+        """
         a = await cluster.worker("a")
         await self._family(a)
         assert list(await a.provider.delete_instance(["child"], force=True)) == ["deleted"]
@@ -64,7 +66,7 @@ class TreeRules(Rules):
         assert payloads(told) == ["child was deleted"]
 
     async def test_a_parent_is_not_told_of_a_child_that_had_ended(self, cluster: Cluster) -> None:
-        """It has its answer (contract: NewInstance.on_deleted)."""
+        """A parent gets no message for a child that had ended (contract: NewInstance.on_deleted)."""
         a = await cluster.worker("a")
         parent = await a.own("parent")
         await a.go_on(parent, consumed=message_ids(parent), instances=[child_of(parent, "child")])
@@ -74,7 +76,7 @@ class TreeRules(Rules):
         assert await a.take_instances() == []
 
     async def test_another_parent_of_that_name_is_not_told(self, cluster: Cluster) -> None:
-        """Nor does a child go with it that it has not created (contract: birth token)."""
+        """Another instance under the parent's id gets no message and keeps no child of it (contract: birth token)."""
         a = await cluster.worker("a")
         await self._family(a)
         await a.provider.delete_instance(["parent"], force=True, tree=False)
@@ -85,7 +87,7 @@ class TreeRules(Rules):
         assert list(await a.provider.delete_instance(["child"], force=True)) == ["deleted"]
 
     async def test_a_suspended_parent_is_told_too(self, cluster: Cluster) -> None:
-        """When it goes on (contract: suspended instance)."""
+        """A suspended parent gets the message when it continues (contract: suspended instance)."""
         a = await cluster.worker("a")
         parent = await self._family(a)
         await a.suspend(parent)
@@ -95,7 +97,9 @@ class TreeRules(Rules):
         assert payloads(told) == ["child was deleted"]
 
     async def test_unread_messages_are_limited_where_the_sender_asks(self, cluster: Cluster) -> None:
-        """In one call and over several; what waits in the queue counts, timers do not (contract: send_message)."""
+        """``unread_limit`` counts queued messages within a call and over calls; timers do not count (contract:
+        send_message).
+        """
         a = await cluster.worker("a")
         instance = await a.own("i")
         at = await a.go_on(instance, consumed=message_ids(instance), messages=[timer(instance, 2, 60)])
@@ -108,7 +112,7 @@ class TreeRules(Rules):
         assert await self._send(a, 1, limit=3) == ["delivered"]
 
     async def test_what_a_turn_says_of_unread_messages_counts(self, cluster: Cluster) -> None:
-        """Until another turn says otherwise (contract: Turn.unread)."""
+        """The number of the last turn that set ``unread`` counts (contract: Turn.unread)."""
         a = await cluster.worker("a")
         instance = await a.own("i")
         at = await a.go_on(instance, consumed=message_ids(instance), unread=2)

@@ -27,7 +27,7 @@ class TurnRules(Rules):
     """`commit_turn` and `read_history`."""
 
     async def test_a_turn_appends_its_events_in_order(self, cluster: Cluster) -> None:
-        """After those of the turns before (contract: Turn.history)."""
+        """Events are appended after those of earlier turns (contract: Turn.history)."""
         a = await cluster.worker("a")
         instance = await a.own("i")
         assert (await a.commit_one(instance, history=["1", "2", "3"])).committed
@@ -36,7 +36,7 @@ class TurnRules(Rules):
         assert (await a.info("i")).event_count == 4
 
     async def test_a_turn_is_fenced_by_the_number_of_events(self, cluster: Cluster) -> None:
-        """The same turn cannot be committed twice, nor one that skips events (contract: Turn)."""
+        """A turn with another number of events is refused: no turn commits twice or skips events (contract: Turn)."""
         a = await cluster.worker("a")
         instance = await a.own("i")
         assert (await a.commit_one(instance, history=["1"])).committed
@@ -54,21 +54,21 @@ class TurnRules(Rules):
         assert await a.history(instance) == await a.history(other) == []
 
     async def test_a_turn_is_fenced_by_the_owner(self, cluster: Cluster) -> None:
-        """Only the incarnation that owns the instance commits (contract: Turn)."""
+        """Only the incarnation that owns the instance can commit its turn (contract: Turn)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         assert not (await b.commit_one(instance)).committed
         assert (await a.commit_one(instance)).committed
 
     async def test_a_turn_of_an_unknown_instance_is_refused(self, cluster: Cluster) -> None:
-        """Nothing appears in its place (contract: Turn)."""
+        """A turn of an unknown instance is refused and creates nothing (contract: Turn)."""
         a = await cluster.worker("a")
         instance = replace(await a.own("i"), instance_id="missing")
         assert not (await a.commit_one(instance)).committed
         assert list(await a.provider.get_instance(["missing"])) == [None]
 
     async def test_a_finished_instance_takes_no_turn(self, cluster: Cluster) -> None:
-        """Whatever the status that finished it (contract: Turn)."""
+        """A finished instance refuses turns, whatever its status (contract: Turn)."""
         a = await cluster.worker("a")
         for number, update in enumerate((DONE, failed("failed"), failed("cancelled"))):
             instance = await a.own(f"i{number}")
@@ -78,7 +78,7 @@ class TurnRules(Rules):
             assert (row.status, row.output, row.error) == (update.status, update.output, update.error)
 
     async def test_a_refused_turn_changes_nothing(self, cluster: Cluster) -> None:
-        """Neither history, queues, instances, nor status (contract: Turn)."""
+        """A refused turn changes neither history, queues, instances nor status (contract: Turn)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance, other = await a.own("i"), await a.own("other")
         before = await a.provider.count_work()
@@ -99,7 +99,7 @@ class TurnRules(Rules):
         assert payloads(other) == ["start"]
 
     async def test_consumed_messages_are_gone(self, cluster: Cluster) -> None:
-        """And the others stay (contract: Turn.consumed)."""
+        """A turn removes the messages that it consumed and no others (contract: Turn.consumed)."""
         a = await cluster.worker("a")
         await a.own("i")
         await a.provider.send_message([NewMessage(instance_id="i", payload=text) for text in "xyz"])
@@ -110,7 +110,7 @@ class TurnRules(Rules):
         assert list(after.messages) == [x, z]
 
     async def test_the_results_in_a_turn_are_acked_with_it(self, cluster: Cluster) -> None:
-        """The item is removed and no message is sent: the result is in the history (contract: Turn.acks)."""
+        """A turn removes its acked items and sends no message for them (contract: Turn.acks)."""
         a = await cluster.worker("a")
         instance = await a.own("i")
         await cluster.enqueue("s", None)
@@ -121,7 +121,9 @@ class TurnRules(Rules):
         assert await a.take_all() == []
 
     async def test_a_dead_ack_refuses_the_whole_turn(self, cluster: Cluster) -> None:
-        """And the answer names it; the live one stays live (contract: TurnResult.lost_acks)."""
+        """A dead ack refuses its turn and is named; a live ack of the turn stays live (contract:
+        TurnResult.lost_acks).
+        """
         a = await cluster.worker("a")
         instance = await a.own("i")
         await cluster.enqueue(None, None)
@@ -134,7 +136,7 @@ class TurnRules(Rules):
         assert payloads((await a.take_instances())[0]) == ["start"]
 
     async def test_an_expired_ack_refuses_the_turn(self, cluster: Cluster) -> None:
-        """A live token has time left (contract: live token)."""
+        """An ack whose lock has expired refuses its turn (contract: live token)."""
         a = await cluster.worker("a")
         instance = await a.own("i")
         await cluster.enqueue(None)
@@ -144,7 +146,9 @@ class TurnRules(Rules):
         assert (result.committed, list(result.lost_acks)) == (False, [item.lock])
 
     async def test_cancelling_an_activity_takes_it_from_whoever_runs_it(self, cluster: Cluster) -> None:
-        """It learns of it by the next check or renewal; its result is refused (contract: Turn.cancel_activities)."""
+        """A cancelled activity loses its lock: checks and renewals fail, and its result is refused (contract:
+        Turn.cancel_activities).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         await a.commit_one(instance, work_items=[work_item(instance, 1, "s"), work_item(instance, 2)])
@@ -155,7 +159,7 @@ class TurnRules(Rules):
         assert await b.ack(*items) == [item.lock.key.activity_id != 1 for item in items]
 
     async def test_cancelling_an_activity_removes_it_from_the_queue(self, cluster: Cluster) -> None:
-        """Of this execution and instance only (contract: Turn.cancel_activities)."""
+        """Cancelling removes the items of that execution of that instance only (contract: Turn.cancel_activities)."""
         a = await cluster.worker("a")
         first, second = await a.own("i"), await a.own("j")
         for instance in (first, second):
@@ -164,7 +168,7 @@ class TurnRules(Rules):
         assert [item.lock.key.instance_id for item in await a.take_all()] == ["j"]
 
     async def test_a_timer_is_a_message_that_comes_later(self, cluster: Cluster) -> None:
-        """When it is due, and ``next_due`` says so (contract: NewMessage.delay)."""
+        """A timer arrives when it is due, and ``next_due`` reports it (contract: NewMessage.delay)."""
         a = await cluster.worker("a")
         instance = await a.own("i")
         await a.commit_one(instance, consumed=message_ids(instance), messages=[timer(instance, 1, 60)])
@@ -176,7 +180,7 @@ class TurnRules(Rules):
         assert payloads((await a.take_instances())[0]) == ["timer 1"]
 
     async def test_a_cancelled_timer_does_not_come(self, cluster: Cluster) -> None:
-        """Named by its event; the others do (contract: Turn.cancel_timers)."""
+        """A cancelled timer, named by its event, does not arrive; other timers do (contract: Turn.cancel_timers)."""
         a = await cluster.worker("a")
         instance = await a.own("i")
         timers = [timer(instance, number, 60) for number in (1, 2)]
@@ -186,7 +190,9 @@ class TurnRules(Rules):
         assert payloads((await a.take_instances())[0]) == ["timer 2"]
 
     async def test_messages_reach_other_instances(self, cluster: Cluster) -> None:
-        """And are dropped for those that are unknown or finished; the turn stands (contract: NewMessage)."""
+        """Messages of a turn reach other instances, and are dropped for unknown or finished ones (contract:
+        NewMessage).
+        """
         a = await cluster.worker("a")
         instance, finished = await a.own("i"), await a.own("finished")
         await a.provider.create_instance([new_instance("other", start="first")])
@@ -198,7 +204,7 @@ class TurnRules(Rules):
         assert list(await a.provider.get_instance(["missing"])) == [None]
 
     async def test_a_child_is_created_with_its_turn(self, cluster: Cluster) -> None:
-        """With its parent's id and start message (contract: NewInstance)."""
+        """A child is created with its turn, with its parent's id and its start message (contract: NewInstance)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance = await a.own("i")
         child = new_instance("child", parent_id="i", start="begin", on_exists="taken")
@@ -209,7 +215,9 @@ class TurnRules(Rules):
         assert await a.take_instances() == []
 
     async def test_a_child_whose_id_is_taken_is_reported_to_its_parent(self, cluster: Cluster) -> None:
-        """By the message prepared for that; the other instance is undisturbed (contract: NewInstance.on_exists)."""
+        """A parent gets ``on_exists`` when the child's id is taken, and the other instance is unchanged (contract:
+        NewInstance.on_exists).
+        """
         a = await cluster.worker("a")
         instance, other = await a.own("i"), await a.own("other")
         child = new_instance("other", parent_id="i", start="begin", on_exists="taken")
@@ -220,7 +228,9 @@ class TurnRules(Rules):
         assert (await a.info("other")).parent_id is None
 
     async def test_continuing_starts_the_next_execution(self, cluster: Cluster) -> None:
-        """With no events; the old history stays readable (contract: InstanceUpdate.continued)."""
+        """``continued`` starts the next execution without events, and the old history stays readable (contract:
+        InstanceUpdate.continued).
+        """
         a = await cluster.worker("a")
         instance = await a.own("i")
         again = InstanceUpdate(status="running", continued=True)
@@ -237,7 +247,7 @@ class TurnRules(Rules):
         assert await a.history(after) == ["3"]
 
     async def test_finishing_removes_the_queue_rows_of_the_instance(self, cluster: Cluster) -> None:
-        """Its work, its messages, its timers; not its history (contract: Turn.update)."""
+        """A finished status removes work items, messages and timers, and keeps the history (contract: Turn.update)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         instance, other = await a.own("i"), await a.own("other")
         await a.commit_one(instance, work_items=[work_item(instance, 1, "s")], messages=[timer(instance, 2, 60)])
@@ -250,7 +260,9 @@ class TurnRules(Rules):
         assert await a.history(instance) == ["event", "end"]
 
     async def test_a_turn_may_set_version_and_custom_status(self, cluster: Cluster) -> None:
-        """What it leaves out stays as it was (contract: InstanceUpdate, Turn.custom_status)."""
+        """A turn sets version and custom status, and keeps those that it leaves out (contract: InstanceUpdate,
+        Turn.custom_status).
+        """
         a = await cluster.worker("a")
         instance = await a.own("i")
         update = InstanceUpdate(status="running", version="7")
@@ -262,7 +274,7 @@ class TurnRules(Rules):
         assert (row.owner, row.event_count) == ("a", 3)
 
     async def test_a_large_turn_is_one_turn(self, cluster: Cluster) -> None:
-        """A fan-out to a thousand activities, each found once (limits: MAX_BATCH)."""
+        """One turn may queue a thousand activities, and each is fetched once (limits: MAX_BATCH)."""
         a = await cluster.worker("a")
         instance = await a.own("i")
         items = [work_item(instance, number, f"s{number % 7}") for number in range(1, 1_001)]
@@ -273,7 +285,7 @@ class TurnRules(Rules):
         assert sorted(item.lock.key for item in await a.take_all()) == [item.key for item in items]
 
     async def test_history_is_read_by_instance_and_execution(self, cluster: Cluster) -> None:
-        """Several at once, empty when there is none (contract: read_history)."""
+        """Several histories are read in one call, empty ones included (contract: read_history)."""
         a = await cluster.worker("a")
         first, second = await a.own("i"), await a.own("j")
         await a.commit_one(first, history=["1"])

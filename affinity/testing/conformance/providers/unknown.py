@@ -21,7 +21,7 @@ class UnknownRules(Rules):
     """``names``, ``unknown`` and ``unknown_after`` of items and instances."""
 
     async def test_an_unregistered_name_is_delivered_until_somebody_says_so(self, cluster: Cluster) -> None:
-        """Nobody has given it back as unknown yet (contract: fetch_work_item)."""
+        """An item is delivered to any worker until one gives it back as unknown (contract: fetch_work_item)."""
         a = await cluster.worker("a")
         await cluster.enqueue(None, "s")
         assert len(await a.take_all(names=OTHERS)) == 2
@@ -29,7 +29,9 @@ class UnknownRules(Rules):
     async def test_an_item_given_back_as_unknown_is_passed_over_by_those_who_do_not_know_it(
         self, cluster: Cluster
     ) -> None:
-        """Session-free or with its session, it goes to one who does (contract: fetch_work_item)."""
+        """An unknown item goes to a worker that registers its name, with or without a session (contract:
+        fetch_work_item).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         for session_id in (None, "s"):
             await cluster.enqueue(session_id)
@@ -39,7 +41,9 @@ class UnknownRules(Rules):
             assert (known.session_id, known.attempts) == (session_id, 1)
 
     async def test_an_item_that_nobody_knows_is_delivered_to_anyone_in_the_end(self, cluster: Cluster) -> None:
-        """To be failed; with the time for which it was unknown (contract: FetchOptions.unknown_after)."""
+        """After ``unknown_after`` an unknown item goes to any worker, with the time for which it was unknown (contract:
+        FetchOptions.unknown_after).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")
         await self._disclaim(a)
@@ -51,7 +55,7 @@ class UnknownRules(Rules):
         assert UNKNOWN_AFTER <= item.unknown_for < UNKNOWN_AFTER + 10
 
     async def test_the_time_runs_from_the_first_who_did_not_know(self, cluster: Cluster) -> None:
-        """A second one does not start it anew (contract: WorkAbandon.unknown)."""
+        """A second give-back as unknown does not restart ``unknown_for`` (contract: WorkAbandon.unknown)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue(None)
         await self._disclaim(a)
@@ -61,7 +65,7 @@ class UnknownRules(Rules):
         assert (item.unknown_for or 0) > UNKNOWN_AFTER
 
     async def test_a_worker_that_knows_the_name_ends_the_time(self, cluster: Cluster) -> None:
-        """Interrupted in its hands, the item is not failed as unknown afterwards (contract: WorkItem.unknown_for)."""
+        """A delivery to a worker that registers the name ends ``unknown_for`` (contract: WorkItem.unknown_for)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue(None)
         await self._disclaim(a)
@@ -70,7 +74,9 @@ class UnknownRules(Rules):
         assert (await a.take_one(names=OTHERS)).unknown_for is None
 
     async def test_an_item_that_needs_more_waits_for_one_who_has_both(self, cluster: Cluster) -> None:
-        """Its name and what it needs; session-free or with its session (contract: WorkAbandon.needs)."""
+        """An item with ``needs`` goes to a worker that registers its name and what it needs (contract:
+        WorkAbandon.needs).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         for session_id in (None, "s"):
             await cluster.enqueue(session_id)
@@ -81,7 +87,9 @@ class UnknownRules(Rules):
             assert (known.session_id, known.attempts) == (session_id, 1)
 
     async def test_what_an_item_needs_is_no_end_of_its_waiting(self, cluster: Cluster) -> None:
-        """Delivered to a worker that knows its name only, it is unknown as before (contract: WorkAbandon.needs)."""
+        """A delivery to a worker that registers only the name does not end ``unknown_for`` (contract:
+        WorkAbandon.needs).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s")
         await self._disclaim(a, needs="more")
@@ -93,7 +101,9 @@ class UnknownRules(Rules):
         assert ((await b.take_one()).unknown_for or 0) > UNKNOWN_AFTER
 
     async def test_an_item_needs_what_was_said_last(self, cluster: Cluster) -> None:
-        """Who does not know its name says nothing of what else it needs (contract: WorkAbandon.needs)."""
+        """The last ``needs`` counts, and a worker that does not register the name does not change it (contract:
+        WorkAbandon.needs).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue(None)
         await self._disclaim(a, needs="more")
@@ -102,7 +112,9 @@ class UnknownRules(Rules):
         assert len(await a.take()) == 1
 
     async def test_a_holder_gets_the_items_of_its_sessions_whatever_their_name(self, cluster: Cluster) -> None:
-        """It alone can give them back with their session (contract: fetch_work_item)."""
+        """A holder gets all items of its sessions, so that it can give them back with the session (contract:
+        fetch_work_item).
+        """
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         first = await a.take_one(names=OTHERS)
@@ -110,7 +122,7 @@ class UnknownRules(Rules):
         assert (await a.take_one(names=OTHERS)).lock.key == first.lock.key
 
     async def test_an_unknown_item_does_not_stop_the_queue(self, cluster: Cluster) -> None:
-        """What is behind it is served (contract: fetch_work_item)."""
+        """Items behind an unknown one are fetched (contract: fetch_work_item)."""
         a = await cluster.worker("a")
         await cluster.enqueue(None, "s", name="strange")
         for _ in range(2):
@@ -119,7 +131,9 @@ class UnknownRules(Rules):
         assert sorted(item.lock.key for item in await a.take_all(names=OTHERS)) == keys
 
     async def test_an_unknown_instance_waits_for_one_who_knows_it(self, cluster: Cluster) -> None:
-        """Passed over by the others until ``unknown_after`` (contract: fetch_orchestration_item)."""
+        """Workers that do not register an instance pass it over until ``unknown_after`` (contract:
+        fetch_orchestration_item).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.own("i")
         await a.provider.release_instance(a.identity, [Release(instance_id="i", unknown=True)])
@@ -127,7 +141,9 @@ class UnknownRules(Rules):
         assert [item.instance_id for item in await b.take_instances()] == ["i"]
 
     async def test_an_instance_that_nobody_knows_is_delivered_to_anyone_in_the_end(self, cluster: Cluster) -> None:
-        """To be failed; with the time for which it was unknown (contract: fetch_orchestration_item)."""
+        """After ``unknown_after`` an unknown instance goes to any worker, with the time for which it was unknown
+        (contract: fetch_orchestration_item).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.own("i")
         await a.provider.release_instance(a.identity, [Release(instance_id="i", unknown=True)])
@@ -138,7 +154,9 @@ class UnknownRules(Rules):
         assert UNKNOWN_AFTER <= (item.unknown_for or 0) < UNKNOWN_AFTER + 10
 
     async def test_a_pinned_instance_is_known_by_name_and_version(self, cluster: Cluster) -> None:
-        """Once a turn has pinned its version, the name alone does not do (contract: fetch_orchestration_item)."""
+        """An instance with a pinned version goes to a worker that registers name and version (contract:
+        fetch_orchestration_item).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await self._pin(a, await a.own("i"), "2")
         await a.provider.release_instance(a.identity, [Release(instance_id="i", unknown=True)])
@@ -147,7 +165,9 @@ class UnknownRules(Rules):
         assert item.version == "2"
 
     async def test_an_instance_that_ran_is_delivered_to_anyone_in_the_end_too(self, cluster: Cluster) -> None:
-        """To be suspended; before, it waits for one who knows it (contract: fetch_orchestration_item)."""
+        """After ``unknown_after`` an instance that has run goes to any worker as well (contract:
+        fetch_orchestration_item).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         first = await a.own("i")
         update = InstanceUpdate(status="running", version="2", continued=True)
@@ -164,7 +184,7 @@ class UnknownRules(Rules):
         assert UNKNOWN_AFTER <= (item.unknown_for or 0) < UNKNOWN_AFTER + 10
 
     async def test_giving_an_instance_back_is_no_claim(self, cluster: Cluster) -> None:
-        """Claims count workers that may have died of it; one that gave it back did not (contract: Release)."""
+        """A release takes its claim out of ``claims`` (contract: Release)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.provider.create_instance([new_instance("i")])
         for _ in range(3):
@@ -174,7 +194,9 @@ class UnknownRules(Rules):
         assert item.claims == 1
 
     async def test_an_instance_may_be_created_with_its_version(self, cluster: Cluster) -> None:
-        """Then it is known by it from the start (contract: NewInstance.version)."""
+        """An instance that is created with a version needs a worker that registers it (contract:
+        NewInstance.version).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.provider.create_instance([new_instance("i", version="2")])
         (item,) = await a.take_instances(names=OTHERS)

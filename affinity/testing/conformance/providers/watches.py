@@ -18,7 +18,9 @@ class WatchRules(Rules):
     """`Turn.watches`."""
 
     async def test_a_claim_by_another_worker_is_told(self, cluster: Cluster) -> None:
-        """Once, and to the owner of the instance at once, with no sweep in between (contract: SessionWatch)."""
+        """A claim by another worker sends one message to the watching instance's owner, without a sweep (contract:
+        SessionWatch).
+        """
         a, b, watcher = await _two_holders_and_watcher(cluster)
         await cluster.use(a, "s")
         await _watch(watcher, "i", "s")
@@ -29,7 +31,7 @@ class WatchRules(Rules):
         assert await _told(watcher) == {}
 
     async def test_every_change_is_told(self, cluster: Cluster) -> None:
-        """There and back again are two (contract: SessionWatch)."""
+        """Each change of holder sends a message, there and back (contract: SessionWatch)."""
         a, b, watcher = await _two_holders_and_watcher(cluster)
         await cluster.use(a, "s")
         await _watch(watcher, "i", "s")
@@ -40,7 +42,9 @@ class WatchRules(Rules):
         assert await _told(watcher) == {"i": ["moved"]}
 
     async def test_the_first_claim_is_no_change(self, cluster: Cluster) -> None:
-        """Nobody held it before; the next claim is one (contract: SessionWatch)."""
+        """The first claim of a session sends no message; the next one by another worker does (contract:
+        SessionWatch).
+        """
         a, b, watcher = await _two_holders_and_watcher(cluster)
         await _watch(watcher, "i", "s")
         await cluster.use(a, "s")
@@ -49,7 +53,9 @@ class WatchRules(Rules):
         assert await _told(watcher) == {"i": ["moved"]}
 
     async def test_the_first_claim_after_a_save_by_hand_is_no_change(self, cluster: Cluster) -> None:
-        """The save made the row of the session, and nobody held it before (contract: SessionWatch)."""
+        """The first claim sends no message if a save without a lease had created the session's row (contract:
+        SessionWatch).
+        """
         a, b, watcher = await _two_holders_and_watcher(cluster)
         await (await cluster.states()).save(state("s"))
         await _watch(watcher, "i", "s")
@@ -59,7 +65,7 @@ class WatchRules(Rules):
         assert await _told(watcher) == {"i": ["moved"]}
 
     async def test_a_claim_by_the_same_incarnation_is_no_change(self, cluster: Cluster) -> None:
-        """After the lock expired, or was given up, or the worker's lease lapsed (contract: SessionWatch)."""
+        """A claim by the incarnation that held the session last sends no message (contract: SessionWatch)."""
         a, watcher = await cluster.worker("a", SHORT_LEASE), await cluster.worker("watcher")
         await cluster.use(a, "s")
         await _watch(watcher, "i", "s")
@@ -73,7 +79,9 @@ class WatchRules(Rules):
         assert await _told(watcher) == {}
 
     async def test_an_adoption_by_a_new_start_is_told(self, cluster: Cluster) -> None:
-        """When it registers, and not again when it works (contract: SessionWatch, register_worker)."""
+        """A new start that adopts a session at its registration sends one message (contract: SessionWatch,
+        register_worker).
+        """
         old, watcher = await cluster.worker("a"), await cluster.worker("watcher")
         await cluster.use(old, "s")
         await _watch(watcher, "i", "s")
@@ -83,7 +91,7 @@ class WatchRules(Rules):
         assert await _told(watcher) == {}
 
     async def test_a_claim_by_a_new_start_is_told(self, cluster: Cluster) -> None:
-        """When the lock had expired before it came, there was nothing to adopt (contract: SessionWatch)."""
+        """A new start that claims an expired session sends a message (contract: SessionWatch)."""
         old, watcher = await cluster.worker("a"), await cluster.worker("watcher")
         await cluster.use(old, "s")
         await _watch(watcher, "i", "s")
@@ -93,7 +101,7 @@ class WatchRules(Rules):
         assert await _told(watcher) == {"i": ["moved"]}
 
     async def test_becoming_free_is_no_change(self, cluster: Cluster) -> None:
-        """Expired, drained or left: only the next holder is one (contract: SessionWatch)."""
+        """A session that becomes free sends no message; its next holder does (contract: SessionWatch)."""
         a, b, watcher = await _two_holders_and_watcher(cluster)
         c = await cluster.worker("c")
         await cluster.use(a, "s")
@@ -111,7 +119,9 @@ class WatchRules(Rules):
         assert await _told(watcher) == {"i": ["moved"]}
 
     async def test_a_takeover_from_a_dead_worker_is_told(self, cluster: Cluster) -> None:
-        """Long before the session lock would have expired (contract: SessionWatch)."""
+        """A takeover from a dead worker sends a message before the session lock would have expired (contract:
+        SessionWatch).
+        """
         a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
         await cluster.use(a, "s")
         await _watch(b, "i", "s")
@@ -120,7 +130,7 @@ class WatchRules(Rules):
         assert await _told(b) == {"i": ["moved"]}
 
     async def test_a_change_of_state_is_no_change_of_holder(self, cluster: Cluster) -> None:
-        """The epoch is another, the holder the same (records: Fences)."""
+        """A new epoch with the same holder sends no message (records: Fences)."""
         a, watcher = await cluster.worker("a"), await cluster.worker("watcher")
         await cluster.use(a, "s")
         await _watch(watcher, "i", "s")
@@ -131,7 +141,7 @@ class WatchRules(Rules):
         assert await _told(watcher) == {}
 
     async def test_every_watcher_is_told(self, cluster: Cluster) -> None:
-        """Each its own payload, wherever it runs (contract: SessionWatch)."""
+        """Each watching instance gets its own payload, whatever worker owns it (contract: SessionWatch)."""
         a, b, watcher = await _two_holders_and_watcher(cluster)
         await cluster.use(a, "s")
         await _watch(watcher, "i", "s", "one")
@@ -143,7 +153,7 @@ class WatchRules(Rules):
         assert await _told(b) == {"k": ["three"]}
 
     async def test_every_session_of_a_claim_is_told(self, cluster: Cluster) -> None:
-        """One fetch, or one registration, may take several (contract: SessionWatch)."""
+        """A fetch or registration that takes several sessions sends a message for each (contract: SessionWatch)."""
         a, b, watcher = await _two_holders_and_watcher(cluster)
         names = ["s", "t", "u"]
         for name in names:
@@ -159,7 +169,9 @@ class WatchRules(Rules):
         assert {key: sorted(said) for key, said in (await _told(watcher)).items()} == {"i": names}
 
     async def test_a_second_watch_replaces_the_payload(self, cluster: Cluster) -> None:
-        """Of the same session by the same instance, in a later turn or in the same (contract: SessionWatch)."""
+        """A second watch of a session by an instance replaces the payload, in the same turn or a later one (contract:
+        SessionWatch).
+        """
         a, b, watcher = await _two_holders_and_watcher(cluster)
         await cluster.use(a, "s")
         at = await _watch(watcher, "i", "s", "old")
@@ -168,7 +180,7 @@ class WatchRules(Rules):
         assert await _told(watcher) == {"i": ["new"]}
 
     async def test_a_watch_outlives_its_execution(self, cluster: Cluster) -> None:
-        """It ends with the instance (contract: SessionWatch)."""
+        """A watch continues in the next execution of its instance (contract: SessionWatch)."""
         a, b, watcher = await _two_holders_and_watcher(cluster)
         await cluster.use(a, "s")
         at = await _watch(watcher, "i", "s")
@@ -177,7 +189,9 @@ class WatchRules(Rules):
         assert await _told(watcher) == {"i": ["moved"]}
 
     async def test_a_watch_ends_with_its_instance(self, cluster: Cluster) -> None:
-        """Nothing is queued for who is finished or gone, nor for who comes under its name (contract: SessionWatch)."""
+        """A finished or deleted instance gets no message, nor does its successor under the id (contract:
+        SessionWatch).
+        """
         a, b, watcher = await _two_holders_and_watcher(cluster)
         await cluster.use(a, "s")
         at = await _watch(watcher, "finished", "s")
@@ -192,7 +206,7 @@ class WatchRules(Rules):
         assert await _told(watcher) == {"other": ["moved"]}
 
     async def test_nothing_is_queued_for_a_finished_instance(self, cluster: Cluster) -> None:
-        """Nobody would ever take it away (contract: SessionWatch)."""
+        """A change of holder queues nothing for a finished instance (contract: SessionWatch)."""
         a, b, watcher = await _two_holders_and_watcher(cluster)
         await cluster.use(a, "s")
         at = await _watch(watcher, "i", "s")
@@ -204,7 +218,7 @@ class WatchRules(Rules):
         assert (await a.provider.count_work())["messages"] == before
 
     async def test_the_turn_that_finishes_watches_nothing(self, cluster: Cluster) -> None:
-        """It ends with the instance, which ends with that very turn (contract: SessionWatch)."""
+        """A watch of the turn that finishes its instance has no effect (contract: SessionWatch)."""
         a, b, watcher = await _two_holders_and_watcher(cluster)
         await cluster.use(a, "s")
         at = await watcher.own("i")
@@ -214,7 +228,7 @@ class WatchRules(Rules):
         await cluster.use(b, "s")
 
     async def test_a_refused_turn_watches_nothing(self, cluster: Cluster) -> None:
-        """Nothing of it is applied (contract: Turn)."""
+        """A refused turn begins no watch (contract: Turn)."""
         a, b, watcher = await _two_holders_and_watcher(cluster)
         await cluster.use(a, "s")
         at = await watcher.own("i")
@@ -224,7 +238,7 @@ class WatchRules(Rules):
         assert await _told(watcher) == {}
 
     async def test_a_watched_session_outlives_its_retention(self, cluster: Cluster) -> None:
-        """Else nobody would know who held it last; it goes when nobody watches it any more (contract: sweep)."""
+        """A sweep keeps a watched session, and removes it after the watch has ended (contract: sweep)."""
         a, b, watcher = await _two_holders_and_watcher(cluster)
         await cluster.use(a, "s")
         await cluster.use(a, "unwatched")
@@ -239,7 +253,7 @@ class WatchRules(Rules):
         assert (await cluster.sweep(session_retention=10)).sessions_removed == 1
 
     async def test_a_watch_that_meets_a_sweep_keeps_its_session(self, cluster: Cluster) -> None:
-        """It is committed while the sweep that would remove the row is at work (contract: sweep)."""
+        """A watch that commits during a sweep keeps the session's row (contract: sweep)."""
         a, b, watcher = await _two_holders_and_watcher(cluster)
         await cluster.use(a, "s")
         at = await watcher.own("i")
@@ -253,7 +267,7 @@ class WatchRules(Rules):
         assert await _told(watcher) == {"i": ["moved"]}
 
     async def test_the_news_wait_for_an_owner(self, cluster: Cluster) -> None:
-        """The instance is released: whoever takes it, has them (contract: SessionWatch)."""
+        """A message for a released instance goes to the worker that takes it (contract: SessionWatch)."""
         a, b, watcher = await _two_holders_and_watcher(cluster)
         await cluster.use(a, "s")
         await _watch(watcher, "i", "s")
@@ -263,7 +277,7 @@ class WatchRules(Rules):
         assert await _told(watcher) == {}
 
     async def test_of_two_that_claim_at_once_one_is_told_of(self, cluster: Cluster) -> None:
-        """There is one new holder, and one change (contract: SessionWatch)."""
+        """Two concurrent claims make one change and one message (contract: SessionWatch)."""
         a, b, watcher = await _two_holders_and_watcher(cluster)
         c = await cluster.worker("c")
         await cluster.use(a, "s")
@@ -289,7 +303,7 @@ class WatchRules(Rules):
             assert all(await peer.ack(*taken))
 
     async def test_a_move_that_was_seen_by_nobody_is_told_later(self, cluster: Cluster) -> None:
-        """The watch begins with its turn: who holds the session then is the one to differ from (contract)."""
+        """A watch compares with the holder at its commit (contract)."""
         a, b, watcher = await _two_holders_and_watcher(cluster)
         await cluster.use(a, "s")
         await _move(cluster, b)

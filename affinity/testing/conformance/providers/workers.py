@@ -16,13 +16,13 @@ class WorkerRules(Rules):
     """`register_worker`, `renew_worker`, `drain_worker`, `release_worker`."""
 
     async def test_a_registration_gives_the_lease_that_was_asked_for(self, cluster: Cluster) -> None:
-        """Seconds from the moment of the request, not draining (contract: WorkerLease)."""
+        """A registration returns the requested lease, not draining (contract: WorkerLease)."""
         lease = await (await cluster.peer("a")).register(SHORT_LEASE)
         assert SHORT_LEASE - 5 < lease.expires_in <= SHORT_LEASE
         assert not lease.draining
 
     async def test_the_clock_is_the_database_s(self, cluster: Cluster) -> None:
-        """One clock, aware instants in UTC, the same for every process (design 4.1)."""
+        """All processes read the database's clock, as aware UTC datetimes (design 4.1)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         before = await a.renew_lease(LONG_LEASE)
         await cluster.advance(1_000)
@@ -33,7 +33,7 @@ class WorkerRules(Rules):
         assert timedelta(seconds=1_000) <= after.database_time - before.database_time < timedelta(seconds=1_100)
 
     async def test_a_renewal_extends_the_lease(self, cluster: Cluster) -> None:
-        """From the renewal on, by what it asks for (contract: renew_worker)."""
+        """A renewal sets the lease to the requested length from now (contract: renew_worker)."""
         a = await cluster.worker("a", SHORT_LEASE)
         for _ in range(3):
             await cluster.advance(SHORT_LEASE / 2)
@@ -42,7 +42,7 @@ class WorkerRules(Rules):
             assert SHORT_LEASE - 5 < lease.expires_in <= SHORT_LEASE
 
     async def test_a_renewal_does_not_resurrect_a_lease_that_has_ended(self, cluster: Cluster) -> None:
-        """None, and the worker is as dead as before (design 4.5; contract: renew_worker)."""
+        """A renewal of an ended lease returns None and the worker stays dead (design 4.5; contract: renew_worker)."""
         a = await cluster.worker("a", SHORT_LEASE)
         await cluster.enqueue(None)
         await cluster.advance(SHORT_LEASE + 1)
@@ -50,14 +50,14 @@ class WorkerRules(Rules):
         assert await a.take() == []
 
     async def test_a_process_that_never_registered_has_no_lease(self, cluster: Cluster) -> None:
-        """Nothing when the caller is not alive (contract: renew_worker, fetch_work_item)."""
+        """A process that never registered can neither renew nor fetch (contract: renew_worker, fetch_work_item)."""
         stranger = await cluster.peer("a")
         await cluster.enqueue(None)
         assert await stranger.renew_lease() is None
         assert await stranger.take() == []
 
     async def test_a_dead_worker_fetches_nothing_until_it_registers_again(self, cluster: Cluster) -> None:
-        """With ``resume`` the same incarnation comes back (contract: register_worker)."""
+        """A dead worker fetches nothing until it registers with ``resume`` (contract: register_worker)."""
         a = await cluster.worker("a", SHORT_LEASE)
         await cluster.enqueue(None, "s")
         await cluster.advance(SHORT_LEASE + 1)
@@ -66,7 +66,9 @@ class WorkerRules(Rules):
         assert len(await a.take_all()) == 2
 
     async def test_a_second_process_of_that_name_fences_the_first(self, cluster: Cluster) -> None:
-        """The first learns it from its next renewal or fetch, and gets nothing meanwhile (design 4.4)."""
+        """After a second process took the name, the first gets nothing and its renewal raises `WorkerFenced` (design
+        4.4).
+        """
         first = await cluster.worker("a")
         await first.own("i")
         second = await cluster.worker("a")
@@ -81,7 +83,7 @@ class WorkerRules(Rules):
         assert len(await second.take_all()) == 2
 
     async def test_a_fenced_process_commits_nothing(self, cluster: Cluster) -> None:
-        """Its instances are not owned by that very incarnation any more (design 4.4; contract: Turn)."""
+        """A fenced process can commit no turn (design 4.4; contract: Turn)."""
         first = await cluster.worker("a")
         instance = await first.own("i")
         await cluster.worker("a")
@@ -90,7 +92,7 @@ class WorkerRules(Rules):
         assert await first.history(instance) == []
 
     async def test_a_fenced_process_cannot_end_the_lease_of_its_successor(self, cluster: Cluster) -> None:
-        """Leaving does nothing when another incarnation has the name (contract: release_worker)."""
+        """A fenced process that leaves does not end the lease of its successor (contract: release_worker)."""
         first = await cluster.worker("a")
         second = await cluster.worker("a")
         await cluster.enqueue("s")
@@ -101,7 +103,7 @@ class WorkerRules(Rules):
         assert await cluster.holders() == {"s": "a"}
 
     async def test_resuming_after_a_lapse_keeps_sessions_and_epochs(self, cluster: Cluster) -> None:
-        """So an outage longer than the leases does not make every worker hydrate again (design 4.3)."""
+        """A worker that resumes after its lease expired keeps its sessions and epochs (design 4.3)."""
         a = await cluster.worker("a", SHORT_LEASE)
         await cluster.enqueue("s")
         item = await a.take_one()
@@ -112,7 +114,9 @@ class WorkerRules(Rules):
         assert (await cluster.session("s")).epoch == item.session_epoch
 
     async def test_resuming_keeps_only_what_nobody_took(self, cluster: Cluster) -> None:
-        """Another worker may have claimed a session meanwhile, and keeps it (contract: register_worker)."""
+        """A worker that resumes does not get back sessions that another worker has claimed (contract:
+        register_worker).
+        """
         a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
         await cluster.enqueue("kept", "lost")
         await a.take(10)
@@ -125,7 +129,9 @@ class WorkerRules(Rules):
         assert await cluster.holders() == {"kept": "a", "lost": "a"} | taken
 
     async def test_resuming_after_being_replaced_is_refused(self, cluster: Cluster) -> None:
-        """Another incarnation has the name: fenced, and the successor is undisturbed (contract: register_worker)."""
+        """Resuming raises `WorkerFenced` after another incarnation took the name, which stays registered (contract:
+        register_worker).
+        """
         first = await cluster.worker("a", SHORT_LEASE)
         await cluster.advance(SHORT_LEASE + 1)
         second = await cluster.worker("a", SHORT_LEASE)
@@ -134,7 +140,7 @@ class WorkerRules(Rules):
         assert await second.renew_lease() is not None
 
     async def test_resuming_works_when_the_row_was_swept(self, cluster: Cluster) -> None:
-        """Nobody has the name, so nobody is in the way (contract: register_worker)."""
+        """A worker can resume after a sweep removed its row (contract: register_worker)."""
         a = await cluster.worker("a", SHORT_LEASE)
         await cluster.advance(SHORT_LEASE + 100)
         await cluster.sweep(worker_retention=10)
@@ -143,7 +149,7 @@ class WorkerRules(Rules):
         assert await a.renew_lease() is not None
 
     async def test_a_restart_keeps_its_sessions_at_once_with_new_epochs(self, cluster: Cluster) -> None:
-        """Without waiting for a lease; no state of the old process is served (design 4.3, 4.4)."""
+        """A restarted worker gets the sessions of its name immediately, with new epochs (design 4.3, 4.4)."""
         old = await cluster.worker("a")
         await cluster.enqueue("s", "t")
         epochs = {item.session_id: item.session_epoch or 0 for item in await old.take(10)}
@@ -153,7 +159,9 @@ class WorkerRules(Rules):
         assert all(row.held and row.epoch > epochs[row.session_id] for row in rows.values())
 
     async def test_a_restart_after_its_lease_ended_keeps_what_nobody_took(self, cluster: Cluster) -> None:
-        """The session lock is what counts (contract: register_worker)."""
+        """A restart after the lease ended keeps sessions with unexpired locks that no other claimed (contract:
+        register_worker).
+        """
         old = await cluster.worker("a", SHORT_LEASE)
         await cluster.enqueue("s")
         item = await old.take_one()
@@ -164,7 +172,7 @@ class WorkerRules(Rules):
         assert row.epoch > (item.session_epoch or 0)
 
     async def test_a_restart_is_not_given_sessions_that_had_expired(self, cluster: Cluster) -> None:
-        """Only those held by an unexpired session lock (contract: register_worker)."""
+        """A restarted worker does not get sessions whose lock had expired (contract: register_worker)."""
         old = await cluster.worker("a")
         await cluster.enqueue("s")
         await old.ack(await old.take_one())
@@ -173,7 +181,7 @@ class WorkerRules(Rules):
         assert await cluster.holders() == {}
 
     async def test_a_restart_finds_the_work_of_the_old_process_free(self, cluster: Cluster) -> None:
-        """An item is free when the name of its worker has a new incarnation (contract: live token)."""
+        """Items that the former incarnation locked are free after a restart (contract: live token)."""
         old = await cluster.worker("a")
         await cluster.enqueue("s")
         before = await old.take_one()
@@ -183,7 +191,7 @@ class WorkerRules(Rules):
         assert (after.session_epoch or 0) > (before.session_epoch or 0)
 
     async def test_registering_ends_draining(self, cluster: Cluster) -> None:
-        """A renewal says that the worker drains; a registration clears it (contract: register_worker)."""
+        """A renewal reports draining, and a registration clears it (contract: register_worker)."""
         a = await cluster.worker("a")
         await a.drain()
         draining = await a.renew_lease()
@@ -194,7 +202,7 @@ class WorkerRules(Rules):
         assert len(await a.take()) == 1
 
     async def test_a_draining_worker_claims_nothing(self, cluster: Cluster) -> None:
-        """Neither a session nor an instance, even when it asks (design 4.10; contract: drain_worker)."""
+        """A draining worker claims neither a session nor an instance (design 4.10; contract: drain_worker)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.drain()
         await cluster.enqueue("s")
@@ -205,7 +213,9 @@ class WorkerRules(Rules):
         assert await a.take_instances() == []
 
     async def test_draining_frees_idle_sessions_and_keeps_busy_ones(self, cluster: Cluster) -> None:
-        """Those with a locked item stay until it ends; calling again frees them (contract: drain_worker)."""
+        """Draining frees idle sessions; one with a locked item is freed by a call after the item ended (contract:
+        drain_worker).
+        """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("busy", "idle")
         items = {item.session_id: item for item in await a.take(10)}
@@ -220,7 +230,7 @@ class WorkerRules(Rules):
         assert [item.session_id for item in await b.take(10)] == ["busy"]
 
     async def test_leaving_frees_everything_at_once(self, cluster: Cluster) -> None:
-        """Sessions, their work in hand, free work in hand, and instances (contract: release_worker)."""
+        """Leaving frees sessions, locked items and instances immediately (contract: release_worker)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s", None)
         await a.take(10)
@@ -232,7 +242,7 @@ class WorkerRules(Rules):
         assert await a.renew_lease() is None
 
     async def test_a_worker_that_left_comes_back_with_nothing(self, cluster: Cluster) -> None:
-        """What it freed stays free, though its session locks had time left (contract: release_worker)."""
+        """A worker that left and registers again gets none of its former sessions (contract: release_worker)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s")
         await a.take_one()
