@@ -40,12 +40,12 @@ async def open_provider(url: str, *, application_name: str = "affinity", timelin
 async def migrate(url: str, progress: Progress = log_progress) -> tuple[int, int]:
     """Bring the schema up to date, under a lock; safe while workers run, and when many start together.
 
-    It waits for as long as another transaction has a table locked, in short attempts that stop nobody. If what issues
-    ids is behind the tables, as after some restores, it is moved past them, and a new timeline begins.
+    It waits while another transaction has a table locked, in short attempts that block no other transaction. Sequences
+    that are behind their tables, as after some restores, are moved past them, and a new timeline begins.
 
     Args:
         url: as for `open_provider`.
-        progress: gets a line at each step, and while it waits; by default they are logged.
+        progress: receives a line at each step, and while it waits; by default they are logged.
 
     Returns:
         The schema version before and after.
@@ -96,7 +96,7 @@ async def change_rights(
         SchemaMismatch: the database was never migrated.
     """
     if sqlite_path(url) is not None:
-        raise InvalidOptions("SQLite has no roles: who may write the file may do everything")
+        raise InvalidOptions("SQLite has no roles: a user who may write the file may do everything")
     from affinity.provider.postgres import PostgresProvider
 
     await PostgresProvider.change_rights(url, clients=clients, workers=workers, revoke=revoke)

@@ -1,10 +1,10 @@
-"""The version of a database's schema, and which code may use it: what both providers have in common.
+"""The version of a database's schema, and which code may use it; for both engines.
 
 The schema version is the number of migrations that were applied. A migration *expands*: code that was written before it
-goes on as it did. One that *contracts* (it takes away or changes what older code uses) says so in a line of its own,
+works as before. One that *contracts* (it takes away or changes what older code uses) says so in a line of its own,
 ``-- oldest code: N``: from then on only code that knows schema version N or a later one may use the database.
 
-So a database states two numbers: its version, and the *oldest code*. Code that knows the versions up to K may use it
+So a database has two numbers: its version, and the *oldest code*. Code that knows the versions up to K may use it
 when ``oldest code <= K <= version``. The oldest code is in the place that every release reads first (the last row of
 ``schema_versions`` in PostgreSQL, ``user_version`` in SQLite); the migrations since then are in ``applied_migrations``.
 Releases from before that table demand that the first place holds exactly their own version, and find it.
@@ -25,10 +25,10 @@ from affinity.errors import SchemaMismatch
 logger = logging.getLogger("affinity.provider")
 
 Progress: TypeAlias = Callable[[str], object]
-"""Gets a line for people at each step of a migration, and while it waits."""
+"""Receives a readable line at each step of a migration, and while it waits."""
 
 RECENT_RECORDS: Final = 1_000
-"""Session records, those that were written last, at which a migration looks for epochs that were not issued yet."""
+"""Number of session records, the last written ones, in which a migration looks for epochs above the sequence."""
 
 _FILE: Final = re.compile(r"(?P<number>\d{4})_\w+")
 _OLDEST_CODE: Final = re.compile(r"^-- oldest code: (?P<version>\d+)$", re.MULTILINE)
@@ -44,18 +44,18 @@ class Migration:
 
     @property
     def oldest_code(self) -> int | None:
-        """The schema version that code must know from now on; None: code from before it goes on as it did."""
+        """The schema version that code must know from now on; None: earlier code works as before."""
         found = _OLDEST_CODE.search(self.script)
         return int(found["version"]) if found else None
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaVersion:
-    """What a database states of its schema."""
+    """The schema version of a database and the oldest code that may use it."""
 
     version: int  # 0: there is none
     oldest_code: int  # the schema version that code must know to use it
-    release: str | None = None  # of affinity, which brought in the migration of that version; None: not known
+    release: str | None = None  # of affinity that applied the migration of that version; None: not known
 
 
 HOW_TO_MIGRATE: Final = "run `affinity migrate`, or `await affinity.migrate(url)` in Python"
@@ -64,13 +64,13 @@ HOW_TO_MIGRATE: Final = "run `affinity migrate`, or `await affinity.migrate(url)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaReport:
-    """What `migrate` would find, and do."""
+    """What `migrate` would find and do."""
 
     version: int  # of the schema; 0: there is none
     oldest_code: int  # the schema version that code must know to use it
     known: int  # the schema version that this code knows
     pending: tuple[str, ...]  # migrations that `migrate` would apply
-    behind: tuple[str, ...]  # what issues ids and is behind its tables, after a restore, which `migrate` would repair
+    behind: tuple[str, ...]  # sequences behind their tables, after a restore, which `migrate` would repair
 
     @property
     def is_usable(self) -> bool:

@@ -1,11 +1,11 @@
-"""Which database a worker talks to, and which line of its history: what a worker remembers is true of that one only.
+"""Detection of a database that is another one, or has lost commits, since a worker last saw it.
 
-A failover to a standby that lagged, a restored backup and a schema that was dropped and made again have one thing in
-common: rows that this process has seen are gone, and their ids will be issued again. So each database has a random
-*token*, which a provider reads at each connection. The token is replaced, once, by the first connection that finds
-that the database is not the one that it was (in PostgreSQL: another server, timeline, database or table), or that it
-has not *reached* the point at which the caller saw it. With the token all ids jump forward, past all that were ever
-issued; every worker lease ends; and every session has a new epoch.
+After a failover to a standby that lagged, a restored backup, or a schema that was dropped and created again, rows that
+this process has seen are gone, and their ids will be issued again. So each database has a random *token*, which a
+provider reads at each connection. The first connection that finds another database (in PostgreSQL: another server,
+timeline, database or table), or one that has not *reached* the point at which the caller saw it, replaces the token.
+With the token all ids jump forward, past all that were ever issued; every worker lease ends; and every session gets a
+new epoch.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from affinity.errors import DatabaseChanged
 
 
 class Timeline:
-    """The line of history that one incarnation of a worker follows. Its providers share it, also those of threads.
+    """The history of a database that one incarnation of a worker follows. All its providers share it.
 
     Args:
-        before: what the incarnation before followed: whether the database is behind that is found out once more.
+        before: of the incarnation before: the first connection checks whether the database is behind it.
     """
 
     def __init__(self, before: Timeline | None = None) -> None:
@@ -26,7 +26,7 @@ class Timeline:
         self._is_bound = False
 
     def check(self, token: str, reached: int) -> None:
-        """Compare what a connection says with what was seen before; the first one decides what that is.
+        """Compare the database of a connection with the one seen before; the first call sets it.
 
         Args:
             token: of the database.

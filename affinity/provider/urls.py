@@ -24,7 +24,7 @@ def redact(url: str) -> str:
 
 
 def has_password(url: str) -> bool:
-    """Whether somebody who reads the URL of a PostgreSQL database reads a password too."""
+    """Whether the URL of a PostgreSQL database contains a password."""
     user = _USER.search(url)
     return _PASSWORD.search(url) is not None or (user is not None and ":" in user[0][len("://") :])
 

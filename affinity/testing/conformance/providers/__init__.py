@@ -15,7 +15,7 @@ is all that a test module needs::
 
 The tests are grouped by theme, one module each. Every test is named after the rule that it asserts, and says where the
 rule is written: in the contract (`affinity.provider.contract`), or in a section of the design. No test sleeps: time is
-moved through the harness. A provider that relies on `Provider.sweep` to find routing marks that went stale is given
+moved through the harness. A provider that relies on `Provider.sweep` to find stale routes is given
 the sweep wherever real workers would have run it, and nowhere else.
 
 Needs pytest and anyio's plugin for it, which comes with anyio.

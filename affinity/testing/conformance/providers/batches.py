@@ -196,5 +196,5 @@ class BatchRules(Rules):
 
 
 def forged(item: WorkItem) -> WorkItem:
-    """The item under a token that nobody gave out."""
+    """The item under a token that does not exist."""
     return replace(item, lock=WorkLock(item.lock.key, Token("forged")))

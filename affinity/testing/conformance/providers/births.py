@@ -1,4 +1,4 @@
-"""Names are reused: what was meant for one instance does not reach another that has its id (contract: birth token)."""
+"""Reused ids: what was meant for one instance does not reach its successor under the id (contract: birth token)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a test writes down of a fetch, an instance or a turn; the rest is the same everywhere."""
+"""Records with defaults for tests: fetches, instances, turns, work items, states."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ORCHESTRATION: Final = "flow"
 
 
 class Choices(TypedDict, total=False):
-    """What a test may choose about a fetch; the rest are defaults that stand in no rule's way."""
+    """Options of a fetch that a test may set; the defaults restrict nothing."""
 
     max_sessions: int
     names: Collection[str]
@@ -46,7 +46,7 @@ class Choices(TypedDict, total=False):
 
 
 def fetch_options(limit: int = 1, **choices: Unpack[Choices]) -> FetchOptions:
-    """Options of a worker that registers the suite's activity and has room for everything, unless chosen otherwise."""
+    """Options of a worker that registers the suite's activity and has room for all sessions, unless set otherwise."""
     return FetchOptions(
         limit=limit,
         max_sessions=choices.get("max_sessions", 10_000),
@@ -72,12 +72,12 @@ def turn(at: OrchestrationItem, **step: Any) -> Turn:
 
 
 def payloads(item: OrchestrationItem) -> Sequence[str]:
-    """What the messages of an instance say."""
+    """Payloads of the messages of an instance."""
     return [message.payload for message in item.messages]
 
 
 def message_ids(item: OrchestrationItem) -> Sequence[int]:
-    """The names by which a turn consumes the messages of an instance."""
+    """Ids of the messages of an instance, for `Turn.consumed`."""
     return [message.id for message in item.messages]
 
 
@@ -93,14 +93,14 @@ def state(session_id: str, content: bytes = b"by hand", **metadata: Any) -> Sess
 
 
 def state_write(item: WorkItem, content: bytes = b"by work", *, base: int = 0, epoch: int | None = None) -> StateWrite:
-    """What the session's work writes, under the epoch with which it was fetched unless another is told."""
+    """A write with the result of the item, under the epoch with which it was fetched unless another is given."""
     assert item.session_id is not None
     written_under = item.session_epoch if epoch is None else epoch
     return StateWrite(new=state(item.session_id, content), base_version=base, epoch=written_under or 0)
 
 
 def about(seconds: float, wanted: float) -> bool:
-    """Not more than wanted, and less only by what a touch may fall short of, and by the time that the test takes."""
+    """Whether ``seconds`` is ``wanted``, less at most `TOUCH_SLACK` and the time that the test takes."""
     return wanted - 10 < seconds <= wanted
 
 

@@ -1,4 +1,4 @@
-"""Bounds in bytes: what a fetch brings, and a page of a history."""
+"""Bounds in bytes of fetches and of pages of histories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records and leases: whoever changes a record without a lease ends the epoch, and nobody deletes what is in use."""
+"""Records and leases: a write without a lease ends the epoch, and a record in use can be kept from deletion."""
 
 from __future__ import annotations
 
@@ -342,5 +342,5 @@ async def _version(states: SessionStore, session_id: str) -> int:
 
 
 async def _found(states: SessionStore, holder: str | None) -> dict[str, str | None]:
-    """Holders by session, as a listing says."""
+    """Holders by session, from a listing."""
     return {row.session_id: row.holder for row in await states.list(SessionFilter(holder=holder), 100)}

@@ -1,4 +1,4 @@
-"""What a verb needs for its attempts under faults: workers with and without faults, and rows of its own."""
+"""Fixtures of the tests under faults: workers with and without faults, and rows for each attempt."""
 
 from __future__ import annotations
 

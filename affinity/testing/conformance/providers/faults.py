@@ -1,4 +1,4 @@
-"""Faults of the environment: whatever happens to the database, no verb is half done and none is refused for good."""
+"""Faults of the environment: no verb is half done, and every fault can be retried."""
 
 from __future__ import annotations
 

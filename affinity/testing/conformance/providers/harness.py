@@ -1,4 +1,4 @@
-"""What the suite needs to know of a database beyond its provider."""
+"""What the suite needs of a database beside its provider."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Fault: TypeAlias = Literal[
     "io_error",
     "out_of_memory",
     "read_only",
-    "too_many_connections",  # whoever connects is refused
+    "too_many_connections",  # every new connection is refused
     "statement_timeout",
     "serialization_failure",
     "deadlock",
-    "cut_before_reply",  # the database does what it is asked, and its answer never comes
-    "cut_in_reply",  # half of the answer comes
-    "cut_after_reply",  # the answer comes, and the connection is lost then
+    "cut_before_reply",  # the database executes the request, and its reply never comes
+    "cut_in_reply",  # half of the reply comes
+    "cut_after_reply",  # the reply comes, and then the connection is lost
 ]
-"""What may befall a request to a database, whatever the data is."""
+"""Faults of a request to a database that do not depend on the data."""
 
 
 class FaultyProvider(Protocol):
@@ -34,18 +34,18 @@ class FaultyProvider(Protocol):
 
     @property
     def met(self) -> bool:
-        """Whether the fault that was injected last has been met."""
+        """Whether the injected fault has occurred."""
         ...
 
     def inject(self, fault: Fault, after: int) -> None:
-        """Let the fault befall the request (or the connection) that follows on the next ``after`` of them; once.
+        """Inject the fault into the request (or connection) after the next ``after`` of them; once.
 
         A request is what the provider sends before it waits, or a statement.
         """
         ...
 
     async def aclose(self) -> None:
-        """Close the provider and the way. Idempotent."""
+        """Close the provider and the switch. Idempotent."""
         ...
 
 
@@ -65,7 +65,7 @@ class Harness(Protocol):
         ...
 
     async def lose_counters(self) -> None:
-        """Set back what issues epochs and ids, and nothing else, as a restore does that copies rows only."""
+        """Reset the sequences of epochs and ids, and nothing else, as a restore that copies only rows does."""
         ...
 
     async def migrate(self) -> None:

@@ -1,4 +1,4 @@
-"""Hints: the calls that wake a worker; and what else a provider object has beside its verbs."""
+"""Hints: the calls that wake a worker; and the verbs of a provider object itself."""
 
 from __future__ import annotations
 

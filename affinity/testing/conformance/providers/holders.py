@@ -1,4 +1,4 @@
-"""Holders: what a hold does for the worker that has the session, what it does not, and how a worker asks for it."""
+"""Holds and the worker that holds the session; `check_session`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Holds: a session stays where it is while an orchestration waits, for a time, and no longer."""
+"""Holds: a session stays with its holder while an orchestration waits, for a time, and no longer."""
 
 from __future__ import annotations
 

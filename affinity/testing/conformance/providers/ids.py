@@ -1,4 +1,4 @@
-"""Ids: every id that `affinity.limits.check_id` lets through is only a name, whatever it looks like."""
+"""Ids: every id that `affinity.limits.check_id` accepts is a name, of any script and length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people see: sessions, workers and counts."""
+"""Listings of sessions and workers, and counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Locks on work items: who may renew, finish, check and release_unknown, and with which token."""
+"""Locks on work items: renewal, ack, check and release of unknown locks, by owner, token and time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators look at: work items, executions and trees of an instance, and how much there is to do."""
+"""Listings for operators: work items, executions and trees of an instance, and sizes of the queues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Origins of events: when and where each was recorded, and which run of an activity gave a result."""
+"""Origins of events: when and by which worker each was recorded, and which run of an activity had the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ownership of instances: who is given an instance with its messages, and how it changes hands."""
+"""Ownership of instances: which worker gets an instance with its messages, and how it changes hands."""
 
 from __future__ import annotations
 

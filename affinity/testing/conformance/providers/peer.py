@@ -1,4 +1,4 @@
-"""A worker process, as the suite drives one."""
+"""A worker process that a test drives."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ class Peer:
         return await self.provider.fetch_work_item(self.identity, fetch_options(limit, **choices))
 
     async def take(self, limit: int = 1, **choices: Unpack[Choices]) -> list[WorkItem]:
-        """Fetch, and again at once for as long as the provider says that a race was lost (design 4.8)."""
+        """Fetch, and repeat immediately while the provider reports a lost claim (design 4.8)."""
         for _ in range(_MAX_RACES):
             try:
                 fetched = await self.fetch(limit, **choices)
             except Contention:
-                continue  # nothing was changed: try again at once
+                continue  # nothing was changed
             if fetched.items or not fetched.claim_lost:
                 return list(fetched.items)
         raise AssertionError(f"fetch_work_item lost {_MAX_RACES} races in a row")
@@ -166,12 +166,12 @@ class Peer:
     async def take_instances(
         self, limit: int = 10, *, names: Collection[str] = (ORCHESTRATION,)
     ) -> list[OrchestrationItem]:
-        """Fetch instances, and again at once for as long as the provider says that a race was lost."""
+        """Fetch instances, and repeat immediately while the provider reports a lost claim."""
         for _ in range(_MAX_RACES):
             try:
                 fetched = await self.fetch_instances(limit, names=names)
             except Contention:
-                continue  # nothing was changed: try again at once
+                continue  # nothing was changed
             if fetched.items or not fetched.claim_lost:
                 return list(fetched.items)
         raise AssertionError(f"fetch_orchestration_item lost {_MAX_RACES} races in a row")

@@ -1,4 +1,4 @@
-"""Placing: where the new work items of a committed turn go, above all those that the committer wants to run itself."""
+"""Placing: where a committed turn queues its work items, above all those that the committer asks for."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class PlacingRules(Rules):
         assert await a.release_unknown() == 1
         assert (await b.take_one()).attempts == 1
 
-    # -- work of sessions that nobody holds, and that the committer would like to claim
+    # -- work of sessions that no worker holds, which the committer asks to claim
 
     async def test_an_item_can_be_offered_to_the_committer(self, cluster: Cluster) -> None:
         """An offered item is fetched by the committer only, whose fetch claims the session (contract:
@@ -295,7 +295,7 @@ class PlacingRules(Rules):
 
 
 def claim_here(at: OrchestrationItem, activity_id: int, session_id: str = "s") -> NewWorkItem:
-    """An activity of whose session the committer would like to be the holder, if nobody is."""
+    """An activity with ``claim_here``."""
     return replace(work_item(at, activity_id, session_id), claim_here=True)
 
 

@@ -1,4 +1,4 @@
-"""Resets: an instance goes on from an earlier event, and nothing of its later life is mistaken for its new one."""
+"""Resets: an instance continues from an earlier event, and nothing of its later events takes effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ended long ago is removed: instances with their trees, and histories of former executions; nothing else is."""
+"""Removal of instances that ended long ago, with their trees, and of histories of former executions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routing: who is given which work item, and what a fetch costs."""
+"""Routing: which worker gets which work item, and what a fetch costs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from affinity.testing.conformance.providers.cluster import Cluster, at_once
 
 
 class RoutingRules(Rules):
-    """`fetch_work_item` when nothing goes wrong, and when several ask at once."""
+    """`fetch_work_item` by one worker, and by several at the same time."""
 
     async def test_any_worker_gets_session_free_items(self, cluster: Cluster) -> None:
         """Any worker can fetch session-free items (contract: fetch_work_item)."""

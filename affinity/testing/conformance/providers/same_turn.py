@@ -1,4 +1,4 @@
-"""What one turn queues and also cancels, creates and also writes to: the turn is one step, whatever its parts."""
+"""Parts of one turn that meet: what it queues and cancels, or creates and sends messages to."""
 
 from __future__ import annotations
 

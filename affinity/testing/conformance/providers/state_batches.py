@@ -1,4 +1,4 @@
-"""Session states of several turns and acks at once: each is judged by its own, and one session is written once."""
+"""Session states of several turns and acks in one call: each has its own fence, and one session is written once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Session state with a result: written with it or not at all, and never by somebody whose time is over."""
+"""Session state with a result: both are written or neither, and only by the current holder."""
 
 from __future__ import annotations
 

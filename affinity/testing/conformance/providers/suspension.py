@@ -1,4 +1,4 @@
-"""Suspended instances: nothing of them is lost, nothing of them is fetched, and they go on when they are told to."""
+"""Suspended instances: they keep all their rows, are not fetched, and continue when they are resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sweep: repairs routing marks, removes what is dead, and nothing else."""
+"""The sweep: repairs stale routes, removes dead rows, and nothing else."""
 
 from __future__ import annotations
 

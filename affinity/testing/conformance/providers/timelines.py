@@ -1,4 +1,4 @@
-"""Timelines: what a provider does when the database turns out to be another one, or to have lost commits."""
+"""Timelines: what a provider does when the database is another one or has lost commits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Touching: which verb extends which session, and which it leaves alone."""
+"""Touching: which verb extends the lock of which session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parents and children: what a deletion takes, and who is told; and how many unread messages an instance may have."""
+"""Parents and children: what a deletion removes and reports; and limits of unread messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unknown names: work that not every worker registers finds one that does; a rolling deploy strands nothing."""
+"""Unknown names: work goes to a worker that registers its name, also during a rolling deploy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watches: an instance is told each time a session changes its holder, exactly once, and at no other time."""
+"""Watches: an instance gets exactly one message for each change of a session's holder."""
 
 from __future__ import annotations
 

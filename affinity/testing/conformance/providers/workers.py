@@ -1,4 +1,4 @@
-"""Workers: the lease of a process, and what happens when it ends, comes back, drains, or is replaced."""
+"""Workers: the lease of a process, its end and its return, drain and replacement."""
 
 from __future__ import annotations
 
