@@ -397,8 +397,8 @@ class ActivityRunner:
         """Give back work whose session was written by later code, with the session, for a worker that can read the
         record. Its code has run up to there and has ended: that is no attempt.
         """
-        said = "activity %s: later code wrote the record of session %s (%s); giving the session back"
-        logger.warning(said, item.name, error.session_id, error)
+        text = "activity %s: later code wrote the record of session %s (%s); giving the session back"
+        logger.warning(text, item.name, error.session_id, error)
         self._observe(item.name, "retried")
         need = record_need(error.kind, error.from_version)
         self._give_back_with_session(error.session_id, WorkAbandon(lock=item.lock, count_attempt=False, needs=need))

@@ -88,7 +88,7 @@ class GroupCommit(Generic[Request, Result]):
     _outcomes: deque[tuple[_Pending[Request, Result], Result | ProviderError]] = field(default_factory=deque)
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _answered: anyio.Event = field(default_factory=anyio.Event)
-    _heard: anyio.Event = field(default_factory=anyio.Event)
+    _handed_out: anyio.Event = field(default_factory=anyio.Event)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _limit: int = MAX_BATCH  # requests of one batch: less after a failure
@@ -135,13 +135,13 @@ class GroupCommit(Generic[Request, Result]):
         """Within, nothing is in flight: every outcome has been handed out, and the next batch waits."""
         async with self._writing:
             while self._outcomes:
-                await self._heard.wait()
+                await self._handed_out.wait()
             yield
 
     async def flushed(self) -> None:
         """Wait until nothing is queued or in flight, and every outcome has been handed out."""
         while self._outcomes or not self._idle.is_set():
-            await (self._heard if self._outcomes else self._idle).wait()
+            await (self._handed_out if self._outcomes else self._idle).wait()
 
     def _take(self) -> list[_Pending[Request, Result]]:
         """The next batch: what is queued, within the bounds."""
@@ -225,8 +225,8 @@ class GroupCommit(Generic[Request, Result]):
                 self._hand_out()
                 await anyio.lowlevel.checkpoint()
             self._answered = anyio.Event()
-            heard, self._heard = self._heard, anyio.Event()
-            heard.set()
+            handed_out, self._handed_out = self._handed_out, anyio.Event()
+            handed_out.set()
 
 
 def _provider_error(error: Exception) -> ProviderError:

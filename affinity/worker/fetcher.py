@@ -84,7 +84,7 @@ class Fetcher:
                 if self._lease.is_alive or (self._lease.is_expired and self._lease.calls.waits("fetch")):
                     pause = min(pause, await self._health.call(self._fetch_once, self.fetch))
             except ProviderError as error:
-                # The reply may be lost while the database has locked items to us.
+                # The reply may be lost while the database has locked items to this worker.
                 self._state.locks_uncertain = self._state.locks_uncertain or not isinstance(error, Contention)
                 raise
             with anyio.move_on_after(pause):
@@ -104,8 +104,8 @@ class Fetcher:
         return max(0.0, min(due))
 
     async def _release_unknown_locks(self) -> None:
-        """After a lost reply: free what is locked to us without our knowledge. No turn may be in flight meanwhile,
-        since its reply could bring items; nor can a fetch, as this is the fetching task.
+        """After a lost reply: free the items that are locked to this worker without its knowledge. No turn may be in
+        flight meanwhile, since its reply could bring items; nor can a fetch, as this is the fetching task.
         """
         async with self._commits.turns.paused():
             known = [

@@ -504,7 +504,7 @@ class InstanceTable:
             if place.item is not None:
                 self._activities.start(place.item, task)
             elif place.holder is None and wanted.claim_here:
-                self._wakeups.wake_fetcher()  # it was offered to us
+                self._wakeups.wake_fetcher()  # it is offered to this worker
             elif wanted.session_id is None:
                 is_shared = True
             else:
@@ -699,8 +699,8 @@ def _unwanted(step: Step, inputs: Sequence[Input]) -> Collection[int]:
 
 def _runs(step: Step, inputs: Sequence[Input]) -> Mapping[int, ActivityRun]:
     """The runs whose results are among the inputs, by the ids of the events that the inputs have become."""
-    told = {id(i.event): i.run for i in inputs if i.run is not None}
-    return {n: told[id(event)] for n, event in step.events if id(event) in told} if told else {}
+    runs = {id(i.event): i.run for i in inputs if i.run is not None}
+    return {n: runs[id(event)] for n, event in step.events if id(event) in runs} if runs else {}
 
 
 def _new_guid() -> str:

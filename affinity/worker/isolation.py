@@ -14,7 +14,7 @@ Invariants
       process ends then, it is no attempt of this item. It is counted just before its code begins, when the results of
       all activities that ran before are written.
     * While it waits or runs, the worker takes no other work, but for `ISOLATION_TIMEOUT` seconds at most each: code
-      that waits for other work to end must not wait for ever.
+      that waits for other work to end must not wait without end.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ States, as the worker sees them::
 
     held ──renewed──► held
     held ──no renewal answered until just before the lease ends──► expired: all work stops, THEN the lease ends
-    expired ──database answers, name still ours──► held (sessions that nobody took meanwhile keep their epoch)
-    held, expired ──another process has our name──► fenced: the worker stops
+    expired ──database answers, name still this worker's──► held (sessions that no other worker took keep their epoch)
+    held, expired ──another process has its name──► fenced: the worker stops
     held, expired ──the database has changed──► ended: the worker starts again (`affinity.worker.worker`)
     held ──the worker's loop stands still for `stall_timeout`──► stalled: the lease is given up, which is logged
     held ──a call of the worker's own has no answer for longer than a lease──► expired; THEN the lease is given up
@@ -57,7 +57,7 @@ T = TypeVar("T")
 RENEWER = "affinity-lease"
 
 BEAT_SECONDS: Final = 0.5
-"""How often the worker's loop says that it makes progress."""
+"""Between two beats of the worker's loop, which show that it makes progress."""
 
 BLOCKED_BEATS: Final = 3
 """Missing beats in a row after which a loop counts as blocked: it is blocked for one second at least."""
@@ -283,7 +283,7 @@ class LeaseState:
                 logger.error("worker %s: stopping: %s", self.worker_id, error)
             self.error = error
         self.generation += 1
-        self.stop_work(f"the worker is over: {error}")
+        self.stop_work(f"the worker has ended: {error}")
         self.ended.set()
 
     def end_by_defect(self, error: Exception) -> None:

@@ -30,7 +30,7 @@ FORGOTTEN = 45.0
 
 
 def is_retryable(error: BaseException) -> bool:
-    """Whether the provider says that trying again makes sense."""
+    """Whether the provider marks the error as one that may pass."""
     return isinstance(error, ProviderError) and error.retryable
 
 

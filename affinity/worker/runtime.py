@@ -129,7 +129,7 @@ class Runtime:
             tasks.start_soon(self._guarded, loop)
 
     async def _guarded(self, loop: Callable[[], Awaitable[None]]) -> None:
-        """Run a loop. After an error of the database it begins again, whatever the error is. Any other failure ends the
+        """Run a loop. After any error of the database it begins again. Any other failure ends the
         worker, in order, instead of cancelling it in the middle of a write.
         """
         backoff, pause = Backoff(), 0.0
@@ -168,7 +168,7 @@ class Runtime:
     # -- the end
 
     def _stop_work(self, reason: str) -> None:
-        """Stop all that the lease covers; if the worker is over, let go of its sessions too."""
+        """Stop all that the lease covers; if the worker has ended, remove its sessions too."""
         self.lease.note_delivered([*self.activities.delivered, *self.instances.waiting_locks()])
         self.activities.cancel_all(reason)
         self.instances.drop_all()

@@ -109,10 +109,10 @@ def build_turn(
         acks: locks of the work items whose results it consumed.
         states: session state that goes with those results.
         runs: of activities whose results are among the events of the step, by event id: `Turn.runs`.
-        lock_here: at most this many new work items ask to be run by this worker at once.
+        lock_here: at most this many new work items ask to be run by this worker immediately.
         plain_here: and at most so many session-free ones; the rest of a fan-out is for all workers. None: as many.
-        try_reserve_session: makes room for a session on this worker, and says whether there is any. Called when it is
-            the only one of the step; the sessions of a fan-out are for all workers.
+        try_reserve_session: reserves room for a session on this worker; returns whether there was any. Called when
+            it is the only one of the step; the sessions of a fan-out are for all workers.
     """
     session_id = _only_session(step) if lock_here else None
     rows = _Rows(

@@ -12,7 +12,7 @@ from affinity.errors import ProviderError
 from affinity.provider.contract import Hint, Provider
 
 COALESCE_SECONDS = 0.003
-"""Hints within this time are sent together: at most a few hundred notifications a second, whatever the load."""
+"""Hints within this time are sent together: at most a few hundred notifications a second, under any load."""
 
 SHARE_SECONDS = 0.005
 """Pause of a worker between two fetches while there is unclaimed work and other workers that may take it: about how

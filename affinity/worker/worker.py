@@ -69,7 +69,7 @@ class Worker:
         app: what to run.
         url: the database, see `affinity.provider.open_provider`.
         options: see `RuntimeOptions`; by default from the environment.
-        listeners: told when this worker loses a session; those that the app knows are told anyway.
+        listeners: notified when this worker loses a session, beside those of the app.
         migrate: bring the database's schema up to date first.
 
     Raises:
@@ -431,5 +431,5 @@ async def _close(provider: Provider) -> None:
 
 
 def _describe_process(app: App) -> dict[str, str]:
-    """What the ``workers`` table says of this process."""
+    """The labels of this process in the ``workers`` table."""
     return {"host": socket.gethostname(), "pid": str(os.getpid()), "app": app.name, "affinity": version("affinity")}
