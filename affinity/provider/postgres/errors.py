@@ -98,7 +98,7 @@ _REFUSED: Final = re.compile(
 )
 _POOLER: Final = "unsupported startup parameter"  # PgBouncer, of `options`; PostgreSQL itself knows that parameter
 
-# What libpq and PostgreSQL say of users, hosts, addresses and files of a connection.
+# How messages of libpq and PostgreSQL name users, hosts, addresses and files of a connection.
 _NAMES: Final = re.compile(
     r"""(?:\ at|\ on\ socket)?\ "[^"]*"(?:\ \([^)]*\))?(?:,\ port\ \d+)?   # at "host" (address), port 5432
     |\ '[^']*'
@@ -109,8 +109,8 @@ _NAMES: Final = re.compile(
 
 
 def is_prepared_anew(error: psycopg.Error) -> bool:
-    """Whether a prepared statement is gone (26000), is somebody else's (42P05), or was prepared for the tables as they
-    were before a migration (0A000). Then nothing was executed.
+    """Whether a prepared statement is gone (26000), belongs to another client (42P05), or was prepared before a migration
+    changed the tables (0A000). Then nothing was executed.
     """
     said = error.diag
     return said.sqlstate in {"26000", "42P05"} or (
@@ -128,8 +128,8 @@ def translated(target: Target) -> Iterator[None]:
 
 
 def translate(error: psycopg.Error, target: Target) -> ProviderError:
-    """The error of ours that says the same, with the remedy, and without the names of users and hosts: strangers may
-    read a message. The database's own words, with those names, are logged for debugging.
+    """The matching error of `affinity.errors`, with the remedy, and without the names of users and hosts, since clients
+    may read a message. The database's own message, with those names, is logged at level debug.
     """
     logger.debug("PostgreSQL: %s", target.without_passwords(redact(str(error))))
     said = error.diag

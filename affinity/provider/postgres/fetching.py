@@ -20,7 +20,7 @@ from affinity.provider.contract import (
 )
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.driver.wire import Params, Row
-from affinity.provider.postgres.operations import Operations, who
+from affinity.provider.postgres.operations import Operations, caller_params
 from affinity.provider.postgres.work_items import lengths
 from affinity.provider.rows import not_negative
 from affinity.provider.statements import load_statements
@@ -35,7 +35,7 @@ class FetchOperations(Operations):
 
     async def fetch_work_item(self, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
         """One statement, unless there is a session to claim: that needs a snapshot taken after a lock."""
-        params = {**who(identity), **_choices(options), **_SHARES, "token": self._token(identity)}
+        params = {**caller_params(identity), **_choices(options), **_SHARES, "token": self._token(identity)}
         rows = await self._connections.fetch.run(_SQL["fetch"], {**params, "names": Texts(options.names)})
         offered, unheld, raced, next_due, left, cut, size, more, crowded, alone, *_ = rows[0]
         found = WorkFetch(
@@ -73,7 +73,7 @@ class FetchOperations(Operations):
     ) -> tuple[list[WorkItem], bool]:
         """Claim sessions for so many items of each kind; and whether a claim was lost."""
         params = {
-            **who(identity),
+            **caller_params(identity),
             **_choices(options),
             "names": list(options.names),
             "offered": Int8(offered),

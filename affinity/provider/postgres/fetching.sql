@@ -1,11 +1,11 @@
--- Two habits keep the planner from going astray. A worker's queue may be empty and its sessions many, or the other way
--- round, and the plan is made without knowing. So a fetch goes along the index of the queue and asks for the session of
--- each item that it finds by a subquery with one value, which is never turned into a join or a hash table; and a list of
--- sessions is looked up by id, never by worker: `(…) IS TRUE` fits no index.
+-- Two rules keep the plans stable. A worker may have many sessions and an empty queue, or few sessions and a full queue,
+-- and a plan is made without knowing which. So a fetch reads along the index of the queue, and looks up the session of
+-- each item in a scalar subquery, which the planner never turns into a join or a hash table. And a list of sessions is
+-- looked up by id, never by worker: `(…) IS TRUE` matches no index.
 
 -- fetch: the oldest of what the caller may have, and how many sessions it is to claim for the rest
--- First a look at each kind, which locks nothing, then a lock on what is chosen. Since the second look begins where the
--- first one found something, it does not pass by all that is in hand again.
+-- It reads each kind without locks, then locks what it has chosen. The second read begins where the first one found an
+-- item, so that it does not read all locked items again.
 WITH company AS MATERIALIZED (
     SELECT count(*) FILTER (WHERE NOT draining) AS n, coalesce(bool_or(me), false) AS alive,
         coalesce(bool_or(me AND NOT draining), false) AND %(max_sessions)s > 0 AS may_claim
@@ -13,7 +13,7 @@ WITH company AS MATERIALIZED (
         SELECT draining, worker_id = %(worker)s AND incarnation = %(incarnation)s AS me FROM alive_workers
     ) w
 ), found AS MATERIALIZED (
-    -- 1: of our sessions; 2: offered to us; 3: without a session; 4: of sessions that no worker holds.
+    -- 1: of sessions that the caller holds; 2: offered to the caller; 3: without a session; 4: of sessions that no worker holds.
     SELECT part.kind, q.visible_at, q.session_id, q.size
     FROM company c
     CROSS JOIN LATERAL (VALUES
@@ -41,7 +41,7 @@ WITH company AS MATERIALIZED (
         SELECT count(*) FROM sessions s
         WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()) END AS n
 ), share AS MATERIALIZED (
-    -- What one fetch takes while others could: see limits.fair_share. Counted only where it may be more than a share.
+    -- The share of one fetch: see limits.fair_share. Counted only where there may be more than a share.
     SELECT w.free, w.unheld, greatest(%(least)s, ceil(w.free::float8 / (%(rounds)s * w.n))::bigint) AS most_free,
         greatest(%(least)s, ceil(w.unheld::float8 / (%(rounds)s * w.n))::bigint) AS most_unheld
     FROM (
@@ -71,7 +71,7 @@ WITH company AS MATERIALIZED (
         FROM found
     ) f
 ), chosen AS MATERIALIZED (
-    -- The oldest, of whichever kind; of the same age, those first that only the caller can have.
+    -- The oldest of all kinds; of the same age, those first that only the caller may take.
     SELECT count(*) FILTER (WHERE kind = 1 AND fits) AS own, count(*) FILTER (WHERE kind = 2 AND fits) AS offered,
         count(*) FILTER (WHERE kind = 3 AND fits) AS free, count(*) FILTER (WHERE kind = 4 AND fits) AS unheld,
         min(visible_at) FILTER (WHERE kind = 1) AS own_since, min(visible_at) FILTER (WHERE kind = 3) AS free_since,
@@ -107,7 +107,7 @@ WITH company AS MATERIALIZED (
         ORDER BY q.visible_at LIMIT part.most FOR NO KEY UPDATE OF q SKIP LOCKED
     ) q
 ), held AS MATERIALIZED (
-    -- The truth about a session, which cannot change any more until we commit.
+    -- Locked, so that a session cannot change before the commit.
     SELECT s.session_id, s.epoch, s.locked_until FROM sessions s
     WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM locked))
       AND (s.worker_id = %(worker)s) IS TRUE AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
@@ -117,7 +117,7 @@ WITH company AS MATERIALIZED (
     FROM held WHERE s.session_id = held.session_id
       AND held.locked_until < clock() + %(touch_below)s * interval '1 s'
 ), picked AS MATERIALIZED (
-    -- By bytes once more, for what was locked may be other items than those that were chosen.
+    -- By bytes again: the locked items may be others than those that were chosen.
     SELECT *
     FROM (
         SELECT l.*, held.epoch, row_number() OVER place AS n, sum(l.size) OVER place AS total
@@ -139,7 +139,7 @@ WITH company AS MATERIALIZED (
         p.attempts + 1, q.failures, extract(epoch FROM clock() - p.unknown_since)::float8 AS unknown_for,
         extract(epoch FROM clock() - q.enqueued_at)::float8 AS queued_for
 ), idle AS (
-    -- Only looked at when nothing was found: what comes next.
+    -- Read only when nothing was found: when the next item is visible.
     SELECT extract(epoch FROM least(
         (SELECT q.visible_at FROM worker_queue q WHERE q.route = %(route)s AND q.visible_at > (SELECT clock())
          ORDER BY q.visible_at LIMIT 1),
@@ -163,13 +163,13 @@ ORDER BY t.n
 -- claim_alone: capacity must be counted after every other claim of this worker, and drain, has ended: lock, then count anew
 SELECT FROM workers WHERE worker_id = %(worker)s FOR NO KEY UPDATE
 
--- claim: take sessions that nobody holds, with their waiting items; those who watch them are told by a trigger
+-- claim: take sessions that no worker holds, with their waiting items; a trigger notifies their watchers
 -- Sent together with `claim_alone`.
 WITH room AS MATERIALIZED (
     SELECT %(max_sessions)s - count(*) AS n FROM sessions s
     WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
 ), seen AS MATERIALIZED (
-    -- No more than was chosen is locked: what we leave is for others, at the same time.
+    -- Only as many as were chosen are locked: other workers take the rest at the same time.
     SELECT q.*, sum(q.size) OVER (ROWS UNBOUNDED PRECEDING) AS total
     FROM (VALUES (%(offer)s, %(offered)s), ('new', %(unheld)s)) AS part (route, most)
     CROSS JOIN LATERAL (
@@ -202,7 +202,7 @@ WITH room AS MATERIALIZED (
     ) ranked
     WHERE ours OR place <= (SELECT n FROM room)
 ), ended AS MATERIALIZED (
-    -- Leases that have ended, and cannot come back until we commit. One that is coming back right now is passed over.
+    -- Leases that have ended, locked so that they are not renewed before the commit. One that is locked is skipped.
     SELECT w.worker_id, w.incarnation FROM workers w
     WHERE w.worker_id = ANY (ARRAY (SELECT last_worker FROM wanted)) AND w.locked_until <= clock()
     FOR SHARE SKIP LOCKED
@@ -213,10 +213,10 @@ WITH room AS MATERIALIZED (
     FROM wanted ORDER BY session_id
     ON CONFLICT (session_id) DO UPDATE
     SET worker_id = excluded.worker_id, incarnation = excluded.incarnation,
-        -- Drawn anew: the one above was drawn before we may have waited for another claim, which has a later one.
+        -- A new value: the one above may be from before a wait for another claim, which has a later one.
         epoch = CASE WHEN s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s THEN s.epoch
                 ELSE nextval('epochs') END,
-        -- What holds a session for its holder does so for nobody else.
+        -- A hold keeps a session for its holder only.
         locked_until = greatest(
             clock() + %(session_lock)s * interval '1 s',
             CASE WHEN s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s THEN s.locked_until END),
@@ -224,7 +224,7 @@ WITH room AS MATERIALIZED (
     WHERE s.locked_until <= clock()
        OR (s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s)
        OR EXISTS (SELECT FROM ended e WHERE e.worker_id = s.worker_id AND e.incarnation = s.incarnation)
-       -- An incarnation that was replaced, or whose row is gone, does not come back.
+       -- An incarnation that was replaced, or whose row is gone, cannot renew its lease.
        OR NOT EXISTS (SELECT FROM workers w WHERE w.worker_id = s.worker_id AND w.incarnation = s.incarnation)
           AND EXISTS (SELECT FROM wanted l WHERE l.last_incarnation = s.incarnation AND l.last_worker = s.worker_id)
     RETURNING s.session_id, s.epoch
@@ -235,12 +235,12 @@ WITH room AS MATERIALIZED (
 ), others AS MATERIALIZED (
     SELECT q.instance_id, q.execution_id, q.activity_id
     FROM worker_queue q
-    -- By a list, which leaves no choice: of a join the planner might begin with all that "another route" seems to hold.
+    -- By a list: a join could be planned to begin with all rows of another route.
     WHERE q.session_id = ANY (ARRAY (SELECT session_id FROM claimed)) AND q.route <> %(route)s
       AND (q.instance_id, q.execution_id, q.activity_id) NOT IN (
         SELECT instance_id, execution_id, activity_id FROM waiting)
     LIMIT %(reroute)s FOR NO KEY UPDATE OF q SKIP LOCKED
-), marked AS (
+), rerouted AS (
     UPDATE worker_queue q SET route = %(route)s FROM others o
     WHERE q.instance_id = o.instance_id AND q.execution_id = o.execution_id AND q.activity_id = o.activity_id
 ), taken AS (

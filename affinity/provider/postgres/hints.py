@@ -1,8 +1,8 @@
-"""Hints: NOTIFY with a letter for each kind, on one channel for each schema, and on one for each worker of it, so that
-the processes of others sleep on.
+"""Hints: NOTIFY with a letter for each kind, on one channel for each schema and one for each of its workers, so that no
+other process wakes up.
 
-They are sent in a statement of their own, never by the transaction that they tell of: a commit with a NOTIFY takes a
-lock that is the database's only one, and would make the commits of all workers wait for each other.
+A hint is sent in a statement of its own, after the transaction that it is about: a commit with a NOTIFY takes a lock of
+which the server has one, so that the commits of all workers would wait for each other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from affinity.provider.postgres.errors import translate, translated
 from affinity.provider.postgres.operations import Operations
 
 _NOTIFY: Final = """
-WITH told AS (
+WITH recipient AS (
     SELECT worker_id, hint FROM unnest(%(workers)s, %(hints)s) AS h (worker_id, hint)
     UNION
     SELECT w.worker_id, 'w'
@@ -35,7 +35,7 @@ WITH told AS (
     LEFT JOIN alive_workers w ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation
 )
 SELECT pg_notify('affinity_' || left(encode(sha256(convert_to(name, 'UTF8')), 'hex'), 40), hint)
-FROM (SELECT concat_ws(' ', %(schema)s::text, worker_id) AS name, hint FROM told) named
+FROM (SELECT concat_ws(' ', %(schema)s::text, worker_id) AS name, hint FROM recipient) named
 """
 
 
@@ -93,7 +93,7 @@ class _Listener:
 
 
 def _channel(target: Target, worker_id: str | None) -> str:
-    """Of one worker, or of all, as the statement above says it too. Names may be longer than the 63 bytes that a
+    """The channel of one worker, or of all, as in the statement above. Names may be longer than the 63 bytes that a
     channel's may have.
     """
     name = target.schema if worker_id is None else f"{target.schema} {worker_id}"

@@ -1,4 +1,4 @@
-"""What the verbs of the provider share."""
+"""The base class of the provider's operations, and the parameters that they share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from affinity.provider.postgres.driver.wire import Params
 
 
 class Operations:
-    """Base of the classes that each implement a chapter of the contract."""
+    """Base of the classes that each implement some operations of the contract."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -28,7 +28,7 @@ class Operations:
         return f"{identity.incarnation}:{self._nonce}:{next(self._tokens)}"
 
 
-def who(identity: WorkerIdentity) -> Params:
+def caller_params(identity: WorkerIdentity) -> Params:
     """The caller as parameters."""
     return {
         "worker": identity.worker_id,

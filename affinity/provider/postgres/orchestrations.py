@@ -20,7 +20,7 @@ from affinity.provider.contract import (
 )
 from affinity.provider.postgres.driver.arrays import Bools, Ints, Texts
 from affinity.provider.postgres.driver.wire import Row
-from affinity.provider.postgres.operations import Operations, who
+from affinity.provider.postgres.operations import Operations, caller_params
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "orchestrations.sql")
@@ -43,7 +43,7 @@ class OrchestrationOperations(Operations):
         max_bytes: int = MAX_BATCH_BYTES,
     ) -> OrchestrationFetch:
         params = {
-            **who(identity),
+            **caller_params(identity),
             "limit": Int8(limit),
             "rounds": Int8(SHARE_DIVISOR),
             "least": Int8(MIN_SHARE),
@@ -89,7 +89,7 @@ class OrchestrationOperations(Operations):
         if not releases:
             return
         params = {
-            **who(identity),
+            **caller_params(identity),
             "instance": Texts(release.instance_id for release in releases),
             "receiver": Texts(release.to for release in releases),
             "unknown": Bools(release.unknown for release in releases),

@@ -1,5 +1,5 @@
--- fetch: instances with visible messages that are ours, or that nobody owns and that become ours
--- Marks that are met and found stale are put right on the way; messages of instances that are gone are removed.
+-- fetch: instances with visible messages that the caller owns, or that have no owner and become the caller's
+-- Stale routes that it meets are repaired; messages of instances that do not exist are removed.
 WITH seen AS MATERIALIZED (
     (SELECT o.id, o.instance_id, o.route, o.visible_at, 0 AS rank FROM orchestrator_queue o
      WHERE o.route = %(route)s AND o.visible_at <= (SELECT clock()) AND o.id NOT IN (SELECT unnest(%(exclude)s))
@@ -12,7 +12,7 @@ WITH seen AS MATERIALIZED (
        AND EXISTS (
            SELECT FROM alive_workers
            WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining)
-       -- Passed over here, not later: instances that we do not know must not fill the window.
+       -- Skipped here, not later: instances of unknown code must not fill the window.
        AND (i.unknown_since IS NULL
             OR CASE WHEN i.version IS NULL THEN i.name ELSE i.name || '@' || i.version END = ANY (%(names)s)
             OR i.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
@@ -37,7 +37,7 @@ WITH seen AS MATERIALIZED (
             SELECT FROM alive_workers
             WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining))
 ), share AS MATERIALIZED (
-    -- What one fetch takes while others could: see limits.fair_share.
+    -- The share of one fetch: see limits.fair_share.
     SELECT waiting.n, workers.n > 1 AS shared,
         CASE WHEN workers.n > 1 THEN greatest(%(least)s, ceil(waiting.n::float8 / (%(rounds)s * workers.n))::bigint)
              ELSE %(limit)s END AS most
@@ -47,7 +47,7 @@ WITH seen AS MATERIALIZED (
     SELECT * FROM eligible WHERE ours OR place <= (SELECT most FROM share)
     ORDER BY rank, first LIMIT %(limit)s
 ), waiting AS MATERIALIZED (
-    -- In rounds, the first message of each instance, then the second: a large backlog of one keeps no other waiting.
+    -- In rounds, the first message of each instance, then the second: the backlog of one instance delays no other.
     SELECT c.instance_id, c.rank, c.first,
         sum(m.size) OVER (ORDER BY m.round, c.rank, c.first, c.instance_id ROWS UNBOUNDED PRECEDING) - m.size AS before
     FROM chosen c CROSS JOIN LATERAL (
@@ -63,7 +63,7 @@ WITH seen AS MATERIALIZED (
     SELECT instance_id, rank, first, count(*) AS messages FROM waiting WHERE before < %(max_bytes)s
     GROUP BY instance_id, rank, first
 ), free AS MATERIALIZED (
-    -- As it was when the messages were read: an owner that came back just now may have consumed them.
+    -- Unchanged since the messages were read: an owner that has come back may have consumed them.
     SELECT i.instance_id FROM chosen c JOIN instances i USING (instance_id)
     WHERE NOT c.ours AND c.instance_id IN (SELECT instance_id FROM fitting) AND i.updated_at = c.updated_at AND i.owner_incarnation IS NOT DISTINCT FROM c.owner_incarnation
       AND i.status IN ('pending', 'running') AND NOT EXISTS (
@@ -93,7 +93,7 @@ WITH seen AS MATERIALIZED (
     ) a JOIN orchestrator_queue o USING (instance_id)
     WHERE o.route <> a.route
     LIMIT %(reroute)s FOR NO KEY UPDATE OF o SKIP LOCKED
-), marked AS (
+), rerouted AS (
     UPDATE orchestrator_queue o SET route = m.route FROM misplaced m WHERE o.id = m.id
 ), orphans AS MATERIALIZED (
     SELECT o.id FROM state s JOIN orchestrator_queue o USING (instance_id) WHERE s.gone
@@ -139,7 +139,7 @@ FROM (
 WHERE total - size < %(max_bytes)s
 ORDER BY n, event_id
 
--- release: give instances up, or hand them over, and mark their messages accordingly
+-- release: release instances, or hand them over, and route their messages accordingly
 WITH ours AS MATERIALIZED (
     SELECT r.unknown, i.instance_id, r.receiver
     FROM unnest(%(instance)s, %(receiver)s, %(unknown)s) AS r (instance_id, receiver, unknown)
@@ -153,7 +153,7 @@ WITH ours AS MATERIALIZED (
 ), released AS (
     UPDATE instances i
     SET owner_worker = coalesce(g.worker_id, i.owner_worker), owner_incarnation = g.incarnation,
-        claims = greatest(0, i.claims - 1), -- what is given back killed nobody
+        claims = greatest(0, i.claims - 1), -- a claim that was given back does not count
         unknown_since = CASE WHEN g.unknown THEN coalesce(i.unknown_since, clock()) ELSE i.unknown_since END
     FROM given g WHERE i.instance_id = g.instance_id
 ), misplaced AS MATERIALIZED (

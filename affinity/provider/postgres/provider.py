@@ -1,4 +1,4 @@
-"""The provider: its chapters put together, opened and closed."""
+"""The PostgreSQL provider: opening, closing, and all operations in one class."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from affinity.provider.postgres.workers import WorkerOperations
 from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.timeline import Timeline
 
-# The offset stands in the function as a literal, so that it is inlined as the real one is, and plans stay the same.
+# The offset is a literal in the function, so that it is inlined like the real one, and plans stay the same.
 _ADVANCE: Final[LiteralString] = """
 DO $do$
 DECLARE total float8;
@@ -63,12 +63,12 @@ class PostgresProvider(
 
     How it keeps the contract:
 
-    * A verb is one statement in autocommit: one round trip, and nothing for a paused client to hold. Where a single
+    * An operation is one statement in autocommit: one round trip, and a paused client holds no lock. Where a single
       snapshot cannot be right (claim, registration, drain), it is several statements in one message.
     * READ COMMITTED, and row locks taken in one order everywhere: the caller's ``workers`` row, then ``instances``,
       ``worker_queue``, ``sessions``, ``session_states``, each by key. Whoever takes rows out of that order skips those
       that are locked.
-    * A condition that decides stands in the ``WHERE`` of the statement that locks or writes its row: after a lock wait
+    * A condition that decides is in the ``WHERE`` of the statement that locks or writes its row: after a lock wait
       PostgreSQL checks it again, on the row as it is then and with the time as it is then.
     """
 
@@ -139,5 +139,5 @@ class PostgresProvider(
         await self._connections.aclose()
 
     async def advance_clock(self, seconds: float) -> None:
-        """Move the database's clock, for everyone who uses this schema. For tests only."""
+        """Move the clock of this schema, for all its users. For tests only."""
         await self._connections.misc.simple_query(_ADVANCE, {"seconds": float(seconds)})

@@ -11,7 +11,7 @@ from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import OFFER_SECONDS, FetchOptions, SessionRelease, WorkerIdentity
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.driver.wire import Params
-from affinity.provider.postgres.operations import Operations, who, without
+from affinity.provider.postgres.operations import Operations, caller_params, without
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "releasing.sql")
@@ -38,7 +38,7 @@ class ReleaseOperations(Operations):
         release.
         """
         params = {
-            **who(identity),
+            **caller_params(identity),
             "max_sessions": Int8(options.max_sessions),
             "names": list(options.names),
             "limit": Int8(options.limit),

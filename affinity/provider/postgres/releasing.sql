@@ -5,7 +5,7 @@ SELECT FROM sessions WHERE session_id = ANY (%(release)s) ORDER BY session_id FO
 SELECT release_sessions_1(%(release)s, %(reroute)s)
 
 -- release_idle: release sessions for work that no worker has room for
--- Parts between marks: `find` says which sessions nothing seems to keep, `free` releases those of them that nothing
+-- Parts: `find` says which sessions nothing seems to keep, `free` releases those of them that nothing
 -- keeps when their rows are locked.
 WITH company AS MATERIALIZED (
     SELECT count(*) FILTER (WHERE NOT draining) AS n,

@@ -1,5 +1,5 @@
 -- prune: one step of removing instances that ended long ago; how many, and where the next step begins
--- An instance is judged again once its row is locked. One that somebody else has locked is passed over.
+-- An instance is checked again once its row is locked. One that is locked already is skipped.
 WITH RECURSIVE cutoff AS MATERIALIZED (
     SELECT clock() - %(older_than)s * interval '1 s' AS at
 ), looked AS MATERIALIZED (

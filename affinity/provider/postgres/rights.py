@@ -1,8 +1,8 @@
 """Rights of roles other than the one that migrates: clients, and workers without DDL.
 
 A client reads, and writes through two functions of the schema, which run with the rights of the role that migrated: so
-it creates instances and sends messages, and nothing else. A worker changes rows of all tables but those that say what
-the schema is, and who may do what.
+it creates instances and sends messages, and nothing else. A worker changes rows of all tables but those that describe
+the schema and the rights.
 
 The roles are remembered in ``granted_roles``: a migration gives them their rights to what it adds.
 """

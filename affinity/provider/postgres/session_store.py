@@ -71,7 +71,7 @@ class PostgresSessionStore:
         except Contention as error:
             if error.code != UniqueViolation.sqlstate:
                 raise
-            overtaken = True  # somebody else wrote the first version: now there is a record to look at
+            overtaken = True  # another writer was first: now there is a record
         return await self._save(params) if overtaken else verdict
 
     async def delete(
@@ -88,16 +88,16 @@ class PostgresSessionStore:
         """A record that is left keeps its children."""
         if not session_ids:
             return []
-        told, born = versions or {}, births or {}
+        versions, births = versions or {}, births or {}
         params = {
             "session": Texts(session_ids),
             "cascade": cascade,
             "idle_only": idle_only,
             "whole": whole and cascade,
-            "version_session": Texts(told),
-            "version": Ints(told.values()),
-            "birth_session": Texts(born),
-            "birth": Texts(born.values()),
+            "version_session": Texts(versions),
+            "version": Ints(versions.values()),
+            "birth_session": Texts(births),
+            "birth": Texts(births.values()),
             "dry_run": dry_run,
         }
         removed: list[str | None] = [None]

@@ -20,7 +20,7 @@ WITH begun AS (
     WHERE session_id = %(session)s AND (SELECT count(*) FROM begun) >= 0 -- always true: the row is made first
     FOR NO KEY UPDATE
 ), overtaken AS MATERIALIZED (
-    -- Somebody else has made the row since this statement began, which therefore does not see it.
+    -- Another transaction has inserted the row since this statement began, which does not see it.
     SELECT %(epoch)s::bigint IS NULL AND NOT EXISTS (SELECT FROM begun) AND NOT EXISTS (SELECT FROM session) AS yes
 ), record AS MATERIALIZED (
     SELECT version, birth, epoch, turn FROM session_states
@@ -38,7 +38,7 @@ WITH begun AS (
             (s.epoch > %(epoch)s OR r.epoch > %(epoch)s) IS NOT TRUE AS newest
     ) v
 ), bumped AS (
-    -- A writer without a lease: what the session's holder remembers is not used any more.
+    -- A writer without a lease: the state in the memory of the session's holder is not used any more.
     UPDATE sessions SET epoch = nextval('epochs')
     WHERE session_id = %(session)s AND %(epoch)s::bigint IS NULL AND (SELECT fits FROM verdict)
 ), added AS (
@@ -59,7 +59,7 @@ WITH begun AS (
 SELECT overtaken, version, repeated, same, known, fits FROM verdict
 
 -- delete: records, and those of their children, as far as they may go
--- Looked for, then locked, then judged by what they are once they are locked. Children of a record that stays, stay.
+-- Records are found, then locked, then checked as they are once they are locked. Children of a record that stays, stay.
 -- Changes nothing when a session is overtaken, as in save: then one row without an id is all that it gives.
 WITH RECURSIVE found (session_id) AS (
     SELECT r.session_id FROM session_states r WHERE r.session_id = ANY (%(session)s)
@@ -94,12 +94,12 @@ WITH RECURSIVE found (session_id) AS (
     SELECT r.session_id, r.parent FROM record r
     WHERE NOT EXISTS (SELECT FROM overtaken) AND r.session_id NOT IN (SELECT session_id FROM busy)
       AND (r.session_id, r.version) NOT IN (
-          -- Those whose version is told, and is another.
+          -- Those with another version than the given one.
           SELECT x.session_id, x.version FROM record x
           JOIN unnest(%(version_session)s, %(version)s) AS v (session_id, version) USING (session_id)
           WHERE x.version <> v.version)
       AND (r.session_id, r.birth) NOT IN (
-          -- Those whose birth is told, and is another.
+          -- Those with another birth token than the given one.
           SELECT x.session_id, x.birth FROM record x
           JOIN unnest(%(birth_session)s, %(birth)s) AS b (session_id, birth) USING (session_id)
           WHERE x.birth <> b.birth)

@@ -10,7 +10,7 @@ from psycopg.types.numeric import Int8
 from affinity.provider.contract import SessionInfo, WorkerIdentity
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.driver.connections import Connections
-from affinity.provider.postgres.operations import Operations, who
+from affinity.provider.postgres.operations import Operations, caller_params
 from affinity.provider.postgres.session_store import PostgresSessionStore
 from affinity.provider.rows import to_session
 from affinity.provider.statements import load_statements
@@ -33,7 +33,9 @@ class SessionOperations(Operations):
     async def check_session(self, identity: WorkerIdentity, session_ids: Sequence[str]) -> Sequence[float | None]:
         if not session_ids:
             return []
-        rows = await self._connections.quick.run(_SQL["check"], {**who(identity), "session": Texts(session_ids)})
+        rows = await self._connections.quick.run(
+            _SQL["check"], {**caller_params(identity), "session": Texts(session_ids)}
+        )
         found: dict[int, float] = dict(rows)
         return [found.get(n) for n in range(1, len(session_ids) + 1)]
 

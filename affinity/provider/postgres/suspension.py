@@ -9,7 +9,7 @@ from psycopg.types.numeric import Int8
 
 from affinity.provider.contract import Resumption, Suspend, WorkerIdentity
 from affinity.provider.postgres.driver.arrays import Bools, Ints, Texts
-from affinity.provider.postgres.operations import Operations, flags, who
+from affinity.provider.postgres.operations import Operations, caller_params, flags
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "suspension.sql")
@@ -22,7 +22,7 @@ class SuspensionOperations(Operations):
         if not suspends:
             return []
         params = {
-            **who(identity),
+            **caller_params(identity),
             "instance": Texts(one.instance_id for one in suspends),
             "birth": Texts(one.birth for one in suspends),
             "execution": Ints(one.execution_id for one in suspends),
@@ -38,7 +38,7 @@ class SuspensionOperations(Operations):
     async def retry_suspended(
         self, identity: WorkerIdentity, *, names: Collection[str], code: str, limit: int
     ) -> Sequence[str]:
-        params = {**who(identity), "names": Texts(names), "code": code, "limit": Int8(limit)}
+        params = {**caller_params(identity), "names": Texts(names), "code": code, "limit": Int8(limit)}
         return [instance_id for (instance_id,) in await self._connections.misc.run(_SQL["retry"], params)]
 
     async def resume_instance(self, instance_ids: Sequence[str]) -> Sequence[Resumption]:

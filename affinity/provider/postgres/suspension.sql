@@ -24,10 +24,10 @@ WITH wanted AS MATERIALIZED (
         message = excluded.message, worker_id = excluded.worker_id, code = excluded.code,
         needs_code = excluded.needs_code, suspended_at = excluded.suspended_at, resumed_at = NULL, unchecked = false
 ), misplaced AS MATERIALIZED (
-    -- What is sent at this moment and missed here is met by a fetch, and marked then.
+    -- A message that is sent at this moment and missed here is found by a fetch, which routes it.
     SELECT o.id FROM wanted w JOIN orchestrator_queue o USING (instance_id) WHERE o.route <> 'suspended'
     ORDER BY o.id FOR NO KEY UPDATE OF o
-), marked AS (
+), rerouted AS (
     UPDATE orchestrator_queue o SET route = 'suspended' FROM misplaced m WHERE o.id = m.id
 )
 SELECT n FROM wanted
@@ -48,7 +48,7 @@ WITH wanted AS MATERIALIZED (
     -- What is sent at this moment and missed here is found by a sweep.
     SELECT o.id FROM wanted w JOIN orchestrator_queue o USING (instance_id) WHERE w.suspended AND o.route = 'suspended'
     ORDER BY o.id FOR NO KEY UPDATE OF o
-), marked AS (
+), rerouted AS (
     UPDATE orchestrator_queue o SET route = 'new' FROM misplaced m WHERE o.id = m.id
 )
 SELECT instance_id, suspended FROM wanted
@@ -76,7 +76,7 @@ WITH untried AS MATERIALIZED (
 ), misplaced AS MATERIALIZED (
     SELECT o.id FROM wanted w JOIN orchestrator_queue o USING (instance_id) WHERE o.route = 'suspended'
     ORDER BY o.id FOR NO KEY UPDATE OF o
-), marked AS (
+), rerouted AS (
     UPDATE orchestrator_queue o SET route = %(route)s FROM misplaced m WHERE o.id = m.id
 )
 SELECT instance_id FROM wanted

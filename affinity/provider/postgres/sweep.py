@@ -1,4 +1,4 @@
-"""The sweep: the safety net under the marks in both queues, and the end of rows that nobody needs."""
+"""The sweep: repair of stale routes in both queues, and removal of rows that are no longer needed."""
 
 from __future__ import annotations
 

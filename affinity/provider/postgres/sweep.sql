@@ -1,4 +1,4 @@
--- begin: whether it is time for a sweep; whoever comes second does not wait for the first
+-- begin: whether it is time for a sweep; a second worker does not wait for the first
 UPDATE sweeps SET last_sweep = clock()
 FROM (
     SELECT ctid FROM sweeps WHERE last_sweep <= clock() - %(interval)s * interval '1 s' FOR NO KEY UPDATE SKIP LOCKED
@@ -9,9 +9,9 @@ RETURNING queued_session, queued_route, session, CASE WHEN isfinite(pruned_to) T
 -- again: there is more to do, so the interval does not count
 UPDATE sweeps SET last_sweep = '-infinity'
 
--- repair: marks that went stale in both queues, and rows that nobody needs; one statement, so that idle workers say little
--- It waits for nobody, and may be repeated: what it does not get to, the next one does.
-WITH RECURSIVE mark (session_id, route, n) AS (
+-- repair: stale routes in both queues, and rows that are not needed; one statement, so that idle workers send little
+-- It waits for no lock, and may be repeated: the next sweep does what is left.
+WITH RECURSIVE routed (session_id, route, n) AS (
     -- Each pair once, by jumping from one to the next in the index: idle sessions cost nothing, nor do long queues. So
     -- many in one sweep, from where the last one stopped.
     (SELECT session_id, route, 1 FROM worker_queue
@@ -19,18 +19,18 @@ WITH RECURSIVE mark (session_id, route, n) AS (
      ORDER BY session_id, route LIMIT 1)
     UNION ALL
     SELECT next.session_id, next.route, m.n + 1
-    FROM mark m CROSS JOIN LATERAL (
+    FROM routed m CROSS JOIN LATERAL (
         SELECT q.session_id, q.route FROM worker_queue q
         WHERE q.session_id IS NOT NULL AND (q.session_id, q.route) > (m.session_id, m.route)
         ORDER BY q.session_id, q.route LIMIT 1
     ) next
     WHERE m.n < %(window)s
 ), wrong AS MATERIALIZED (
-    SELECT m.session_id, m.route, coalesce('w:' || h.worker_id, 'new') AS truth
-    FROM mark m LEFT JOIN held_sessions h ON h.session_id = m.session_id
+    SELECT m.session_id, m.route, coalesce('w:' || h.worker_id, 'new') AS right_route
+    FROM routed m LEFT JOIN held_sessions h ON h.session_id = m.session_id
     WHERE m.route <> coalesce('w:' || h.worker_id, 'new') AND NOT (m.route > 'new:' AND m.route < 'new;')
 ), route (name) AS (
-    -- Each distinct mark of a worker once, in the same way: what a dead one leaves behind does not wait for its window,
+    -- Each distinct route to a worker once, in the same way: what a dead one leaves behind does not wait for its window,
     -- nor does what one was offered and has not taken in time.
     SELECT least((SELECT route FROM worker_queue WHERE route > 'new:' ORDER BY route LIMIT 1),
                  (SELECT route FROM orchestrator_queue WHERE route > 'new:' ORDER BY route LIMIT 1))
@@ -58,7 +58,7 @@ WITH RECURSIVE mark (session_id, route, n) AS (
     SELECT o.instance_id, o.execution_id, o.activity_id, coalesce('w:' || h.worker_id, 'new') AS route
     FROM orphans o LEFT JOIN held_sessions h ON h.session_id = o.session_id
     UNION
-    (SELECT q.instance_id, q.execution_id, q.activity_id, w.truth
+    (SELECT q.instance_id, q.execution_id, q.activity_id, w.right_route
      FROM wrong w JOIN worker_queue q ON q.session_id = w.session_id AND q.route = w.route
      LIMIT %(reroute)s)
 ), locked AS MATERIALIZED (
@@ -79,7 +79,7 @@ WITH RECURSIVE mark (session_id, route, n) AS (
     UPDATE orchestrator_queue o SET route = 'new' FROM stale_messages s WHERE o.id = s.id
     RETURNING 1
 ), resumed AS MATERIALIZED (
-    -- What was sent while its instance was resumed, by one who saw it suspended. By now nobody does.
+    -- Sent while the instance was resumed, by a sender that saw it suspended. No sender does so any more.
     SELECT s.instance_id FROM suspensions s WHERE s.unchecked AND s.resumed_at < (SELECT clock()) - interval '10 s'
     ORDER BY s.resumed_at LIMIT %(reroute)s FOR NO KEY UPDATE SKIP LOCKED
 ), checked AS (
@@ -118,12 +118,12 @@ WITH RECURSIVE mark (session_id, route, n) AS (
     RETURNING 1
 ), stopped AS (
     -- At a full window where it ends; at one that is not, at the beginning again. Where it was, while there are more
-    -- stale marks in it than one sweep repairs.
+    -- stale routes in it than one sweep repairs.
     UPDATE sweeps SET
         queued_session = CASE WHEN (SELECT count(*) FROM items) >= %(reroute)s THEN %(queued_session)s
-                              ELSE coalesce((SELECT session_id FROM mark WHERE n = %(window)s), '') END,
+                              ELSE coalesce((SELECT session_id FROM routed WHERE n = %(window)s), '') END,
         queued_route = CASE WHEN (SELECT count(*) FROM items) >= %(reroute)s THEN %(queued_route)s
-                            ELSE coalesce((SELECT route FROM mark WHERE n = %(window)s), '') END,
+                            ELSE coalesce((SELECT route FROM routed WHERE n = %(window)s), '') END,
         session = CASE WHEN (SELECT count(*) FROM looked) < %(window)s THEN ''
                        ELSE (SELECT max(session_id) FROM looked) END
     FROM (SELECT ctid FROM sweeps FOR NO KEY UPDATE SKIP LOCKED) mine

@@ -1,4 +1,4 @@
-"""What PostgreSQL says of the timeline: see `affinity.provider.timeline`."""
+"""The timeline of a PostgreSQL database: see `affinity.provider.timeline`."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ _CHECK_FENCES: Final = _SQL["check_fences"]
 _NOT_QUEUED: Final = Placed(item=None, holder=None)
 
 _MAX_ROUNDS: Final = 5
-"""Commits of one batch that may be refused, before it is contention: between two of them somebody changed a fence."""
+"""Refused commits of one batch before `Contention` is raised: another worker changes a fence before each of them."""
 
 
 class TurnOperations(Operations):

@@ -18,7 +18,7 @@ from affinity.provider.contract import (
 )
 from affinity.provider.postgres.driver.arrays import Bools, Floats, Ints, Texts
 from affinity.provider.postgres.driver.wire import Params
-from affinity.provider.postgres.operations import Operations, flags, lock_columns, who, without
+from affinity.provider.postgres.operations import Operations, caller_params, flags, lock_columns, without
 from affinity.provider.postgres.session_store import state_columns
 from affinity.provider.statements import load_statements
 
@@ -35,7 +35,7 @@ class WorkItemOperations(Operations):
     ) -> Sequence[bool]:
         if not locks:
             return []
-        params = {**who(identity), **lengths(timeouts), **lock_columns(locks)}
+        params = {**caller_params(identity), **lengths(timeouts), **lock_columns(locks)}
         rows = await self._connections.quick.run(_SQL["renew"], params)
         return flags(len(locks), (n for (n,) in rows))
 
@@ -53,7 +53,7 @@ class WorkItemOperations(Operations):
         places = _first({ack.lock: n for n, ack in reversed(list(enumerate(acks)))})
         first = [acks[place] for place in places]
         params = {
-            **who(identity),
+            **caller_params(identity),
             **lengths(timeouts),
             **lock_columns([ack.lock for ack in first]),
             "message": Texts(ack.message for ack in first),
@@ -72,7 +72,7 @@ class WorkItemOperations(Operations):
         places = _first({item.lock: n for n, item in reversed(list(enumerate(items)))})
         first = [items[place] for place in places]
         params = {
-            **who(identity),
+            **caller_params(identity),
             **lock_columns([item.lock for item in first]),
             "delay": Floats(item.delay for item in first),
             "failed": Bools(item.failed for item in first),
@@ -91,7 +91,7 @@ class WorkItemOperations(Operations):
     ) -> int:
         """Reads the whole queue: for the rare case of a lost reply."""
         params = {
-            **who(identity),
+            **caller_params(identity),
             "token": Texts(lock.token for lock in known),
             "delivered": Texts(lock.token for lock in delivered),
         }
@@ -100,7 +100,7 @@ class WorkItemOperations(Operations):
     async def begin_work_item(self, identity: WorkerIdentity, lock: WorkLock, attempt: int) -> bool:
         instance_id, execution_id, activity_id = lock.key
         params = {
-            **who(identity),
+            **caller_params(identity),
             "instance": instance_id,
             "execution": Int8(execution_id),
             "activity": Int8(activity_id),

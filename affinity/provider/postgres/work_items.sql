@@ -31,7 +31,7 @@ JOIN worker_queue q USING (instance_id, execution_id, activity_id)
 WHERE q.lock_token = l.token
 
 -- ack: remove items by live token, send their results, and touch their sessions as far as the caller holds them
--- Parts between marks as in a commit: `state` when states come with the results, `plain` when none does.
+-- Parts: `state` when states come with the results, `plain` when none does.
 WITH
 -- [plain
 ours AS MATERIALIZED (
@@ -161,7 +161,7 @@ WITH ours AS MATERIALIZED (
       AND (q.instance_id, q.execution_id, q.activity_id) NOT IN (
         SELECT instance_id, execution_id, activity_id FROM ours)
     LIMIT %(reroute)s FOR NO KEY UPDATE OF q SKIP LOCKED
-), marked AS (
+), rerouted AS (
     UPDATE worker_queue q SET route = 'new' FROM others o
     WHERE q.instance_id = o.instance_id AND q.execution_id = o.execution_id AND q.activity_id = o.activity_id
 )
@@ -174,7 +174,7 @@ WHERE instance_id = %(instance)s AND execution_id = %(execution)s AND activity_i
 RETURNING 1
 
 -- release_unknown_locks: free items locked under tokens that this incarnation does not know; `delivered` keep their attempt
-WITH unheard AS MATERIALIZED (
+WITH unknown_lock AS MATERIALIZED (
     SELECT instance_id, execution_id, activity_id FROM worker_queue
     WHERE lock_incarnation = %(incarnation)s AND lock_token NOT IN (SELECT unnest(%(token)s))
     ORDER BY instance_id, execution_id, activity_id FOR NO KEY UPDATE
@@ -182,6 +182,6 @@ WITH unheard AS MATERIALIZED (
 UPDATE worker_queue q
 SET lock_worker = NULL, lock_incarnation = NULL, lock_token = NULL, locked_until = NULL,
     attempts = q.attempts - (q.lock_token <> ALL (%(delivered)s))::int
-FROM unheard u
+FROM unknown_lock u
 WHERE q.instance_id = u.instance_id AND q.execution_id = u.execution_id AND q.activity_id = u.activity_id
 RETURNING 1

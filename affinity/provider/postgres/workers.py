@@ -8,7 +8,7 @@ from typing import Final
 
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import WorkerIdentity, WorkerInfo, WorkerLease
-from affinity.provider.postgres.operations import Operations, same_time, who
+from affinity.provider.postgres.operations import Operations, caller_params, same_time
 from affinity.provider.postgres.timeline import LEARN
 from affinity.provider.rows import to_worker, worker_fenced
 from affinity.provider.statements import load_statements
@@ -23,8 +23,8 @@ class WorkerOperations(Operations):
         self, identity: WorkerIdentity, lease: float, labels: Mapping[str, str], *, resume: bool = False
     ) -> WorkerLease:
         timeline = self._connections.timeline
-        params = {**who(identity), "lease": lease, "labels": json.dumps(dict(labels)), "reroute": MAX_REROUTE}
-        statements = ";".join([LEARN, _SQL["resume" if resume else "register"], _SQL["reclaim_marks"]])
+        params = {**caller_params(identity), "lease": lease, "labels": json.dumps(dict(labels)), "reroute": MAX_REROUTE}
+        statements = ";".join([LEARN, _SQL["resume" if resume else "register"], _SQL["reclaim_routes"]])
         learned, rows, *_ = await self._connections.quick.simple_query(statements, {**params, **timeline.known})
         timeline.check(learned)
         if not rows:
@@ -34,7 +34,7 @@ class WorkerOperations(Operations):
     async def renew_worker(self, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
         timeline = self._connections.timeline
         learned, rows = await self._connections.quick.pipeline(
-            [LEARN, _SQL["renew"]], {**who(identity), "lease": lease, **timeline.known}
+            [LEARN, _SQL["renew"]], {**caller_params(identity), "lease": lease, **timeline.known}
         )
         timeline.check(learned)
         ((now, draining, holder),) = rows
@@ -46,12 +46,12 @@ class WorkerOperations(Operations):
 
     async def drain_worker(self, identity: WorkerIdentity) -> int:
         *_, [(held,)] = await self._connections.quick.simple_query(
-            _SQL["drain"], {**who(identity), "reroute": MAX_REROUTE}
+            _SQL["drain"], {**caller_params(identity), "reroute": MAX_REROUTE}
         )
         return int(held)
 
     async def release_worker(self, identity: WorkerIdentity) -> None:
-        await self._connections.quick.simple_query(_SQL["release"], {**who(identity), "reroute": MAX_REROUTE})
+        await self._connections.quick.simple_query(_SQL["release"], {**caller_params(identity), "reroute": MAX_REROUTE})
 
     async def list_workers(self) -> Sequence[WorkerInfo]:
         return [to_worker(row, same_time) for row in await self._connections.misc.run(_SQL["list"])]

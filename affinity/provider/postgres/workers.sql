@@ -1,4 +1,4 @@
--- register: take the name, whoever had it; its sessions come along, each with a new epoch; a trigger tells who watches
+-- register: take the name and its sessions, each with a new epoch; a trigger notifies watchers
 INSERT INTO workers AS w (worker_id, incarnation, locked_until, draining, started_at, labels)
 VALUES (%(worker)s, %(incarnation)s, clock() + %(lease)s * interval '1 s', false, clock(), %(labels)s::jsonb)
 ON CONFLICT (worker_id) DO UPDATE
@@ -22,7 +22,7 @@ SET locked_until = clock() + %(lease)s * interval '1 s', draining = false, label
 WHERE w.incarnation = %(incarnation)s
 RETURNING clock();
 
--- reclaim_marks: items of our sessions that were marked for anyone while we were away
+-- reclaim_routes: items of the caller's sessions that were routed to any worker in the meantime
 UPDATE worker_queue q SET route = %(route)s
 FROM (
     SELECT q.instance_id, q.execution_id, q.activity_id
@@ -32,7 +32,7 @@ FROM (
 ) stray
 WHERE q.instance_id = stray.instance_id AND q.execution_id = stray.execution_id AND q.activity_id = stray.activity_id
 
--- renew: extend a lease that has not ended; who has the name, if it is not the caller
+-- renew: extend a lease that has not ended; the incarnation that has the name, if it is not the caller
 WITH renewed AS (
     UPDATE workers SET locked_until = clock() + %(lease)s * interval '1 s'
     WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND locked_until > clock()

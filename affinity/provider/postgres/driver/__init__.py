@@ -1,1 +1,1 @@
-"""The wire: what the server is told and answers, on libpq alone, and the connections that do so."""
+"""The wire protocol on libpq: connections, values as arrays, the URL and the settings."""

@@ -25,7 +25,7 @@ _BOOLS = {None: _NULL, False: _LENGTH(1) + b"\0", True: _LENGTH(1) + b"\1"}
 
 @lru_cache(maxsize=8 * MAX_BATCH)
 def _head(element: int, length: int) -> bytes:
-    """What comes before the elements. It always says that there may be NULLs: the server looks itself."""
+    """The header before the elements. It always states that there may be NULLs, which the server checks."""
     return _HEAD.pack(1, 1, element, length, 1) if length else _EMPTY.pack(0, 0, element)
 
 

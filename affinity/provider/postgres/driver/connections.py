@@ -7,7 +7,7 @@ States of one `Connection`::
     busy ──a prepared statement is gone, or fits no more──► busy     the call is repeated, with statements prepared anew
     busy ──reply, and the connection broke──► closed                 the reply; the next call connects again
     connecting, busy ──`DEADLINE`──► closed                          ConnectionLost
-    connecting, busy ──nobody waits any more──► abandoned ──connected, or reply, within `GRACE`──► open
+    connecting, busy ──its caller is cancelled──► abandoned ──connected, or reply, within `GRACE`──► open
     abandoned ──neither──► closed                                    the server ends by itself what it has begun
 
 Invariants
@@ -17,7 +17,7 @@ Invariants
       is left in the middle of a reply, and a silent network does not delay a task that has a deadline.
     * A call is one message to the server, in autocommit. A client that is paused at any moment holds no lock.
 
-No task, lock or timer is made for a call: it is sent by whoever calls, or by the reply to the call before it.
+No task, lock or timer is made for a call: it is sent by its caller, or by the reply to the call before it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DEADLINE: Final = 40.0
 """Seconds for one call, above the server's own statement_timeout: past it the network must be gone."""
 
 GRACE: Final = 2.0
-"""Seconds that a call is given to end after nobody waits for it any more."""
+"""Seconds for a call to end after its caller was cancelled."""
 
 CLOSING: Final = 1.0
 """Seconds for an attempt to connect to notice that it is given up."""
@@ -52,7 +52,7 @@ CLOSING: Final = 1.0
 @dataclass(slots=True, eq=False)
 class _WireCall:
     ask: Callable[[WireProtocol], None]
-    reply: asyncio.Future[list[list[Row]]]  # done before the answer is there: nobody waits any more
+    reply: asyncio.Future[list[list[Row]]]  # done before there is an answer: the caller was cancelled
     is_repeated: bool = False
 
 
@@ -138,7 +138,7 @@ class Connection:
             self._until = min(self._until, asyncio.get_running_loop().time() + GRACE)
             self._set_alarm()
         elif not call.reply.cancelled():
-            call.reply.exception()  # an error that came at the same moment: asyncio would complain that nobody saw it
+            call.reply.exception()  # an error that came at the same moment: read, so that asyncio does not warn
 
     def _go_on(self) -> None:
         """Begin the calls that wait, until one of them has the connection."""
@@ -193,7 +193,7 @@ class Connection:
         self._go_on()
 
     def _end(self, outcome: Outcome) -> None:
-        """The current call is over, whether or not somebody waits for it."""
+        """The current call is over, cancelled or not."""
         call = self._current
         assert call is not None
         if isinstance(outcome, psycopg.Error):
@@ -246,7 +246,7 @@ class Connection:
         protocol, self._protocol = self._protocol, None
         if protocol is None:
             return
-        protocol.mute()
+        protocol.detach()
         protocol.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -34,7 +34,7 @@ _SAFETY: Final = {
     # No statement of ours takes that long; one that does holds up others.
     "statement_timeout": "30s",
     "lock_timeout": "5s",
-    # No verb leaves a transaction open; should one, it must not hold its locks for long.
+    # No operation leaves a transaction open; if one did, it must not hold its locks for long.
     "idle_in_transaction_session_timeout": "10s",
     # As `_NETWORK`, at the server's end: what a host that is gone has begun ends within a worker's lease.
     "tcp_keepalives_idle": "5s",
@@ -44,7 +44,7 @@ _SAFETY: Final = {
 }
 
 MARKER: Final = ("affinity.options", "kept")
-"""A setting that nobody else makes: a connection without it goes through a pooler that ignores our settings."""
+"""A setting of each connection: without it, a pooler has ignored the settings."""
 
 HOT: Final = {
     # The queues are empty one moment and full the next, so statistics are always wrong. A plan is therefore made once,
@@ -113,7 +113,7 @@ class Target:
     def connect(self, application_name: str, settings: dict[str, str]) -> str:
         """What psycopg connects to. Settings travel with the connection request: they cost no round trip.
 
-        What the URL says of the network and, in its ``options``, of timeouts wins over our defaults.
+        Settings of the network in the URL, and timeouts in its ``options``, override the defaults.
         """
         ours = {"search_path": self.schema, "TimeZone": "UTC", MARKER[0]: MARKER[1], **settings}
         options = f"{_options(_SAFETY)} {self.conninfo.get('options', '')} {_options(ours)}"

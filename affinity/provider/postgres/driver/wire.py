@@ -7,18 +7,18 @@ States of one `WireProtocol`::
     idle ──`forget_statements`──► asking ──the reply──► asking             what is asked then
     asking ──the reply, and the connection broke──► unusable               `ended` is called: the rows, or the error
     asking ──the connection broke, or a COPY wants to begin──► unusable    `ended` is called: the error
-    any ──`mute`──► unusable                                               `ended` is not called any more
+    any ──`detach`──► unusable                                               `ended` is not called any more
 
 Invariants
     * It is asked while it is `idle`, and not again before `ended`.
-    * A reply is read to its end before it is told, so that an error leaves the connection usable.
+    * A reply is read to its end before `ended` is called, so that an error leaves the connection usable.
     * The message that executes a statement is followed by the end of its transaction and by nothing else, and several
       statements are one message: what was cut on its way has locked no row.
     * The server is never asked to stop: it would end the wait for a synchronous standby too, and a transaction that no
       standby has would be committed.
     * While there is more to send, we read too: neither side waits for the other with both sockets full.
-    * A broken connection is an error of a call. What comes while nobody asks, be it the end, stays unread until the
-      next call, which hears the server's own words; and a closed socket does not keep the event loop busy.
+    * A broken connection is an error of a call. What arrives between calls, also the end, stays unread until the next
+      call, which raises the server's own message; and a closed socket does not keep the event loop busy.
 
 psycopg connects, converts values and names errors. Its cursors would do the rest too, at three times the cost: a
 cursor, a generator, a lock, a reader and a timer for each statement.
@@ -67,7 +67,7 @@ _COPY: Final = frozenset({int(ExecStatus.COPY_IN), int(ExecStatus.COPY_OUT), int
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Shape:
-    """A statement with the server's own placeholders, and what they stand for: columns come last."""
+    """A statement with the server's placeholders, and the parameters of each: columns come last."""
 
     query: bytes
     others: tuple[str, ...]
@@ -120,7 +120,7 @@ class WireProtocol:
             self._prepare(key, then=partial(self.execute, statement, params))
 
     def _packed(self, statement: LiteralString, params: Params) -> tuple[_Key, _Packed, _Formats]:
-        """Columns come packed; psycopg packs the rest, and says of which types it is."""
+        """Values in wire format: columns are packed already, psycopg packs the others and names their types."""
         shape = self._shapes.get(statement)
         if shape is None:
             shape = self._shapes[statement] = _shape(statement, params)
@@ -141,7 +141,7 @@ class WireProtocol:
 
     def pipeline(self, statements: Sequence[LiteralString], params: Params) -> None:
         """Several statements in one message and one transaction, prepared at their first use, each with a snapshot of
-        its own. Their values, which are no columns, stand in the text.
+        its own. Their values, which are not columns, are literals in the text.
 
         The server begins none before it has all: were each a message of its own, it would keep what the first has
         locked for as long as the rest does not arrive.
@@ -268,8 +268,8 @@ class WireProtocol:
 
     # -- the end
 
-    def mute(self) -> None:
-        """Say and hear no more."""
+    def detach(self) -> None:
+        """Send and read nothing more."""
         self._listening = False
         with suppress(OSError):  # libpq has closed the socket of a broken connection
             self._loop.remove_writer(self._socket)
@@ -281,7 +281,7 @@ class WireProtocol:
 
 
 def _shape(statement: LiteralString, params: Params) -> _Shape:
-    """What a name stands for is a column in every call, or in none.
+    """A name is a column in every call, or in none.
 
     To be kept: psycopg looks for the placeholders at every call, a third of a millisecond for a statement as long as a
     commit.
