@@ -109,8 +109,8 @@ _NAMES: Final = re.compile(
 
 
 def is_prepared_anew(error: psycopg.Error) -> bool:
-    """Whether a prepared statement is gone (26000), belongs to another client (42P05), or was prepared before a migration
-    changed the tables (0A000). Then nothing was executed.
+    """Whether a prepared statement is gone (26000), belongs to another client (42P05), or was prepared before a
+    migration changed the tables (0A000). Then nothing was executed.
     """
     said = error.diag
     return said.sqlstate in {"26000", "42P05"} or (
