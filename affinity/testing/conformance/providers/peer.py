@@ -43,7 +43,7 @@ from affinity.testing.conformance.providers.builders import (
 _MAX_RACES: Final = 1_000
 
 
-class GiveBack(TypedDict, total=False):
+class AbandonFlags(TypedDict, total=False):
     """The flags of `WorkAbandon`."""
 
     delay: float
@@ -126,7 +126,7 @@ class Peer:
         (acked,) = await self.provider.ack_work_item(self.identity, acks, TIMEOUTS)
         return acked
 
-    async def give_back(self, *items: WorkItem, **flags: Unpack[GiveBack]) -> list[bool]:
+    async def give_back(self, *items: WorkItem, **flags: Unpack[AbandonFlags]) -> list[bool]:
         abandons = [WorkAbandon(lock=item.lock, **flags) for item in items]
         return list(await self.provider.abandon_work_item(self.identity, abandons))
 
