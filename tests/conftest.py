@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests import compiled  # isort: skip -- before all that it is to share
+
 import os
 import signal
 from collections.abc import Iterator
@@ -54,6 +56,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Before xdist starts its processes."""
+    if session.config.option.numprocesses and session.config.args_source is not pytest.Config.ArgsSource.ARGS:
+        compiled.share()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--all`; how long, and where, the tests of `tests/model` look for defects."""
     parser.addoption("--all", action="store_true", help="run the slow tests too, which `-m slow` runs alone")
@@ -66,18 +75,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def anyio_backend() -> str:
     """The only event loop that psycopg knows."""
     return "asyncio"
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Some two hundred processes that tests start find their code compiled, though the environment wants no files of it
-    beside the source.
-    """
-    with pytest.MonkeyPatch.context() as environment:
-        if os.environ.get("PYTHONDONTWRITEBYTECODE"):
-            environment.delenv("PYTHONDONTWRITEBYTECODE")
-            environment.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.mktemp("compiled")))
-        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
