@@ -1,4 +1,4 @@
-"""The commands on what instances run on: workers, migrate, quotas."""
+"""The commands on the database and its workers: workers, migrate, quotas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from affinity.provider.schema import SchemaReport
 @click.command(cls=Command, short_help="Show the workers.")
 @command
 def workers(shell: Shell) -> None:
-    """Show the workers, also those that ended lately: which are alive, what they hold, where they run."""
+    """Show the workers, also those that ended recently: state, held sessions, lease, labels."""
     found = with_client(shell, lambda client: client.workers())
     columns = ("WORKER", "STATE", "SESSIONS", "LEASE", "STARTED", "LABELS")
     shell.show(found, lambda: table(columns, map(_worker_row, found), empty="no workers"))

@@ -94,7 +94,7 @@ def _details(instance: Instance) -> list[tuple[str, object]]:
 @click.option("--execution", type=click.IntRange(min=1), help="Which, after continue_as_new  [default: the last]")
 @command
 def history(shell: Shell, instance_id: str, execution: int | None) -> None:
-    """Show the events of the instance ID, oldest first: what it asked for, what came of it, what it received.
+    """Show the events of the instance ID, oldest first: scheduled work, results, received events.
 
     With the time and the worker of each, and the attempt that gave a result, if it was not the first.
     """
@@ -111,7 +111,7 @@ def history(shell: Shell, instance_id: str, execution: int | None) -> None:
 
 
 def _event_row(event: HistoryRecord) -> tuple[object, ...]:
-    """As short as it is shown: all rows are in memory together."""
+    """The row as short as it is shown, since all rows are in memory together."""
     run = event.attempt if event.attempt != 1 else None
     details = cell(compact(dict(event.fields)))
     return event.event_id, event.recorded_at, event.type, event.worker_id, run, details
@@ -137,7 +137,7 @@ def list_instances(
     session_id: str | None,
     page: PageOptions,
 ) -> None:
-    """List instances, newest first. An empty list is an answer too: exit code 0.
+    """List instances, newest first. The exit code of an empty list is 0.
 
     Examples:
       affinity list --status failed --name conversation

@@ -92,7 +92,7 @@ def raise_event(shell: Shell, instance_id: str, event: str, data: Any) -> None:
 @click.option("--reason", default="cancelled from the command line", show_default=True)
 @command
 def cancel(shell: Shell, instance_id: str, reason: str) -> None:
-    """Ask the instance ID to end. It may take its time to clean up: see `affinity wait`."""
+    """Ask the instance ID to end, after its cleanup: see `affinity wait`."""
     with_client(shell, lambda client: client.cancel(instance_id, reason))
     shell.show({"instance_id": instance_id, "cancel_requested": True}, lambda: None)
 
@@ -134,7 +134,7 @@ def resume(shell: Shell, instance_ids: tuple[str, ...], everything: bool, reason
 @click.option("--to-event", type=click.IntRange(min=1), required=True, help="The last event that counts.")
 @command
 def reset(shell: Shell, instance_id: str, to_event: int) -> None:
-    """Open the instance ID again, also when it has failed, as it was behind an event of its history.
+    """Open the instance ID again, also when it has failed, as it was after an event of its history.
 
     `affinity history ID` numbers the events. Later ones stay readable: `affinity history ID --execution N`.
     Activities that were outstanding run again. Session state is not rewound, nor is what activities have done
@@ -175,7 +175,7 @@ def wait(shell: Shell, instance_id: str, timeout: float | None) -> None:
 
 
 async def _report_end(shell: Shell, client: Client, instance_id: str, timeout: float | None, **more: Any) -> None:
-    """Print how an instance ended; exit with `FAILED` when it did not end well."""
+    """Print the result of an instance; exit with `FAILED` when it failed or was cancelled."""
     ended = await client.wait_finished(instance_id, timeout)
     document = {"instance_id": instance_id, **more, "status": ended.status}
     if ended.error is None:

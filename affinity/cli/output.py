@@ -47,7 +47,7 @@ def cell(value: object) -> str:
 
 
 def printable(value: object) -> str:
-    """A value as text that cannot do anything to a terminal."""
+    """A value as text without control characters."""
     if value is None:
         return ""
     if isinstance(value, datetime):

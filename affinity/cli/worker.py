@@ -1,4 +1,4 @@
-"""``affinity worker``."""
+"""``affinity worker``: options, signals, exit codes."""
 
 from __future__ import annotations
 

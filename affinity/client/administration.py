@@ -262,7 +262,7 @@ class Administration(ClientBase):
                 return
 
     async def sessions(self) -> AsyncIterator[SessionInfo]:
-        """All sessions that have a row by id: who holds each, or last did; read page by page."""
+        """All sessions that have a row, by id, with their present or last holder; read page by page."""
         after: str | None = None
         while True:
             rows = await retry(partial(self._provider.list_sessions, after=after, limit=MAX_PAGE))
@@ -355,7 +355,7 @@ class Administration(ClientBase):
     # -- sessions
 
     async def release_session(self, session_id: str) -> SessionRelease:
-        """Release a session before its time, whichever worker holds it: any worker may claim it then, and its holder
+        """Release a session before its lock expires, on any worker: any worker may claim it then, and its holder
         has room for another one. Its saved state stays; its holder evicts its state in memory within
         about ten seconds. A wait that holds the session (``hold_session``) does not keep it.
 

@@ -1,4 +1,4 @@
-"""How a client calls its provider, in batches and again where that does no harm, and what refusals become."""
+"""Calls to the provider: retries, batches, and the errors for refusals."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class Client(Administration):
-    """Starts orchestrations and talks to them, through the database alone.
+    """Starts orchestrations, sends them events and waits for them, through the database.
 
     ::
 
@@ -128,7 +128,7 @@ class Client(Administration):
         return handle
 
     async def start_many(self, starts: Iterable[Start]) -> Sequence[Handle[Any]]:
-        """Start instances in few round trips; each as by `start`, nothing when the form of one is refused.
+        """Start instances in few round trips; each as by `start`, none when the form of one is refused.
 
         Raises:
             InstanceExists: ids belong to instances of other orchestrations; all others have been started.
@@ -156,7 +156,7 @@ class Client(Administration):
         return created
 
     async def _refuse_others(self, instances: Sequence[NewInstance]) -> None:
-        """Raise when one of the ids, all of which were there, belongs to another orchestration."""
+        """Raise when one of these existing ids belongs to another orchestration."""
         names = {instance.instance_id: instance.name for instance in instances}
         present = [info for batch in batches(list(names)) for info in await self._look_up(batch)]
         others = [info for info in present if info is not None and info.name != names[info.instance_id]]
@@ -191,7 +191,7 @@ class Client(Administration):
         return [delivery for batch in parts for delivery in await self._send(batch)]
 
     async def cancel(self, instance_id: str, reason: str = "") -> None:
-        """Ask an instance to end; it has the time to clean up that its code takes.
+        """Ask an instance to end, after the cleanup of its code.
 
         Raises:
             UnknownInstance, InstanceFinished: nothing was sent.
@@ -303,7 +303,7 @@ class Handle(Generic[R]):
         return await self._client.reset(self.instance_id, to_event=to_event)
 
     async def status(self) -> Instance:
-        """How it is; see `Client.status`."""
+        """Its status, result or error; see `Client.status`."""
         return await self._client.status(self.instance_id)
 
     async def executions(self, *, limit: int = 100, before: int | None = None) -> Sequence[ExecutionSummary]:

@@ -1,4 +1,4 @@
-"""Going back in a history: what of it the next execution begins with, and what is to be done again.
+"""Resets: the part of a history with which the next execution begins, and the work that is scheduled anew.
 
 An input and the commands that follow it are one step, and code that runs again must find a step whole or not at all. So
 the step that holds the last event to keep is kept when it ends there. Otherwise it is taken again: its input becomes a
@@ -89,7 +89,7 @@ def cut_history(texts: Sequence[str], to_event: int, execution_id: int) -> Cut:
 
 
 def build_reset(info: InstanceInfo, cut: Cut, children: Mapping[str, InstanceInfo | None]) -> Reset:
-    """What is written: ``info`` is the instance as it was when its history was read, ``children`` those of `Cut`."""
+    """The reset to write: ``info`` is the instance as it was when its history was read, ``children`` those of `Cut`."""
     me, run = info.instance_id, info.execution_id + 1
     outstanding = cut.outstanding
     inputs = [] if cut.again is None else [NewMessage(instance_id=me, payload=encode_message(run, cut.again))]
@@ -165,7 +165,7 @@ def _work_item(key: WorkKey, event: ev.ActivityScheduled, session_id: str | None
 def _answer(
     me: str, schedule_id: int, child_id: str, cut: Cut, children: Mapping[str, InstanceInfo | None]
 ) -> ev.Event | None:
-    """How a child has ended, by its own row; by the history when it is gone or was never ours. None: it is running."""
+    """The end of a child, from its own row; from the history if that is deleted or another's. None: it is running."""
     child = children.get(child_id)
     if child is None or child.parent_id != me:
         return _recorded_answer(schedule_id, child_id, cut)
@@ -187,7 +187,7 @@ def _outcome(schedule_id: int, child: InstanceInfo) -> ev.Event:
 
 
 def _cancellations(me: str, cut: Cut, children: Mapping[str, InstanceInfo | None]) -> list[NewMessage]:
-    """To the children that were scheduled after the cut and are running."""
+    """Requests to cancel, to the running children that were scheduled after the cut."""
     stop = encode_message(ANY_EXECUTION, ev.CancelRequested(f"its parent {me!r} was reset"))
     scheduled = [event.instance_id for event in cut.rest if isinstance(event, ev.SubOrchestrationScheduled)]
     found = [child for name in scheduled if (child := children.get(name)) is not None and child.parent_id == me]

@@ -153,7 +153,7 @@ class InstanceTree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkStatistics:
-    """How much there is. Numbers of the queues stop at the limit that was asked for."""
+    """Numbers of instances and of queued work. Those of the queues stop at the given limit."""
 
     instances: Mapping[InstanceStatus, int]
     work_items: Mapping[WorkItemState, int]  # activities
@@ -246,7 +246,7 @@ def read_cursor(cursor: str) -> tuple[datetime, str]:
 
 
 def _decoded(text: str | None) -> Any:
-    """What is stored may be anything: one row that is no JSON must not keep others from being listed."""
+    """The JSON value; or the text that is no JSON, so that one bad row does not prevent a listing."""
     try:
         return None if text is None else read_json(text)
     except NotSerializable:

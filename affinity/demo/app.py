@@ -16,7 +16,7 @@ from typing import Final
 import anyio
 from pydantic import BaseModel
 
-from affinity.demo.conversations import NO_DIGEST, Message, extend_digest
+from affinity.demo.conversations import NO_DIGEST, ChatMessage, extend_digest
 from affinity.orchestration import ActivityContext, App, OrchestrationContext, RetryPolicy
 from affinity.records import SessionMetadata, SessionStore
 from affinity.session import CacheStats, Sessions, scratch
@@ -35,7 +35,7 @@ RETRY: Final = RetryPolicy(max_attempts=5, initial_interval=0.1, non_retryable=(
 class Line:
     """One message of a transcript, and the turn that added it."""
 
-    message: Message
+    message: ChatMessage
     worker_id: str
     epoch: int
     attempt: int
@@ -106,11 +106,11 @@ async def read_transcript(transcripts: Sessions[Transcript], store: SessionStore
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TurnInput:
     """Input of a turn."""
 
     position: int  # of the message in its conversation, from 0
-    message: Message
+    message: ChatMessage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ def build_app(run: str, transcripts: Sessions[Transcript], note: Callable[[Cache
     app.include(transcripts)
 
     @app.activity(name=f"{run}.turn")
-    async def turn(ctx: ActivityContext, said: Turn) -> Reply:
+    async def turn(ctx: ActivityContext, said: TurnInput) -> Reply:
         assert ctx.session_epoch is not None, "turns are bound to a session"
         line = Line(message=said.message, worker_id=ctx.worker_id, epoch=ctx.session_epoch, attempt=ctx.attempt)
         async with transcripts.open(ctx) as transcript:
@@ -174,8 +174,8 @@ def build_app(run: str, transcripts: Sessions[Transcript], note: Callable[[Cache
     async def conversation(ctx: OrchestrationContext, messages: int) -> Summary:
         digest = NO_DIGEST
         for position in range(messages):
-            message = await ctx.schedule_wait(EVENT, Message)
-            work = ctx.schedule_activity(turn, Turn(position, message), retry=RETRY)
+            message = await ctx.schedule_wait(EVENT, ChatMessage)
+            work = ctx.schedule_activity(turn, TurnInput(position, message), retry=RETRY)
             digest = (await work.on_session(ctx.instance_id)).digest
         return Summary(messages, digest)
 

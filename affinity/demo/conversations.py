@@ -22,7 +22,7 @@ NO_DIGEST: Final = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class ChatMessage:
     """The lines of one person before the other one answers."""
 
     sender: str
@@ -34,7 +34,7 @@ class Conversation:
     """Two people, taking turns."""
 
     id: str
-    messages: tuple[Message, ...]
+    messages: tuple[ChatMessage, ...]
 
 
 def load_conversations(count: int, seed: int) -> Sequence[Conversation]:
@@ -53,13 +53,13 @@ def load_conversations(count: int, seed: int) -> Sequence[Conversation]:
     return [_conversation(conversation_id, records[conversation_id]) for conversation_id in ids[:count]]
 
 
-def extend_digest(digest: str, message: Message) -> str:
+def extend_digest(digest: str, message: ChatMessage) -> str:
     """Digest of a transcript after one more message: it depends on every message so far and on their order."""
     line = json.dumps([digest, message.sender, message.texts])
     return hashlib.sha256(line.encode()).hexdigest()[:16]
 
 
-def digests(messages: Sequence[Message]) -> Sequence[str]:
+def digests(messages: Sequence[ChatMessage]) -> Sequence[str]:
     """Digest of the transcript after each of its messages."""
     return list(accumulate(messages, extend_digest, initial=NO_DIGEST))[1:]
 
@@ -79,5 +79,5 @@ def _read_dataset() -> Mapping[str, Any]:
 
 
 def _conversation(conversation_id: str, record: Mapping[str, Any]) -> Conversation:
-    messages = (Message(lines[0]["sender"], tuple(line["text"] for line in lines)) for lines in record["messages"])
+    messages = (ChatMessage(lines[0]["sender"], tuple(line["text"] for line in lines)) for lines in record["messages"])
     return Conversation(conversation_id, tuple(messages))

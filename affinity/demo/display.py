@@ -59,7 +59,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Display:
-    """Where a run shows itself."""
+    """The output of a run while it runs."""
 
     show: Callable[[View], None]
     say: Callable[[str], None]

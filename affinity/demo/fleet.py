@@ -1,4 +1,4 @@
-"""The worker processes of a run: started, killed, stopped, and never left behind."""
+"""The worker processes of a run: start, kill, stop."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from affinity.demo.app import Line, Transcript, transcript_kind, transcripts_of
 from affinity.demo.conversations import (
     DATASET_SIZE,
     NO_DIGEST,
+    ChatMessage,
     Conversation,
-    Message,
     digests,
     extend_digest,
     load_conversations,
@@ -34,7 +34,7 @@ from affinity.provider.contract import Incarnation, Provider, SessionInfo, Worke
 from affinity.records import SessionFilter, SessionMetadata, SessionState
 from affinity.session import CacheStats, MemorySessionStore
 
-HELLO, HI, BYE = (Message("ann", ("hello", "there")), Message("bob", ("hi",)), Message("ann", ("bye",)))
+HELLO, HI, BYE = (ChatMessage("ann", ("hello", "there")), ChatMessage("bob", ("hi",)), ChatMessage("ann", ("bye",)))
 
 
 # --- conversations ----------------------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def test_a_digest_depends_on_every_message_and_on_their_order() -> None:
 # --- the transcript ---------------------------------------------------------------------------------------------------
 
 
-def line(message: Message, worker: str = "a") -> Line:
+def line(message: ChatMessage, worker: str = "a") -> Line:
     return Line(message=message, worker_id=worker, epoch=1, attempt=1)
 
 

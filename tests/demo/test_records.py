@@ -9,7 +9,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from affinity.demo.app import NOTHING, Line, Reply, Summary, read_transcript, transcripts_of
-from affinity.demo.conversations import Conversation, Message, digests
+from affinity.demo.conversations import ChatMessage, Conversation, digests
 from affinity.demo.records import read_record
 from affinity.demo.verify import Record, Verdict, verify
 from affinity.errors import SessionLoadFailed
@@ -19,7 +19,7 @@ from affinity.provider.contract import InstanceInfo
 from affinity.records import SessionState
 from affinity.session import MemorySessionStore
 
-CHAT = Conversation("chat", (Message("ann", ("hello",)), Message("bob", ("hi",))))
+CHAT = Conversation("chat", (ChatMessage("ann", ("hello",)), ChatMessage("bob", ("hi",))))
 SCHEDULED = ev.ActivityScheduled("turn", "{}", session_id="s")
 
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from affinity.demo.app import NOTHING, Line, Reply, StoredTranscript, Summary
-from affinity.demo.conversations import Conversation, Message, digests
+from affinity.demo.conversations import ChatMessage, Conversation, digests
 from affinity.demo.verify import Holders, Record, Verdict, recovery_seconds, verify
 
 PROCESSES = {"a": 1, "b": 2}
-CHAT = Conversation("chat", tuple(Message("me" if n % 2 else "you", (f"text {n}",)) for n in range(6)))
+CHAT = Conversation("chat", tuple(ChatMessage("me" if n % 2 else "you", (f"text {n}",)) for n in range(6)))
 
 
 def reply(position: int, worker: str = "a", epoch: int = 1) -> Reply:

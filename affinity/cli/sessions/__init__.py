@@ -1,4 +1,4 @@
-"""``affinity sessions``: what is kept of sessions, and who holds them."""
+"""``affinity sessions``: the records and leases of sessions."""
 
 from affinity.cli.sessions.command import sessions
 

@@ -60,7 +60,7 @@ def sessions(shell: Shell, *, worker: str | None, held: bool) -> None:
 @click.option("--held", is_flag=True, help="Only sessions that are held now.")
 @command
 def leases(shell: Shell, *, worker: str | None, held: bool) -> None:
-    """Show the leases: which worker holds each session, at which epoch, since when nothing touched it, what is queued.
+    """Show the leases: holder, epoch, idle time and queued work of each session.
 
     The epoch grows with each change of holder. A session that is not held keeps its row for a while; any worker may
     take it.

@@ -90,7 +90,7 @@ def _labels(labels: Any) -> str:
 @filters
 @command
 def count(shell: Shell, **chosen: Any) -> None:
-    """Print how many records fit: those that `affinity sessions list` would list.
+    """Print the number of records that `affinity sessions list` would list.
 
     Examples:
       affinity sessions count --kind chat --idle-for 30d

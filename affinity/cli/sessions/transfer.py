@@ -29,7 +29,7 @@ _IN_MEMORY: Final = 16 * 1024 * 1024  # bytes of stdin before they go to a tempo
 @click.option("-o", "--output", metavar="FILE", default="-", help="The file to write; it appears when it is complete.")
 @command
 def export(shell: Shell, *, session_ids: tuple[str, ...], output: str, **chosen: Any) -> None:
-    """Write records, one JSON document a line, complete in itself: those of the IDs, those that fit, or all.
+    """Write records, one JSON document a line: those of the IDs, those that match, or all.
 
     A state that is JSON is written as JSON, any other as base64. `affinity sessions import` reads it.
 
@@ -64,7 +64,7 @@ async def _write(lines: AsyncIterator[str], file: IO[str], progress: Progress) -
 
 @contextmanager
 def _written(output: str) -> Iterator[IO[str]]:
-    """The file to write, which takes its name when it is complete; or stdout."""
+    """The file to write, renamed when it is complete; or stdout."""
     if output == "-":
         with click.open_file("-", "w", encoding="utf-8") as stdout:
             yield stdout
@@ -85,7 +85,7 @@ def _written(output: str) -> Iterator[IO[str]]:
 
 @contextmanager
 def _read_twice(file: IO[bytes]) -> Iterator[tuple[IO[bytes], int]]:
-    """The file, or a copy of what comes through a pipe, and where to go back to."""
+    """The file, or a copy of the data from a pipe, and the position of its first byte."""
     if file.seekable():
         yield file, file.tell()
         return
