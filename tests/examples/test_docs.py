@@ -49,6 +49,16 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(file), target
 
 
+def test_pages_that_the_code_names_exist() -> None:
+    named = set[str]()
+    for folder in ("affinity", "bench", "deploy", "examples", "tests"):
+        for path in (ROOT / folder).rglob("*.*"):
+            if path.suffix in (".py", ".sql", ".yaml"):
+                named |= set(re.findall(r"docs/[\w/-]+\.md", path.read_text()))
+    assert named
+    assert [page for page in sorted(named) if not (ROOT / page).exists()] == []
+
+
 def anchors(page: Path) -> set[str]:
     """What GitHub makes of a page's headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)

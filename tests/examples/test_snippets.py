@@ -12,9 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import psycopg
 import pytest
+from click.testing import CliRunner
 
 from affinity.cli import main
+from tests.conftest import Servers
 from tests.examples.blocks import PAGES, ROOT, SIGNATURES, Block, blocks, program_of
 
 PYTHON_MARKERS = {"", "part", *SIGNATURES}
@@ -71,6 +74,7 @@ def test_the_parts_of_the_pages_and_their_programs_have_the_types_that_they_say(
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_a_program_is_as_shown_and_prints_what_is_shown(name: str, tmp_path: Path) -> None:
     """The blocks of a page that name the same file: lines of it, and lines that it prints."""
@@ -148,3 +152,24 @@ def test_commands_and_options_in_the_text_exist(page: Path) -> None:
                 names = {"--help"} | {option for parameter in command.params for option in parameter.opts}
                 assert word.split("=")[0] in names, text
         assert command is not main, text
+
+
+def test_the_roles_of_the_page_can_be_made_and_migrate(servers: Servers) -> None:
+    """The SQL of docs/run/databases.md and the command below it, on a server and a database of other names."""
+    server = servers.server("new")
+    (sql,) = blocks("sql")
+    (command,) = (words for block in COMMANDS for words in commands_in(block.text) if "--grant-worker" in words)
+    name = server.create_database()
+    with psycopg.connect(server.url(name), autocommit=True) as connection:
+        roles = ["app_owner", "app_worker", "app_web"]
+        try:
+            for statement in sql.text.replace("DATABASE app ", f"DATABASE {name} ").splitlines():
+                connection.execute(statement.encode())
+            arguments = [*command[1:-1], f"{server.url(name)}{'&' if '?' in server.url(name) else '?'}user=app_owner"]
+            done = CliRunner().invoke(main, arguments)
+            assert done.exit_code == 0, done.output
+        finally:
+            for role in roles:
+                connection.execute(f"DROP OWNED BY {role}".encode())
+                connection.execute(f"DROP ROLE {role}".encode())
+    server.drop_database(name)
