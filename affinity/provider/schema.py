@@ -48,6 +48,14 @@ class Migration:
         found = _OLDEST_CODE.search(self.script)
         return int(found["version"]) if found else None
 
+    def stated_oldest_code(self, strict: int) -> int | None:
+        """The oldest code that a database states from this migration on; None: the same as before.
+
+        Args:
+            strict: releases that know this version or an earlier one find their own version there, or refuse.
+        """
+        return self.version if self.version <= strict else self.oldest_code
+
 
 @dataclass(frozen=True, slots=True)
 class SchemaVersion:
@@ -87,6 +95,16 @@ def report(found: SchemaVersion, migrations: Sequence[Migration], behind: Sequen
         pending=tuple(migration.name for migration in migrations[found.version :]),
         behind=tuple(behind),
     )
+
+
+def applied_line(migration: Migration) -> str:
+    """Progress: a migration was applied."""
+    return f"migration: {migration.name} applied"
+
+
+def repaired_line(behind: Sequence[str]) -> str:
+    """Progress: what issues ids was moved past the ids that are in use."""
+    return f"migration: {' and '.join(behind)} repaired: behind the tables, as after a restore of rows only"
 
 
 def log_progress(line: str) -> None:

@@ -28,10 +28,12 @@ from affinity.provider.schema import (
     Progress,
     SchemaReport,
     SchemaVersion,
+    applied_line,
     check_usable,
     load_migrations,
     log_progress,
     refuse_too_new,
+    repaired_line,
     report,
     this_release,
 )
@@ -144,15 +146,14 @@ async def _step(connection: AsyncConnection[Row], target: Target, progress: Prog
         await _record(connection, migration)
         if migration is MIGRATIONS[-1]:
             await renew_rights(connection, target)
-    progress(f"migration: {migration.name} applied")
+    progress(applied_line(migration))
     return migration.version
 
 
 async def _record(connection: AsyncConnection[Row], migration: Migration) -> None:
     if migration.version > STRICT:
         await connection.execute(_RECORD, [migration.version, this_release()])
-    oldest = migration.version if migration.version <= STRICT else migration.oldest_code
-    if oldest is not None:
+    if (oldest := migration.stated_oldest_code(STRICT)) is not None:
         await connection.execute(_STATE, [oldest])
 
 
@@ -167,7 +168,7 @@ async def _repair(connection: AsyncConnection[Row], target: Target, progress: Pr
         if not behind:
             return
         await sequences.repair(connection)
-    progress(f"migration: {' and '.join(behind)} repaired: behind the tables, as after a restore of rows only")
+    progress(repaired_line(behind))
 
 
 async def _create_schema(connection: AsyncConnection[Row], target: Target) -> None:

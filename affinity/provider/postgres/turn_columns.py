@@ -13,10 +13,10 @@ from affinity.provider.contract import (
     SessionHold,
     Turn,
 )
-from affinity.provider.postgres.driver.arrays import Bools, Column, Floats, Ints, Texts
+from affinity.provider.postgres.driver.arrays import ArrayColumn, Bools, Floats, Ints, Texts
 from affinity.provider.postgres.session_store import state_columns
 
-Columns: TypeAlias = dict[LiteralString, Column]
+Columns: TypeAlias = dict[LiteralString, ArrayColumn]
 
 _NOTHING: Final = InstanceUpdate(status="running")
 

@@ -20,10 +20,12 @@ from affinity.provider.schema import (
     Progress,
     SchemaReport,
     SchemaVersion,
+    applied_line,
     check_usable,
     load_migrations,
     log_progress,
     refuse_too_new,
+    repaired_line,
     report,
     this_release,
 )
@@ -83,7 +85,7 @@ def inspect(path: Path) -> SchemaReport:
         try:
             found = retry_while_busy(lambda: _read(connection), MAX_WAIT)
             is_known = found.oldest_code <= len(MIGRATIONS)
-            return report(found, MIGRATIONS, ["epochs"] if is_known and _is_behind(connection, found.version) else ())
+            return report(found, MIGRATIONS, _find_behind(connection, found.version) if is_known else ())
         except FAILURES as error:
             raise translate(error) from error
 
@@ -115,23 +117,23 @@ def _upgrade(connection: sqlite3.Connection, migrations: Sequence[Migration], pr
             connection.execute(statement)
         _record(connection, migration)
     after = found.version + len(missing)
-    is_behind = _is_behind(connection, after)
-    if is_behind:
+    behind = _find_behind(connection, after)
+    if behind:
         _repair(Tx(connection, Clock().now()))
     connection.execute("COMMIT")
     for migration in missing:
-        progress(f"migration: {migration.name} applied")
-    if is_behind:
-        progress("migration: epochs repaired: behind the tables, as after a restore of rows only")
+        progress(applied_line(migration))
+    if behind:
+        progress(repaired_line(behind))
     return found.version, after
 
 
-def _is_behind(connection: sqlite3.Connection, version: int) -> bool:
-    """Whether epochs that are in use are yet to be issued. Ids of messages cannot be: SQLite itself sees to that."""
+def _find_behind(connection: sqlite3.Connection, version: int) -> list[str]:
+    """Epochs, if some are in use that were not issued yet. SQLite itself keeps ids of messages ahead."""
     if version <= STRICT:  # some tables are missing
-        return False
+        return []
     (behind,) = connection.execute(SQL["is_behind"], {"limit": RECENT_RECORDS}).fetchone()
-    return bool(behind)
+    return ["epochs"] if behind else []
 
 
 def _repair(tx: Tx) -> None:
@@ -143,8 +145,7 @@ def _record(connection: sqlite3.Connection, migration: Migration) -> None:
     if migration.version > STRICT:
         row = (migration.version, this_release())
         connection.execute("INSERT INTO applied_migrations (version, release) VALUES (?, ?)", row)
-    oldest = migration.version if migration.version <= STRICT else migration.oldest_code
-    if oldest is not None:
+    if (oldest := migration.stated_oldest_code(STRICT)) is not None:
         connection.execute(f"PRAGMA user_version = {oldest}")  # a pragma takes no parameters
 
 

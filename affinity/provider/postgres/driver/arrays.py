@@ -29,7 +29,7 @@ def _head(element: int, length: int) -> bytes:
     return _HEAD.pack(1, 1, element, length, 1) if length else _EMPTY.pack(0, 0, element)
 
 
-class Column:
+class ArrayColumn:
     """The values of one column of a batch, as PostgreSQL receives an array of them."""
 
     __slots__ = ("packed",)
@@ -41,7 +41,7 @@ class Column:
         raise NotImplementedError
 
 
-class Texts(Column):
+class Texts(ArrayColumn):
     """``text[]``, in UTF-8, which is the encoding of every connection of ours.
 
     Raises:
@@ -64,7 +64,7 @@ class Texts(Column):
         self.packed = _head(25, length) + b"".join(parts)
 
 
-class Blobs(Column):
+class Blobs(ArrayColumn):
     """``bytea[]``."""
 
     __slots__ = ()
@@ -79,7 +79,7 @@ class Blobs(Column):
         self.packed = _head(17, length) + b"".join(parts)
 
 
-class Ints(Column):
+class Ints(ArrayColumn):
     """``bigint[]``."""
 
     __slots__ = ()
@@ -90,7 +90,7 @@ class Ints(Column):
         self.packed = _head(20, len(parts)) + b"".join(parts)
 
 
-class Floats(Column):
+class Floats(ArrayColumn):
     """``double precision[]``."""
 
     __slots__ = ()
@@ -101,7 +101,7 @@ class Floats(Column):
         self.packed = _head(701, len(parts)) + b"".join(parts)
 
 
-class Bools(Column):
+class Bools(ArrayColumn):
     """``boolean[]``."""
 
     __slots__ = ()

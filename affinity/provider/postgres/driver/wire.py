@@ -43,7 +43,7 @@ from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus, Format, TransactionStatus
 from psycopg.pq.abc import PGresult
 
-from affinity.provider.postgres.driver.arrays import Column
+from affinity.provider.postgres.driver.arrays import ArrayColumn
 
 Row: TypeAlias = tuple[Any, ...]
 Params: TypeAlias = Mapping[str, Any]
@@ -287,7 +287,7 @@ def _shape(statement: LiteralString, params: Params) -> _Shape:
     commit.
     """
     names = dict.fromkeys(found["name"] for found in _PLACEHOLDER.finditer(statement) if found["name"] is not None)
-    columns = tuple(name for name in names if isinstance(params[name], Column))
+    columns = tuple(name for name in names if isinstance(params[name], ArrayColumn))
     others = tuple(name for name in names if name not in columns)
     numbers = {name: f"${number}" for number, name in enumerate(others + columns, 1)}
     query = _PLACEHOLDER.sub(lambda found: numbers[found["name"]] if found["name"] is not None else "%", statement)
