@@ -7,7 +7,7 @@ from __future__ import annotations
 from affinity.limits import MIN_SHARE, fair_share
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import SESSION_LOCK, SHORT_LEASE, new_instance
-from affinity.testing.conformance.providers.cluster import Cluster, at_once
+from affinity.testing.conformance.providers.cluster import Cluster, concurrently
 
 
 class CapacityRules(Rules):
@@ -144,14 +144,14 @@ class CapacityRules(Rules):
         a = await cluster.worker("a")
         fetchers = [await cluster.beside(a) for _ in range(4)]
         await cluster.enqueue(*[f"s{number}" for number in range(40)])
-        await at_once(*(lambda peer=peer: peer.take_all(max_sessions=5) for peer in fetchers))
+        await concurrently(*(lambda peer=peer: peer.take_all(max_sessions=5) for peer in fetchers))
         assert len(await cluster.holders()) == 5
 
     async def test_workers_fill_up_independently(self, cluster: Cluster) -> None:
         """Workers that race for sessions each reach their capacity and no more (design 4.7)."""
         peers = [await cluster.worker(name) for name in "abc"]
         await cluster.enqueue(*[f"s{number}" for number in range(40)])
-        await at_once(*(lambda peer=peer: peer.take_all(max_sessions=4) for peer in peers))
+        await concurrently(*(lambda peer=peer: peer.take_all(max_sessions=4) for peer in peers))
         held = list((await cluster.holders()).values())
         assert [held.count(peer.worker_id) for peer in peers] == [4, 4, 4]
 

@@ -208,12 +208,12 @@ class Cluster:
         return {row.session_id: row.worker_id for row in (await self.sessions()).values() if row.held}
 
 
-async def at_once(*calls: Callable[[], Awaitable[_Result]]) -> list[_Result]:
+async def concurrently(*calls: Callable[[], Awaitable[_Result]]) -> list[_Result]:
     """Run calls concurrently; their results in the order of the calls."""
     results: dict[int, _Result] = {}
 
     async def run(index: int, call: Callable[[], Awaitable[_Result]]) -> None:
-        results[index] = await persist(call)
+        results[index] = await retried(call)
 
     async with anyio.create_task_group() as group:
         for index, call in enumerate(calls):
@@ -221,7 +221,7 @@ async def at_once(*calls: Callable[[], Awaitable[_Result]]) -> list[_Result]:
     return [results[index] for index in range(len(calls))]
 
 
-async def persist(call: Callable[[], Awaitable[_Result]]) -> _Result:
+async def retried(call: Callable[[], Awaitable[_Result]]) -> _Result:
     """Repeat the call while it raises `Contention`."""
     while True:
         try:

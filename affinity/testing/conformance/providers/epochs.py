@@ -20,7 +20,7 @@ from affinity.testing.conformance.providers.builders import (
     state_write,
     work_item,
 )
-from affinity.testing.conformance.providers.cluster import Cluster, at_once
+from affinity.testing.conformance.providers.cluster import Cluster, concurrently
 
 Change = Callable[[SessionStore], Awaitable[object]]
 
@@ -197,7 +197,7 @@ class EpochRules(Rules):
             async def save(name: str = name) -> None:
                 await states.save(state(name, b"new" * 1_000_000))
 
-            await at_once(claim, save)
+            await concurrently(claim, save)
             ((item, hydrated),) = claimed
             if hydrated == b"old":
                 assert (await cluster.session(name)).epoch > (item.session_epoch or 0)
@@ -249,7 +249,7 @@ class EpochRules(Rules):
             async def save() -> int:
                 return await states.save(state("s"))
 
-            acked, version = await at_once(work, save)
+            acked, version = await concurrently(work, save)
             assert (version, (await cluster.record("s")).state) == (base + 1 + acked, b"by hand")
             assert await a.ack(item) == [not acked]
 

@@ -6,7 +6,7 @@ from affinity.limits import MAX_BATCH
 from affinity.provider.contract import NewMessage, Release
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import SHORT_LEASE, message_ids, new_instance, payloads, turn
-from affinity.testing.conformance.providers.cluster import Cluster, at_once
+from affinity.testing.conformance.providers.cluster import Cluster, concurrently
 from affinity.testing.conformance.providers.peer import Peer
 
 
@@ -118,7 +118,7 @@ class OwnershipRules(Rules):
                 taken.extend(item.instance_id for item in found)
                 await peer.commit(*(turn(item, consumed=message_ids(item)) for item in found))
 
-        await at_once(*(lambda peer=peer: race(peer) for peer in peers))
+        await concurrently(*(lambda peer=peer: race(peer) for peer in peers))
         assert sorted(taken) == names
 
     async def test_the_instances_of_a_dead_worker_are_taken(self, cluster: Cluster) -> None:

@@ -11,7 +11,7 @@ from affinity.errors import QuotaExceeded
 from affinity.provider.contract import Delivery, InstanceUpdate, NewMessage, Quotas
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import message_ids, new_instance, timer
-from affinity.testing.conformance.providers.cluster import Cluster, at_once
+from affinity.testing.conformance.providers.cluster import Cluster, concurrently
 from affinity.testing.conformance.providers.peer import Peer
 from affinity.testing.conformance.providers.trees import child_of
 
@@ -30,7 +30,7 @@ class QuotaRules(Rules):
         some = Quotas(instances=10, instance_bytes=2**40)
         await a.provider.set_quotas(some)
         assert await b.provider.get_quotas() == some
-        await at_once(*(partial(peer.provider.set_quotas, Quotas(instances=20)) for peer in (a, b)))
+        await concurrently(*(partial(peer.provider.set_quotas, Quotas(instances=20)) for peer in (a, b)))
         await b.provider.set_quotas(Quotas())
         assert await a.provider.get_quotas() == Quotas()
 

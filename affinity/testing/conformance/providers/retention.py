@@ -16,7 +16,7 @@ from affinity.provider.contract import (
 from affinity.provider.history import read_whole_history
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import message_ids, new_instance, turn
-from affinity.testing.conformance.providers.cluster import Cluster, at_once
+from affinity.testing.conformance.providers.cluster import Cluster, concurrently
 from affinity.testing.conformance.providers.peer import Peer
 from affinity.testing.conformance.providers.resets import reset
 from affinity.testing.conformance.providers.trees import DONE, child_of
@@ -149,7 +149,7 @@ class RetentionRules(Rules):
         for n in range(5):
             await _ended(a, f"i{n}")
         await cluster.advance(DAY)
-        first, second = await at_once(
+        first, second = await concurrently(
             lambda: a.provider.prune_instances(COMPLETED, 0.0), lambda: b.provider.prune_instances(COMPLETED, 0.0)
         )
         assert first.instances + second.instances == 5

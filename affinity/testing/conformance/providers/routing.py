@@ -7,7 +7,7 @@ from itertools import permutations
 from affinity.provider.contract import WorkKey
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import SESSION_LOCK, fetch_options
-from affinity.testing.conformance.providers.cluster import Cluster, at_once
+from affinity.testing.conformance.providers.cluster import Cluster, concurrently
 
 
 class RoutingRules(Rules):
@@ -191,7 +191,7 @@ class RoutingRules(Rules):
         """Of workers that race for a session, one gets all its items (design 4.11)."""
         peers = [await cluster.worker(name) for name in "abcd"]
         await cluster.enqueue(*["s", "t", "u"] * 5)
-        taken = await at_once(*(peer.take_all for peer in peers))
+        taken = await concurrently(*(peer.take_all for peer in peers))
         winners = {
             (item.session_id, peer.worker_id) for peer, items in zip(peers, taken, strict=True) for item in items
         }
@@ -203,14 +203,14 @@ class RoutingRules(Rules):
         a, b = await cluster.worker("a"), await cluster.worker("b")
         for attempt in range(10):
             keys = await cluster.enqueue(f"s{attempt}", f"t{attempt}")
-            first, second = await at_once(a.take_one, b.take_one)
+            first, second = await concurrently(a.take_one, b.take_one)
             assert {first.lock.key, second.lock.key} == set(keys)
 
     async def test_concurrent_fetches_deliver_each_item_once(self, cluster: Cluster) -> None:
         """Four processes that fetch forty items at the same time get each item once (contract: live token)."""
         peers = [await cluster.worker(name) for name in "abcd"]
         keys = await cluster.enqueue(*[None, "s", "t", "u"] * 10)
-        taken = await at_once(*(peer.take_all for peer in peers))
+        taken = await concurrently(*(peer.take_all for peer in peers))
         assert sorted(item.lock.key for items in taken for item in items) == keys
 
     async def test_foreign_work_does_not_make_a_fetch_dearer(self, cluster: Cluster) -> None:

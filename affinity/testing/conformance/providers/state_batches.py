@@ -10,7 +10,7 @@ import pytest
 from affinity.provider.contract import WorkAck
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import TIMEOUTS, new_instance, state, state_write, turn
-from affinity.testing.conformance.providers.cluster import Cluster, at_once
+from affinity.testing.conformance.providers.cluster import Cluster, concurrently
 from affinity.testing.conformance.providers.states import Way, each_way
 
 
@@ -141,7 +141,7 @@ class StateBatchRules(Rules):
             instances = [await a.own(f"i{base}-{n}") for n in range(2)]
             attempts = zip(peers, items, instances, strict=True)
             writes = (partial(way, peer, item, state_write(item, base=base), at) for peer, item, at in attempts)
-            passed = await at_once(*writes)
+            passed = await concurrently(*writes)
             assert sorted(passed) == [False, True]
             assert (await cluster.record("s")).version == base + 1
             assert await a.ack(*items) == [not applied for applied in passed]

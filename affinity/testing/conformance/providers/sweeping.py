@@ -6,7 +6,7 @@ from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import WorkItem
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import SESSION_LOCK, SHORT_LEASE
-from affinity.testing.conformance.providers.cluster import FOREVER, Cluster, at_once
+from affinity.testing.conformance.providers.cluster import FOREVER, Cluster, concurrently
 
 
 class SweepRules(Rules):
@@ -131,7 +131,7 @@ class SweepRules(Rules):
             async def steal(taken: list[WorkItem] = taken) -> None:
                 taken += await b.take_all()
 
-            await at_once(move, queue, steal)
+            await concurrently(move, queue, steal)
             await cluster.sweep_all()
             taken += await b.take_all()
             assert len(taken) == 3

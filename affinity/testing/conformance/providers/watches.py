@@ -7,7 +7,7 @@ from dataclasses import replace
 from affinity.provider.contract import OrchestrationItem, Release, SessionWatch, WorkItem
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import SESSION_LOCK, SHORT_LEASE, message_ids, payloads, state
-from affinity.testing.conformance.providers.cluster import Cluster, at_once
+from affinity.testing.conformance.providers.cluster import Cluster, concurrently
 from affinity.testing.conformance.providers.holds import ENDS
 from affinity.testing.conformance.providers.peer import Peer
 
@@ -293,7 +293,7 @@ class WatchRules(Rules):
             async def by_c() -> list[WorkItem]:
                 return await c.take(10)
 
-            taken = [item for items in await at_once(by_b, by_c) for item in items]
+            taken = [item for items in await concurrently(by_b, by_c) for item in items]
             peer = b if (await cluster.holders())["s"] == "b" else c
             taken += await peer.take(10)  # an item that the other had locked while it lost the claim
             assert len(taken) == 2

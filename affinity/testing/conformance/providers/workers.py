@@ -102,7 +102,7 @@ class WorkerRules(Rules):
         assert await second.renew(item) == [True]
         assert await cluster.holders() == {"s": "a"}
 
-    async def test_resuming_after_a_lapse_keeps_sessions_and_epochs(self, cluster: Cluster) -> None:
+    async def test_resuming_after_expiry_keeps_sessions_and_epochs(self, cluster: Cluster) -> None:
         """A worker that resumes after its lease expired keeps its sessions and epochs (design 4.3)."""
         a = await cluster.worker("a", SHORT_LEASE)
         await cluster.enqueue("s")
