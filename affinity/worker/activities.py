@@ -209,7 +209,8 @@ class ActivityRunner:
                 self._end(item)
 
         if self.isolation.add(item, run):
-            logger.warning("activity %s was interrupted %d times; running it alone", item.name, item.attempts - 1)
+            text = "activity %s of %s was interrupted %d times; running it alone"
+            logger.warning(text, item.name, item.lock.key.instance_id, item.attempts - 1)
         else:
             self._give_back(item)
 
@@ -386,7 +387,8 @@ class ActivityRunner:
             self._end(item)
             self._commits.submit_abandon(replace(not_begun(item, self._options.isolate_after), unknown=True))
         else:
-            logger.warning("activity %s is not registered here; giving session %s back", item.name, item.session_id)
+            text = "activity %s of %s is not registered here; giving session %s back"
+            logger.warning(text, item.name, item.lock.key.instance_id, item.session_id)
             self._give_back_with_session(item.session_id, not_begun(item, self._options.isolate_after))
 
     def _is_unreadable_here(self, error: BaseException, item: WorkItem) -> TypeGuard[SessionRecordTooNew]:
@@ -397,8 +399,8 @@ class ActivityRunner:
         """Give back work whose session was written by later code, with the session, for a worker that can read the
         record. Its code has run up to there and has ended: that is no attempt.
         """
-        text = "activity %s: later code wrote the record of session %s (%s); giving the session back"
-        logger.warning(text, item.name, error.session_id, error)
+        text = "activity %s of %s: later code wrote the record of session %s (%s); giving the session back"
+        logger.warning(text, item.name, item.lock.key.instance_id, error.session_id, error)
         self._observe(item.name, "retried")
         need = record_need(error.kind, error.from_version)
         self._give_back_with_session(error.session_id, WorkAbandon(lock=item.lock, count_attempt=False, needs=need))
