@@ -165,7 +165,7 @@ class _FetchBatch:
     def scan(self, route: str, most: int = MAX_BATCH) -> None:
         """Find what may be taken in one range, and repair the stale routes in it."""
         for spare in SPARES:
-            found = [one for one in self._read(route, spare) if self._is_for_us(one, route)]
+            found = [one for one in self._read(route, spare) if self._check_route(one, route)]
             if not self._repair():
                 break
         else:
@@ -175,11 +175,11 @@ class _FetchBatch:
     def pick(self, room: int) -> None:
         """Choose the oldest of what was found, with up to ``room`` new sessions."""
         for one in sorted(self._found, key=_age):
-            if len(self._picked) < self._options.limit and self._has_room(one, room):
+            if len(self._picked) < self._options.limit and self._reserve_session(one, room):
                 self._picked[one.id] = one
 
-    def _has_room(self, one: _CandidateRow, room: int) -> bool:
-        """Whether the item's session is held, or was claimed for another item, or can be claimed."""
+    def _reserve_session(self, one: _CandidateRow, room: int) -> bool:
+        """Reserve the item's session, unless it is held or reserved; returns False when there is no room for it."""
         session_id = one.session_id
         if session_id is None or session_id in self._claimed or (one.lease is not None and one.lease.held):
             return True
@@ -239,8 +239,8 @@ class _FetchBatch:
         limits = {"route": route, "any_name": own, "limit": self._options.limit + spare}
         return [_candidate(row, route) for row in self._tx.gather(SQL["scan"], {**self._arguments, **limits})]
 
-    def _is_for_us(self, one: _CandidateRow, route: str) -> bool:
-        """Whether the item may be taken; if not, its route is stale."""
+    def _check_route(self, one: _CandidateRow, route: str) -> bool:
+        """Return whether the item may be taken; record its route as stale if not."""
         session_id, lease = one.session_id, one.lease
         if session_id is None or (lease is not None and lease.held_by(self._identity)):
             return True
