@@ -14,7 +14,7 @@ PATIENCE = 30.0  # seconds of real time; a wait ends when the hint comes
 
 
 class HintRules(Rules):
-    """Who is woken by a hint, and what it says (contract: hints, wake)."""
+    """Which workers a hint wakes, and its flags (contract: hints, wake)."""
 
     async def test_closing_is_idempotent(self, cluster: Cluster) -> None:
         """Closing twice is allowed, and other provider objects continue to work (contract: aclose)."""
