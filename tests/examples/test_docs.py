@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import affinity
 from affinity.provider.contract import Provider
 from affinity.testing.conformance.providers import ProviderConformance
 
@@ -204,3 +206,24 @@ def defines(file: Path, names: list[str]) -> bool:
 
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def test_names_of_the_public_objects_exist() -> None:
+    """`ctx.name`, `client.name`, `app.name`, `affinity.name` in the text: attributes of what they stand for."""
+    names = {
+        "affinity": {*dir(affinity), "session_id", "activity", "db"},  # of log records; a logger; a file
+        "app": attributes(affinity.App),
+        "client": attributes(affinity.Client),
+        "ctx": attributes(affinity.OrchestrationContext) | attributes(affinity.ActivityContext),
+    }
+    found = [(page.name, *name) for page in PAGES for name in NAMES.findall(prose(page))]
+    assert found
+    assert [(page, owner, name) for page, owner, name in found if name not in names[owner]] == []
+
+
+NAMES = re.compile(r"`(affinity|app|client|ctx)\.(\w+)")
+
+
+def attributes(owner: type) -> set[str]:
+    """Of the class and of its objects."""
+    return {*dir(owner), *re.findall(r"self\.(\w+)", inspect.getsource(owner)), *getattr(owner, "__annotations__", {})}
