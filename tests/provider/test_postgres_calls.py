@@ -49,7 +49,7 @@ async def test_whoever_is_cancelled_goes_at_once_and_the_provider_stays_usable(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though the database does not answer; a call that had not begun never does."""
-    monkeypatch.setattr(connections, "GRACE", 0.05)
+    monkeypatch.setattr(connections, "CANCELLED_CALL_TIMEOUT", 0.05)
     async with opened(postgres_migrated) as provider:
         peer = await registered(provider)
         with admin.transaction():

@@ -348,7 +348,7 @@ async def test_a_call_that_is_not_answered_ends(
     """Its connection is closed, its statement is not cancelled; the time of a call begins when it has the
     connection.
     """
-    monkeypatch.setattr(connections, "DEADLINE", 0.5)
+    monkeypatch.setattr(connections, "CALL_TIMEOUT", 0.5)
     await connection.run(WAIT)  # prepared: that would wait too, and would be all that goes on
     with admin.transaction():
         shut(admin)
@@ -356,7 +356,9 @@ async def test_a_call_that_is_not_answered_ends(
         waiting = asyncio.create_task(connection.run("SELECT 1"))
         with pytest.raises(ConnectionLost, match=r"no answer within 0\.5 s"):
             await stuck[0]
-        monkeypatch.setattr(connections, "DEADLINE", PATIENCE)  # of calls that begin from now on: the second has begun
+        monkeypatch.setattr(
+            connections, "CALL_TIMEOUT", PATIENCE
+        )  # of calls that begin from now on: the second has begun
         with pytest.raises(ConnectionLost, match="no answer within"):
             await stuck[1]
         assert await waiting == [(1,)]
@@ -412,7 +414,7 @@ async def test_an_abandoned_call_that_is_not_answered_keeps_nobody_waiting(
 ) -> None:
     """Those behind it have another connection; its statement is not cancelled."""
     await connection.run(WAIT)
-    monkeypatch.setattr(connections, "GRACE", 0.1)
+    monkeypatch.setattr(connections, "CANCELLED_CALL_TIMEOUT", 0.1)
     with admin.transaction():
         shut(admin)
         begun, behind = (asyncio.create_task(connection.run(statement)) for statement in (WAIT, "SELECT 1"))
@@ -460,7 +462,7 @@ async def test_an_attempt_to_connect_that_nobody_waits_for_is_given_up(
         return await connect(conninfo)
 
     monkeypatch.setattr(connections, "connect", second)
-    monkeypatch.setattr(connections, "GRACE", 0.05)
+    monkeypatch.setattr(connections, "CANCELLED_CALL_TIMEOUT", 0.05)
     with anyio.move_on_after(0.01):
         await connection.run(WAIT)
     assert await connection.run(WAIT) == [(1,)]
@@ -541,7 +543,7 @@ async def test_closing_waits_for_a_silent_server_only_so_long(
         await anyio.sleep_forever()
 
     monkeypatch.setattr(AsyncConnection, "cancel_safe", never)
-    monkeypatch.setattr(connections, "CLOSING", 0.05)
+    monkeypatch.setattr(connections, "CLOSE_TIMEOUT", 0.05)
     with admin.transaction():
         shut(admin)
         call = asyncio.create_task(connection.run(WAIT))

@@ -50,8 +50,8 @@ async def test_a_write_that_waits_for_a_standby_is_not_cancelled(
     """PostgreSQL commits it on the primary alone when it is, for all to see, and after a failover it is gone. However
     the call is given up: its connection is closed, and the write is seen when the standby has it.
     """
-    monkeypatch.setattr(connections, "DEADLINE", 3.0 if how == "not answered" else PATIENCE)
-    monkeypatch.setattr(connections, "GRACE", 0.1)
+    monkeypatch.setattr(connections, "CALL_TIMEOUT", 3.0 if how == "not answered" else PATIENCE)
+    monkeypatch.setattr(connections, "CANCELLED_CALL_TIMEOUT", 0.1)
     with administrator(own_url) as admin:
         async with opened(own_url) as provider:
             await provider.count_work()

@@ -1,4 +1,4 @@
-"""The one edge at which psycopg's errors become ours: by sqlstate, never by text, but for one gap in libpq.
+"""psycopg's errors as those of `affinity.errors`: by SQLSTATE, never by text, but for one gap in libpq.
 
 The rule: an error is the environment's fault (`DatabaseFailure`, retried) unless its sqlstate is on the short list of
 those that speak of the data. A full disk must not fail an instance, and a code that is not listed must not either.

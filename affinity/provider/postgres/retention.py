@@ -1,4 +1,4 @@
-"""Removing what ended long ago, step by step."""
+"""Retention: removing instances and histories that ended long ago, step by step."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A client reads, and writes through two functions of the schema, which run with t
 it creates instances and sends messages, and nothing else. A worker changes rows of all tables but those that describe
 the schema and the rights.
 
-The roles are remembered in ``granted_roles``: a migration gives them their rights to what it adds.
+The table ``granted_roles`` lists the roles: a migration grants them their rights to the objects that it adds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sequences that are behind their tables: what a restore leaves that copies rows and no sequences.
+"""Sequences that are behind their tables, as after a restore that copies rows and no sequences.
 
 Ids and epochs that were issued already would come back: new rows would be duplicates, and sessions would be refused by
 their own records. So the sequences are moved past all that is used, and a new timeline begins.

@@ -1,4 +1,4 @@
-"""Suspended instances: taking them out of service, and letting them go on."""
+"""Suspended instances: suspending, retrying with other code, resuming."""
 
 from __future__ import annotations
 

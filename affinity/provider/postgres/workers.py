@@ -1,4 +1,4 @@
-"""Workers: leases on names."""
+"""Workers: registering, renewing, draining and releasing their leases."""
 
 from __future__ import annotations
 

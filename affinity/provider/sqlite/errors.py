@@ -1,4 +1,4 @@
-"""The one edge where SQLite's errors become ours: by result code, never by text.
+"""SQLite's errors as those of `affinity.errors`: by result code, never by text.
 
 The rule is that of PostgreSQL's: an error is the environment's fault (`DatabaseFailure`, retried) unless its code is on
 the short list of those that speak of the data.

@@ -1,4 +1,4 @@
-"""What operators look at beside single rows: work items, executions and trees of an instance, and how much there is."""
+"""Reads for operators: origins of events, work items, executions and trees of an instance, queue statistics, counts."""
 
 from __future__ import annotations
 

@@ -376,11 +376,11 @@ class SqliteProvider:
         if inode != self._inode:
             raise DatabaseChanged("the database is another file than the one that was opened")
 
-    async def _write(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._writer.call(Database.write, verb, *args, **kwargs)
+    async def _write(self, operation: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._writer.call(Database.write, operation, *args, **kwargs)
 
-    async def _read(self, verb: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._reader.call(Database.read, verb, *args, **kwargs)
+    async def _read(self, operation: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._reader.call(Database.read, operation, *args, **kwargs)
 
     @asynccontextmanager
     async def _subscribe(self, identity: WorkerIdentity) -> AsyncIterator[HintSource]:

@@ -1,4 +1,4 @@
-"""Removing what ended long ago, step by step: each holds the file for some milliseconds only."""
+"""Retention: removing instances and histories that ended long ago, in steps of some milliseconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The session store of a SQLite file: its verbs, each handed to the thread that it runs on."""
+"""The session store of a SQLite file: its operations, each handed to the thread that it runs on."""
 
 from __future__ import annotations
 

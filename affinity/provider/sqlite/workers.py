@@ -1,4 +1,4 @@
-"""Workers: their names, leases, draining and leaving."""
+"""Workers: registering, renewing, draining and releasing their leases."""
 
 from __future__ import annotations
 

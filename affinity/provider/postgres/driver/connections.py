@@ -4,11 +4,12 @@ States of one `Connection`::
 
     closed ──first call──► connecting ──► open ──call──► busy ──reply, or an error that the database reports──► open
     connecting, busy ──failed, or the connection broke──► closed     ConnectionLost; the next call connects again
-    busy ──a prepared statement is gone, or fits no more──► busy     the call is repeated, with statements prepared anew
+    busy ──a prepared statement is gone, or no longer fits──► busy   the call is repeated, with new prepared statements
     busy ──reply, and the connection broke──► closed                 the reply; the next call connects again
-    connecting, busy ──`DEADLINE`──► closed                          ConnectionLost
-    connecting, busy ──its caller is cancelled──► abandoned ──connected, or reply, within `GRACE`──► open
-    abandoned ──neither──► closed                                    the server ends by itself what it has begun
+    connecting, busy ──`CALL_TIMEOUT`──► closed                      ConnectionLost
+    connecting, busy ──its caller is cancelled──► abandoned
+    abandoned ──connected, or reply──► open
+    abandoned ──`CANCELLED_CALL_TIMEOUT`──► closed                   the server ends by itself what it has begun
 
 Invariants
     * One call at a time on a connection; calls wait for each other in order.
@@ -39,13 +40,13 @@ from affinity.provider.postgres.errors import is_prepared_anew, translate
 from affinity.provider.postgres.timeline import LEARN, TimelineCheck
 from affinity.provider.timeline import Timeline
 
-DEADLINE: Final = 40.0
+CALL_TIMEOUT: Final = 40.0
 """Seconds for one call, above the server's own statement_timeout: past it the network must be gone."""
 
-GRACE: Final = 2.0
+CANCELLED_CALL_TIMEOUT: Final = 2.0
 """Seconds for a call to end after its caller was cancelled."""
 
-CLOSING: Final = 1.0
+CLOSE_TIMEOUT: Final = 1.0
 """Seconds for an attempt to connect to notice that it is given up."""
 
 
@@ -66,7 +67,7 @@ class Connection:
         settings: dict[str, str],
         check: Callable[[AsyncConnection[Row]], Awaitable[None]] | None = None,
     ) -> None:
-        """``check`` is awaited with each new connection: what it raises, the call that needs the connection raises."""
+        """``check`` is awaited with each new connection; the call that needs the connection raises its errors."""
         self._target = target
         self._check = check
         self._conninfo = target.connect(application_name, settings)
@@ -113,7 +114,7 @@ class Connection:
             self._alarm.cancel()
         self._drop()
         if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=CLOSING)
+            _, late = await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT)
             for task in late:
                 task.cancel()
 
@@ -133,21 +134,21 @@ class Connection:
             raise
 
     def _abandon(self, call: _WireCall) -> None:
-        """Nobody waits for it. If it has begun it may end, in a while; its outcome is no news."""
+        """The caller was cancelled. A call that has begun may end, and its outcome is ignored."""
         if call is self._current:
-            self._until = min(self._until, asyncio.get_running_loop().time() + GRACE)
+            self._until = min(self._until, asyncio.get_running_loop().time() + CANCELLED_CALL_TIMEOUT)
             self._set_alarm()
         elif not call.reply.cancelled():
             call.reply.exception()  # an error that came at the same moment: read, so that asyncio does not warn
 
     def _go_on(self) -> None:
-        """Begin the calls that wait, until one of them has the connection."""
+        """Start the next call that waits."""
         while self._waiting and self._current is None:
             call = self._waiting.popleft()
             if call.reply.done():
                 continue
             self._current = call
-            self._until = asyncio.get_running_loop().time() + DEADLINE
+            self._until = asyncio.get_running_loop().time() + CALL_TIMEOUT
             if self._alarm is None:
                 self._set_alarm()
             if self._protocol is None:
@@ -201,8 +202,8 @@ class Connection:
                 return
             outcome = translate(outcome, self._target)
         self._current = None
-        # A connection may be lost though it is still open: to a server that is now a standby, for one. And it is kept
-        # only if it is idle: anything else is the middle of a reply.
+        # An open connection may be useless, for example to a server that is now a standby. And only an idle one is
+        # kept: any other is in the middle of a reply.
         if isinstance(outcome, ConnectionLost | ReadOnly) or (self._protocol is not None and not self._protocol.idle):
             self._drop()
         if call.reply.done():
@@ -213,7 +214,7 @@ class Connection:
             call.reply.set_result(outcome)
 
     def _repeat(self, call: _WireCall, error: psycopg.Error) -> bool:
-        """Repeat a call, once, of which nothing was executed: a migration has changed what it was prepared for."""
+        """Repeat a call once that executed nothing: its prepared statement is gone, or no longer fits the tables."""
         protocol = self._protocol
         if call.is_repeated or call.reply.done() or protocol is None or not is_prepared_anew(error):
             return False
@@ -237,7 +238,7 @@ class Connection:
         if asyncio.get_running_loop().time() < self._until:
             self._set_alarm()  # it was set for a call before this one
         else:
-            self._ended(ConnectionLost(f"{self._target.name}: no answer within {DEADLINE:g} s"))
+            self._ended(ConnectionLost(f"{self._target.name}: no answer within {CALL_TIMEOUT:g} s"))
 
     def _drop(self) -> None:
         if self._connecting is not None:
@@ -265,7 +266,7 @@ class Connections:
 
         self.target = target
         self.timeline = TimelineCheck(None)
-        self._is_migrated = False  # before, there is nothing that a connection could be asked
+        self._is_migrated = False  # before, the function of the check does not exist
         self.application_name = application_name
         self.commit = connection("commit", HOT)  # turns and acks
         self.fetch = connection("fetch", HOT)
@@ -274,7 +275,7 @@ class Connections:
         self.misc = connection("misc", COLD)  # listings, the sweep
 
     async def follow(self, timeline: Timeline | None) -> None:
-        """From now on refuse any other timeline than this one.
+        """Refuse any other timeline than this one from now on.
 
         Raises:
             DatabaseChanged: the database has another one already.
@@ -294,7 +295,7 @@ class Connections:
 
 
 async def connect(conninfo: str) -> AsyncConnection[Row]:
-    """A connection in autocommit that prepares every statement at once and receives binary values."""
+    """A connection in autocommit that prepares each statement at its first use and receives binary values."""
     connection = await AsyncConnection.connect(conninfo, autocommit=True, prepare_threshold=0)
     connection.prepared_max = None
     return connection

@@ -1,4 +1,4 @@
-"""Where a database is: libpq's URL, and our own parameter for the schema."""
+"""The URL of a database: libpq's, with a parameter for the schema; and the settings of its connections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _QUOTED: Final = re.compile('".*"', re.DOTALL)  # libpq quotes what it does not 
 
 _NETWORK: Final = {
     "connect_timeout": 10,
-    # A network that was cut is noticed within half a minute, though nothing is sent and nothing comes.
+    # A cut network is noticed within half a minute, also while nothing is sent.
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
@@ -28,15 +28,15 @@ _NETWORK: Final = {
 }
 
 _SAFETY: Final = {
-    # Whatever the database's default is: our statements rely on a snapshot each, and on rows that changed meanwhile
-    # being looked at again.
+    # Whatever the database's default is: each statement needs a snapshot of its own, and must check a row again that
+    # changed while it waited for the lock.
     "default_transaction_isolation": "read\\ committed",
-    # No statement of ours takes that long; one that does holds up others.
+    # No statement takes that long; one that did would delay others.
     "statement_timeout": "30s",
     "lock_timeout": "5s",
     # No operation leaves a transaction open; if one did, it must not hold its locks for long.
     "idle_in_transaction_session_timeout": "10s",
-    # As `_NETWORK`, at the server's end: what a host that is gone has begun ends within a worker's lease.
+    # As `_NETWORK`, on the server: transactions of a host that is gone end within a worker's lease.
     "tcp_keepalives_idle": "5s",
     "tcp_keepalives_interval": "3s",
     "tcp_keepalives_count": "3",
@@ -47,9 +47,9 @@ MARKER: Final = ("affinity.options", "kept")
 """A setting of each connection: without it, a pooler has ignored the settings."""
 
 HOT: Final = {
-    # The queues are empty one moment and full the next, so statistics are always wrong. A plan is therefore made once,
-    # without looking at the values, and only from what is right for queues of any size: index scans and nested loops.
-    # tests/provider/test_postgres.py checks the plans.
+    # Queues fill and drain faster than statistics are collected, so statistics are always wrong. A plan is therefore
+    # made once, without the values, and only of steps that are right for queues of any size: index scans, nested loops.
+    # tests/provider/test_postgres_plans.py checks the plans.
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
@@ -59,9 +59,9 @@ HOT: Final = {
 """Settings of the connections that carry the hot loop."""
 
 COLD: Final = {
-    # Filters of a listing that are not used must not cost the index that serves those that are.
+    # Unused filters of a listing must not keep it from the index of a used one.
     "plan_cache_mode": "force_custom_plan",
-    # The sweep goes from few rows to few rows, in tables of which statistics know nothing.
+    # The sweep reads few rows, in tables whose statistics are always wrong.
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "jit": "off",

@@ -1,4 +1,4 @@
-"""One open connection, and what is said on it: libpq's non-blocking calls, driven by the event loop's own callbacks.
+"""The wire protocol on one open connection: libpq's non-blocking calls, driven by callbacks of the event loop.
 
 States of one `WireProtocol`::
 
@@ -54,7 +54,7 @@ _Packed: TypeAlias = Sequence[Buffer | None]
 _Formats: TypeAlias = Sequence[int]
 
 _PLACEHOLDER: Final = re.compile(r"%\((?P<name>\w+)\)s|%%")
-# As libpq's numbers: to look a member up in its enumeration takes longer than to compare it.
+# As libpq's numbers: a look-up of an enumeration's member takes longer than the comparison.
 _IDLE: Final = int(TransactionStatus.IDLE)
 _ACTIVE: Final = int(TransactionStatus.ACTIVE)
 _BINARY: Final = int(Format.BINARY)
@@ -94,7 +94,7 @@ class WireProtocol:
         self._shapes: dict[LiteralString, _Shape] = {}
         self._names: dict[_Key, bytes] = {}  # of statements that the server has prepared
         self._numbers = count()
-        self._then: Callable[[], None] | None = None  # what to ask next, for the same call
+        self._then: Callable[[], None] | None = None  # the next request of the same call
         self._results: list[PGresult] = []
 
     @property
@@ -236,7 +236,7 @@ class WireProtocol:
         try:
             pgconn.consume_input()
         except psycopg.OperationalError:
-            self._rows()  # the server may have said why before it went: that is raised, then
+            self._rows()  # raises the message that the server may have sent before it closed
             raise
         while not pgconn.is_busy():
             result = pgconn.get_result()

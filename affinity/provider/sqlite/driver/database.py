@@ -111,21 +111,21 @@ class Database:
         self._max_wait = max_wait
         self._version = self._data_version()
 
-    def write(self, verb: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run ``verb`` in a write transaction; it is undone as a whole when it raises.
+    def write(self, operation: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``operation`` in a write transaction; it is undone as a whole when it raises.
 
         Raises:
-            DatabaseChanged: the file was restored meanwhile; ``verb`` was not run.
+            DatabaseChanged: the file was restored meanwhile; ``operation`` was not run.
         """
         connection = self._connection
         try:
-            self._undo()  # what could not be undone when a verb failed
+            self._undo()  # what could not be undone when an operation failed
             retry_while_busy(lambda: connection.execute("BEGIN IMMEDIATE"), self._max_wait)
             try:
                 tx = Tx(connection, self._clock.now())
                 if self._timeline is not None:
                     self._check(tx, self._timeline)
-                result = verb(tx, *args, **kwargs)
+                result = operation(tx, *args, **kwargs)
                 connection.execute("COMMIT")
             except BaseException:
                 with suppress(*FAILURES):  # a disk that fails may refuse this too; the first error says more
@@ -135,10 +135,10 @@ class Database:
             raise translate(error) from error
         return result
 
-    def read(self, verb: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run ``verb`` on one snapshot; it takes no lock that a writer would wait for."""
+    def read(self, operation: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``operation`` on one snapshot; it takes no lock that a writer would wait for."""
         try:
-            return retry_while_busy(lambda: self._snapshot(verb, *args, **kwargs), self._max_wait)
+            return retry_while_busy(lambda: self._snapshot(operation, *args, **kwargs), self._max_wait)
         except FAILURES as error:
             raise translate(error) from error
 
@@ -151,11 +151,11 @@ class Database:
         """Close the connection."""
         self._connection.close()
 
-    def _snapshot(self, verb: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def _snapshot(self, operation: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         self._undo()
         self._connection.execute("BEGIN")
         try:
-            return verb(Tx(self._connection, self._clock.now()), *args, **kwargs)
+            return operation(Tx(self._connection, self._clock.now()), *args, **kwargs)
         finally:
             with suppress(*FAILURES):
                 self._undo()

@@ -51,8 +51,8 @@ class DatabaseThread:
         self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    async def call(self, verb: Callable[Concatenate[Database, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run ``verb`` with the database on the thread.
+    async def call(self, operation: Callable[Concatenate[Database, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``operation`` with the database on the thread.
 
         Raises:
             ConnectionLost: the provider was closed.
@@ -60,7 +60,7 @@ class DatabaseThread:
         if self._closed is not None:
             raise ConnectionLost("SQLite: the provider is closed")
         answer: asyncio.Future[T] = self._loop.create_future()
-        self._calls.put(_ThreadCall(lambda: verb(self._database, *args, **kwargs), answer))
+        self._calls.put(_ThreadCall(lambda: operation(self._database, *args, **kwargs), answer))
         return await answer
 
     def watch(self, wanted: bool) -> None:

@@ -1,6 +1,6 @@
-"""A transaction on the file, as the verbs of the provider see it.
+"""A transaction on the file, as the operations of the provider see it.
 
-Every verb of the provider is a plain function of a `Tx` and its arguments, run without interruption between
+Every operation of the provider is a plain function of a `Tx` and its arguments, run without interruption between
 ``BEGIN`` and ``COMMIT``: the clock is read once the write lock is there, and no lock is ever held across a wait of
 the event loop.
 
