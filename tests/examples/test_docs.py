@@ -227,3 +227,17 @@ NAMES = re.compile(r"`(affinity|app|client|ctx)\.(\w+)")
 def attributes(owner: type) -> set[str]:
     """Of the class and of its objects."""
     return {*dir(owner), *re.findall(r"self\.(\w+)", inspect.getsource(owner)), *getattr(owner, "__annotations__", {})}
+
+
+def test_every_message_of_a_mistake_exists() -> None:
+    """The longest words between the names that the table of messages gives as examples are in the code."""
+    page = (ROOT / "docs" / "learn" / "orchestrations.md").read_text()
+    section = page.split("### Messages and what they mean", 1)[1].split("\n## ", 1)[0]
+    lines = re.findall(r"^\| `([^|]+)` \|", section, re.MULTILINE)
+    assert len(lines) > 5
+    code = re.sub(r'" f?"', "", re.sub(r"\s+", " ", sources()))
+    for line in lines:
+        longest = max(
+            re.split(r"'[^']*'|…|\d+|schedule_activity|new_guid\(\)|\b[af]\b|asyncio\.sleep\(0\)", line), key=len
+        )
+        assert longest.strip() in code, line
