@@ -97,14 +97,14 @@ def report(found: SchemaVersion, migrations: Sequence[Migration], behind: Sequen
     )
 
 
-def applied_line(migration: Migration) -> str:
-    """Progress: a migration was applied."""
-    return f"migration: {migration.name} applied"
+def report_applied(progress: Progress, migration: Migration) -> None:
+    """A migration was applied."""
+    progress(f"migration: {migration.name} applied")
 
 
-def repaired_line(behind: Sequence[str]) -> str:
-    """Progress: what issues ids was moved past the ids that are in use."""
-    return f"migration: {' and '.join(behind)} repaired: behind the tables, as after a restore of rows only"
+def report_repaired(progress: Progress, behind: Sequence[str]) -> None:
+    """Sequences were moved past the ids that are in use."""
+    progress(f"migration: {' and '.join(behind)} repaired: behind the tables, as after a restore of rows only")
 
 
 def log_progress(line: str) -> None:

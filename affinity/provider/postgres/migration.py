@@ -28,13 +28,13 @@ from affinity.provider.schema import (
     Progress,
     SchemaReport,
     SchemaVersion,
-    applied_line,
     check_usable,
     load_migrations,
     log_progress,
     refuse_too_new,
-    repaired_line,
     report,
+    report_applied,
+    report_repaired,
     this_release,
 )
 
@@ -146,7 +146,7 @@ async def _step(connection: AsyncConnection[Row], target: Target, progress: Prog
         await _record(connection, migration)
         if migration is MIGRATIONS[-1]:
             await renew_rights(connection, target)
-    progress(applied_line(migration))
+    report_applied(progress, migration)
     return migration.version
 
 
@@ -168,7 +168,7 @@ async def _repair(connection: AsyncConnection[Row], target: Target, progress: Pr
         if not behind:
             return
         await sequences.repair(connection)
-    progress(repaired_line(behind))
+    report_repaired(progress, behind)
 
 
 async def _create_schema(connection: AsyncConnection[Row], target: Target) -> None:

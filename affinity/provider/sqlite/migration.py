@@ -20,13 +20,13 @@ from affinity.provider.schema import (
     Progress,
     SchemaReport,
     SchemaVersion,
-    applied_line,
     check_usable,
     load_migrations,
     log_progress,
     refuse_too_new,
-    repaired_line,
     report,
+    report_applied,
+    report_repaired,
     this_release,
 )
 from affinity.provider.sqlite import timeline
@@ -122,9 +122,9 @@ def _upgrade(connection: sqlite3.Connection, migrations: Sequence[Migration], pr
         _repair(Tx(connection, Clock().now()))
     connection.execute("COMMIT")
     for migration in missing:
-        progress(applied_line(migration))
+        report_applied(progress, migration)
     if behind:
-        progress(repaired_line(behind))
+        report_repaired(progress, behind)
     return found.version, after
 
 
