@@ -45,7 +45,7 @@ def failover(run: Run) -> Report:
 
 def _kill(run: Run, report: Report, case: str, system: System, sessions: int) -> None:
     options = QUICK_OPTIONS if run.quick else OPTIONS.get(system.name, {})
-    walk = Walk(turns=run.sized(20, 12), pause=PAUSE)
+    walk = Walk(turns=run.sized(20, 24), pause=PAUSE)
     ids = [f"walk-{number}" for number in range(sessions)]
     with run.bed(system) as bed:
         holder = bed.workers.start("holder", **options)

@@ -183,7 +183,7 @@ async def test_a_wrong_password_is_denied() -> None:
         )
         owner.execute("SELECT pg_reload_conf()")
         url = server.url().replace("postgres@", "locked:wrong@")
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while True:  # until the server has read the file
                 with pytest.raises((AccessDenied, SchemaMismatch)) as caught:
                     await PostgresProvider.open(url)

@@ -62,7 +62,7 @@ async def running(*, idempotent: bool = False) -> AsyncIterator[Desk]:
     desk = Desk(idempotent)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(desk.commits.run)
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             yield desk
         tasks.cancel_scope.cancel()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -39,17 +38,15 @@ async def client(any_url: str) -> AsyncIterator[Client]:
 
 
 async def test_a_killed_holder_is_replaced_within_its_lease(workers: Workers, client: Client, board: Board) -> None:
-    """SIGKILL in the middle of an activity: another worker runs it again, under a new epoch, and it is recorded
-    once.
+    """SIGKILL in the middle of an activity: another worker runs it again, under a new epoch, long before the locks of
+    its work item and its session end, and it is recorded once.
     """
-    first = workers.start("first")
+    first = workers.start("first", work_item_lock_timeout=60)
     run = await client.start("held_walk", 2, instance_id="walk")
     before = await board.next()
     workers.start("second")
     first.send(signal.SIGKILL)
-    killed = time.monotonic()
-    again = await board.next()
-    assert time.monotonic() - killed < FAST["worker_lease_timeout"] + 2
+    again = await board.next(timeout=45)
     assert (before["worker"], again["worker"]) == ("first", "second")
     assert (before["n"], again["n"], again["attempt"]) == (0, 0, 2)
     assert again["epoch"] > before["epoch"]

@@ -306,7 +306,7 @@ async def test_a_worker_may_leave_while_it_starts_again(sqlite_url: str, monkeyp
         tried.set()
         raise ConnectionLost("not now")
 
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with serving(sqlite_url), Client(sqlite_url) as client:
             await renewed(client)
             monkeypatch.setattr("affinity.worker.worker.open_provider", refuse)
