@@ -167,7 +167,7 @@ def test_every_theme_of_the_suite_is_in_the_guide() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_code_that_is_named_exists(page: Path) -> None:
     """`Class.member` and paths under affinity, tests, examples and deploy; `DBOS` is another project."""
-    text = prose(page).replace("`DBOS.", "`").replace("`Client.start_workflow`", "")  # of Temporal
+    text = prose(page).replace("`DBOS.", "`")
     code = sources()
     for owner, member in re.findall(r"`([A-Z]\w+)\.(\w+)(?:\([^`]*\))?`", text):
         assert re.search(rf"class {owner}\b", code), f"{owner}.{member}"
