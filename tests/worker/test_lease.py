@@ -170,7 +170,7 @@ async def test_the_reply_to_a_turn_that_is_read_after_a_lapse_starts_nothing(
 async def test_a_worker_whose_own_calls_are_not_answered_gives_its_lease_up(
     postgres_migrated: str, caplog: pytest.LogCaptureFixture, link: str, again: int
 ) -> None:
-    """Though the keeper's are, and the lease could be kept for ever. It comes back when they are answered again."""
+    """Though those of the renewing thread are answered. The lease comes back when the others are."""
     steps = Steps()
     with proxy(postgres_migrated) as network:
         async with Client(postgres_migrated) as client, Worker(steps.app, network.url, named("one")):
