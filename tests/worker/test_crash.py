@@ -169,7 +169,7 @@ async def test_a_second_sigterm_stops_now(workers: Workers, client: Client, boar
 
 @everywhere
 async def test_keep_alive_survives_a_blocked_loop(workers: Workers, client: Client, board: Board) -> None:
-    """An activity that blocks the event loop for longer than the leases keeps its session: a thread renews the lease."""
+    """An activity that blocks the event loop past its leases keeps its session: a thread renews them."""
     lease = 2 * FAST["worker_lease_timeout"]  # the renewing thread must have a core to itself now and then
     workers.start("busy", stall_timeout=60, worker_lease_timeout=lease)
     await client.start("held_once", "block_loop", instance_id="block")
