@@ -98,7 +98,7 @@ async def test_a_tree_that_takes_too_long_holds_no_sweep_up(
     admin.execute("INSERT INTO history SELECT 'large', 1, 1, ''")
     admin.execute("CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(60); END'")
     admin.execute("CREATE TRIGGER wait BEFORE DELETE ON history FOR EACH ROW EXECUTE FUNCTION wait()")
-    async with opened(postgres_migrated, statement_timeout="200") as provider:
+    async with opened(postgres_migrated, statement_timeout="1000") as provider:
         sweep = partial(provider.sweep, interval=0.0, session_retention=DAY, worker_retention=DAY, retention=EVERYTHING)
         assert [(await sweep()).instances_removed for _ in range(2)] == [0, 1]
         assert [row.instance_id for row in await provider.list_instances(InstanceFilter(), 10)] == ["large"]
