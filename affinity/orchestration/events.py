@@ -345,8 +345,15 @@ _PAYLOADS: Final[dict[type[Event], tuple[str, ...]]] = {
 }
 """The fields of an event that may be large."""
 
+_CARRYING: Final = (OrchestrationStarted, ContinuedAsNew)
+"""The classes that have unread external events too."""
+
 
 def payload_size(event: Event) -> int:
     """The approximate number of characters of the event as text."""
-    carried: Carried = getattr(event, "carried", ())
-    return sum([len(getattr(event, name)) for name in _PAYLOADS[type(event)]]) + sum([len(e.data) for e in carried])
+    size = 0
+    for name in _PAYLOADS[type(event)]:
+        size += len(getattr(event, name))
+    if isinstance(event, _CARRYING):
+        size += sum([len(each.data) for each in event.carried])
+    return size

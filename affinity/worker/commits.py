@@ -93,7 +93,8 @@ class Commits:
             if isinstance(result, ProviderError):
                 self._state.locks_uncertain = True
             else:
-                self._lease.note_delivered(result.lost_acks)
+                if result.lost_acks:
+                    self._lease.note_delivered(result.lost_acks)
                 if generation != self._lease.generation:
                     result = self._without_work(result)
             done(result)

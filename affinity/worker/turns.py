@@ -153,8 +153,13 @@ def build_turn(
 
 def _only_session(step: Step) -> str | None:
     """The session of all new work of the step that has one, if it is the same."""
-    named = {event.session_id for _, event in step.events if isinstance(event, ActivityScheduled)} - {None}
-    return named.pop() if len(named) == 1 else None
+    found = None
+    for _, event in step.events:
+        if type(event) is ActivityScheduled and event.session_id is not None:
+            if found is not None and found != event.session_id:
+                return None
+            found = event.session_id
+    return found
 
 
 def _add_rows(rows: _Rows, execution: Execution, event_id: int, event: object, lock_here: int) -> None:
