@@ -96,7 +96,7 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
                 another one of the same activity shares its state. Costs one encoding and decoding per opening.
             dispose: frees what a state holds beside its memory; called once for each state that leaves memory. What it
                 raises is logged; it has `DISPOSE_SECONDS`.
-            max_sessions: states in memory at most, unless more are in use at once.
+            max_sessions: states in memory at most, unless more are in use at the same time.
             max_bytes: of all states at most, unless those in use have more. None: no bound.
             size_of: how many bytes a state takes. Default: the size of its encoded form.
             idle_timeout: seconds without use after which a state is removed from memory; None: never.

@@ -126,7 +126,7 @@ async def test_a_history_that_takes_long_delays_nothing_else(
         await long.raise_event("data", "c")
         ended.set()
         assert await long.wait(30) == ["a", "b", "c"]
-        assert worker.runtime.instances.replays >= 2  # a fetch that was sent before the turn of "b" may cost another
+        assert worker.runtime.instances.replays in {2, 3}  # a fetch sent before the turn of "b" may cost another
 
 
 async def test_idle_instances_are_dropped_by_the_size_of_their_histories(any_url: str, client: Client) -> None:
