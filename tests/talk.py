@@ -14,7 +14,6 @@ from typing import Any
 import anyio
 
 import affinity
-from affinity.errors import ActivityFailed
 
 CODE = str(Path(affinity.__file__).parent.parent)
 
@@ -39,22 +38,6 @@ async def talk(context: affinity.OrchestrationContext, session_id: str) -> list[
         said.append(await context.schedule_activity(hear, word).on_session(session_id))
         context.set_custom_status(len(said))
     return said
-
-
-@app.activity
-async def stumble(context: affinity.ActivityContext) -> None:
-    raise ValueError("no water")
-
-
-@app.orchestration
-async def stumbling(context: affinity.OrchestrationContext) -> None:
-    """Fails with the text of its activity's error, after a word: each in a turn of its own."""
-    try:
-        await context.schedule_activity(stumble)
-    except ActivityFailed as error:
-        failure = str(error)
-    await context.schedule_wait("word", str)
-    raise LookupError(failure)
 
 
 async def say(client: affinity.Client, instance_id: str, count: int) -> None:

@@ -21,7 +21,6 @@ import anyio
 import pytest
 
 from affinity.client import Client
-from affinity.errors import OrchestrationFailed
 from affinity.provider import migrate
 from affinity.provider.postgres import migration as postgres
 from affinity.provider.schema import Migration
@@ -32,9 +31,9 @@ from tests.talk import CODE, say
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
-RELEASE_BEFORE: Final = "1b4d8d52d5213cd9180e0b4abdbf485f86a25388"
+RELEASE_BEFORE: Final = "09a7c639641ca7cc2c4efde2da4e04bd601c7fdc"
 
-RELEASED: Final = {"postgres": 11, "sqlite": 7}
+RELEASED: Final = {"postgres": 22, "sqlite": 15}
 """The schema versions that it knows."""
 
 APP: Final = "tests.talk:app"
@@ -61,12 +60,6 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path / 'affinity.db'}"
     url: str = request.getfixturevalue("postgres_database")
     return url
-
-
-@pytest.fixture
-def sqlite_file(tmp_path: Path) -> str:
-    """The URL of an SQLite database that was never migrated."""
-    return f"sqlite:///{tmp_path / 'affinity.db'}"
 
 
 @pytest.fixture
@@ -103,26 +96,6 @@ async def test_a_rollout_and_its_rollback(before: Path, empty_url: str) -> None:
             told = await traffic.end()
     assert [(one["word"], one["heard"]) for one in told] == [(str(n), n) for n in range(1, len(told) + 1)]
     assert [code for code, _ in groupby(one["code"] for one in told)] == [str(before), CODE, str(before)]
-
-
-async def test_the_release_before_goes_on_from_a_failure_with_a_stack(before: Path, sqlite_file: str) -> None:
-    """It replays a history in which this release has recorded one, and this release reads what it records."""
-    await migrate(sqlite_file)
-    with open_workers(sqlite_file) as workers:
-        new = workers.start("new", app=APP)
-        async with Client(sqlite_file) as client:
-            run = await client.start("stumbling", instance_id="i")
-            with anyio.fail_after(PATIENCE):
-                while "activity_failed" not in (events := {e.type: e.fields for e in await client.history("i")}):
-                    await anyio.sleep(0.02)
-            assert " in stumble\n" in events["activity_failed"]["stack"]
-            new.send(signal.SIGTERM)
-            assert new.wait() == 0
-            workers.start("old", app=APP, root=before)
-            await run.raise_event("word", "x")
-            with pytest.raises(OrchestrationFailed) as caught:
-                await run.wait(PATIENCE)
-    assert (caught.value.message, caught.value.stack) == ("activity 'stumble': ValueError: no water", "")
 
 
 BODY: Final = re.compile(r"\$\$.*?\$\$", re.DOTALL)

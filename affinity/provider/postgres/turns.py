@@ -162,7 +162,7 @@ def _second_writes(turns: Sequence[Turn]) -> list[tuple[str, str]]:
 def _call(names: tuple[LiteralString, ...]) -> LiteralString:
     """The call with these arguments; the others are NULL."""
     arguments = ", ".join([f"_{name} => %({name})s" for name in names])
-    return f"SELECT held, epochs, locked, holders FROM commit_turns_2({arguments})"  # noqa: S608 -- literals only
+    return f"SELECT held, epochs, locked, holders FROM commit_turns_3({arguments})"  # noqa: S608 -- literals only
 
 
 class _Answer:

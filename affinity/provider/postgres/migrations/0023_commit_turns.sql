@@ -1,0 +1,288 @@
+-- Where sessions live: the commit of the release that places them.
+
+-- Commits a batch of turns, all of them or none. A column *_turn holds, by element, the number of the turn that it
+-- belongs to, from 1. Columns that a batch has no use for are NULL; those of one group are all there or none of them:
+-- placement, updates, removals with children and messages, holds with watches, states.
+--
+-- Nearly all turns pass, so nothing is asked first. Rows are written where they are as they must be, and the rows are
+-- counted. If one is missing, an error undoes everything (`refuse`); the caller asks which turns do not pass (`judge`
+-- in turns.sql) and commits the others.
+--
+-- Rows are locked in the order that all verbs keep: instances, worker_queue, sessions, session_states, each by key.
+-- Turns, acks and states come in the order of their keys. Each statement has a snapshot of its own: it sees what is
+-- locked as it is then, and what the statements before it have written.
+--
+-- The number in the name is for releases that run side by side: a change of behaviour is a new function.
+CREATE FUNCTION commit_turns_3(
+    _worker text, _incarnation text, _token text,
+    _item_lock float8, _session_lock float8, _touch_below float8,
+    _instance text[], _birth text[], _execution bigint[], _events bigint[], _added bigint[],
+    _event_turn bigint[], _event_id bigint[], _event text[],
+    _ack_instance text[], _ack_execution bigint[], _ack_activity bigint[], _ack_token text[],
+    -- New work, and the sessions of those items that are to be locked by the caller, each once, in order.
+    _item_turn bigint[], _item_activity bigint[], _item_name text[], _item_session text[], _item_payload text[],
+    _here text[],
+    -- Placement. NULL: all items are visible immediately and to be locked by the caller.
+    _item_here boolean[] = NULL, _item_claim boolean[] = NULL, _item_delay float8[] = NULL,
+    -- Updates: what a turn says of its instance beyond its history.
+    _status text[] = NULL, _version text[] = NULL, _custom_status text[] = NULL, _output text[] = NULL,
+    _error text[] = NULL, _continued boolean[] = NULL, _unread bigint[] = NULL,
+    -- Removals, instances that finish, children and messages.
+    _consume_turn bigint[] = NULL, _consume_id bigint[] = NULL,
+    _cancel_turn bigint[] = NULL, _cancel_activity bigint[] = NULL,
+    _timer_turn bigint[] = NULL, _timer_id bigint[] = NULL, _finish text[] = NULL,
+    _child_instance text[] = NULL, _child_birth text[] = NULL, _child_name text[] = NULL, _child_version text[] = NULL,
+    _child_start text[] = NULL, _child_delay float8[] = NULL, _child_parent text[] = NULL,
+    _child_on_exists text[] = NULL, _child_parent_birth text[] = NULL, _child_on_deleted text[] = NULL,
+    _message_instance text[] = NULL, _message_birth text[] = NULL, _message text[] = NULL,
+    _message_delay float8[] = NULL, _message_execution bigint[] = NULL, _message_timer bigint[] = NULL,
+    -- Holds and watches, and instances whose execution ends.
+    _hold_turn bigint[] = NULL, _hold_id bigint[] = NULL, _hold_session text[] = NULL, _hold_seconds float8[] = NULL,
+    _unhold_turn bigint[] = NULL, _unhold_id bigint[] = NULL, _end text[] = NULL,
+    _watch_turn bigint[] = NULL, _watch_session text[] = NULL, _watch text[] = NULL,
+    -- States of sessions.
+    _state_session text[] = NULL, _state_base bigint[] = NULL, _state_epoch bigint[] = NULL, _state bytea[] = NULL,
+    _state_encoding text[] = NULL, _state_schema bigint[] = NULL, _state_kind text[] = NULL, _state_name text[] = NULL,
+    _state_parent text[] = NULL, _state_labels text[] = NULL, _state_messages bigint[] = NULL,
+    _state_participants text[] = NULL,
+    -- Runs of activities, by event.
+    _run_worker text[] = NULL, _run_attempt bigint[] = NULL
+) RETURNS committed LANGUAGE plpgsql AS $$
+DECLARE
+    held text[]; epochs bigint[]; locked boolean[]; holders text[];
+    acked text[];         -- sessions of results
+    ending text[];        -- sessions whose holds end
+    earliest timestamptz; -- end of a lock on what is held
+    may_lock boolean;     -- false: draining; NULL: the worker's lease has ended
+    passed bigint;
+    added bigint;
+BEGIN
+    IF _status IS NULL THEN
+        UPDATE instances i
+        SET event_count = i.event_count + _added[t.n], claims = 0, unknown_since = NULL, updated_at = clock()
+        FROM unnest(_instance) WITH ORDINALITY AS t (instance_id, n)
+        WHERE i.instance_id = t.instance_id AND i.birth = _birth[t.n]
+          AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
+          AND i.execution_id = _execution[t.n] AND i.event_count = _events[t.n];
+    ELSE
+        UPDATE instances i
+        SET execution_id = i.execution_id + _continued[t.n]::int,
+            event_count = CASE WHEN _continued[t.n] THEN 0 ELSE i.event_count + _added[t.n] END,
+            status = coalesce(_status[t.n], i.status), version = coalesce(_version[t.n], i.version),
+            custom_status = coalesce(_custom_status[t.n], i.custom_status), output = coalesce(_output[t.n], i.output),
+            error = coalesce(_error[t.n], i.error), unread = coalesce(_unread[t.n], i.unread), claims = 0,
+            unknown_since = NULL, updated_at = clock()
+        FROM unnest(_instance) WITH ORDINALITY AS t (instance_id, n)
+        WHERE i.instance_id = t.instance_id AND i.birth = _birth[t.n]
+          AND i.owner_worker = _worker AND i.owner_incarnation = _incarnation AND i.status IN ('pending', 'running')
+          AND i.execution_id = _execution[t.n] AND i.event_count = _events[t.n];
+    END IF;
+    GET DIAGNOSTICS passed = ROW_COUNT;
+    IF passed < cardinality(_instance) THEN
+        PERFORM refuse();
+    END IF;
+    INSERT INTO history (instance_id, execution_id, event_id, event, recorded_at, recorded_events, recorded_by, run_by,
+        attempt)
+    SELECT _instance[e.n], _execution[e.n], _event_id[e.k], _event[e.k],
+        CASE WHEN _event_id[e.k] = _events[e.n] + 1 THEN clock() END,
+        CASE WHEN _event_id[e.k] = _events[e.n] + 1 THEN _added[e.n] END,
+        CASE WHEN _event_id[e.k] = _events[e.n] + 1 THEN _worker END,
+        _run_worker[e.k], _run_attempt[e.k]
+    FROM unnest(_event_turn) WITH ORDINALITY AS e (n, k);
+
+    IF _finish IS NOT NULL THEN
+        -- Children are instances, so they come here in the order of locks, and before what is sent to them.
+        WITH child AS MATERIALIZED (
+            SELECT c.instance_id, c.k, row_number() OVER (PARTITION BY c.instance_id ORDER BY c.k) AS copy
+            FROM unnest(_child_instance) WITH ORDINALITY AS c (instance_id, k)
+        ), created AS (
+            INSERT INTO instances (instance_id, birth, name, version, parent_id, parent_birth, on_deleted, created_at,
+                updated_at)
+            SELECT c.instance_id, _child_birth[c.k], _child_name[c.k], _child_version[c.k], _child_parent[c.k],
+                _child_parent_birth[c.k], _child_on_deleted[c.k], (SELECT clock()), (SELECT clock())
+            FROM child c WHERE c.copy = 1 ORDER BY c.instance_id
+            ON CONFLICT (instance_id) DO NOTHING
+            RETURNING instance_id
+        ), judged AS MATERIALIZED (
+            SELECT c.instance_id, c.k, c.copy = 1 AND c.instance_id IN (SELECT instance_id FROM created) AS is_new
+            FROM child c
+        ), started AS (
+            INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
+            SELECT c.instance_id, 'new', (SELECT clock()) + _child_delay[c.k] * interval '1 s', _child_start[c.k]
+            FROM judged c WHERE c.is_new ORDER BY c.k
+        )
+        INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
+        SELECT r.instance_id, r.route, (SELECT clock()), _child_on_exists[c.k]
+        FROM judged c JOIN message_routes r ON r.instance_id = _child_parent[c.k]
+        WHERE NOT c.is_new AND _child_on_exists[c.k] IS NOT NULL
+        ORDER BY c.k;
+        -- More than results is removed, so all of it is locked by key before anything is.
+        PERFORM FROM (
+            SELECT a.instance_id, _ack_execution[a.k] AS execution_id, _ack_activity[a.k] AS activity_id
+            FROM unnest(_ack_instance) WITH ORDINALITY AS a (instance_id, k)
+            UNION
+            SELECT _instance[c.n], _execution[c.n], _cancel_activity[c.k]
+            FROM unnest(_cancel_turn) WITH ORDINALITY AS c (n, k)
+            UNION
+            -- OFFSET 0: one instance after the other, though statistics may say that any instance has most of the queue.
+            SELECT q.instance_id, q.execution_id, q.activity_id
+            FROM unnest(_finish) AS f (instance_id)
+            CROSS JOIN LATERAL (SELECT * FROM worker_queue WHERE instance_id = f.instance_id OFFSET 0) q
+        ) d JOIN worker_queue q USING (instance_id, execution_id, activity_id)
+        ORDER BY q.instance_id, q.execution_id, q.activity_id FOR UPDATE OF q;
+    END IF;
+    WITH removed AS (
+        DELETE FROM worker_queue q
+        USING unnest(_ack_instance) WITH ORDINALITY AS a (instance_id, k)
+        WHERE q.instance_id = a.instance_id AND q.execution_id = _ack_execution[a.k]
+          AND q.activity_id = _ack_activity[a.k] AND q.lock_token = _ack_token[a.k] AND q.locked_until > clock()
+        RETURNING q.session_id
+    )
+    SELECT count(*), array_agg(r.session_id) INTO passed, acked FROM removed r;
+    IF passed < cardinality(_ack_token) THEN
+        PERFORM refuse();
+    END IF;
+
+    IF _state_session IS NOT NULL OR _end IS NOT NULL THEN
+        -- All rows of sessions that are written below, or must not move while they are judged or watched. No other
+        -- transaction changes the holds of an instance whose row is locked.
+        ending := ARRAY(
+            SELECT h.session_id
+            FROM unnest(_unhold_turn) WITH ORDINALITY AS u (n, k)
+            JOIN session_holds h ON h.instance_id = _instance[u.n] AND h.execution_id = _execution[u.n]
+                                AND h.hold_id = _unhold_id[u.k]
+            UNION
+            SELECT h.session_id FROM unnest(_end) AS e (instance_id) JOIN session_holds h USING (instance_id));
+        PERFORM FROM sessions s
+        WHERE s.session_id = ANY (acked || _here || _state_session || ending || _hold_session || _watch_session)
+        ORDER BY s.session_id FOR NO KEY UPDATE;
+    END IF;
+    -- Sessions that the caller holds, and holds until the commit.
+    SELECT array_agg(h.session_id), array_agg(h.epoch), min(h.locked_until), (
+            SELECT NOT w.draining FROM alive_workers w
+            WHERE w.worker_id = _worker AND w.incarnation = _incarnation)
+    INTO held, epochs, earliest, may_lock
+    FROM (
+        SELECT s.session_id, s.epoch, s.locked_until FROM sessions s
+        WHERE s.session_id = ANY (acked || _here)
+          AND (s.worker_id = _worker) IS TRUE AND s.incarnation = _incarnation AND s.locked_until > clock()
+        ORDER BY s.session_id FOR NO KEY UPDATE) h;
+    IF may_lock IS NULL THEN
+        PERFORM refuse();
+    END IF;
+    IF earliest < clock() + _touch_below * interval '1 s' THEN
+        UPDATE sessions s SET locked_until = clock() + _session_lock * interval '1 s', touched_at = clock()
+        WHERE s.session_id = ANY (held) AND s.locked_until < clock() + _touch_below * interval '1 s';
+    END IF;
+
+    -- New work: locked to the caller where that is asked and right, else left to the holder of its session. Items of one
+    -- batch are a microsecond apart, so that they are delivered in their order.
+    IF _item_here IS NULL AND may_lock AND (held = _here OR held @> _here OR _here = '{}') THEN
+        INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
+            lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at)
+        SELECT _instance[w.n], _execution[w.n], _item_activity[w.k], _item_name[w.k], _item_session[w.k],
+            CASE WHEN _item_session[w.k] IS NULL THEN 'free' ELSE 'w:' || _worker END,
+            (SELECT clock()) + w.k * interval '1 us', _item_payload[w.k],
+            _worker, _incarnation, _token || '.' || w.k, clock() + _item_lock * interval '1 s', 1, clock()
+        FROM unnest(_item_turn) WITH ORDINALITY AS w (n, k);
+    ELSE
+        SELECT array_agg(p.locked ORDER BY p.k), array_agg(p.holder ORDER BY p.k) INTO locked, holders
+        FROM (
+            SELECT w.k, h.worker_id AS holder,
+                (_item_here IS NULL OR _item_here[w.k] AND _item_delay[w.k] <= 0) AND may_lock
+                -- With the epoch as it is, or not at all: a writer without a lease gives the session another.
+                AND (w.session_id IS NULL OR (h.session_id = ANY (held)) IS TRUE) AS locked
+            FROM unnest(_item_session) WITH ORDINALITY AS w (session_id, k)
+            LEFT JOIN held_sessions h ON h.session_id = w.session_id) p;
+        INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
+            lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at)
+        SELECT _instance[w.n], _execution[w.n], _item_activity[w.k], _item_name[w.k], _item_session[w.k],
+            CASE WHEN _item_session[w.k] IS NULL THEN 'free'
+                 WHEN holders[w.k] IS NOT NULL THEN 'w:' || holders[w.k]
+                 WHEN _item_claim[w.k] AND _item_delay[w.k] <= 0 THEN 'new:' || _worker ELSE 'new' END,
+            (SELECT clock()) + (coalesce(_item_delay[w.k], 0) * interval '1 s' + w.k * interval '1 us'),
+            _item_payload[w.k],
+            CASE WHEN locked[w.k] THEN _worker END, CASE WHEN locked[w.k] THEN _incarnation END,
+            CASE WHEN locked[w.k] THEN _token || '.' || w.k END,
+            CASE WHEN locked[w.k] THEN clock() + _item_lock * interval '1 s' END, locked[w.k]::int, clock()
+        FROM unnest(_item_turn) WITH ORDINALITY AS w (n, k);
+    END IF;
+
+    IF _state_session IS NOT NULL THEN
+        UPDATE session_states r
+        SET state = _state[w.k], encoding = _state_encoding[w.k], schema_version = _state_schema[w.k],
+            kind = _state_kind[w.k], name = _state_name[w.k], parent = _state_parent[w.k],
+            labels = _state_labels[w.k]::jsonb, message_count = _state_messages[w.k],
+            participants = _state_participants[w.k]::jsonb, version = r.version + 1, epoch = _state_epoch[w.k],
+            turn = NULL, updated_at = clock()
+        FROM unnest(_state_session) WITH ORDINALITY AS w (session_id, k)
+        WHERE r.session_id = w.session_id AND r.version = _state_base[w.k]
+          AND (r.epoch > _state_epoch[w.k]) IS NOT TRUE
+          AND NOT EXISTS (SELECT FROM sessions s WHERE s.session_id = w.session_id AND s.epoch > _state_epoch[w.k]);
+        GET DIAGNOSTICS passed = ROW_COUNT;
+        -- Plain: should another transaction write the first version too, one of the two fails (errors.py: Contention).
+        INSERT INTO session_states (session_id, state, encoding, schema_version, kind, name, parent, labels,
+            message_count, participants, version, epoch, created_at, updated_at)
+        SELECT w.session_id, _state[w.k], _state_encoding[w.k], _state_schema[w.k], _state_kind[w.k], _state_name[w.k],
+            _state_parent[w.k], _state_labels[w.k]::jsonb, _state_messages[w.k], _state_participants[w.k]::jsonb, 1,
+            _state_epoch[w.k], c.now, c.now
+        FROM unnest(_state_session) WITH ORDINALITY AS w (session_id, k) CROSS JOIN (SELECT clock() AS now) c
+        WHERE _state_base[w.k] = 0
+          AND NOT EXISTS (SELECT FROM sessions s WHERE s.session_id = w.session_id AND s.epoch > _state_epoch[w.k]);
+        GET DIAGNOSTICS added = ROW_COUNT;
+        IF passed + added < cardinality(_state_session) THEN
+            PERFORM refuse();
+        END IF;
+    END IF;
+
+    IF _end IS NOT NULL THEN
+        DELETE FROM session_holds h USING unnest(_unhold_turn) WITH ORDINALITY AS u (n, k)
+        WHERE h.instance_id = _instance[u.n] AND h.execution_id = _execution[u.n] AND h.hold_id = _unhold_id[u.k];
+        DELETE FROM session_holds h WHERE h.instance_id = ANY (_end);
+        -- Where a hold has ended, the lock is cut back to the latest one that is left.
+        UPDATE sessions s SET locked_until = b.until
+        FROM (
+            SELECT e.session_id, greatest(clock() + _session_lock * interval '1 s', max(h.until)) AS until
+            FROM unnest(ending) AS e (session_id) LEFT JOIN session_holds h USING (session_id)
+            GROUP BY e.session_id) b
+        WHERE s.session_id = b.session_id AND s.locked_until > b.until;
+        INSERT INTO session_holds (instance_id, execution_id, hold_id, session_id, until, session_lock)
+        SELECT _instance[h.n], _execution[h.n], _hold_id[h.k], _hold_session[h.k],
+            clock() + _hold_seconds[h.k] * interval '1 s', _session_lock
+        FROM unnest(_hold_turn) WITH ORDINALITY AS h (n, k)
+        ON CONFLICT (instance_id, execution_id, hold_id) DO UPDATE
+        SET session_id = excluded.session_id, until = excluded.until, session_lock = excluded.session_lock;
+        UPDATE sessions s SET locked_until = clock() + x.seconds * interval '1 s'
+        FROM (
+            SELECT h.session_id, max(_hold_seconds[h.k]) AS seconds
+            FROM unnest(_hold_session) WITH ORDINALITY AS h (session_id, k) JOIN held_sessions USING (session_id)
+            GROUP BY h.session_id) x
+        WHERE s.session_id = x.session_id AND s.locked_until < clock() + x.seconds * interval '1 s';
+        INSERT INTO session_watches (session_id, instance_id, payload)
+        SELECT w.session_id, _instance[_watch_turn[w.k]], _watch[w.k]
+        FROM unnest(_watch_session) WITH ORDINALITY AS w (session_id, k)
+        ON CONFLICT (session_id, instance_id) DO UPDATE SET payload = excluded.payload;
+    END IF;
+
+    IF _finish IS NOT NULL THEN
+        -- Removals come last, for they may be of what this batch has queued.
+        INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload, timer_execution, timer_id)
+        SELECT m.instance_id, r.route, (SELECT clock()) + _message_delay[m.k] * interval '1 s', _message[m.k],
+            _message_execution[m.k], _message_timer[m.k]
+        FROM unnest(_message_instance) WITH ORDINALITY AS m (instance_id, k) JOIN message_routes r USING (instance_id)
+        WHERE _message_birth[m.k] IS NULL OR r.birth = _message_birth[m.k]
+        ORDER BY m.k;
+        -- An id alone does not say whose message it is: after a failover that lost the last commits it may be another's.
+        DELETE FROM orchestrator_queue o USING unnest(_consume_turn) WITH ORDINALITY AS c (n, k)
+        WHERE o.id = _consume_id[c.k] AND o.instance_id = _instance[c.n];
+        DELETE FROM orchestrator_queue o USING unnest(_timer_turn) WITH ORDINALITY AS t (n, k)
+        WHERE o.instance_id = _instance[t.n] AND o.timer_execution = _execution[t.n] AND o.timer_id = _timer_id[t.k];
+        DELETE FROM orchestrator_queue WHERE instance_id = ANY (_finish);
+        DELETE FROM worker_queue q USING unnest(_cancel_turn) WITH ORDINALITY AS c (n, k)
+        WHERE q.instance_id = _instance[c.n] AND q.execution_id = _execution[c.n]
+          AND q.activity_id = _cancel_activity[c.k];
+        DELETE FROM worker_queue WHERE instance_id = ANY (_finish);
+        DELETE FROM session_watches WHERE instance_id = ANY (_finish);
+    END IF;
+    RETURN (held, epochs, locked, holders);
+END $$;
