@@ -37,7 +37,7 @@ from affinity.provider import open_provider
 from affinity.provider.contract import NO_QUOTAS, Delivery, InstanceInfo, NewInstance, NewMessage, Provider
 from affinity.records import SessionStore
 from affinity.session.manager import SessionManager
-from affinity.session.retry import RetryingStore
+from affinity.session.stores import RetryingStore
 
 R = TypeVar("R")
 T = TypeVar("T")

@@ -7,17 +7,12 @@ writer          how an activity changes a state: one at a time, staged, committe
 state           a state in memory, and how it is loaded from a record and encoded
 state_cache     the entries in memory: pinned, bounded, disposed once
 cache           `SessionCache`: for applications that load and save by themselves
-codec           state to bytes and back; compression
-fields          overrides of fields, and the mapping to a narrower record by name
+codec           state to bytes and back; compression; overrides of fields; the mapping to a narrower record
 migrations      from one schema version to another
-resources       `Resource`: process-local values beside the states
+resources       `Resource`: process-local values beside the states; calls of the application's callbacks
 manager         `SessionManager`: lists, shows, deletes, prunes, exports and imports records
-pruning         removal of records or families by age or number
 transfer        the lines of an export, and their import
-memory          `MemorySessionStore`
-retry           `RetryingStore`: repeats calls that the database has failed
-context         what the package needs of an activity's context
-callbacks       calls of the application's functions: async or sync, bounded, shared
+stores          `MemorySessionStore`, and `RetryingStore`, which repeats calls that the database has failed
 ==============  ========================================================================================
 
 `docs/understand/architecture.md` follows the loading of a state through these files.
@@ -25,15 +20,14 @@ callbacks       calls of the application's functions: async or sync, bounded, sh
 
 from affinity.session.cache import SessionCache
 from affinity.session.codec import JsonCodec, StateCodec, scratch
-from affinity.session.context import ActivityScope, SessionContext
-from affinity.session.manager import SessionManager, SessionPage
-from affinity.session.memory import MemorySessionStore
+from affinity.session.manager import Pruned, SessionFamily, SessionManager, SessionPage
 from affinity.session.opening import OpenSession, SyncOpenSession
-from affinity.session.pruning import Pruned, SessionFamily
 from affinity.session.resources import Resource
 from affinity.session.sessions import Sessions
-from affinity.session.state_cache import CacheStats
+from affinity.session.state_cache import CacheStats, SessionContext
+from affinity.session.stores import MemorySessionStore
 from affinity.session.transfer import Imported, OnExists, readable
+from affinity.session.writer import ActivityScope
 
 __all__ = [
     "ActivityScope",

@@ -14,9 +14,15 @@ from typing import Generic, TypeVar
 import anyio.from_thread
 
 from affinity.errors import InvalidOptions, SessionError, SessionWriteConflict, UnknownSession
-from affinity.session.callbacks import DISPOSE_SECONDS, result_of, run_bounded, shielded
-from affinity.session.context import SessionContext, address_of
-from affinity.session.state_cache import CacheEntry, CacheLeaseListener, StateCache, unknown_session
+from affinity.session.resources import DISPOSE_SECONDS, result_of, run_bounded, shielded
+from affinity.session.state_cache import (
+    CacheEntry,
+    CacheLeaseListener,
+    SessionContext,
+    StateCache,
+    address_of,
+    unknown_session,
+)
 
 S = TypeVar("S")
 

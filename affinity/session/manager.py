@@ -5,6 +5,7 @@ Only `SessionManager.delete` and `SessionManager.prune` remove records.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -13,7 +14,6 @@ from typing import Final
 from affinity.errors import InvalidInput, SessionAmbiguous, SessionNotFound
 from affinity.limits import MAX_PAGE, check_id
 from affinity.records import SessionFilter, SessionRecord, SessionStore, SessionSummary
-from affinity.session.pruning import Pruned, Pruner, PruneRule, SessionFamily
 from affinity.session.transfer import Imported, Lines, OnExists, Progress, import_lines, line_of, no_progress
 
 _EVERYTHING: Final = SessionFilter()
@@ -28,6 +28,84 @@ class SessionPage:
 
     items: Sequence[SessionSummary]
     next: tuple[datetime, str] | None  # `SessionFilter.after` of the page after this one; None at the end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionFamily:
+    """A record whose parent, if any, has no record, with all its descendants."""
+
+    members: Sequence[SessionSummary]  # the head first, then by their creation
+
+    @property
+    def head(self) -> SessionSummary:
+        """The record whose descendants the others are."""
+        return self.members[0]
+
+    @property
+    def message_count(self) -> int | None:
+        """Of all members together; None when none of them has one."""
+        counts = [count for member in self.members if (count := member.metadata.message_count) is not None]
+        return sum(counts) if counts else None
+
+    @property
+    def participants(self) -> Sequence[str]:
+        """Of all members, each once, in their order."""
+        return list(dict.fromkeys(name for member in self.members for name in member.metadata.participants))
+
+    @property
+    def updated_at(self) -> datetime:
+        """The last write of any member."""
+        return max(member.updated_at for member in self.members)
+
+    @property
+    def idle(self) -> float:
+        """Seconds since that write, by the store's clock."""
+        return min(member.idle for member in self.members)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all states as stored."""
+        return sum(member.size for member in self.members)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """What `SessionManager.prune` removed, or would remove."""
+
+    removed: Sequence[str]  # session ids
+    left: Sequence[str]  # old enough, but held, with queued work, or written since they were listed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneRule:
+    """Which records to remove: those that are old, or not among the newest."""
+
+    older_than: float | None  # seconds
+    keep: int | None  # so many of the newest stay
+    either: bool  # with both: a record that is old or beyond ``keep``, rather than only what is both
+
+    def __post_init__(self) -> None:
+        """Refuse a rule that would remove everything, or has a negative number.
+
+        Raises:
+            InvalidInput: neither is set, or the number is negative.
+        """
+        if self.older_than is None and self.keep is None:
+            raise InvalidInput("prune needs older_than, keep, or both: it does not remove everything by itself")
+        if self.keep is not None and self.keep < 0:
+            raise InvalidInput(f"keep = {self.keep!r}: must be 0 or more")
+
+    @property
+    def needs_age(self) -> bool:
+        """Whether only old records are removed."""
+        return self.older_than is not None and (self.keep is None or not self.either)
+
+    def removes(self, family: SessionFamily, kept: frozenset[str]) -> bool:
+        """Whether a family is removed; ``kept`` are the heads of the newest families."""
+        is_old = self.older_than is not None and family.idle >= self.older_than
+        is_behind = self.keep is not None and family.head.session_id not in kept
+        both_asked = self.older_than is not None and self.keep is not None
+        return (is_old and is_behind) if both_asked and not self.either else (is_old or is_behind)
 
 
 class SessionManager:
@@ -73,17 +151,9 @@ class SessionManager:
         Raises:
             InvalidInput: a number of seconds out of range.
         """
-        async for page in self._pages(where):
-            for row in page:
+        async for rows in _pages(self._store, where):
+            for row in rows:
                 yield row
-
-    async def _pages(self, where: SessionFilter) -> AsyncIterator[Sequence[SessionSummary]]:
-        while True:
-            page = await self.page(where, limit=MAX_PAGE)
-            yield page.items
-            if page.next is None:
-                return
-            where = replace(where, after=page.next)
 
     async def count(self, where: SessionFilter = _EVERYTHING) -> int:
         """The number of records that match.
@@ -116,7 +186,7 @@ class SessionManager:
             SessionAmbiguous: several begin with it; carries them.
             InvalidId: no session id can begin with it.
         """
-        return (await self._found(text)).session_id
+        return (await self.show(text)).session_id
 
     async def show(self, text: str) -> SessionRecord:
         """The record of the session that ``text`` names; `readable` turns it into a readable document.
@@ -124,9 +194,6 @@ class SessionManager:
         Raises:
             SessionNotFound, SessionAmbiguous, InvalidId: as for `resolve`.
         """
-        return await self._found(text)
-
-    async def _found(self, text: str) -> SessionRecord:
         record = await self._store.load(check_id(text, "session id"))
         if record is None and (alone := await self._only(text)) is not None:
             record = await self._store.load(alone)
@@ -205,7 +272,7 @@ class SessionManager:
         """
         rule = PruneRule(older_than=older_than, keep=keep, either=either)
         _check_seconds("older_than", older_than)
-        pruner = Pruner(self._store, self._pages, rule, dry_run=dry_run, progress=progress or no_progress)
+        pruner = Pruner(self._store, rule, dry_run=dry_run, progress=progress or no_progress)
         where = SessionFilter(kind=kind, labels=labels or {})
         return await (pruner.families(where) if family else pruner.records(where))
 
@@ -243,7 +310,7 @@ class SessionManager:
         while pages > 1 and new:
             pages = new = 0
             since = where
-            async for rows in self._pages(where):
+            async for rows in _pages(self._store, where):
                 if rows and not pages:
                     since = replace(where, updated_after=rows[0].updated_at - _INSTANT)
                 pages += 1
@@ -276,6 +343,101 @@ class SessionManager:
             SessionWriteConflict: with "refuse", the store has such a record; the message has the same.
         """
         return await import_lines(self._store, lines, on_exists, progress or no_progress)
+
+
+class Pruner:
+    """Removes the records of a store that a rule selects."""
+
+    def __init__(self, store: SessionStore, rule: PruneRule, *, dry_run: bool, progress: Progress) -> None:
+        self._store, self._rule = store, rule
+        self._dry_run, self._progress = dry_run, progress
+        self._removed: dict[str, None] = {}
+        self._left: dict[str, None] = {}
+
+    async def records(self, where: SessionFilter) -> Pruned:
+        """Judge and remove each record by itself."""
+        keep, older_than = self._rule.keep, self._rule.older_than
+        if not self._rule.needs_age and older_than is not None:
+            await self._remove_records(replace(where, idle_for=older_than))
+            older_than = None
+        behind = where if keep is None else await self._past_newest(where, keep)
+        if behind is not None:
+            await self._remove_records(replace(behind, idle_for=older_than))
+        return self._result()
+
+    async def families(self, where: SessionFilter) -> Pruned:
+        """Judge and remove each family as a whole, by its newest member; ``where`` applies to its head."""
+        heads = replace(where, heads=True)
+        kept = await self._newest_heads(heads, self._rule.keep or 0)
+        if self._rule.needs_age:
+            heads = replace(heads, idle_for=self._rule.older_than)  # a family is at least as new as its head
+        async for families in self._families(heads):
+            await self._remove_families([each for each in families if self._rule.removes(each, kept)])
+        return self._result()
+
+    def _result(self) -> Pruned:
+        return Pruned(removed=list(self._removed), left=sorted(self._left.keys() - self._removed.keys()))
+
+    async def _past_newest(self, where: SessionFilter, keep: int) -> SessionFilter | None:
+        """The filter with a cursor after the newest ``keep`` records; None when there are no more."""
+        while keep > 0:
+            rows = await self._store.list(where, size := min(keep, MAX_PAGE))
+            if len(rows) < size:
+                return None
+            where = replace(where, after=_cursor(rows[-1]))
+            keep -= size
+        return where
+
+    async def _newest_heads(self, heads: SessionFilter, keep: int) -> frozenset[str]:
+        if not keep:
+            return frozenset()
+        newest: list[tuple[datetime, str]] = []
+        async for families in self._families(heads):
+            for family in families:
+                place = family.updated_at, family.head.session_id
+                (heapq.heappush if len(newest) < keep else heapq.heappushpop)(newest, place)
+        return frozenset(session_id for _, session_id in newest)
+
+    async def _families(self, heads: SessionFilter) -> AsyncIterator[list[SessionFamily]]:
+        async for rows in _pages(self._store, heads):
+            found = await self._store.families([row.session_id for row in rows])
+            yield [SessionFamily(members=members) for members in found if members]
+
+    async def _remove_records(self, where: SessionFilter) -> None:
+        async for rows in _pages(self._store, where):
+            await self._remove([row.session_id for row in rows], rows)
+
+    async def _remove_families(self, families: Sequence[SessionFamily]) -> None:
+        members = [member for family in families for member in family.members]
+        await self._remove([family.head.session_id for family in families], members, whole=True)
+
+    async def _remove(self, names: Sequence[str], seen: Sequence[SessionSummary], *, whole: bool = False) -> None:
+        """Remove these records, or families, unless they have changed since they were seen."""
+        versions = {row.session_id: row.version for row in seen}
+        births = {row.session_id: row.birth for row in seen}
+        gone = await self._store.delete(
+            names,
+            cascade=whole,
+            idle_only=True,
+            versions=versions,
+            births=births,
+            whole=whole,
+            dry_run=self._dry_run,
+        )
+        self._removed.update(dict.fromkeys(gone))
+        self._left.update(dict.fromkeys(versions.keys() - set(gone)))
+        self._progress(len(self._removed))
+
+
+async def _pages(store: SessionStore, where: SessionFilter) -> AsyncIterator[Sequence[SessionSummary]]:
+    """All records that match, newest first, page by page."""
+    _check_seconds("idle_for", where.idle_for)
+    while True:
+        rows = await store.list(where, MAX_PAGE)
+        yield rows
+        if len(rows) < MAX_PAGE:
+            return
+        where = replace(where, after=_cursor(rows[-1]))
 
 
 def _cursor(last: SessionSummary) -> tuple[datetime, str]:

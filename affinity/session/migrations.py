@@ -14,7 +14,7 @@ from affinity.errors import (
     problem_of,
 )
 from affinity.limits import check_integer
-from affinity.session.callbacks import result_of
+from affinity.session.resources import result_of
 
 Migrate: TypeAlias = Callable[[Any], Awaitable[Any] | Any]
 """Takes the plain form of a state (a dict, for JSON objects) and returns the plain form of the next version; sync or

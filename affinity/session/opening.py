@@ -17,8 +17,7 @@ import anyio.from_thread
 
 from affinity.errors import SessionError, SessionSaveFailed, SessionSelfConflict, SessionWriteConflict, problem_of
 from affinity.records import SessionStore
-from affinity.session.callbacks import shielded
-from affinity.session.resources import Resource
+from affinity.session.resources import Resource, shielded
 from affinity.session.state import CachedState, StateSchema
 from affinity.session.writer import SavePoint, WriteQueue
 

@@ -11,14 +11,12 @@ from typing import Any, Final, Generic, TypeVar
 from affinity.errors import InvalidOptions, SessionError
 from affinity.limits import check_id, check_integer
 from affinity.records import SessionMetadata, SessionStore
-from affinity.session.codec import JsonCodec, StateCodec
-from affinity.session.context import ActivityScope
-from affinity.session.fields import FieldOverrides, projection_of
+from affinity.session.codec import FieldOverrides, JsonCodec, StateCodec, projection_of
 from affinity.session.migrations import Migrate
 from affinity.session.opening import OpenOptions, OpenSession, StandaloneUnitOfWork, SyncOpenSession, UnitOfWork
 from affinity.session.state import CachedState, StateSchema, override_metadata
 from affinity.session.state_cache import CacheLeaseListener, StateCache
-from affinity.session.writer import WriteQueue
+from affinity.session.writer import ActivityScope, WriteQueue
 from affinity.telemetry import session_scope
 
 S = TypeVar("S")

@@ -23,11 +23,9 @@ from affinity.errors import (
 )
 from affinity.limits import MAX_LABELS, MAX_PARTICIPANTS, check_id, check_integer
 from affinity.records import SessionMetadata, SessionRecord, SessionState, SessionStore
-from affinity.session.callbacks import DISPOSE_SECONDS, run_bounded
-from affinity.session.codec import StateCodec, pack, unpack
-from affinity.session.fields import FieldOverrides, Projection
+from affinity.session.codec import FieldOverrides, Projection, StateCodec, pack, unpack
 from affinity.session.migrations import Migrations
-from affinity.session.resources import Resource
+from affinity.session.resources import DISPOSE_SECONDS, Resource, run_bounded
 from affinity.session.state_cache import CacheEntry
 
 S = TypeVar("S")

@@ -29,17 +29,44 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import anyio
 from cachetools import TTLCache
 
-from affinity.errors import InvalidOptions, UnknownSession
-from affinity.session.callbacks import SharedCall
+from affinity.errors import InvalidOptions, SessionError, UnknownSession
+from affinity.session.resources import SharedCall
 from affinity.telemetry import enter_session
 
 S = TypeVar("S")
 E = TypeVar("E", bound="CacheEntry[Any]")
+
+
+class SessionContext(Protocol):
+    """Names a session and the epoch of its lease, as an activity context does."""
+
+    @property
+    def session_id(self) -> str | None:
+        """The session, None for work that is bound to none."""
+        ...
+
+    @property
+    def session_epoch(self) -> int | None:
+        """The epoch of the lease under which the work was fetched. It grows with every change of holder, and when code
+        without the lease writes the session's record.
+        """
+        ...
+
+
+def address_of(ctx: SessionContext) -> tuple[str, int]:
+    """The session and the epoch that the context is bound to.
+
+    Raises:
+        SessionError: it is bound to none.
+    """
+    if ctx.session_id is None or ctx.session_epoch is None:
+        raise SessionError("this work is bound to no session: schedule it with .on_session(session_id)")
+    return ctx.session_id, ctx.session_epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,9 +22,10 @@ write.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextvars import ContextVar
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from uuid import uuid4
 
 import anyio
@@ -38,12 +39,67 @@ from affinity.errors import (
     UnknownSession,
     problem_of,
 )
-from affinity.records import SessionState, SessionStore, StateWrite
-from affinity.session.context import ActivityScope, address_of, current_activity
+from affinity.records import Participant, SessionState, SessionStore, StateWrite
 from affinity.session.state import CachedState, EncodedState, RecordVersion, StateSchema
-from affinity.session.state_cache import StateCache
+from affinity.session.state_cache import SessionContext, StateCache, address_of
 
 S = TypeVar("S")
+
+
+class ActivityScope(SessionContext, Protocol):
+    """What `Sessions` needs of an activity's context, besides."""
+
+    @property
+    def instance_id(self) -> str:
+        """Of the orchestration that scheduled the activity."""
+        ...
+
+    @property
+    def execution_id(self) -> int:
+        """Of that orchestration."""
+        ...
+
+    @property
+    def activity_id(self) -> int:
+        """With instance and execution it identifies this activity, in all its attempts."""
+        ...
+
+    @property
+    def session_store(self) -> SessionStore | None:
+        """The worker's database: state that is staged for it commits with the activity's result."""
+        ...
+
+    @property
+    def session_listeners(self) -> Collection[object] | None:
+        """The objects that the worker notifies of leases that end; None: not known."""
+        ...
+
+    def enlist(self, participant: Participant, /) -> None:
+        """Commit it together with the activity's result."""
+        ...
+
+
+class RunningActivity(ActivityScope, Protocol):
+    """The context of an activity whose code is running."""
+
+    @property
+    def ended(self) -> bool:
+        """Its run is over; code that it started may still be running."""
+        ...
+
+
+_activity: Final[ContextVar[RunningActivity | None]] = ContextVar("affinity.activity", default=None)
+
+
+def enter_activity(ctx: RunningActivity) -> None:
+    """Set the activity of the current task, until the task ends; for a worker, which starts a task for each."""
+    _activity.set(ctx)
+
+
+def current_activity() -> RunningActivity | None:
+    """The activity of the calling code; None when there is none, or its run is over."""
+    ctx = _activity.get()
+    return None if ctx is None or ctx.ended else ctx
 
 
 class SavePoint(NamedTuple):

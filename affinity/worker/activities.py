@@ -32,8 +32,8 @@ from affinity.orchestration.events import ActivityCompleted, ActivityFailed, Act
 from affinity.orchestration.failures import RecordedError, describe_error, recorded, stack_of
 from affinity.orchestration.wire import ActivityTask, decode_task
 from affinity.provider.contract import WorkAbandon, WorkItem, WorkKey, WorkLock
-from affinity.session.context import enter_activity
-from affinity.session.retry import RetryingStore
+from affinity.session.stores import RetryingStore
+from affinity.session.writer import enter_activity
 from affinity.telemetry import enter_session
 from affinity.worker.commits import Commits
 from affinity.worker.isolation import Isolation, is_isolated, not_begun

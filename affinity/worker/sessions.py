@@ -22,7 +22,7 @@ from typing import TypeAlias
 from affinity.errors import ProviderError
 from affinity.limits import MAX_BATCH
 from affinity.orchestration.app import SessionListener
-from affinity.session.context import RecordReader
+from affinity.session import Sessions
 
 logger = logging.getLogger("affinity.worker")
 
@@ -155,5 +155,5 @@ def record_need(kind: str, schema_version: int) -> str:
 
 def needs_met(listeners: Iterable[object]) -> frozenset[str]:
     """The needs that the session states among these listeners meet: the records that they can read."""
-    readers = [one for one in listeners if isinstance(one, RecordReader)]
+    readers = [one for one in listeners if isinstance(one, Sessions)]
     return frozenset(record_need(one.kind, version) for one in readers for version in one.readable_versions())

@@ -18,8 +18,8 @@ from affinity.errors import (
 )
 from affinity.records import SessionStore
 from affinity.session import OpenSession, Sessions
-from affinity.session.context import enter_activity
-from affinity.session.retry import RetryingStore
+from affinity.session.stores import RetryingStore
+from affinity.session.writer import enter_activity
 from tests.session.activities import Activity, Chat, CountingStore, Host
 
 pytestmark = pytest.mark.anyio

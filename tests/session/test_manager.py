@@ -27,7 +27,7 @@ from affinity.provider.contract import Incarnation, Provider, WorkerIdentity
 from affinity.records import SessionFilter, SessionMetadata, SessionState, SessionStore
 from affinity.session import SessionManager, readable
 from affinity.session.codec import pack
-from affinity.session.memory import MemorySessionStore
+from affinity.session.stores import MemorySessionStore
 from tests.client.conftest import Puppet
 from tests.conftest import Servers
 from tests.provider.harnesses import PostgresHarness, SqliteHarness
@@ -280,8 +280,7 @@ async def test_prune_by_age(stage: Stage) -> None:
 
 
 async def test_prune_by_count_over_pages(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("manager", "pruning"):
-        monkeypatch.setattr(f"affinity.session.{module}.MAX_PAGE", 2)
+    monkeypatch.setattr("affinity.session.manager.MAX_PAGE", 2)
     await six_over_six_days(stage)
     assert (await stage.manager.prune(keep=6)).removed == []
     assert (await stage.manager.prune(keep=7)).removed == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from affinity.records import SessionFilter, SessionState, SessionStore
-from affinity.session.memory import MemorySessionStore
+from affinity.session.stores import MemorySessionStore
 from affinity.testing.conformance.stores import StoreConformance, StoreHarness
 from tests.session.stores import MemoryStores, ProviderStores, StoppablePostgres, StoppableSqlite
 

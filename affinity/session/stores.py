@@ -1,15 +1,13 @@
-"""`MemorySessionStore`: session records in the memory of one process. They are lost when it ends.
-
-For tests, and for scripts that need no storage. It has no leases: a filter by ``holder`` finds nothing, ``idle_only``
-spares nothing, and the epoch fence compares with the record alone.
-"""
+"""Two stores of session records: `MemorySessionStore`, and `RetryingStore` around that of a database."""
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Protocol, TypeVar
 from uuid import uuid4
 
 from affinity.errors import SessionWriteConflict
@@ -18,9 +16,12 @@ from affinity.records import (
     SessionMetadata,
     SessionRecord,
     SessionState,
+    SessionStore,
     SessionSummary,
     in_family_order,
 )
+
+T = TypeVar("T")
 
 
 def _utc_now() -> datetime:
@@ -64,7 +65,10 @@ class _Seen:
 
 
 class MemorySessionStore:
-    """Records in a dict. Implements `affinity.records.SessionStore`; for one event loop, as nothing in it is locked.
+    """Records in the memory of one process, for tests and for scripts that need no storage. They are lost when it ends.
+
+    For one event loop: nothing in it is locked. It has no leases: a filter by ``holder`` finds nothing, ``idle_only``
+    spares nothing, and the epoch fence compares with the record alone.
 
     Args:
         clock: the time as an aware UTC instant; a test may pass its own.
@@ -247,3 +251,68 @@ def _summary(record: SessionRecord, now: datetime) -> SessionSummary:
         updated_at=record.updated_at,
         idle=(now - record.updated_at).total_seconds(),
     )
+
+
+class RetryingCall(Protocol):
+    """Awaits a call, and repeats it where that is safe."""
+
+    def __call__(self, verb: Callable[[], Awaitable[T]], /) -> Awaitable[T]:
+        """The result of ``verb()``, once it succeeds."""
+        ...
+
+
+class RetryingStore:
+    """A store that repeats calls: ``reading`` may do so after any transient failure, ``writing`` only after one that
+    changed nothing. A save with an idempotency key is repeated as reading is.
+    """
+
+    def __init__(self, store: SessionStore, *, reading: RetryingCall, writing: RetryingCall) -> None:
+        self._store = store
+        self._reading, self._writing = reading, writing
+
+    async def load(self, session_id: str) -> SessionRecord | None:
+        return await self._reading(partial(self._store.load, session_id))
+
+    async def save(
+        self,
+        new: SessionState,
+        *,
+        expected_version: int | None = None,
+        birth: str | None = None,
+        epoch: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> int:
+        save = partial(
+            self._store.save,
+            new,
+            expected_version=expected_version,
+            birth=birth,
+            epoch=epoch,
+            idempotency_key=idempotency_key,
+        )
+        # The store recognises the key of a write that it has done, so this may be repeated after a lost reply.
+        return await (self._writing if idempotency_key is None else self._reading)(save)
+
+    async def delete(
+        self,
+        session_ids: Collection[str],
+        *,
+        cascade: bool = False,
+        idle_only: bool = False,
+        versions: Mapping[str, int] | None = None,
+        births: Mapping[str, str] | None = None,
+        whole: bool = False,
+        dry_run: bool = False,
+    ) -> Sequence[str]:
+        which = {"cascade": cascade, "idle_only": idle_only, "whole": whole, "dry_run": dry_run}
+        delete = partial(self._store.delete, session_ids, versions=versions, births=births, **which)
+        return await self._writing(delete)  # repeated after a lost reply, it would not return what it has removed
+
+    async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
+        return await self._reading(partial(self._store.list, where, limit))
+
+    async def count(self, where: SessionFilter) -> int:
+        return await self._reading(partial(self._store.count, where))
+
+    async def families(self, session_ids: Collection[str]) -> Sequence[Sequence[SessionSummary]]:
+        return await self._reading(partial(self._store.families, session_ids))
