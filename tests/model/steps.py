@@ -138,7 +138,7 @@ class RenewLocks:
 
 
 @dataclass(frozen=True)
-class Disown:
+class ReleaseUnknownLocks:
     worker: int
 
 
@@ -274,7 +274,8 @@ class LoseTail:
 
 PlanStep: TypeAlias = (
     Start | Renew | Resume | Drain | Leave | FetchWork | FetchInstances | Commit | Deliver | Ack | Checkpoint
-    | GiveBack | RenewLocks | Disown | HandOver | Suspend | Retry | ResumeInstance | Reset | ReleaseSession | MakeRoom
+    | GiveBack | RenewLocks | ReleaseUnknownLocks | HandOver | Suspend | Retry | ResumeInstance | Reset
+    | ReleaseSession | MakeRoom
     | Create | Send | Delete | Load | Save | Remove | Finish | Pass | Sweep | Remember | LoseTail
 )  # fmt: skip
 
@@ -351,7 +352,7 @@ _KINDS: Final[tuple[tuple[int, SearchStrategy[PlanStep]], ...]] = (
     (1, st.builds(Checkpoint, _worker, _which, _usual)),
     (2, st.builds(GiveBack, _worker, _which, _delay, st.booleans(), st.booleans(), st.booleans(), _usual)),
     (1, st.builds(RenewLocks, _worker)),
-    (2, st.builds(Disown, _worker)),
+    (2, st.builds(ReleaseUnknownLocks, _worker)),
     (1, st.builds(HandOver, _worker, _which, st.sampled_from([None, 0, 1, 2]))),
     (2, st.builds(Suspend, _worker, _which, st.booleans())),
     (1, st.builds(Retry, _worker)),

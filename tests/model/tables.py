@@ -46,7 +46,7 @@ from affinity.worker.instances import InstanceTable
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.replays import Replays
 from affinity.worker.results import StagedResult
-from tests.model.cluster import TIMEOUTS
+from tests.model.cluster_state import TIMEOUTS
 from tests.model.databases import ModelDatabase
 from tests.model.leases import Violation
 from tests.model.reference import LEASE
