@@ -88,17 +88,17 @@ class _LogRecords:
             self._users += 1
             # A factory that other code has wrapped could not be removed, and is still in use: add no second one.
             if self._users == 1 and not hasattr(logging.makeLogRecord({}), SESSION_ATTRIBUTE):
-                logging.setLogRecordFactory(_Stamp(logging.getLogRecordFactory()))
+                logging.setLogRecordFactory(_SessionStamp(logging.getLogRecordFactory()))
 
     def remove(self) -> None:
         with self._guard:
             self._users -= 1
             factory = logging.getLogRecordFactory()
-            if self._users == 0 and isinstance(factory, _Stamp):
+            if self._users == 0 and isinstance(factory, _SessionStamp):
                 logging.setLogRecordFactory(factory.former)
 
 
-class _Stamp:
+class _SessionStamp:
     """A log record factory that adds the session to the records of another factory."""
 
     def __init__(self, former: Callable[..., logging.LogRecord]) -> None:

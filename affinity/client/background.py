@@ -37,7 +37,7 @@ LookUp = Callable[[Sequence[str]], Awaitable[Sequence[InstanceInfo | None]]]
 
 
 @dataclass(slots=True, eq=False)
-class _Watch:
+class _InstanceWait:
     """All waits for one instance."""
 
     due: float
@@ -60,7 +60,7 @@ class Waiters:
 
     def __init__(self, look_up: LookUp) -> None:
         self._look_up = look_up
-        self._watches: dict[str, _Watch] = {}
+        self._watches: dict[str, _InstanceWait] = {}
         self._arrived = anyio.Event()
 
     async def ended(self, instance_id: str) -> InstanceInfo:
@@ -72,7 +72,7 @@ class Waiters:
         """
         watch = self._watches.get(instance_id)
         if watch is None:
-            watch = self._watches[instance_id] = _Watch(due=anyio.current_time())
+            watch = self._watches[instance_id] = _InstanceWait(due=anyio.current_time())
             self._arrived.set()
         watch.waiting += 1
         try:
@@ -103,7 +103,7 @@ class Waiters:
             await self._poll_batch({instance_id: due[instance_id] for instance_id in ids})
         return min((watch.due for watch in self._watches.values()), default=math.inf) - anyio.current_time()
 
-    async def _poll_batch(self, watches: dict[str, _Watch]) -> None:
+    async def _poll_batch(self, watches: dict[str, _InstanceWait]) -> None:
         try:
             found = await self._look_up(list(watches))
         except ProviderError as error:
@@ -118,7 +118,7 @@ class Waiters:
             else:
                 watch.postpone(anyio.current_time())
 
-    def _settle(self, instance_id: str, watch: _Watch, outcome: InstanceInfo | Exception) -> None:
+    def _settle(self, instance_id: str, watch: _InstanceWait, outcome: InstanceInfo | Exception) -> None:
         if self._watches.get(instance_id) is watch:
             del self._watches[instance_id]
         watch.settle(outcome)

@@ -26,7 +26,7 @@ ANY_SESSION: Final = "*"
 
 
 @dataclass(frozen=True, slots=True)
-class _Migration:
+class _MigrationStep:
     from_version: int
     to_version: int
     migrate: Migrate
@@ -39,7 +39,7 @@ class Migrations:
     """Registered steps between schema versions. A step may lead back, so that older code can read newer records."""
 
     def __init__(self) -> None:
-        self._from: dict[int, dict[int, _Migration]] = {}
+        self._from: dict[int, dict[int, _MigrationStep]] = {}
 
     def register(self, from_version: int, to_version: int, migrate: Migrate) -> None:
         """Add one step.
@@ -56,7 +56,7 @@ class Migrations:
         if to_version in steps:
             message = f"the migration from {from_version} to {to_version} is registered twice"
             raise SessionMigrationAmbiguous(ANY_SESSION, from_version, to_version, message)
-        steps[to_version] = _Migration(from_version, to_version, migrate)
+        steps[to_version] = _MigrationStep(from_version, to_version, migrate)
 
     def leading_to(self, goal: int) -> frozenset[int]:
         """The versions from which a chain leads to ``goal``, itself among them."""
@@ -99,10 +99,10 @@ class Migrations:
                 raise SessionMigrationFailed(session_id, step.from_version, step.to_version, message) from error
         return plain
 
-    def _chain(self, session_id: str, start: int, goal: int) -> list[_Migration]:
+    def _chain(self, session_id: str, start: int, goal: int) -> list[_MigrationStep]:
         """The shortest chain, found breadth first; ``chains`` counts the equally short chains to each version."""
         chains: dict[int, int] = {start: 1}
-        arrived: dict[int, _Migration] = {}  # the step by which each version was first reached
+        arrived: dict[int, _MigrationStep] = {}  # the step by which each version was first reached
         level = [start]
         while level and goal not in chains:
             following: dict[int, int] = {}
@@ -118,7 +118,7 @@ class Migrations:
         if chains[goal] > 1:
             message = f"{chains[goal]} chains of migrations lead from {start} to {goal}, equally short; remove a step"
             raise SessionMigrationAmbiguous(session_id, start, goal, message)
-        chain: list[_Migration] = []
+        chain: list[_MigrationStep] = []
         while goal != start:
             chain.insert(0, arrived[goal])
             goal = chain[0].from_version

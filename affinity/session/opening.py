@@ -112,7 +112,7 @@ class OpenOptions:
     save: bool  # at the end of a block without an error
 
 
-class _Handle(Generic[S]):
+class _Opening(Generic[S]):
     """What the handles for async and for sync code share."""
 
     def __init__(
@@ -237,7 +237,7 @@ class _Handle(Generic[S]):
         return self._work, cached
 
 
-class OpenSession(_Handle[S]):
+class OpenSession(_Opening[S]):
     """An opened session state, for one ``async with``. `Sessions.open` says when it loads and saves."""
 
     async def __aenter__(self) -> S:
@@ -296,7 +296,7 @@ class OpenSession(_Handle[S]):
         return await self._resource(resource)
 
 
-class SyncOpenSession(_Handle[S]):
+class SyncOpenSession(_Opening[S]):
     """`OpenSession` for a sync activity, for one ``with`` in the thread that anyio started for it.
 
     All callbacks still run on the event loop. A thread is not cancelled, so neither are its waits here.

@@ -50,7 +50,7 @@ class _Fence:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _SeenRecords:
     """The versions and births of the records that a deletion may remove."""
 
     versions: Mapping[str, int]
@@ -111,7 +111,7 @@ class MemorySessionStore:
         dry_run: bool = False,
     ) -> Sequence[str]:
         """A record that is left keeps its children."""
-        seen = _Seen(versions or {}, births or {})
+        seen = _SeenRecords(versions or {}, births or {})
         removed = [session_id for session_id in dict.fromkeys(session_ids) if self._may_remove(session_id, seen)]
         if whole and cascade:
             removed = [session_id for session_id in removed if self._may_remove_family(session_id, seen)]
@@ -133,7 +133,7 @@ class MemorySessionStore:
 
     async def families(self, session_ids: Collection[str]) -> Sequence[Sequence[SessionSummary]]:
         now = self._clock()
-        families = [self._with_children(self._upwards(session_id), _Seen({}, {})) for session_id in session_ids]
+        families = [self._with_children(self._upwards(session_id), _SeenRecords({}, {})) for session_id in session_ids]
         return [in_family_order(_summary(self._records[name], now) for name in names) for names in families]
 
     def _matching(self, where: SessionFilter, now: datetime) -> builtins.list[SessionRecord]:
@@ -156,8 +156,8 @@ class MemorySessionStore:
             at = self._records[at].metadata.parent
         return list(found)
 
-    def _may_remove_family(self, session_id: str, seen: _Seen) -> bool:
-        tree = self._with_children([session_id], _Seen({}, {}))
+    def _may_remove_family(self, session_id: str, seen: _SeenRecords) -> bool:
+        tree = self._with_children([session_id], _SeenRecords({}, {}))
         return all(self._may_remove(name, seen) and (not seen.versions or name in seen.versions) for name in tree)
 
     def _written(
@@ -184,11 +184,11 @@ class MemorySessionStore:
             updated_at=now,
         )
 
-    def _may_remove(self, session_id: str, seen: _Seen) -> bool:
+    def _may_remove(self, session_id: str, seen: _SeenRecords) -> bool:
         found = self._records.get(session_id)
         return found is not None and seen.is_still(found)
 
-    def _with_children(self, session_ids: Sequence[str], seen: _Seen) -> Iterator[str]:
+    def _with_children(self, session_ids: Sequence[str], seen: _SeenRecords) -> Iterator[str]:
         """The ids and their descendants, generation by generation; each once, so that a circle of parents ends."""
         found, generation = set(session_ids), list(session_ids)
         while generation:

@@ -98,7 +98,7 @@ _Id = Annotated[str, AfterValidator(partial(check_id, what="it"))]
 _Text = Annotated[str, AfterValidator(_check_text)]
 
 
-class _Line(BaseModel):
+class _ExportLine(BaseModel):
     """The form of a line."""
 
     model_config = ConfigDict(extra="forbid")
@@ -139,7 +139,7 @@ def read_line(number: int, line: str | bytes) -> SessionState:
         InvalidInput: the line is not such a document; the message has its number and the reason.
     """
     try:
-        parsed = _Line.model_validate(from_json(line, allow_inf_nan=False))
+        parsed = _ExportLine.model_validate(from_json(line, allow_inf_nan=False))
         state, encoding = pack(parsed.bytes_of_state())
     except ValidationError as error:
         raise InvalidInput(f"line {number}: {problem_of(error)}") from error

@@ -44,9 +44,9 @@ from affinity.provider.contract import (
     FINISHED,
     Birth,
     InstanceUpdate,
-    Message,
     OrchestrationItem,
     Placed,
+    QueuedMessage,
     Release,
     Suspend,
     Turn,
@@ -118,7 +118,7 @@ class LiveInstance:
     mailbox: list[Input] = field(default_factory=list)
     committing: bool = False
     replay: Replay | None = None  # until the coroutine is at the end of the history
-    unread: list[Message] = field(default_factory=list)  # messages that wait for the replay
+    unread: list[QueuedMessage] = field(default_factory=list)  # messages that wait for the replay
     size: int = 0  # characters of its history: what the coroutine may hold
     remote_holder: str | None = None  # the other worker on whose sessions the last turns placed their work
     remote_turns: int = 0
@@ -265,7 +265,7 @@ class InstanceTable:
         self._drop(live)
         return False
 
-    def _feed(self, live: LiveInstance, messages: Sequence[Message]) -> None:
+    def _feed(self, live: LiveInstance, messages: Sequence[QueuedMessage]) -> None:
         for message in messages:
             self._in_flight.add(message.id)
             self._capacity.input_size += len(message.payload)
@@ -674,7 +674,7 @@ def _log_failure(execution: Execution) -> None:
     )
 
 
-def _input(message: Message, execution: Execution) -> Input:
+def _input(message: QueuedMessage, execution: Execution) -> Input:
     """The message as an input of this execution."""
     try:
         addressed, event, run = read_message(message.payload)

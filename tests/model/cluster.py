@@ -34,7 +34,7 @@ class SimulatedCluster(TurnSteps, ScriptSteps):
             self.provider = await self.database.provider(Timeline())
             self.elsewhere = await self.database.provider()  # of the scripts
             for worker in range(2):
-                await self.step(do.Start(worker))
+                await self.step(do.StartWorker(worker))
             for step in plan:
                 await self.step(step)
             await self._end()
@@ -49,25 +49,25 @@ class SimulatedCluster(TurnSteps, ScriptSteps):
         if not isinstance(step, do.FetchWork):
             await self._finish()
         match step:
-            case do.Start():
+            case do.StartWorker():
                 await self._start(f"w{step.worker}")
             case do.Create() | do.Send() | do.Delete():
                 await self._client(step)
             case do.ResumeInstance():
                 await self._resume_instance(f"i{step.instance}")
-            case do.Reset():
+            case do.ResetInstance():
                 await self._reset(f"i{step.instance}", step)
             case do.ReleaseSession():
                 await self._release_session(f"s{step.session}")
             case do.Load() | do.Save() | do.Remove():
                 await self._script(self.scripts[step.script], f"s{step.session}", step)
-            case do.Finish():
+            case do.FinishWrites():
                 """It has ended."""
             case do.Pass():
                 await self.database.advance(step.seconds)
                 self.model.now += step.seconds
                 await self._look(time_passed=True)
-            case do.Sweep():
+            case do.RunSweep():
                 await self._sweep(step.retention)
             case do.Remember():
                 await self.database.remember()
@@ -108,7 +108,7 @@ class SimulatedCluster(TurnSteps, ScriptSteps):
                 await self._release_unknown_locks(worker)
             case do.HandOver():
                 await self._hand_over(worker, step)
-            case do.Suspend():
+            case do.SuspendInstance():
                 await self._suspend(worker, step)
             case do.Retry():
                 await self._retry(worker)
@@ -129,7 +129,7 @@ class SimulatedCluster(TurnSteps, ScriptSteps):
         await self._begin_timeline()
         await self._look(time_passed=True)
         for worker in range(2):
-            await self.step(do.Start(worker))
+            await self.step(do.StartWorker(worker))
 
     async def _begin_timeline(self) -> None:
         """The first to look at a database that has lost commits learns of it. If nobody did, ids would come back."""
@@ -169,7 +169,7 @@ class SimulatedCluster(TurnSteps, ScriptSteps):
             await self._ack(last, item, do.Ack(0))
         await self._fetch_instances(last, do.FetchInstances(0))
         while last.coroutines:
-            await self._commit(last, do.Commit(0, (do.Step(),)))
+            await self._commit(last, do.Commit(0, (do.TurnStep(),)))
             last.coroutines.pop(next(iter(last.coroutines)), None)
 
     async def _check_contents(self) -> None:

@@ -9,9 +9,9 @@ from itertools import count
 from typing import Any, Final, NamedTuple
 
 from affinity.provider.contract import (
-    Message,
     OrchestrationItem,
     Provider,
+    QueuedMessage,
     SessionInfo,
     Timeouts,
     WorkerIdentity,
@@ -35,7 +35,7 @@ class Coroutine:
 
     at: OrchestrationItem
     birth: int
-    hand: list[Message] = field(default_factory=list)
+    hand: list[QueuedMessage] = field(default_factory=list)
     activities: list[int] = field(default_factory=list)  # of this execution, scheduled so far
     timers: list[int] = field(default_factory=list)
     committing: bool = False

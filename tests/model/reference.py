@@ -38,7 +38,7 @@ HOLD: Final = 120.5
 
 
 @dataclass
-class QueuedMessage:
+class ModelMessage:
     """A row of the queue of messages."""
 
     text: str
@@ -49,7 +49,7 @@ class QueuedMessage:
 
 
 @dataclass
-class QueuedItem:
+class ModelItem:
     """A row of the queue of work."""
 
     key: WorkKey
@@ -64,7 +64,7 @@ class QueuedItem:
 
 
 @dataclass
-class Instance:
+class ModelInstance:
     """An instance with its rows."""
 
     birth: int
@@ -73,8 +73,8 @@ class Instance:
     status: str = "pending"
     owner: WorkerIdentity | None = None
     histories: dict[int, list[str]] = field(default_factory=lambda: {1: []})
-    messages: list[QueuedMessage] = field(default_factory=list)
-    items: dict[WorkKey, QueuedItem] = field(default_factory=dict)
+    messages: list[ModelMessage] = field(default_factory=list)
+    items: dict[WorkKey, ModelItem] = field(default_factory=dict)
     watches: dict[str, str] = field(default_factory=dict)
     needs_code: bool = False  # as it was suspended last
     tried: set[str] = field(default_factory=set)  # code versions that have suspended it at this point
@@ -90,7 +90,7 @@ class Instance:
 
 
 @dataclass
-class Record:
+class ModelRecord:
     """A record of session state; its content is what was saved into it, one line a save."""
 
     content: str
@@ -100,7 +100,7 @@ class Record:
 
 
 @dataclass
-class Lease:
+class ModelLease:
     """A row of workers."""
 
     incarnation: str
@@ -124,9 +124,9 @@ class Reference:
     now: float = 0.0
     births: int = 0
     numbers: int = 0
-    workers: dict[str, Lease] = field(default_factory=dict)
-    instances: dict[str, Instance] = field(default_factory=dict)
-    records: dict[str, Record] = field(default_factory=dict)
+    workers: dict[str, ModelLease] = field(default_factory=dict)
+    instances: dict[str, ModelInstance] = field(default_factory=dict)
+    records: dict[str, ModelRecord] = field(default_factory=dict)
 
     # -- reading
 
@@ -139,7 +139,7 @@ class Reference:
         """Whether the worker has said that it leaves."""
         return self.workers[identity.worker_id].draining
 
-    def items(self) -> list[QueuedItem]:
+    def items(self) -> list[ModelItem]:
         """All queued work."""
         return [item for instance in self.instances.values() for item in instance.items.values()]
 
@@ -147,23 +147,23 @@ class Reference:
         """The number of queued messages."""
         return sum(len(instance.messages) for instance in self.instances.values())
 
-    def find(self, lock: WorkLock) -> QueuedItem | None:
+    def find(self, lock: WorkLock) -> ModelItem | None:
         """The item, if the token is live."""
         item = self.carrier(lock)
         return item if item is not None and item.until > self.now else None
 
-    def carrier(self, lock: WorkLock) -> QueuedItem | None:
+    def carrier(self, lock: WorkLock) -> ModelItem | None:
         """The item, if it still has the token."""
         instance = self.instances.get(lock.key.instance_id)
         item = None if instance is None else instance.items.get(lock.key)
         return item if item is not None and item.token == lock.token else None
 
-    def is_free(self, item: QueuedItem) -> bool:
+    def is_free(self, item: ModelItem) -> bool:
         """Whether somebody may fetch the item, as far as its own lock goes."""
         taken = item.token is not None and item.until > self.now and self.is_alive(item.holder)
         return item.visible_at <= self.now and not taken
 
-    def visible(self, instance: Instance, exclude: Iterable[str] = ()) -> list[QueuedMessage]:
+    def visible(self, instance: ModelInstance, exclude: Iterable[str] = ()) -> list[ModelMessage]:
         """The messages that a fetch of the instance gives, in order."""
         visible = [m for m in instance.messages if m.visible_at <= self.now]
         found = _without(visible, exclude)
@@ -173,7 +173,7 @@ class Reference:
 
     def register(self, identity: WorkerIdentity) -> None:
         """A worker has its name and a lease."""
-        self.workers[identity.worker_id] = Lease(identity.incarnation, self.now + LEASE)
+        self.workers[identity.worker_id] = ModelLease(identity.incarnation, self.now + LEASE)
 
     def leave(self, identity: WorkerIdentity, *, for_good: bool) -> None:
         """A worker drains, or is gone."""
@@ -216,7 +216,7 @@ class Reference:
                 self.send(NewMessage(instance_id=new.parent_id, payload=new.on_exists), ordered=False)
             return False
         self.births += 1
-        self.instances[new.instance_id] = Instance(self.births, new)
+        self.instances[new.instance_id] = ModelInstance(self.births, new)
         self.send(NewMessage(instance_id=new.instance_id, payload=new.start, delay=new.delay))
         return True
 
@@ -228,7 +228,7 @@ class Reference:
         if instance.finished:
             return "finished"
         self.numbers += 1
-        message = QueuedMessage(new.payload, self.now + max(0.0, new.delay), self.numbers, new.timer, ordered)
+        message = ModelMessage(new.payload, self.now + max(0.0, new.delay), self.numbers, new.timer, ordered)
         instance.messages.append(message)
         return "delivered"
 
@@ -280,7 +280,7 @@ class Reference:
         item.token, item.holder, item.until = got.lock.token, identity, self.now + ITEM_LOCK
         item.attempts += 1
 
-    def unlock(self, item: QueuedItem, *, counted: bool) -> None:
+    def unlock(self, item: ModelItem, *, counted: bool) -> None:
         """The item is anyone's again."""
         item.token = item.holder = None
         item.attempts -= not counted
@@ -314,7 +314,7 @@ class Reference:
         """Replace a record."""
         old = self.records.get(session_id)
         kept = epoch if epoch is not None or old is None else old.epoch
-        self.records[session_id] = Record(content, (old.version if old else 0) + 1, kept, key)
+        self.records[session_id] = ModelRecord(content, (old.version if old else 0) + 1, kept, key)
 
     # -- turns
 
@@ -420,7 +420,7 @@ class Reference:
         for turn in turns:
             self._cancel(self.instances[turn.instance_id], turn)
 
-    def _advance(self, instance: Instance, turn: Turn) -> None:
+    def _advance(self, instance: ModelInstance, turn: Turn) -> None:
         for lock in turn.acks:
             del self.instances[lock.key.instance_id].items[lock.key]
         for write in turn.states:
@@ -435,11 +435,11 @@ class Reference:
         instance = self.instances[one.turn.instance_id]
         instance.messages = _without(instance.messages, one.consumed)
 
-    def _queue(self, instance: Instance, new: NewWorkItem) -> None:
+    def _queue(self, instance: ModelInstance, new: NewWorkItem) -> None:
         visible_at = self.now + max(0.0, new.delay)
-        instance.items[new.key] = QueuedItem(new.key, new.payload, new.session_id, visible_at)
+        instance.items[new.key] = ModelItem(new.key, new.payload, new.session_id, visible_at)
 
-    def _cancel(self, instance: Instance, turn: Turn) -> None:
+    def _cancel(self, instance: ModelInstance, turn: Turn) -> None:
         for number in turn.cancel_activities:
             instance.items.pop(WorkKey(turn.instance_id, turn.execution_id, number), None)
         timers = {(turn.execution_id, number) for number in turn.cancel_timers}
@@ -450,7 +450,7 @@ class Reference:
             instance.watches.clear()
 
 
-def _without(messages: Sequence[QueuedMessage], texts: Iterable[str]) -> list[QueuedMessage]:
+def _without(messages: Sequence[ModelMessage], texts: Iterable[str]) -> list[ModelMessage]:
     """The messages that are left; a text that is there twice (of a session that moved twice) is taken once."""
     taken = Counter(texts)
     left = []

@@ -91,7 +91,7 @@ class ScriptSteps(ClusterState):
                 script.seen[writing.session_id] = ReadRecord(version + 1, writing.birth, writing.content)
 
     async def _hold_up(self, script: SimulatedScript, session_id: str, step: do.Save | do.Remove) -> None:
-        """Begin a write that stops in the middle, where the database allows that, until `Finish`."""
+        """Begin a write that stops in the middle, where the database allows that, until `FinishWrites`."""
         if isinstance(step, do.Save):
             writing = self._prepare(script, session_id, step)
             save = await self.database.settle(writing.send(self.elsewhere))

@@ -21,7 +21,7 @@ End: TypeAlias = Literal["", "continue", "complete", "fail", "cancel"]
 
 
 @dataclass(frozen=True)
-class Start:
+class StartWorker:
     """A process of that name starts; the one before, if any, has crashed or is fenced."""
 
     worker: int
@@ -68,7 +68,7 @@ class FetchInstances:
 
 
 @dataclass(frozen=True)
-class Step:
+class TurnStep:
     """One turn of the worker's instance number ``which``."""
 
     which: int = 0
@@ -93,7 +93,7 @@ class Step:
 @dataclass(frozen=True)
 class Commit:
     worker: int
-    turns: tuple[Step, ...] = (Step(),)
+    turns: tuple[TurnStep, ...] = (TurnStep(),)
     reply: Reply = "heard"
 
 
@@ -150,7 +150,7 @@ class HandOver:
 
 
 @dataclass(frozen=True)
-class Suspend:
+class SuspendInstance:
     """The worker cannot go on with an instance."""
 
     worker: int
@@ -173,7 +173,7 @@ class ResumeInstance:
 
 
 @dataclass(frozen=True)
-class Reset:
+class ResetInstance:
     """An operator opens an instance again at an earlier event."""
 
     instance: int
@@ -233,7 +233,7 @@ class Save:
     session: int
     checked: bool = True
     key: bool = False  # with an idempotency key
-    reply: Reply = "heard"  # late: it is held up in the middle, where the database allows it, until `Finish`
+    reply: Reply = "heard"  # late: it is held up in the middle, where the database allows it, until `FinishWrites`
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ class Remove:
 
 
 @dataclass(frozen=True)
-class Finish:
+class FinishWrites:
     """What a script does and was held up ends."""
 
 
@@ -258,7 +258,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class RunSweep:
     retention: int = 1_000_000
 
 
@@ -273,10 +273,10 @@ class LoseTail:
 
 
 PlanStep: TypeAlias = (
-    Start | Renew | Resume | Drain | Leave | FetchWork | FetchInstances | Commit | Deliver | Ack | Checkpoint
-    | GiveBack | RenewLocks | ReleaseUnknownLocks | HandOver | Suspend | Retry | ResumeInstance | Reset
+    StartWorker | Renew | Resume | Drain | Leave | FetchWork | FetchInstances | Commit | Deliver | Ack | Checkpoint
+    | GiveBack | RenewLocks | ReleaseUnknownLocks | HandOver | SuspendInstance | Retry | ResumeInstance | ResetInstance
     | ReleaseSession | MakeRoom
-    | Create | Send | Delete | Load | Save | Remove | Finish | Pass | Sweep | Remember | LoseTail
+    | Create | Send | Delete | Load | Save | Remove | FinishWrites | Pass | RunSweep | Remember | LoseTail
 )  # fmt: skip
 
 
@@ -300,7 +300,7 @@ _usual: Final = _replies("lost", "twice")
 _late: Final = _replies("late", "lost", "twice")
 
 _any_turns: Final = st.builds(
-    Step,
+    TurnStep,
     which=_which,
     consume=st.sampled_from([9, 9, 1, 0]),
     acks=st.booleans(),
@@ -348,24 +348,24 @@ _KINDS: Final[tuple[tuple[int, SearchStrategy[PlanStep]], ...]] = (
     (2, _deletes),
     (2, _loads),
     (2, _removes),
-    (1, st.just(Finish())),
+    (1, st.just(FinishWrites())),
     (1, st.builds(Checkpoint, _worker, _which, _usual)),
     (2, st.builds(GiveBack, _worker, _which, _delay, st.booleans(), st.booleans(), st.booleans(), _usual)),
     (1, st.builds(RenewLocks, _worker)),
     (2, st.builds(ReleaseUnknownLocks, _worker)),
     (1, st.builds(HandOver, _worker, _which, st.sampled_from([None, 0, 1, 2]))),
-    (2, st.builds(Suspend, _worker, _which, st.booleans())),
+    (2, st.builds(SuspendInstance, _worker, _which, st.booleans())),
     (1, st.builds(Retry, _worker)),
     (1, st.builds(ResumeInstance, _instance)),
-    (3, st.builds(Reset, _instance, st.integers(0, 3), st.sampled_from([None, 0, 1]))),
+    (3, st.builds(ResetInstance, _instance, st.integers(0, 3), st.sampled_from([None, 0, 1]))),
     (2, st.builds(ReleaseSession, _session)),
     (3, st.builds(MakeRoom, _worker, st.sampled_from([1, 1, 2]), st.sampled_from([1, 20]))),
     (1, st.builds(Renew, _worker)),
     (1, st.builds(Resume, _worker)),
-    (2, st.builds(Start, _worker)),
+    (2, st.builds(StartWorker, _worker)),
     (1, st.builds(Drain, _worker)),
     (1, st.builds(Leave, _worker)),
-    (1, st.builds(Sweep, st.sampled_from([1_000_000, 30, 0]))),
+    (1, st.builds(RunSweep, st.sampled_from([1_000_000, 30, 0]))),
     (1, st.just(Remember())),
     (1, st.just(LoseTail())),
 )
@@ -375,29 +375,37 @@ STEPS: Final[SearchStrategy[PlanStep]] = st.sampled_from(
 ).flatmap(lambda kind: kind)
 
 
-def _serve(instance: int, worker: int, step: Step) -> Plan:
+def _serve(instance: int, worker: int, step: TurnStep) -> Plan:
     """A worker takes an instance and commits a turn of it."""
     return [Create(instance), FetchInstances(worker), Commit(worker, (step,))]
 
 
-def _work(worker: int, step: Step) -> Plan:
+def _work(worker: int, step: TurnStep) -> Plan:
     """A worker does work, and takes the result into a turn."""
     return [FetchWork(worker), Commit(worker, (step,))]
 
 
-def _use_again(instance: int, worker: int, late: Step | None) -> Plan:
+def _use_again(instance: int, worker: int, late: TurnStep | None) -> Plan:
     """An instance is deleted, and its id used again, while the worker has it in memory, or commits a turn of it."""
     turns: Plan = [] if late is None else [Commit(worker, (late,), "late")]
     again: Plan = [Delete(instance), Create(instance), FetchInstances(worker)]
-    return [Start(worker), Create(instance), FetchInstances(worker), *turns, *again, Deliver(worker), Commit(worker)]
+    return [
+        StartWorker(worker),
+        Create(instance),
+        FetchInstances(worker),
+        *turns,
+        *again,
+        Deliver(worker),
+        Commit(worker),
+    ]
 
 
 def _write_meanwhile(instance: int, worker: int, write: Save | Remove, before: bool) -> Plan:
     """A script writes while a worker claims the session and reads its record."""
-    saved: Plan = [Save(write.script, write.session, checked=False), Sweep(0)] if before else []
-    queue = Step(schedule=(write.session, write.session), here=False)
-    claim: Plan = [write, FetchWork(worker, 1), Finish(), FetchWork(worker, 1)]
-    return [Start(worker), *saved, Delete(instance), *_serve(instance, worker, queue), *claim]
+    saved: Plan = [Save(write.script, write.session, checked=False), RunSweep(0)] if before else []
+    queue = TurnStep(schedule=(write.session, write.session), here=False)
+    claim: Plan = [write, FetchWork(worker, 1), FinishWrites(), FetchWork(worker, 1)]
+    return [StartWorker(worker), *saved, Delete(instance), *_serve(instance, worker, queue), *claim]
 
 
 def _write_again(session: int, save: Save) -> Plan:
@@ -413,7 +421,7 @@ def _lose(steps: Plan) -> Plan:
     return [Remember(), *steps, LoseTail()]
 
 
-def _lose_turns(instance: int, worker: int, step: Step) -> Plan:
+def _lose_turns(instance: int, worker: int, step: TurnStep) -> Plan:
     """Both what is lost and what comes instead of it has messages, turns and work of sessions."""
     done: Plan = [Delete(instance), *_serve(instance, worker, step), FetchWork(worker), Send(instance)]
     return [Remember(), *done, FetchInstances(worker), LoseTail(), *done, FetchInstances(worker)]

@@ -101,33 +101,33 @@ class Raise:
 
 
 @dataclass(frozen=True)
-class Delete:
+class DeleteInstance:
     instance: int
 
 
 @dataclass(frozen=True)
-class Ask:
+class SendFetch:
     """The worker sends a fetch of instances."""
 
     worker: int
 
 
 @dataclass(frozen=True)
-class Answer:
+class RunFetch:
     """The database carries it out."""
 
     worker: int
 
 
 @dataclass(frozen=True)
-class Hear:
+class ReceiveFetch:
     """The worker has its reply."""
 
     worker: int
 
 
 @dataclass(frozen=True)
-class Replay:
+class ReplayEvent:
     """The worker reads and replays one more event of an instance that it does not have in memory."""
 
     worker: int
@@ -156,7 +156,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Finish:
+class FinishActivity:
     """An activity ends."""
 
     worker: int
@@ -171,7 +171,7 @@ class Flush:
 
 
 @dataclass(frozen=True)
-class Lapse:
+class ExpireLease:
     """The worker's lease lapses, and comes back."""
 
     worker: int
@@ -183,7 +183,20 @@ class Restart:
 
 
 TableStep: TypeAlias = (
-    Begin | Raise | Delete | Ask | Answer | Hear | Replay | Write | Settle | Work | Finish | Flush | Lapse | Restart
+    Begin
+    | Raise
+    | DeleteInstance
+    | SendFetch
+    | RunFetch
+    | ReceiveFetch
+    | ReplayEvent
+    | Write
+    | Settle
+    | Work
+    | FinishActivity
+    | Flush
+    | ExpireLease
+    | Restart
 )
 
 _worker: Final = st.sampled_from([0, 0, 0, 1])
@@ -192,24 +205,24 @@ _instance: Final = st.sampled_from([0, 0, 1])
 _KINDS: Final[tuple[tuple[int, SearchStrategy[TableStep]], ...]] = (
     (4, st.builds(Begin, _instance, st.sampled_from([1, 2]), st.sampled_from([0, 0, 1]))),
     (12, st.builds(Raise, _instance)),
-    (1, st.builds(Delete, _instance)),
-    (12, st.builds(Ask, _worker)),
-    (12, st.builds(Answer, _worker)),
-    (12, st.builds(Hear, _worker)),
-    (12, st.builds(Replay, _worker)),
+    (1, st.builds(DeleteInstance, _instance)),
+    (12, st.builds(SendFetch, _worker)),
+    (12, st.builds(RunFetch, _worker)),
+    (12, st.builds(ReceiveFetch, _worker)),
+    (12, st.builds(ReplayEvent, _worker)),
     (12, st.builds(Write, _worker)),
     (12, st.builds(Settle, _worker, st.sampled_from([False, False, False, True]))),
     (4, st.builds(Work, _worker)),
-    (4, st.builds(Finish, _worker, st.integers(0, 2))),
+    (4, st.builds(FinishActivity, _worker, st.integers(0, 2))),
     (4, st.builds(Flush, _worker)),
-    (1, st.builds(Lapse, _worker)),
+    (1, st.builds(ExpireLease, _worker)),
     (1, st.builds(Restart, _worker)),
 )
 _STEPS: Final = st.sampled_from([kind for share, kind in _KINDS for _ in range(share)]).flatmap(lambda kind: kind)
 
 
 def _fetch(worker: int) -> list[TableStep]:
-    return [Ask(worker), Answer(worker), Hear(worker), *[Replay(worker)] * 3]
+    return [SendFetch(worker), RunFetch(worker), ReceiveFetch(worker), *[ReplayEvent(worker)] * 3]
 
 
 def _commit(worker: int) -> list[TableStep]:
@@ -224,12 +237,19 @@ def _talk(worker: int, instance: int) -> list[TableStep]:
 def _fetch_meanwhile(worker: int, instance: int) -> list[TableStep]:
     """A fetch is sent before a turn is committed, and reaches the database after it."""
     committing: list[TableStep] = [Raise(instance), *_fetch(worker), Raise(instance), *_fetch(worker)]
-    return [*committing, Ask(worker), *_commit(worker), Raise(instance), Answer(worker), Hear(worker)]
+    return [*committing, SendFetch(worker), *_commit(worker), Raise(instance), RunFetch(worker), ReceiveFetch(worker)]
 
 
 def _begin_again(worker: int, instance: int) -> list[TableStep]:
     """An instance is deleted, and its id used again, while a turn of it is on its way."""
-    return [Begin(instance), *_fetch(worker), Delete(instance), Begin(instance), *_fetch(worker), *_commit(worker)]
+    return [
+        Begin(instance),
+        *_fetch(worker),
+        DeleteInstance(instance),
+        Begin(instance),
+        *_fetch(worker),
+        *_commit(worker),
+    ]
 
 
 _PARTS: Final[SearchStrategy[list[TableStep]]] = st.sampled_from(
@@ -394,7 +414,7 @@ class TableWorker:
 
 
 @dataclass
-class Conversation:
+class Dialog:
     """What a client has told an instance."""
 
     opening: list[int]
@@ -409,7 +429,7 @@ class TableCluster:
         self._database = database
         self._numbers = count(1)
         self._workers: dict[int, TableWorker] = {}
-        self._conversations: dict[str, Conversation] = {}
+        self._conversations: dict[str, Dialog] = {}
 
     async def run(self, plan: Sequence[TableStep]) -> None:
         """Carry the plan out, then let every conversation come to its end."""
@@ -430,7 +450,7 @@ class TableCluster:
                 await self._begin(f"i{step.instance}", step.turns, step.session)
             case Raise():
                 await self._raise(f"i{step.instance}")
-            case Delete():
+            case DeleteInstance():
                 await self._provider.delete_instance([f"i{step.instance}"], force=True)
                 self._conversations.pop(f"i{step.instance}", None)
             case Restart():
@@ -440,13 +460,13 @@ class TableCluster:
 
     async def _act(self, worker: TableWorker, step: TableStep) -> None:
         match step:
-            case Ask():
+            case SendFetch():
                 worker.ask()
-            case Answer():
+            case RunFetch():
                 await worker.fetch()
-            case Hear():
+            case ReceiveFetch():
                 await worker.hear()
-            case Replay():
+            case ReplayEvent():
                 await worker.replay()
             case Write():
                 await worker.write()
@@ -454,11 +474,11 @@ class TableCluster:
                 worker.settle(lost=step.lost)
             case Work():
                 await worker.work()
-            case Finish():
+            case FinishActivity():
                 worker.finish(step.which)
             case Flush():
                 await worker.flush()
-            case Lapse():
+            case ExpireLease():
                 worker.asked = worker.answer = None
                 worker.running.clear()
                 worker.table.drop_all()
@@ -483,7 +503,7 @@ class TableCluster:
         )
         (created,) = await self._provider.create_instance([new])
         if created:
-            self._conversations[name] = Conversation(opening)
+            self._conversations[name] = Dialog(opening)
 
     async def _raise(self, name: str, *, last: bool = False) -> None:
         conversation = self._conversations.get(name)

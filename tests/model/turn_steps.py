@@ -118,7 +118,7 @@ class TurnSteps(WorkSteps):
         else:
             await self._send_turns(worker, [*batch.values()], step.reply)
 
-    def _build(self, worker: SimulatedWorker, live: Coroutine, step: do.Step, used: set[WorkKey]) -> SentTurn:
+    def _build(self, worker: SimulatedWorker, live: Coroutine, step: do.TurnStep, used: set[WorkKey]) -> SentTurn:
         me, at = live.at.instance_id, live.at
         consumed = live.hand[: step.consume]
         foreign = [m.id for other in worker.coroutines.values() if other is not live for m in other.hand]
@@ -273,7 +273,7 @@ class TurnSteps(WorkSteps):
 
     # -- suspending, and what operators do about it
 
-    async def _suspend(self, worker: SimulatedWorker, step: do.Suspend) -> None:
+    async def _suspend(self, worker: SimulatedWorker, step: do.SuspendInstance) -> None:
         idle = [live for live in worker.coroutines.values() if not live.committing]
         if not idle:
             return
@@ -310,7 +310,7 @@ class TurnSteps(WorkSteps):
         expect(f"{name} resumed", found, self.model.resume(name))
         await self._look()
 
-    async def _reset(self, name: str, step: do.Reset) -> None:
+    async def _reset(self, name: str, step: do.ResetInstance) -> None:
         (info,) = await self.provider.get_instance([name])
         if info is None:
             return
@@ -350,5 +350,5 @@ def _place(at: OrchestrationItem) -> tuple[object, ...]:
     return (at.execution_id, at.event_count, at.birth)
 
 
-def _cancelled(step: do.Step, old: Sequence[int], new: Sequence[int]) -> list[int]:
+def _cancelled(step: do.TurnStep, old: Sequence[int], new: Sequence[int]) -> list[int]:
     return [*new] if step.cancel == "new" else [*old, *new] if step.cancel == "all" else []

@@ -53,7 +53,7 @@ class NewMessage:
     unread_limit: int | None = None  # refused when the instance has so many unread messages: see `Turn.unread`
 
 
-class Message(NamedTuple):
+class QueuedMessage(NamedTuple):
     """A message in ``orchestrator_queue``; it stays there until a turn that consumed it commits."""
 
     id: int
@@ -72,7 +72,7 @@ class OrchestrationItem:
     event_count: int  # events in the history of the current execution: the fence of the next turn
     claims: int  # times that a worker took ownership since the last commit of a turn: a poison count
     unknown_for: float | None
-    messages: Sequence[Message]
+    messages: Sequence[QueuedMessage]
     session_id: str | None = None  # given at the start of the instance, or of its parent
 
 

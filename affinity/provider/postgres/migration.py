@@ -47,7 +47,7 @@ STRICT: Final = 11
 """Releases that know this version or an earlier one demand that it is the greatest in ``schema_versions``."""
 
 
-class Ask(Protocol):
+class RunStatement(Protocol):
     """One statement; its rows."""
 
     def __call__(self, statement: LiteralString, params: Params | None = None) -> Awaitable[list[Row]]: ...
@@ -97,7 +97,7 @@ async def inspect_target(target: Target) -> SchemaReport:
         return report(found, MIGRATIONS, await _find_behind(connection, found.version) if is_known else ())
 
 
-async def check_version(ask: Ask, target: Target) -> None:
+async def check_version(ask: RunStatement, target: Target) -> None:
     """Refuse a schema that this code may not use.
 
     Raises:
@@ -178,7 +178,7 @@ async def _create_schema(connection: AsyncConnection[Row], target: Target) -> No
         await connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(target.schema)))
 
 
-async def _read(ask: Ask, target: Target) -> SchemaVersion:
+async def _read(ask: RunStatement, target: Target) -> SchemaVersion:
     name, value = MARKER
     ((there, counted, found),) = await ask(_TABLES, {"schema": target.schema, "marker": name})
     if found != value:

@@ -12,9 +12,9 @@ from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES, MAX_PAGE_EVENTS, MAX_RER
 from affinity.provider.contract import (
     HistoryCursor,
     HistoryPage,
-    Message,
     OrchestrationFetch,
     OrchestrationItem,
+    QueuedMessage,
     Release,
     WorkerIdentity,
 )
@@ -109,6 +109,6 @@ def _item(rows: Sequence[Row]) -> OrchestrationItem:
         event_count=event_count,
         claims=claims,
         unknown_for=unknown_for,
-        messages=[Message(row[11], row[12]) for row in rows],
+        messages=[QueuedMessage(row[11], row[12]) for row in rows],
         session_id=rows[0][13],
     )

@@ -15,9 +15,9 @@ from affinity.limits import MAX_BATCH, MAX_PAGE_EVENTS, fair_share
 from affinity.provider.contract import (
     HistoryCursor,
     HistoryPage,
-    Message,
     OrchestrationFetch,
     OrchestrationItem,
+    QueuedMessage,
     Release,
     WorkerIdentity,
 )
@@ -152,7 +152,7 @@ class _Search:
             "exclude": to_json(list(options.exclude)),
         }
         self.found: dict[str, list[Any]] = {}
-        self._messages: dict[str, list[Message]] = {}
+        self._messages: dict[str, list[QueuedMessage]] = {}
         self.stale: dict[str, str] = {}  # instances by the route that their messages should have
         self._unowned: set[str] = set()
         self._raced = False
@@ -201,7 +201,7 @@ class _Search:
         ids = self._tx.gather(SQL["messages"], {**self.arguments, **wanted})
         payloads = read_payloads(self._tx, SQL["payloads"], [row_id for _, row_id in ids], self._max_bytes)
         for (instance_id, row_id), payload in zip(ids, payloads.values(), strict=False):
-            self._messages.setdefault(instance_id, []).append(Message(row_id, payload))
+            self._messages.setdefault(instance_id, []).append(QueuedMessage(row_id, payload))
         self.found = {name: row for name, row in self.found.items() if name in self._messages}
         self._unowned.intersection_update(self.found)
 
@@ -232,7 +232,7 @@ class _Search:
             self.found[instance_id] = row
             self._unowned.add(instance_id)
 
-    def _item(self, row: list[Any], messages: list[Message]) -> OrchestrationItem:
+    def _item(self, row: list[Any], messages: list[QueuedMessage]) -> OrchestrationItem:
         instance_id, birth, execution_id, name, version, event_count, claims, unknown_for, *_ = row
         return OrchestrationItem(
             instance_id=instance_id,
