@@ -50,6 +50,7 @@ from affinity.provider.contract import (
     SessionInfo,
     SessionRelease,
     Suspension,
+    WorkerDemand,
     WorkerInfo,
     WorkItemState,
 )
@@ -148,6 +149,7 @@ __all__ = [
     "WorkItemState",
     "WorkStatistics",
     "Worker",
+    "WorkerDemand",
     "WorkerInfo",
     "migrate",
     "open_store",

@@ -18,9 +18,22 @@ from affinity.provider.schema import SchemaReport
 
 
 @click.command(cls=Command, short_help="Show the workers.")
+@click.option("--desired", is_flag=True, help="Show instead how many workers the sessions need.")
 @command
-def workers(shell: Shell) -> None:
-    """Show the workers, also those that ended recently: state, held sessions, lease, labels."""
+def workers(shell: Shell, *, desired: bool) -> None:
+    """Show the workers, also those that ended recently: state, held sessions, lease, labels.
+
+    With --desired, what an autoscaler asks for: sessions that are held, sessions that have work and wait for a holder,
+    how many of them one worker may hold, and how many workers that makes.
+
+    Examples:
+      affinity workers
+      affinity workers --desired --json
+    """
+    if desired:
+        demand = asdict(with_client(shell, lambda client: client.desired_workers()))
+        shell.show(demand, lambda: pairs(demand.items()))
+        return
     found = with_client(shell, lambda client: client.workers())
     columns = ("WORKER", "STATE", "SESSIONS", "LEASE", "STARTED", "LABELS")
     shell.show(found, lambda: table(columns, map(_worker_row, found), empty="no workers"))
@@ -43,10 +56,17 @@ def _worker_row(worker: WorkerInfo) -> tuple[object, ...]:
 @click.option("--dry-run", is_flag=True, help="Change nothing; show the schema, and what would be done.")
 @click.option("--grant-client", "clients", metavar="ROLE", multiple=True, help="Let it start, raise, cancel and read.")
 @click.option("--grant-worker", "workers", metavar="ROLE", multiple=True, help="Let it do all but change the schema.")
+@click.option("--grant-scaler", "scalers", metavar="ROLE", multiple=True, help="Let it read desired_workers only.")
 @click.option("--revoke", metavar="ROLE", multiple=True, help="Take all its rights in the schema away.")
 @command
 def migrate(
-    shell: Shell, *, dry_run: bool, clients: tuple[str, ...], workers: tuple[str, ...], revoke: tuple[str, ...]
+    shell: Shell,
+    *,
+    dry_run: bool,
+    clients: tuple[str, ...],
+    workers: tuple[str, ...],
+    scalers: tuple[str, ...],
+    revoke: tuple[str, ...],
 ) -> None:
     """Create the tables, or bring them up to date. Safe while workers run, and when several processes migrate.
 
@@ -55,16 +75,17 @@ def migrate(
 
     After a restore that has copied rows and no sequences it moves these past the rows.
 
-    On PostgreSQL, roles that exist are given the rights of a client, or of a worker that starts with --no-migrate, and
-    no others in the schema. Later migrations give them their rights to what they add.
+    On PostgreSQL, roles that exist are given the rights of a client, of a worker that starts with --no-migrate, or of
+    an autoscaler, which reads the view desired_workers, and no others in the schema. Later migrations give clients and
+    workers their rights to what they add.
 
     Examples:
       affinity migrate --url postgresql://owner@db/app
       affinity migrate --grant-worker app_worker --grant-client app_web --url postgresql://owner@db/app
     """
-    rights = {"clients": clients, "workers": workers, "revoke": revoke}
+    rights = {"clients": clients, "workers": workers, "scalers": scalers, "revoke": revoke}
     if dry_run and any(rights.values()):
-        raise click.UsageError("--dry-run changes nothing: it contradicts --grant-client, --grant-worker and --revoke")
+        raise click.UsageError("--dry-run changes nothing: it contradicts --grant-… and --revoke")
     if dry_run:
         _show_schema(shell, anyio.run(provider.inspect_schema, shell.url))
         return

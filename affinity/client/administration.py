@@ -40,6 +40,7 @@ from affinity.provider.contract import (
     Resumption,
     SessionInfo,
     SessionRelease,
+    WorkerDemand,
     WorkerInfo,
 )
 from affinity.provider.history import history_pages
@@ -275,6 +276,12 @@ class Administration(ClientBase):
     async def workers(self) -> Sequence[WorkerInfo]:
         """All workers by id, alive or not."""
         return await retry(self._provider.list_workers)
+
+    async def desired_workers(self) -> WorkerDemand:
+        """How many workers the sessions need that are held, or wait for a holder. Work without a session is not
+        counted: keep at least one worker for it.
+        """
+        return await retry(self._provider.desired_workers)
 
     async def quotas(self) -> Quotas:
         """The limits of this database; off by default."""

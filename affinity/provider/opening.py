@@ -79,15 +79,22 @@ async def inspect_schema(url: str) -> SchemaReport:
 
 
 async def change_rights(
-    url: str, *, clients: Collection[str] = (), workers: Collection[str] = (), revoke: Collection[str] = ()
+    url: str,
+    *,
+    clients: Collection[str] = (),
+    workers: Collection[str] = (),
+    scalers: Collection[str] = (),
+    revoke: Collection[str] = (),
 ) -> None:
-    """Give roles of PostgreSQL the rights of a client, or of a worker that may not migrate, and no others; or take all
-    rights in the schema away. A later `migrate` gives them their rights to what it adds. Idempotent.
+    """Give roles of PostgreSQL the rights of a client, of a worker that may not migrate, or of an autoscaler, and no
+    others; or take all rights in the schema away. A later `migrate` gives clients and workers their rights to what it
+    adds. Idempotent.
 
     Args:
         url: of a migrated database, for the role that migrates.
         clients: roles that start instances, send them events, cancel them, and read.
         workers: roles that run workers, and administer instances and session records.
+        scalers: roles that read the view ``desired_workers``.
         revoke: roles that lose their rights.
 
     Raises:
@@ -99,4 +106,4 @@ async def change_rights(
         raise InvalidOptions("SQLite has no roles: a user who may write the file may do everything")
     from affinity.provider.postgres import PostgresProvider
 
-    await PostgresProvider.change_rights(url, clients=clients, workers=workers, revoke=revoke)
+    await PostgresProvider.change_rights(url, clients=clients, workers=workers, scalers=scalers, revoke=revoke)

@@ -173,7 +173,7 @@ def to_session(row: Columns) -> SessionInfo:
 
 def to_worker(row: Columns, time: Time) -> WorkerInfo:
     """A worker's lease as operators see it."""
-    worker_id, incarnation, alive, draining, expires_in, started_at, labels, sessions = row
+    worker_id, incarnation, alive, draining, expires_in, started_at, labels, sessions, capacity = row
     return WorkerInfo(
         worker_id=worker_id,
         incarnation=incarnation,
@@ -183,6 +183,7 @@ def to_worker(row: Columns, time: Time) -> WorkerInfo:
         started_at=time(started_at),
         sessions=sessions,
         labels=labels_of(labels),
+        capacity=capacity,
     )
 
 

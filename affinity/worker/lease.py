@@ -45,7 +45,7 @@ from cachetools import LRUCache
 
 from affinity.errors import ConnectionLost, DatabaseChanged, DatabaseFailure, ProviderError, WorkerFenced, WorkerStalled
 from affinity.limits import MAX_BATCH
-from affinity.provider.contract import Hint, Provider, Timeouts, WorkerIdentity, WorkerLease, WorkLock
+from affinity.provider.contract import Hint, Provider, Timeouts, WorkerIdentity, WorkerLease, WorkerProfile, WorkLock
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.retry import FIRST_PAUSE, DatabaseHealth
 from affinity.worker.wakeups import FetchState, Wakeups
@@ -297,6 +297,11 @@ class LeaseState:
             self.cancel_work(locks, "the work item was cancelled or taken over")
 
 
+def describe_worker(options: RuntimeOptions) -> WorkerProfile:
+    """What a worker with these options registers of itself."""
+    return WorkerProfile(capacity=options.max_sessions_per_runtime)
+
+
 class LeaseRenewer:
     """Runs the lease renewer thread. `start` after the worker has registered; `stop` before it releases."""
 
@@ -434,7 +439,11 @@ class LeaseRenewer:
 
     async def _register_again(self, provider: Provider) -> WorkerLease:
         return await provider.register_worker(
-            self._identity, self._options.worker_lease_timeout, self._labels, resume=True
+            self._identity,
+            self._options.worker_lease_timeout,
+            self._labels,
+            resume=True,
+            profile=describe_worker(self._options),
         )
 
     async def _renew_items(self, provider: Provider) -> None:

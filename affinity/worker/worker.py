@@ -45,7 +45,7 @@ from affinity.provider import migrate, open_provider, redact
 from affinity.provider.contract import Hint, Incarnation, Provider, WorkerIdentity
 from affinity.provider.timeline import Timeline
 from affinity.telemetry import instrumented
-from affinity.worker.lease import LeaseRenewer, LoopProgress
+from affinity.worker.lease import LeaseRenewer, LoopProgress, describe_worker
 from affinity.worker.metrics import Measured, Metrics
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.retry import DatabaseHealth
@@ -327,7 +327,9 @@ class Worker:
             nonlocal asked
             asked = time.monotonic()
             lease = self.options.worker_lease_timeout
-            self.runtime.lease.note_renewal(await provider.register_worker(self.identity, lease, self._labels))
+            profile = describe_worker(self.options)
+            answer = await provider.register_worker(self.identity, lease, self._labels, profile=profile)
+            self.runtime.lease.note_renewal(answer)
 
         await self._retry(register, timeout)
         with contextlib.suppress(ProviderError):  # only a hint

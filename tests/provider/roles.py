@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 CLIENT: Final = "affinity_test_client"
 WORKER: Final = "affinity_test_worker"
+SCALER: Final = "affinity_test_scaler"
 
 CREATE: Final[LiteralString] = """
 DO $do$
@@ -35,7 +36,7 @@ END $do$"""
 
 CLIENT_VERBS: Final = frozenset({
     "create_instance", "send_message", "get_instance", "list_instances", "read_history", "list_sessions",
-    "list_workers", "count_work", "get_quotas", "read_origins",
+    "list_workers", "desired_workers", "count_work", "get_quotas", "read_origins",
     "list_work_items", "list_executions", "list_tree", "measure_queues", "count_instances", "wake",
 })  # fmt: skip
 """What `affinity.Client` needs to start, raise, cancel and read."""

@@ -19,12 +19,22 @@ from affinity.cli import main
 from affinity.client import Client
 from affinity.errors import AccessDenied, InvalidOptions, OrchestrationCancelled
 from affinity.provider import change_rights, migrate, open_provider
-from affinity.provider.contract import FINISHED, Birth, Incarnation, Provider, Quotas, Release, Reset, WorkerIdentity
+from affinity.provider.contract import (
+    FINISHED,
+    Birth,
+    Incarnation,
+    Provider,
+    Quotas,
+    Release,
+    Reset,
+    WorkerIdentity,
+    WorkerProfile,
+)
 from affinity.provider.postgres import migration
 from affinity.provider.schema import Migration
 from affinity.testing.conformance.providers.builders import fetch_options, new_instance, state
 from tests.provider.postgres_stage import administrator
-from tests.provider.roles import CLIENT, WORKER, as_role
+from tests.provider.roles import CLIENT, SCALER, WORKER, as_role
 from tests.waiting import started
 
 pytestmark = pytest.mark.anyio
@@ -57,7 +67,7 @@ async def flow(ctx: OrchestrationContext, _: None) -> int:
 def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
     """A plain connection to the test's database; its server has the roles."""
     with administrator(postgres_migrated) as connection:
-        for role in (CLIENT, WORKER):
+        for role in (CLIENT, WORKER, SCALER):
             if not connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [role]).rowcount:
                 name = sql.Identifier(role)
                 connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(name, sql.Literal(role)))
@@ -209,6 +219,22 @@ async def test_what_a_later_migration_adds_is_theirs_too(
     assert admin.execute("SELECT role, kind FROM granted_roles").fetchall() == [(WORKER, "client")]
 
 
+async def test_an_autoscaler_reads_one_view(url: str, admin: psycopg.Connection[Any]) -> None:
+    """With the name of the schema, and without a setting of the connection; it reads nothing else."""
+    await change_rights(url, scalers=[SCALER])
+    async with aclosing(await open_provider(url)) as owner:
+        await owner.register_worker(ME, 60.0, {}, profile=WorkerProfile(capacity=7))
+    with psycopg.connect(as_role(url, SCALER), autocommit=True) as connection:
+        asked = connection.execute("SELECT held, waiting, capacity, desired FROM affinity.desired_workers")
+        assert asked.fetchall() == [(0, 0, 7.0, 0)]
+        for table in ("workers", "sessions", "worker_queue", "held_sessions", "granted_roles"):
+            with pytest.raises(InsufficientPrivilege):
+                connection.execute(sql.SQL("SELECT FROM affinity.{}").format(sql.Identifier(table)))
+    await change_rights(url, revoke=[SCALER])
+    asked = admin.execute("SELECT has_table_privilege(%s, 'desired_workers', 'SELECT')", [SCALER])
+    assert asked.fetchone() == (False,)
+
+
 BY_HAND: Final[tuple[LiteralString, ...]] = (
     "GRANT USAGE ON SCHEMA affinity TO affinity_test_worker",
     "GRANT USAGE ON ALL SEQUENCES IN SCHEMA affinity TO affinity_test_worker",
@@ -242,6 +268,7 @@ async def test_roles_that_make_no_sense_are_refused(url: str, sqlite_url: str, a
     for wanted, said in (
         ({"clients": ["nobody_of_this_name"]}, "CREATE ROLE"),
         ({"clients": [CLIENT], "workers": [CLIENT]}, "twice"),
+        ({"scalers": [SCALER], "workers": [SCALER]}, "twice"),
         ({"revoke": [admin.info.user]}, "owns"),
     ):
         with pytest.raises(InvalidOptions, match=said):

@@ -107,11 +107,20 @@ from affinity.provider.contract.work_items import (
     WorkLock,
 )
 from affinity.provider.contract.worker_side import WorkerProvider
-from affinity.provider.contract.workers import Incarnation, WorkerIdentity, WorkerInfo, WorkerLease
+from affinity.provider.contract.workers import (
+    NO_PROFILE,
+    Incarnation,
+    WorkerDemand,
+    WorkerIdentity,
+    WorkerInfo,
+    WorkerLease,
+    WorkerProfile,
+)
 
 __all__ = [
     "EVENT_HEAD",
     "FINISHED",
+    "NO_PROFILE",
     "NO_QUOTAS",
     "NO_RETENTION",
     "OFFER_SECONDS",
@@ -173,9 +182,11 @@ __all__ = [
     "WorkItemState",
     "WorkKey",
     "WorkLock",
+    "WorkerDemand",
     "WorkerIdentity",
     "WorkerInfo",
     "WorkerLease",
+    "WorkerProfile",
     "WorkerProvider",
 ]
 

@@ -20,7 +20,7 @@ from affinity.provider.contract.retention import HistoryPruning, InstancePruning
 from affinity.provider.contract.sessions import SessionInfo, SessionRelease
 from affinity.provider.contract.turns import Reset
 from affinity.provider.contract.work_items import WorkItemInfo
-from affinity.provider.contract.workers import WorkerInfo
+from affinity.provider.contract.workers import WorkerDemand, WorkerInfo
 
 
 class AdministrationProvider(ProviderConnection, Protocol):
@@ -108,6 +108,12 @@ class AdministrationProvider(ProviderConnection, Protocol):
 
     async def list_workers(self) -> Sequence[WorkerInfo]:
         """Worker rows by id, alive or not."""
+        ...
+
+    async def desired_workers(self) -> WorkerDemand:
+        """How many workers the sessions need that are held, or have work and no holder. Work that is visible later, and
+        work without a session, does not count. Where no worker says how many sessions it may hold, it is 100.
+        """
         ...
 
     async def get_quotas(self) -> Quotas:

@@ -13,14 +13,20 @@ from affinity.provider.contract.instances import OrchestrationFetch
 from affinity.provider.contract.retention import NO_RETENTION, Retention, Sweep
 from affinity.provider.contract.turns import Release, Suspend, Turn, TurnResult
 from affinity.provider.contract.work_items import FetchOptions, Timeouts, WorkAbandon, WorkAck, WorkFetch, WorkLock
-from affinity.provider.contract.workers import WorkerIdentity, WorkerLease
+from affinity.provider.contract.workers import NO_PROFILE, WorkerIdentity, WorkerLease, WorkerProfile
 
 
 class WorkerProvider(ProviderConnection, Protocol):
     """The worker side of a provider."""
 
     async def register_worker(
-        self, identity: WorkerIdentity, lease: float, labels: Mapping[str, str], *, resume: bool = False
+        self,
+        identity: WorkerIdentity,
+        lease: float,
+        labels: Mapping[str, str],
+        *,
+        resume: bool = False,
+        profile: WorkerProfile = NO_PROFILE,
     ) -> WorkerLease:
         """Take the worker's name and a lease of ``lease`` seconds.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import NewType
+from typing import Final, NewType
 
 from affinity.records import frozen
 
@@ -18,6 +18,16 @@ class WorkerIdentity:
 
     worker_id: str
     incarnation: Incarnation
+
+
+@frozen(kw_only=True)
+class WorkerProfile:
+    """What a worker tells of itself when it registers, beside its labels."""
+
+    capacity: int | None = None  # sessions that it may hold; 0: it takes none; None: not told
+
+
+NO_PROFILE: Final = WorkerProfile()
 
 
 @frozen(kw_only=True)
@@ -41,3 +51,14 @@ class WorkerInfo:
     started_at: datetime
     sessions: int  # held now
     labels: Mapping[str, str]  # host, pid, version, as the worker registered them
+    capacity: int | None = None  # sessions that it may hold, as it registered them
+
+
+@frozen(kw_only=True)
+class WorkerDemand:
+    """How many workers the sessions need."""
+
+    held: int  # sessions that a worker holds
+    waiting: int  # sessions that have work and no holder
+    capacity: float  # sessions that one worker may hold: the mean of those that are alive and do not drain
+    desired: int  # (held + waiting) / capacity, rounded up

@@ -124,10 +124,18 @@ class PostgresProvider(
 
     @classmethod
     async def change_rights(
-        cls, url: str, *, clients: Collection[str] = (), workers: Collection[str] = (), revoke: Collection[str] = ()
+        cls,
+        url: str,
+        *,
+        clients: Collection[str] = (),
+        workers: Collection[str] = (),
+        scalers: Collection[str] = (),
+        revoke: Collection[str] = (),
     ) -> None:
         """See `affinity.provider.change_rights`. Needs the rights of the role that migrated."""
-        await change_rights(Target.parse(url), "affinity", clients=clients, workers=workers, revoke=revoke)
+        await change_rights(
+            Target.parse(url), "affinity", clients=clients, workers=workers, scalers=scalers, revoke=revoke
+        )
 
     @property
     def dialect(self) -> str:

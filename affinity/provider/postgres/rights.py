@@ -1,10 +1,10 @@
-"""Rights of roles other than the one that migrates: clients, and workers without DDL.
+"""Rights of roles other than the one that migrates: clients, workers without DDL, and autoscalers.
 
 A client reads, and writes through two functions of the schema, which run with the rights of the role that migrated: so
 it creates instances and sends messages, and nothing else. A worker changes rows of all tables but those that describe
-the schema and the rights.
+the schema and the rights. An autoscaler reads the view ``desired_workers``.
 
-The table ``granted_roles`` lists the roles: a migration grants them their rights to the objects that it adds.
+The table ``granted_roles`` lists clients and workers: a migration grants them their rights to the objects that it adds.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ _GRANTS: Final[dict[str, Sequence[LiteralString]]] = {
         "GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA {s} TO {r}",
         _FUNCTIONS,
     ),
+    "scaler": (
+        "GRANT USAGE ON SCHEMA {s} TO {r}",
+        "GRANT SELECT ON {s}.desired_workers TO {r}",
+    ),
 }
 _VACUUM: Final[LiteralString] = "GRANT MAINTAIN ON {s}.worker_queue, {s}.orchestrator_queue TO {r}"
 _WITH_MAINTAIN: Final = 170_000
@@ -65,9 +69,10 @@ async def change_rights(
     *,
     clients: Collection[str],
     workers: Collection[str],
+    scalers: Collection[str],
     revoke: Collection[str],
 ) -> None:
-    """Give roles the rights of a client or of a worker, and no others; or take them away. All of it or nothing.
+    """Give roles the rights of a client, a worker or an autoscaler, and no others; or take them away. All or nothing.
 
     Raises:
         InvalidOptions: a role is named twice, is not there, or owns the schema.
@@ -77,12 +82,14 @@ async def change_rights(
         connection = await connect(target.connect(f"{application_name} migrate", settings))
         async with connection, connection.transaction():
             await connection.execute(_LOCK, [target.schema])
-            await _check(connection, [*clients, *workers, *revoke])
-            for role in [*revoke, *clients, *workers]:
+            await _check(connection, [*clients, *workers, *scalers, *revoke])
+            for role in [*revoke, *clients, *workers, *scalers]:
                 await _take(connection, target, role)
             for role, kind in [*((role, "client") for role in clients), *((role, "worker") for role in workers)]:
                 await connection.execute(_REMEMBER, [role, kind])
                 await _give(connection, target, role, kind)
+            for role in scalers:
+                await _give(connection, target, role, "scaler")
 
 
 async def renew_rights(connection: AsyncConnection[Row], target: Target) -> None:
@@ -97,7 +104,7 @@ async def _check(connection: AsyncConnection[Row], roles: Sequence[str]) -> None
     owners: dict[str, bool] = dict(await _rows(connection, _OWNER, list(roles)))
     for role in roles:
         if roles.count(role) > 1:
-            raise InvalidOptions(f"role {role!r} is named twice: a role is a client or a worker")
+            raise InvalidOptions(f"role {role!r} is named twice: a role has the rights of one kind")
         if role not in owners:
             raise InvalidOptions(f"PostgreSQL has no role {role!r}: CREATE ROLE first")
         if owners[role]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from affinity.limits import MAX_REROUTE
-from affinity.provider.contract import WorkerIdentity, WorkerInfo, WorkerLease
+from affinity.provider.contract import NO_PROFILE, WorkerDemand, WorkerIdentity, WorkerInfo, WorkerLease, WorkerProfile
 from affinity.provider.postgres.operations import Operations, caller_params, same_time
 from affinity.provider.postgres.timeline import LEARN
 from affinity.provider.rows import to_worker, worker_fenced
@@ -20,10 +20,17 @@ class WorkerOperations(Operations):
     """`register_worker` to `release_worker`, and their listing."""
 
     async def register_worker(
-        self, identity: WorkerIdentity, lease: float, labels: Mapping[str, str], *, resume: bool = False
+        self,
+        identity: WorkerIdentity,
+        lease: float,
+        labels: Mapping[str, str],
+        *,
+        resume: bool = False,
+        profile: WorkerProfile = NO_PROFILE,
     ) -> WorkerLease:
         timeline = self._connections.timeline
-        params = {**caller_params(identity), "lease": lease, "labels": json.dumps(dict(labels)), "reroute": MAX_REROUTE}
+        told = {"labels": json.dumps(dict(labels)), "capacity": profile.capacity}
+        params = {**caller_params(identity), **told, "lease": lease, "reroute": MAX_REROUTE}
         statements = ";".join([LEARN, _SQL["resume" if resume else "register"], _SQL["reclaim_routes"]])
         learned, rows, *_ = await self._connections.quick.simple_query(statements, {**params, **timeline.known})
         timeline.check(learned)
@@ -55,3 +62,7 @@ class WorkerOperations(Operations):
 
     async def list_workers(self) -> Sequence[WorkerInfo]:
         return [to_worker(row, same_time) for row in await self._connections.misc.run(_SQL["list"])]
+
+    async def desired_workers(self) -> WorkerDemand:
+        ((held, waiting, capacity, desired),) = await self._connections.misc.run(_SQL["demand"])
+        return WorkerDemand(held=held, waiting=waiting, capacity=capacity, desired=desired)

@@ -1,9 +1,10 @@
 -- register: take the name and its sessions, each with a new epoch; a trigger notifies watchers
-INSERT INTO workers AS w (worker_id, incarnation, locked_until, draining, started_at, labels)
-VALUES (%(worker)s, %(incarnation)s, clock() + %(lease)s * interval '1 s', false, clock(), %(labels)s::jsonb)
+INSERT INTO workers AS w (worker_id, incarnation, locked_until, draining, started_at, labels, capacity)
+VALUES (%(worker)s, %(incarnation)s, clock() + %(lease)s * interval '1 s', false, clock(), %(labels)s::jsonb,
+    %(capacity)s)
 ON CONFLICT (worker_id) DO UPDATE
 SET incarnation = excluded.incarnation, locked_until = clock() + %(lease)s * interval '1 s', draining = false,
-    started_at = clock(), labels = excluded.labels
+    started_at = clock(), labels = excluded.labels, capacity = excluded.capacity
 RETURNING clock();
 
 UPDATE sessions s SET incarnation = %(incarnation)s, epoch = nextval('epochs')
@@ -15,10 +16,12 @@ FROM (
 WHERE s.session_id = own.session_id AND s.incarnation <> %(incarnation)s;
 
 -- resume: come back under the same incarnation, unless another has the name
-INSERT INTO workers AS w (worker_id, incarnation, locked_until, draining, started_at, labels)
-VALUES (%(worker)s, %(incarnation)s, clock() + %(lease)s * interval '1 s', false, clock(), %(labels)s::jsonb)
+INSERT INTO workers AS w (worker_id, incarnation, locked_until, draining, started_at, labels, capacity)
+VALUES (%(worker)s, %(incarnation)s, clock() + %(lease)s * interval '1 s', false, clock(), %(labels)s::jsonb,
+    %(capacity)s)
 ON CONFLICT (worker_id) DO UPDATE
-SET locked_until = clock() + %(lease)s * interval '1 s', draining = false, labels = excluded.labels
+SET locked_until = clock() + %(lease)s * interval '1 s', draining = false, labels = excluded.labels,
+    capacity = excluded.capacity
 WHERE w.incarnation = %(incarnation)s
 RETURNING clock();
 
@@ -95,5 +98,9 @@ UPDATE orchestrator_queue o SET route = 'new' FROM messages m WHERE o.id = m.id
 -- list: all workers
 SELECT w.worker_id, w.incarnation, w.locked_until > clock(), w.draining,
     extract(epoch FROM w.locked_until - clock())::float8, w.started_at, w.labels::text,
-    (SELECT count(*) FROM held_sessions h WHERE h.worker_id = w.worker_id AND h.incarnation = w.incarnation)
+    (SELECT count(*) FROM held_sessions h WHERE h.worker_id = w.worker_id AND h.incarnation = w.incarnation),
+    w.capacity
 FROM workers w ORDER BY w.worker_id
+
+-- demand: how many workers the sessions need
+SELECT held, waiting, capacity, desired FROM desired_workers

@@ -14,6 +14,7 @@ import anyio.to_thread
 from affinity.errors import ConnectionLost, DatabaseChanged
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract import (
+    NO_PROFILE,
     NO_RETENTION,
     Deletion,
     Delivery,
@@ -48,9 +49,11 @@ from affinity.provider.contract import (
     TurnResult,
     WorkAbandon,
     WorkAck,
+    WorkerDemand,
     WorkerIdentity,
     WorkerInfo,
     WorkerLease,
+    WorkerProfile,
     WorkFetch,
     WorkItemInfo,
     WorkLock,
@@ -168,9 +171,15 @@ class SqliteProvider:
     # -- workers
 
     async def register_worker(
-        self, identity: WorkerIdentity, lease: float, labels: Mapping[str, str], *, resume: bool = False
+        self,
+        identity: WorkerIdentity,
+        lease: float,
+        labels: Mapping[str, str],
+        *,
+        resume: bool = False,
+        profile: WorkerProfile = NO_PROFILE,
     ) -> WorkerLease:
-        return await self._write(workers.register, identity, lease, labels, resume=resume)
+        return await self._write(workers.register, identity, lease, labels, resume=resume, profile=profile)
 
     async def renew_worker(self, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
         self._check_file()
@@ -355,6 +364,9 @@ class SqliteProvider:
 
     async def list_workers(self) -> Sequence[WorkerInfo]:
         return await self._read(workers.list_workers)
+
+    async def desired_workers(self) -> WorkerDemand:
+        return await self._read(workers.measure_demand)
 
     async def get_quotas(self) -> Quotas:
         return await self._read(quotas.get)

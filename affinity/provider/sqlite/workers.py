@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import ceil
 from typing import Any, Final, NamedTuple
 
 from affinity.limits import MAX_REROUTE
-from affinity.provider.contract import WorkerIdentity, WorkerInfo, WorkerLease
+from affinity.provider.contract import NO_PROFILE, WorkerDemand, WorkerIdentity, WorkerInfo, WorkerLease, WorkerProfile
 from affinity.provider.rows import to_worker, worker_fenced
 from affinity.provider.sqlite import sessions, timeline
 from affinity.provider.sqlite.driver.clock import instant
@@ -36,15 +37,21 @@ def read_caller(tx: Tx, identity: WorkerIdentity) -> CallerRow:
 
 
 def register(
-    tx: Tx, identity: WorkerIdentity, lease: float, labels: Mapping[str, str], *, resume: bool = False
+    tx: Tx,
+    identity: WorkerIdentity,
+    lease: float,
+    labels: Mapping[str, str],
+    *,
+    resume: bool = False,
+    profile: WorkerProfile = NO_PROFILE,
 ) -> WorkerLease:
     row = tx.row(SQL["get"], {"worker_id": identity.worker_id})
     known = row is not None and row[0] == identity.incarnation
     if resume and row is not None and not known:
         raise worker_fenced(identity)
     timeline.advance(tx)
-    put = {**_named(identity), "locked_until": tx.now + lease, "now": tx.now, "labels": json.dumps(dict(labels))}
-    tx.run(SQL["put"], put)
+    told = {"labels": json.dumps(dict(labels)), "capacity": profile.capacity}
+    tx.run(SQL["put"], {**_named(identity), **told, "locked_until": tx.now + lease, "now": tx.now})
     if not resume and not known:  # an incarnation that registers twice has lost an answer, not its sessions
         sessions.inherit(tx, identity)
     return _lease(tx, lease)
@@ -85,6 +92,14 @@ def release(tx: Tx, identity: WorkerIdentity) -> None:
 
 def list_workers(tx: Tx) -> list[WorkerInfo]:
     return [to_worker(row, instant) for row in tx.rows(SQL["list"], {"now": tx.now})]
+
+
+def measure_demand(tx: Tx) -> WorkerDemand:
+    row = tx.row(SQL["demand"], {"now": tx.now})
+    assert row is not None
+    held, waiting, capacity = row
+    desired = ceil((held + waiting) / capacity)
+    return WorkerDemand(held=held, waiting=waiting, capacity=capacity, desired=desired)
 
 
 def _lease(tx: Tx, lease: float, *, draining: bool = False) -> WorkerLease:

@@ -2,14 +2,15 @@
 SELECT incarnation, locked_until, draining FROM workers WHERE worker_id = :worker_id;
 
 -- put: take the name and a lease; a new incarnation is a new start
-INSERT INTO workers (worker_id, incarnation, locked_until, started_at, labels)
-VALUES (:worker_id, :incarnation, :locked_until, :now, :labels)
+INSERT INTO workers (worker_id, incarnation, locked_until, started_at, labels, capacity)
+VALUES (:worker_id, :incarnation, :locked_until, :now, :labels, :capacity)
 ON CONFLICT (worker_id) DO UPDATE SET
     started_at = CASE incarnation WHEN excluded.incarnation THEN started_at ELSE excluded.started_at END,
     incarnation = excluded.incarnation,
     locked_until = excluded.locked_until,
     draining = 0,
-    labels = excluded.labels;
+    labels = excluded.labels,
+    capacity = excluded.capacity;
 
 -- extend: move the end of a lease; also to now, which ends it
 UPDATE workers SET locked_until = :locked_until WHERE worker_id = :worker_id AND incarnation = :incarnation;
@@ -22,6 +23,29 @@ SELECT worker_id, incarnation, locked_until > :now, draining, locked_until - :no
        CASE WHEN locked_until > :now THEN (
            SELECT count(*) FROM sessions AS s
            WHERE s.worker_id = workers.worker_id AND s.locked_until > :now AND s.incarnation = workers.incarnation
-       ) ELSE 0 END
+       ) ELSE 0 END, capacity
 FROM workers
 ORDER BY worker_id;
+
+-- demand: sessions that a worker holds, sessions that have work and no holder, and how many one worker may hold
+-- The routes are those of any worker, with and without an offer, and of workers that died: where none is left, no sweep
+-- changes them. The capacity is the mean of those that take sessions now; else of those that did last; else the default.
+SELECT (
+    SELECT count(*) FROM sessions AS s JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation
+    WHERE s.locked_until > :now AND w.locked_until > :now
+), (
+    SELECT count(DISTINCT q.session_id) FROM (
+        SELECT session_id, visible_at FROM worker_queue WHERE route >= 'new' AND route < 'new;'
+        UNION ALL
+        SELECT q.session_id, q.visible_at
+        FROM workers AS w CROSS JOIN worker_queue AS q ON q.route = 'w:' || w.worker_id
+        WHERE w.locked_until <= :now
+    ) AS q
+    WHERE q.visible_at <= :now AND NOT EXISTS (
+        SELECT 1 FROM sessions AS s JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation
+        WHERE s.session_id = q.session_id AND s.locked_until > :now AND w.locked_until > :now)
+), coalesce(
+    (SELECT avg(capacity) FROM workers WHERE capacity > 0 AND locked_until > :now AND NOT draining),
+    (SELECT avg(capacity) FROM workers WHERE capacity > 0),
+    100.0
+);

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import count
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 
@@ -78,10 +78,10 @@ class Cluster:
         identity = WorkerIdentity(worker_id=worker_id, incarnation=Incarnation(secrets.token_hex(8)))
         return Peer(await self.open(), identity)
 
-    async def worker(self, worker_id: str, lease: float = LONG_LEASE) -> Peer:
+    async def worker(self, worker_id: str, lease: float = LONG_LEASE, **profile: Any) -> Peer:
         """A new process of that name, registered; a second one is a restart of the first."""
         peer = await self.peer(worker_id)
-        await peer.register(lease)
+        await peer.register(lease, **profile)
         return peer
 
     async def follower(self, worker_id: str, timeline: Timeline) -> Peer:

@@ -554,6 +554,7 @@ READS: Final[dict[str, Callable[[Provider, OrchestrationItem], Awaitable[Any]]]]
     "get_quotas": lambda provider, _: provider.get_quotas(),
     "list_sessions": _session_ids,
     "list_workers": _worker_ids,
+    "desired_workers": lambda provider, _: provider.desired_workers(),
     "count_work": lambda provider, _: provider.count_work(),
 }
 """Verbs whose result does not change with time, or the part of it that does not; of an instance that has ended."""

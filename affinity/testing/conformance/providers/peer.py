@@ -22,6 +22,7 @@ from affinity.provider.contract import (
     WorkAck,
     WorkerIdentity,
     WorkerLease,
+    WorkerProfile,
     WorkFetch,
     WorkItem,
     WorkLock,
@@ -68,8 +69,9 @@ class Peer:
 
     # -- its lease
 
-    async def register(self, lease: float = LONG_LEASE, *, resume: bool = False) -> WorkerLease:
-        return await self.provider.register_worker(self.identity, lease, {}, resume=resume)
+    async def register(self, lease: float = LONG_LEASE, *, resume: bool = False, **profile: Any) -> WorkerLease:
+        told = WorkerProfile(**profile)
+        return await self.provider.register_worker(self.identity, lease, {}, resume=resume, profile=told)
 
     async def renew_lease(self, lease: float = SHORT_LEASE) -> WorkerLease | None:
         return await self.provider.renew_worker(self.identity, lease)

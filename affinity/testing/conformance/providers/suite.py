@@ -7,6 +7,7 @@ from affinity.testing.conformance.providers.births import BirthRules
 from affinity.testing.conformance.providers.byte_limits import ByteLimitRules
 from affinity.testing.conformance.providers.capacity import CapacityRules
 from affinity.testing.conformance.providers.client import ClientRules
+from affinity.testing.conformance.providers.demand import DemandRules
 from affinity.testing.conformance.providers.epochs import EpochRules
 from affinity.testing.conformance.providers.faults import FaultRules
 from affinity.testing.conformance.providers.give_back import GiveBackRules
@@ -47,6 +48,7 @@ class ProviderConformance(
     TouchRules,
     LockRules,
     CapacityRules,
+    DemandRules,
     ReleaseRules,
     GiveBackRules,
     UnknownRules,
