@@ -2,8 +2,9 @@
 
 A provider stores opaque payloads and knows nothing of orchestrations or replay. It keeps the tables ``workers``,
 ``sessions``, ``instances``, ``suspensions``, ``history``, ``ended_executions``, ``orchestrator_queue``,
-``worker_queue``, ``session_states``, ``session_holds``, ``session_watches``, ``quotas`` and ``timeline``, and promises
-what the conformance suite (`affinity.testing.conformance.providers`) asserts, no more and no less.
+``worker_queue``, ``session_moves``, ``session_states``, ``session_holds``, ``session_watches``, ``quotas`` and
+``timeline``, and promises what the conformance suite (`affinity.testing.conformance.providers`) asserts, no more and no
+less.
 
 `Provider` is three protocols: `WorkerProvider` (worker_side.py), `ClientProvider` (client_side.py) and
 `AdministrationProvider` (administration.py); what all three have is `ProviderConnection` (connection.py). The records
@@ -89,7 +90,14 @@ from affinity.provider.contract.management import (
     TreeMember,
 )
 from affinity.provider.contract.retention import NO_RETENTION, HistoryPruning, InstancePruning, Retention, Sweep
-from affinity.provider.contract.sessions import TOUCH_SLACK, SessionHold, SessionInfo, SessionRelease, SessionWatch
+from affinity.provider.contract.sessions import (
+    TOUCH_SLACK,
+    MoveReason,
+    SessionHold,
+    SessionInfo,
+    SessionRelease,
+    SessionWatch,
+)
 from affinity.provider.contract.turns import InstanceUpdate, Placed, Release, Reset, Suspend, Turn, TurnResult
 from affinity.provider.contract.work_items import (
     OFFER_SECONDS,
@@ -147,6 +155,7 @@ __all__ = [
     "InstanceStatus",
     "InstanceUpdate",
     "MessageState",
+    "MoveReason",
     "NewInstance",
     "NewMessage",
     "NewWorkItem",

@@ -27,7 +27,8 @@ class SessionHold(NamedTuple):
 
 class SessionWatch(NamedTuple):
     """Sends ``payload`` to the instance each time the session's holder changes: another worker, or a new start of the
-    same one. Exactly one message per change, in the transaction that makes it.
+    same one. Exactly one message per change, in the transaction that makes it. A payload that is a JSON object gets a
+    last member, ``"move": {"worker_id": …, "epoch": …, "reason": …}``, with the new holder and the `MoveReason`.
 
     The first claim of a session is no change; nor is a claim by the very incarnation that held it last. A second watch
     of the same session by the same instance replaces the payload. It ends with the instance.
@@ -35,6 +36,23 @@ class SessionWatch(NamedTuple):
 
     session_id: str
     payload: str
+
+
+MoveReason: TypeAlias = Literal[
+    "new",  # no worker has held it, as far as its row says
+    "idle_expired",  # its lock had ended before the lease of its holder did
+    "lease_expired",  # the lease of its holder had ended, or was given up
+    "restart",  # the same worker, started again
+    "drained",  # its holder had freed it in order to end, or was asked to
+    "code_missing",  # its holder lacked the code of its work
+    "foreign_write",  # the same holder; its record was saved or deleted without the lease
+    "room_needed",  # its holder was full and released it for another session
+    "released",  # by `Provider.release_session`, or a turn
+    "moved",  # by hand, to a worker that was named
+    "rebalanced",  # to a worker with more free capacity
+    "holder_busy",  # its holder had no free slot for as long as its work would wait
+]
+"""Why a session has another epoch: a reason of `SessionMove`."""
 
 
 SessionRelease: TypeAlias = Literal["released", "busy", "not_held"]

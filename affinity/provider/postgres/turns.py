@@ -92,7 +92,7 @@ class TurnOperations(Operations):
         }
         call = _call(tuple(params))
         if released := [session_id for turn in turns for session_id in turn.release_sessions]:
-            call = call.replace("SELECT ", "SELECT release_sessions_1(%(release)s, %(reroute)s), ", 1)
+            call = call.replace("SELECT ", "SELECT release_sessions_2(%(release)s, %(reroute)s), ", 1)
             params.update(release_params(released))
         ((*_, held, epochs, locked, holders),) = await self._connections.commit.run(call, params)
         answer = _Answer(token, dict(zip(held or (), epochs or (), strict=True)), locked, holders)

@@ -139,7 +139,7 @@ WITH ours AS MATERIALIZED (
       AND EXISTS (SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
     ORDER BY s.session_id FOR NO KEY UPDATE
 ), freed AS (
-    UPDATE sessions s SET locked_until = clock() FROM held WHERE s.session_id = held.session_id
+    UPDATE sessions s SET locked_until = clock(), freed_by = 'code_missing' FROM held WHERE s.session_id = held.session_id
 ), given AS (
     UPDATE worker_queue q
     SET lock_worker = NULL, lock_incarnation = NULL, lock_token = NULL, locked_until = NULL,

@@ -53,7 +53,7 @@ SELECT FROM sessions WHERE worker_id = %(worker)s AND incarnation = %(incarnatio
 ORDER BY session_id FOR NO KEY UPDATE;
 
 WITH freed AS (
-    UPDATE sessions s SET locked_until = clock()
+    UPDATE sessions s SET locked_until = clock(), freed_by = 'drained'
     WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
       AND NOT EXISTS (
           SELECT FROM worker_queue q
@@ -74,13 +74,15 @@ UPDATE workers SET locked_until = clock()
 WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND locked_until > clock();
 
 WITH gone AS MATERIALIZED (
-    SELECT FROM workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s
+    SELECT draining FROM workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s
 ), own AS MATERIALIZED (
     SELECT session_id FROM sessions
     WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND locked_until > clock()
     ORDER BY session_id FOR NO KEY UPDATE
 ), freed AS (
-    UPDATE sessions s SET locked_until = clock() FROM own WHERE s.session_id = own.session_id
+    UPDATE sessions s
+    SET locked_until = clock(), freed_by = CASE WHEN (SELECT draining FROM gone) THEN 'drained' ELSE 'lease_expired' END
+    FROM own WHERE s.session_id = own.session_id
 ), items AS MATERIALIZED (
     SELECT q.instance_id, q.execution_id, q.activity_id FROM worker_queue q
     WHERE q.route = %(route)s AND EXISTS (SELECT FROM gone)

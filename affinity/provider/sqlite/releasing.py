@@ -24,7 +24,7 @@ def release(tx: Tx, session_ids: Collection[str]) -> list[SessionRelease]:
     leases = {name: lease for name, lease in sessions.read_leases(tx, session_ids).items() if lease.held}
     busy = set(tx.gather(SQL["busy"], {"session_ids": to_json(list(leases)), "now": tx.now}))
     for name in leases.keys() - busy:
-        sessions.free(tx, _holder(leases[name]), [name])
+        sessions.free(tx, _holder(leases[name]), [name], "released")
     return ["not_held" if name not in leases else "busy" if name in busy else "released" for name in session_ids]
 
 
@@ -52,7 +52,7 @@ def release_idle(
     users = to_json(list(only_users.items()))
     rest = {"rested": tx.now - min_idle, "users": users, "limit": len(waiting) - room}
     freed: list[str] = tx.gather(SQL["idle"], {**who, **rest})
-    sessions.free(tx, identity, freed)
+    sessions.free(tx, identity, freed, "room_needed")
     for_us = to_json(waiting[: max(0, room + len(freed))])
     tx.run(SQL["offer"], {"session_ids": for_us, "route": offer_route(identity.worker_id)})
     return freed

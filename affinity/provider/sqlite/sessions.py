@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from affinity.limits import MAX_PAGE, MAX_REROUTE
-from affinity.provider.contract import TOUCH_SLACK, SessionInfo, WorkerIdentity
+from affinity.provider.contract import TOUCH_SLACK, MoveReason, SessionInfo, WorkerIdentity
 from affinity.provider.rows import to_session
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.statements import load_statements
@@ -138,9 +138,11 @@ def renew_epochs(tx: Tx, session_ids: Collection[str]) -> None:
     tx.many(SQL["renew_epochs"], rows, {"now": tx.now})
 
 
-def free(tx: Tx, identity: WorkerIdentity, session_ids: Collection[str]) -> None:
-    """Release sessions, all of which the caller holds or none, and route their items to any worker."""
-    if tx.run(SQL["free"], {**_of(tx, identity), "session_ids": to_json(list(session_ids))}):
+def free(tx: Tx, identity: WorkerIdentity, session_ids: Collection[str], reason: MoveReason) -> None:
+    """Release sessions, all of which the caller holds or none, and route their items to any worker; ``reason`` is that
+    of the move that follows.
+    """
+    if tx.run(SQL["free"], {**_of(tx, identity), "session_ids": to_json(list(session_ids)), "reason": reason}):
         reroute(tx, session_ids, NEW)
 
 

@@ -32,10 +32,16 @@ ON CONFLICT (session_id) DO UPDATE SET
     touched_at = excluded.touched_at;
 
 -- notify_watchers: queue the messages of watches, on the routes of their owners; finished instances get none
+-- A JSON object gets a last member that says where the session is now, and why.
 INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
 SELECT i.instance_id,
        CASE WHEN i.status = 'suspended' THEN 'suspended' WHEN w.worker_id IS NULL THEN 'new' ELSE 'w:' || w.worker_id END,
-       :now, watch.payload
+       :now, CASE
+           WHEN watch.payload LIKE '{%}' THEN substr(watch.payload, 1, length(watch.payload) - 1) || ',"move":' || (
+               SELECT json_object('worker_id', to_worker, 'epoch', epoch, 'reason', reason) FROM session_moves
+               WHERE session_id = watch.session_id ORDER BY id DESC LIMIT 1
+           ) || '}'
+           ELSE watch.payload END
 FROM json_each(:rows) AS j
 CROSS JOIN session_watches AS watch ON watch.session_id = j.value
 CROSS JOIN instances AS i ON i.instance_id = watch.instance_id
@@ -46,7 +52,7 @@ WHERE i.status NOT IN ('completed', 'failed', 'cancelled');
 -- renew_epochs: give sessions new epochs; holder and lease stay, and a session without a row gets one, expired
 INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)
 SELECT value ->> 0, '', '', value ->> 1, :now, :now, :now FROM json_each(:rows) WHERE true
-ON CONFLICT (session_id) DO UPDATE SET epoch = excluded.epoch;
+ON CONFLICT (session_id) DO UPDATE SET epoch = excluded.epoch, claimed_at = excluded.claimed_at;
 
 -- touch: extend the sessions among some that an incarnation holds, unless hardly anything would change
 UPDATE sessions SET locked_until = :locked_until, touched_at = :now
@@ -55,7 +61,7 @@ WHERE session_id IN (SELECT value FROM json_each(:session_ids))
   AND locked_until > :now AND locked_until <= :touch_before;
 
 -- free: end session locks; the rows stay, so that the same incarnation may come back to its epochs
-UPDATE sessions SET locked_until = :now
+UPDATE sessions SET locked_until = :now, freed_by = :reason
 WHERE session_id IN (SELECT value FROM json_each(:session_ids))
   AND worker_id = :worker_id AND incarnation = :incarnation AND locked_until > :now;
 

@@ -103,7 +103,7 @@ def _abandon(tx: Tx, identity: WorkerIdentity, item: WorkAbandon, *, may_free: b
     if held is None:
         return False
     if item.release_session and may_free and held.session_id is not None:
-        sessions.free(tx, identity, [held.session_id])
+        sessions.free(tx, identity, [held.session_id], "code_missing")
     outcome = {
         "id": held.id,
         "route": _route(tx, held.session_id),

@@ -8,7 +8,15 @@ from math import ceil
 from typing import Any, Final, NamedTuple
 
 from affinity.limits import MAX_REROUTE
-from affinity.provider.contract import NO_PROFILE, WorkerDemand, WorkerIdentity, WorkerInfo, WorkerLease, WorkerProfile
+from affinity.provider.contract import (
+    NO_PROFILE,
+    MoveReason,
+    WorkerDemand,
+    WorkerIdentity,
+    WorkerInfo,
+    WorkerLease,
+    WorkerProfile,
+)
 from affinity.provider.rows import to_worker, worker_fenced
 from affinity.provider.sqlite import sessions, timeline
 from affinity.provider.sqlite.driver.clock import instant
@@ -74,7 +82,7 @@ def renew(tx: Tx, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
 def drain(tx: Tx, identity: WorkerIdentity) -> int:
     if not tx.run(SQL["set_draining"], _named(identity)):
         return 0
-    sessions.free(tx, identity, sessions.read_idle(tx, identity))
+    sessions.free(tx, identity, sessions.read_idle(tx, identity), "drained")
     return sessions.count_held(tx, identity)
 
 
@@ -85,7 +93,8 @@ def release(tx: Tx, identity: WorkerIdentity) -> None:
     row = tx.row(SQL["get"], {"worker_id": identity.worker_id})
     if row is None or row[0] != identity.incarnation:
         return
-    sessions.free(tx, identity, sessions.read_held_by_name(tx, identity))
+    reason: MoveReason = "drained" if row[2] else "lease_expired"
+    sessions.free(tx, identity, sessions.read_held_by_name(tx, identity), reason)
     tx.run(SQL["extend"], {**_named(identity), "locked_until": min(tx.now, row[1])})
     reroute_messages(tx, own_route(identity.worker_id), MAX_REROUTE)
 
