@@ -38,8 +38,9 @@ SELECT i.instance_id,
        CASE WHEN i.status = 'suspended' THEN 'suspended' WHEN w.worker_id IS NULL THEN 'new' ELSE 'w:' || w.worker_id END,
        :now, CASE
            WHEN watch.payload LIKE '{%}' THEN substr(watch.payload, 1, length(watch.payload) - 1) || ',"move":' || (
-               SELECT json_object('worker_id', to_worker, 'epoch', epoch, 'reason', reason) FROM session_moves
-               WHERE session_id = watch.session_id ORDER BY id DESC LIMIT 1
+               SELECT json_object('worker_id', s.worker_id, 'epoch', s.epoch, 'reason', m.reason)
+               FROM sessions AS s LEFT JOIN session_moves AS m ON m.epoch = s.epoch
+               WHERE s.session_id = watch.session_id
            ) || '}'
            ELSE watch.payload END
 FROM json_each(:rows) AS j

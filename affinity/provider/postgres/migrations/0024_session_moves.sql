@@ -9,23 +9,23 @@ ALTER TABLE sessions
     ADD COLUMN next_reason text COLLATE "C";
 
 -- One row for each change of a session's holder, and for each write without the lease, which ends what its holder has in
--- memory. The new holder adds what the hydrate has cost.
+-- memory. The new holder adds what the hydrate has cost. An epoch is issued once, and later ones are greater: so it is the
+-- key, and the order.
 CREATE TABLE session_moves (
-    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    epoch bigint PRIMARY KEY,
     session_id text COLLATE "C" NOT NULL,
     from_worker text COLLATE "C", -- NULL: none before
     to_worker text COLLATE "C" NOT NULL,
-    epoch bigint NOT NULL,
     reason text COLLATE "C" NOT NULL,
     moved_at timestamptz NOT NULL,
     queued integer NOT NULL, -- work items of the session, up to a bound
     hydrate_seconds float8,
     hydrate_bytes bigint
 ) WITH (fillfactor = 90, autovacuum_vacuum_insert_scale_factor = 0.05);
-CREATE INDEX session_moves_session ON session_moves (session_id, id);
-CREATE INDEX session_moves_to ON session_moves (to_worker, id);
-CREATE INDEX session_moves_from ON session_moves (from_worker, id) WHERE from_worker IS NOT NULL;
-CREATE INDEX session_moves_reason ON session_moves (reason, id);
+CREATE INDEX session_moves_session ON session_moves (session_id, epoch);
+CREATE INDEX session_moves_to ON session_moves (to_worker, epoch);
+CREATE INDEX session_moves_from ON session_moves (from_worker, epoch) WHERE from_worker IS NOT NULL;
+CREATE INDEX session_moves_reason ON session_moves (reason, epoch);
 
 -- Triggers, so that no statement that gives a session to another holder can leave the record out, those of the release
 -- before included. Not BEFORE UPDATE: that would lock the row of each session that is touched.
@@ -61,10 +61,11 @@ BEGIN
             UPDATE sessions SET freed_by = NULL WHERE session_id = NEW.session_id AND freed_by IS NOT NULL;
         END IF;
     END IF;
-    INSERT INTO session_moves (session_id, from_worker, to_worker, epoch, reason, moved_at, queued)
-    SELECT NEW.session_id, CASE WHEN TG_OP = 'UPDATE' THEN nullif(OLD.worker_id, '') END, NEW.worker_id, NEW.epoch, why,
+    INSERT INTO session_moves (epoch, session_id, from_worker, to_worker, reason, moved_at, queued)
+    SELECT NEW.epoch, NEW.session_id, CASE WHEN TG_OP = 'UPDATE' THEN nullif(OLD.worker_id, '') END, NEW.worker_id, why,
         clock(), (SELECT count(*) FROM (SELECT FROM worker_queue q WHERE q.session_id = NEW.session_id LIMIT 1000) q)
-    WHERE why IS NOT NULL;
+    WHERE why IS NOT NULL
+    ON CONFLICT DO NOTHING; -- after a restore that set the sequence back: no claim fails for that
     RETURN NULL;
 END $$;
 CREATE TRIGGER session_begun AFTER INSERT ON sessions
@@ -80,7 +81,7 @@ BEGIN
     SELECT r.instance_id, r.route, clock(), CASE
         WHEN w.payload LIKE '{%}' THEN left(w.payload, -1) || ',"move":' || json_build_object(
             'worker_id', NEW.worker_id, 'epoch', NEW.epoch, 'reason', (
-                SELECT m.reason FROM session_moves m WHERE m.session_id = NEW.session_id ORDER BY m.id DESC LIMIT 1)
+                SELECT m.reason FROM session_moves m WHERE m.epoch = NEW.epoch)
             ) || '}'
         ELSE w.payload END
     FROM session_watches w JOIN message_routes r USING (instance_id)

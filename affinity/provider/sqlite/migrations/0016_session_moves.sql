@@ -9,13 +9,13 @@ ALTER TABLE sessions ADD COLUMN next_until REAL;
 ALTER TABLE sessions ADD COLUMN next_reason TEXT;
 
 -- One row for each change of a session's holder, and for each write without the lease, which ends what its holder has in
--- memory. The new holder adds what the hydrate has cost.
+-- memory. The new holder adds what the hydrate has cost. An epoch is issued once, and later ones are greater: so it is the
+-- key, and the order.
 CREATE TABLE session_moves (
-    id              INTEGER PRIMARY KEY AUTOINCREMENT,
+    epoch           INTEGER PRIMARY KEY,
     session_id      TEXT NOT NULL,
     from_worker     TEXT, -- NULL: none before
     to_worker       TEXT NOT NULL,
-    epoch           INTEGER NOT NULL,
     reason          TEXT NOT NULL,
     moved_at        REAL NOT NULL,
     queued          INTEGER NOT NULL, -- work items of the session, up to a bound
@@ -31,15 +31,17 @@ CREATE INDEX session_moves_by_reason ON session_moves (reason);
 -- before included.
 CREATE TRIGGER session_begun AFTER INSERT ON sessions WHEN NEW.worker_id <> ''
 BEGIN
-    INSERT INTO session_moves (session_id, to_worker, epoch, reason, moved_at, queued)
-    SELECT NEW.session_id, NEW.worker_id, NEW.epoch, 'new', NEW.claimed_at,
-        (SELECT count(*) FROM (SELECT 1 FROM worker_queue WHERE session_id = NEW.session_id LIMIT 1000));
+    INSERT INTO session_moves (epoch, session_id, to_worker, reason, moved_at, queued)
+    SELECT NEW.epoch, NEW.session_id, NEW.worker_id, 'new', NEW.claimed_at,
+        (SELECT count(*) FROM (SELECT 1 FROM worker_queue WHERE session_id = NEW.session_id LIMIT 1000))
+    WHERE true
+    ON CONFLICT DO NOTHING; -- after a restore that set the counter back: no claim fails for that
 END;
 
 CREATE TRIGGER session_claimed AFTER UPDATE OF epoch ON sessions WHEN NEW.epoch <> OLD.epoch
 BEGIN
-    INSERT INTO session_moves (session_id, from_worker, to_worker, epoch, reason, moved_at, queued)
-    SELECT NEW.session_id, nullif(OLD.worker_id, ''), NEW.worker_id, NEW.epoch, reason, now,
+    INSERT INTO session_moves (epoch, session_id, from_worker, to_worker, reason, moved_at, queued)
+    SELECT NEW.epoch, NEW.session_id, nullif(OLD.worker_id, ''), NEW.worker_id, reason, now,
         (SELECT count(*) FROM (SELECT 1 FROM worker_queue WHERE session_id = NEW.session_id LIMIT 1000))
     FROM (
         SELECT now, CASE
@@ -65,7 +67,8 @@ BEGIN
             WHERE worker_id = OLD.worker_id AND incarnation = OLD.incarnation
         ) ON true
     )
-    WHERE reason IS NOT NULL;
+    WHERE reason IS NOT NULL
+    ON CONFLICT DO NOTHING;
     UPDATE sessions SET freed_by = NULL, next_worker = NULL, next_until = NULL, next_reason = NULL
     WHERE session_id = NEW.session_id AND (NEW.worker_id <> OLD.worker_id OR NEW.incarnation <> OLD.incarnation)
       AND (freed_by IS NOT NULL OR next_worker IS NOT NULL);
