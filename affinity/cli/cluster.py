@@ -40,7 +40,8 @@ def workers(shell: Shell, *, desired: bool) -> None:
 
 
 def _worker_row(worker: WorkerInfo) -> tuple[object, ...]:
-    state = "dead" if not worker.alive else "draining" if worker.draining else "alive"
+    marks = {"dead": not worker.alive, "restarting": worker.restarting, "draining": worker.draining, "alive": True}
+    state = next(name for name, is_set in marks.items() if is_set)
     labels = " ".join(f"{name}={value}" for name, value in worker.labels.items())
     return (
         worker.worker_id,

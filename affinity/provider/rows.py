@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from affinity.errors import SessionWriteConflict, WorkerFenced
 from affinity.provider.contract import (
+    LEFT,
     EventOrigin,
     ExecutionInfo,
     InstanceCounts,
@@ -179,6 +180,7 @@ def to_worker(row: Columns, time: Time) -> WorkerInfo:
         incarnation=incarnation,
         alive=bool(alive),
         draining=bool(draining),
+        restarting=bool(alive) and incarnation.startswith(LEFT),
         expires_in=expires_in,
         started_at=time(started_at),
         sessions=sessions,

@@ -129,6 +129,10 @@ class RuntimeOptions(BaseModel):
     """
     drain_timeout: Seconds = 30.0
     """At SIGTERM, running activities have this long to end before they are given back."""
+    restart_grace: float = Field(default=0.0, ge=0, le=3_600, allow_inf_nan=False)
+    """A worker that ends leaves its sessions for this long to the next start under its ``worker_node_id``, unless a worker of
+    newer code has room for them; 0: any worker may take them. See docs/run/placement.md#rollouts.
+    """
     stall_timeout: Seconds = 60.0
     """A worker whose event loop makes no progress for this long gives up its lease."""
     session_retention: Seconds = 600.0
@@ -169,6 +173,8 @@ class RuntimeOptions(BaseModel):
             for larger, smaller, unit, why in NOT_BELOW
             if (high := getattr(self, larger)) < (low := getattr(self, smaller))
         ]
+        if self.restart_grace and "worker_node_id" not in self.model_fields_set:
+            wrong.append("restart_grace is set, and worker_node_id is not: a random name does not return")
         if wrong:
             raise ValueError("; ".join(wrong))
         return self

@@ -202,6 +202,7 @@ class Runtime:
 
     async def _free_sessions(self) -> None:
         while True:
-            await self._health.retry(partial(self._provider.drain_worker, self._identity))
+            restarts = self._options.restart_grace > 0
+            await self._health.retry(partial(self._provider.drain_worker, self._identity, restarts=restarts))
             self.services.wakeups.hint_others(None)
             await anyio.sleep(DRAIN_STEP_SECONDS)

@@ -338,7 +338,7 @@ class Worker:
             yield asked
         finally:
             with anyio.move_on_after(LEAVE_SECONDS, shield=True), contextlib.suppress(ProviderError):
-                await provider.release_worker(self.identity)
+                await provider.release_worker(self.identity, restart_grace=self.options.restart_grace)
                 await provider.wake({None: Hint()})
 
     @asynccontextmanager

@@ -50,6 +50,12 @@ def test_what_cannot_be_is_refused_with_the_values(values: dict[str, Any], said:
     assert [word for word in said if word not in str(refused.value)] == []
 
 
+def test_sessions_are_not_left_to_a_name_that_does_not_return() -> None:
+    with pytest.raises(InvalidOptions, match="restart_grace is set, and worker_node_id is not"):
+        RuntimeOptions.make(restart_grace=5.0)
+    assert RuntimeOptions.make(restart_grace=5.0, worker_node_id="pod-0").restart_grace == 5.0
+
+
 def test_the_constructor_refuses_what_make_refuses() -> None:
     """With one error, which names all that is wrong; what was given to an option that does not exist is not shown."""
     wrong: dict[str, Any] = {"max_attempts": 0, "poll_interval": "x", "stal_timeout": 1, "url": "postgresql://u:pw@h"}

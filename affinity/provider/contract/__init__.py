@@ -116,6 +116,7 @@ from affinity.provider.contract.work_items import (
 )
 from affinity.provider.contract.worker_side import WorkerProvider
 from affinity.provider.contract.workers import (
+    LEFT,
     NO_PROFILE,
     Incarnation,
     WorkerDemand,
@@ -127,6 +128,7 @@ from affinity.provider.contract.workers import (
 
 __all__ = [
     "EVENT_HEAD",
+    "LEFT",
     "FINISHED",
     "NO_PROFILE",
     "NO_QUOTAS",

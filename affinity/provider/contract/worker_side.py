@@ -47,18 +47,24 @@ class WorkerProvider(ProviderConnection, Protocol):
         """
         ...
 
-    async def drain_worker(self, identity: WorkerIdentity) -> int:
+    async def drain_worker(self, identity: WorkerIdentity, *, restarts: bool = False) -> int:
         """Mark the worker as draining, so that it claims nothing, and free its sessions that have no work item locked
         by it; their items are rerouted. Idempotent: call again as work ends.
+
+        With ``restarts`` the sessions are left to the next start of the worker: none is freed.
 
         Returns:
             The number of sessions that it still holds.
         """
         ...
 
-    async def release_worker(self, identity: WorkerIdentity) -> None:
+    async def release_worker(self, identity: WorkerIdentity, *, restart_grace: float = 0.0) -> None:
         """End the lease; free all sessions, owned instances and locked work items. Idempotent; does nothing when
         another incarnation has the name.
+
+        With ``restart_grace`` the sessions stay with the name for so many seconds, and go to the incarnation that
+        registers under it in that time. Until then the incarnation in their rows, and in that of the worker, is
+        `WorkerIdentity.left`, which takes nothing. All else is freed.
         """
         ...
 

@@ -12,12 +12,23 @@ Incarnation = NewType("Incarnation", str)
 """A random name that one start of a worker process gave itself."""
 
 
+LEFT: Final = "left."
+"""Begins the incarnation that has the name of a worker which left for a restart. No process has it: it only keeps the
+sessions until the next start of the worker.
+"""
+
+
 @frozen(kw_only=True)
 class WorkerIdentity:
     """The caller: the stable name of a worker, and the incarnation of this process."""
 
     worker_id: str
     incarnation: Incarnation
+
+    @property
+    def left(self) -> Incarnation:
+        """The incarnation that keeps the sessions when this one leaves for a restart."""
+        return Incarnation(f"{LEFT}{self.incarnation}")
 
 
 @frozen(kw_only=True)
@@ -52,6 +63,7 @@ class WorkerInfo:
     sessions: int  # held now
     labels: Mapping[str, str]  # host, pid, version, as the worker registered them
     capacity: int | None = None  # sessions that it may hold, as it registered them
+    restarting: bool = False  # it has left for a restart, and its sessions wait for its next start
 
 
 @frozen(kw_only=True)

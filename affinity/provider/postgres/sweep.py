@@ -9,7 +9,7 @@ from psycopg.types.numeric import Int8
 
 from affinity.errors import ProviderError
 from affinity.limits import MAX_REROUTE
-from affinity.provider.contract import NO_RETENTION, OFFER_SECONDS, Retention, Sweep
+from affinity.provider.contract import LEFT, NO_RETENTION, OFFER_SECONDS, Retention, Sweep
 from affinity.provider.postgres.retention import RetentionOperations
 from affinity.provider.statements import load_statements
 
@@ -58,6 +58,7 @@ class SweepOperations(RetentionOperations):
             "window": Int8(WINDOW),
             "reroute": Int8(MAX_REROUTE),
             "offer_seconds": OFFER_SECONDS,
+            "left": LEFT,
             "session_retention": float(session_retention),
             "worker_retention": float(worker_retention),
             "dead": Int8(DEAD),

@@ -40,12 +40,14 @@ WITH RECURSIVE routed (session_id, route, n) AS (
     FROM route r WHERE r.name IS NOT NULL
 ), dead AS MATERIALIZED (
     -- Apart, and first: joined with a queue at once, the planner would rather read all of that.
-    SELECT r.name FROM route r
-    WHERE r.name > 'w:' AND NOT EXISTS (SELECT FROM alive_workers w WHERE w.worker_id = substr(r.name, 3))
+    SELECT r.name, w.worker_id IS NOT NULL AS has_left
+    FROM route r LEFT JOIN alive_workers w ON w.worker_id = substr(r.name, 3)
+    -- One that has left for a restart keeps its sessions, and owns no instances.
+    WHERE r.name > 'w:' AND (w.worker_id IS NULL OR w.incarnation ^@ %(left)s)
 ), orphans AS MATERIALIZED (
     SELECT o.*
     FROM (
-        SELECT name, 'infinity'::timestamptz AS until FROM dead
+        SELECT name, 'infinity'::timestamptz AS until FROM dead WHERE NOT has_left
         UNION ALL
         SELECT name, (SELECT clock()) - %(offer_seconds)s * interval '1 s' FROM route WHERE name < 'new;'
     ) m CROSS JOIN LATERAL (

@@ -51,14 +51,17 @@ class WorkerOperations(Operations):
             raise worker_fenced(identity)
         return None
 
-    async def drain_worker(self, identity: WorkerIdentity) -> int:
+    async def drain_worker(self, identity: WorkerIdentity, *, restarts: bool = False) -> int:
         *_, [(held,)] = await self._connections.quick.simple_query(
-            _SQL["drain"], {**caller_params(identity), "reroute": MAX_REROUTE}
+            _SQL["drain"], {**caller_params(identity), "restarts": restarts, "reroute": MAX_REROUTE}
         )
         return int(held)
 
-    async def release_worker(self, identity: WorkerIdentity) -> None:
-        await self._connections.quick.simple_query(_SQL["release"], {**caller_params(identity), "reroute": MAX_REROUTE})
+    async def release_worker(self, identity: WorkerIdentity, *, restart_grace: float = 0.0) -> None:
+        params = {**caller_params(identity), "left": identity.left, "grace": restart_grace, "reroute": MAX_REROUTE}
+        # The second part does nothing once another incarnation, be it that one, has the name.
+        statements = [_SQL["leave"], _SQL["release"]] if restart_grace else [_SQL["release"]]
+        await self._connections.quick.simple_query(";".join(statements), params)
 
     async def list_workers(self) -> Sequence[WorkerInfo]:
         return [to_worker(row, same_time) for row in await self._connections.misc.run(_SQL["list"])]

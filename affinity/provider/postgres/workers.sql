@@ -54,7 +54,7 @@ ORDER BY session_id FOR NO KEY UPDATE;
 
 WITH freed AS (
     UPDATE sessions s SET locked_until = clock(), freed_by = 'drained'
-    WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+    WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock() AND NOT %(restarts)s
       AND NOT EXISTS (
           SELECT FROM worker_queue q
           WHERE q.session_id = s.session_id AND q.lock_incarnation = %(incarnation)s AND q.locked_until > clock())
@@ -68,6 +68,31 @@ UPDATE worker_queue q SET route = 'new' FROM marked m
 WHERE q.instance_id = m.instance_id AND q.execution_id = m.execution_id AND q.activity_id = m.activity_id;
 
 SELECT count(*) FROM held_sessions WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s
+
+-- leave: the name goes to an incarnation that keeps the sessions until the next one registers, for some seconds
+UPDATE workers SET incarnation = %(left)s, locked_until = clock() + %(grace)s * interval '1 s', draining = true
+WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND locked_until > clock()
+  AND EXISTS (
+      SELECT FROM sessions s
+      WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock());
+
+UPDATE sessions s SET incarnation = %(left)s
+FROM (
+    SELECT session_id FROM sessions
+    WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND locked_until > clock()
+      AND EXISTS (SELECT FROM workers WHERE worker_id = %(worker)s AND incarnation = %(left)s)
+    ORDER BY session_id FOR NO KEY UPDATE
+) own
+WHERE s.session_id = own.session_id AND s.incarnation = %(incarnation)s;
+
+UPDATE orchestrator_queue o SET route = 'new'
+FROM (
+    SELECT o.id FROM orchestrator_queue o
+    WHERE o.route = %(route)s
+      AND EXISTS (SELECT FROM workers WHERE worker_id = %(worker)s AND incarnation = %(left)s)
+    LIMIT %(reroute)s FOR NO KEY UPDATE SKIP LOCKED
+) m
+WHERE o.id = m.id;
 
 -- release: end the lease, then free what was held under it
 UPDATE workers SET locked_until = clock()

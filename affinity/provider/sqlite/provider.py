@@ -185,11 +185,11 @@ class SqliteProvider:
         self._check_file()
         return await self._write(workers.renew, identity, lease)
 
-    async def drain_worker(self, identity: WorkerIdentity) -> int:
-        return await self._write(workers.drain, identity)
+    async def drain_worker(self, identity: WorkerIdentity, *, restarts: bool = False) -> int:
+        return await self._write(workers.drain, identity, restarts=restarts)
 
-    async def release_worker(self, identity: WorkerIdentity) -> None:
-        await self._write(workers.release, identity)
+    async def release_worker(self, identity: WorkerIdentity, *, restart_grace: float = 0.0) -> None:
+        await self._write(workers.release, identity, restart_grace=restart_grace)
 
     # -- work items
 

@@ -146,6 +146,11 @@ def free(tx: Tx, identity: WorkerIdentity, session_ids: Collection[str], reason:
         reroute(tx, session_ids, NEW)
 
 
+def leave(tx: Tx, identity: WorkerIdentity) -> int:
+    """Have the caller's sessions kept for the next start of its worker; their number."""
+    return tx.run(SQL["leave"], {**_of(tx, identity), "left": identity.left})
+
+
 def reroute(tx: Tx, session_ids: Collection[str], route: str) -> int:
     """Route items of sessions, up to `MAX_REROUTE` rows in all, since the sweep does the rest; their number."""
     arguments = {"session_ids": to_json(list(session_ids)), "route": route, "limit": MAX_REROUTE}

@@ -66,6 +66,10 @@ UPDATE sessions SET locked_until = :now, freed_by = :reason
 WHERE session_id IN (SELECT value FROM json_each(:session_ids))
   AND worker_id = :worker_id AND incarnation = :incarnation AND locked_until > :now;
 
+-- leave: have sessions kept for the next start of their worker
+UPDATE sessions SET incarnation = :left
+WHERE worker_id = :worker_id AND incarnation = :incarnation AND locked_until > :now;
+
 -- reroute: route queued items of sessions, as many as the limit allows
 UPDATE worker_queue SET route = :route WHERE id IN (
     SELECT q.id FROM json_each(:session_ids) AS j

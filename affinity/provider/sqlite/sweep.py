@@ -20,7 +20,7 @@ import math
 from typing import Any, Final
 
 from affinity.limits import MAX_REROUTE
-from affinity.provider.contract import OFFER_SECONDS, Retention, Sweep
+from affinity.provider.contract import LEFT, OFFER_SECONDS, Retention, Sweep
 from affinity.provider.sqlite import retention as pruning
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.messages import reroute_messages
@@ -76,21 +76,24 @@ class _Repair:
         """Look wherever a route can be stale."""
         workers = self._tx.rows(SQL["workers"], {"now": self._tx.now})
         living = {worker_id: incarnation for worker_id, incarnation, alive in workers if alive}
-        self._orphans({own_route(worker_id) for worker_id in living})
+        left = {worker_id for worker_id, incarnation in living.items() if incarnation.startswith(LEFT)}
+        self._orphans({own_route(worker_id) for worker_id in living}, {own_route(worker_id) for worker_id in left})
         since = self._last_clean()
         for worker_id, incarnation in living.items():
             self._living(worker_id, incarnation, since)
         if not self.exhausted:
             self._tx.run(SQL["set_swept_clean"], {"now": self._tx.now})
 
-    def _orphans(self, alive: set[str]) -> None:
-        """Routes to workers that are not alive, and offers of some time ago."""
+    def _orphans(self, alive: set[str], left: set[str]) -> None:
+        """Routes to workers that are not alive, and offers of some time ago. Workers that have ``left`` for a restart
+        keep their sessions, and own no instances.
+        """
         for (route,) in self._tx.rows(SQL["item_routes"]):
             if route not in alive:
                 until = self._tx.now - OFFER_SECONDS if is_offer(route) else math.inf
                 self._reroute("reroute_orphans", {"route": route, "until": until})
         for (route,) in self._tx.rows(SQL["message_routes"]):
-            if route not in alive and not self.exhausted:
+            if route not in alive - left and not self.exhausted:
                 self.rerouted += reroute_messages(self._tx, route, MAX_REROUTE - self.rerouted)
 
     def _living(self, worker_id: str, incarnation: str, since: float) -> None:

@@ -79,23 +79,27 @@ def renew(tx: Tx, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
     return _lease(tx, lease, draining=bool(draining))
 
 
-def drain(tx: Tx, identity: WorkerIdentity) -> int:
+def drain(tx: Tx, identity: WorkerIdentity, *, restarts: bool = False) -> int:
     if not tx.run(SQL["set_draining"], _named(identity)):
         return 0
-    sessions.free(tx, identity, sessions.read_idle(tx, identity), "drained")
+    if not restarts:
+        sessions.free(tx, identity, sessions.read_idle(tx, identity), "drained")
     return sessions.count_held(tx, identity)
 
 
-def release(tx: Tx, identity: WorkerIdentity) -> None:
+def release(tx: Tx, identity: WorkerIdentity, *, restart_grace: float = 0.0) -> None:
     """End the lease and keep the row: that frees the item locks and instances that name this incarnation, and a later
     start of the same process still sees whether another one has taken the name since.
     """
     row = tx.row(SQL["get"], {"worker_id": identity.worker_id})
     if row is None or row[0] != identity.incarnation:
         return
-    reason: MoveReason = "drained" if row[2] else "lease_expired"
-    sessions.free(tx, identity, sessions.read_held_by_name(tx, identity), reason)
-    tx.run(SQL["extend"], {**_named(identity), "locked_until": min(tx.now, row[1])})
+    if restart_grace and row[1] > tx.now and sessions.leave(tx, identity):
+        tx.run(SQL["leave"], {**_named(identity), "left": identity.left, "locked_until": tx.now + restart_grace})
+    else:
+        reason: MoveReason = "drained" if row[2] else "lease_expired"
+        sessions.free(tx, identity, sessions.read_held_by_name(tx, identity), reason)
+        tx.run(SQL["extend"], {**_named(identity), "locked_until": min(tx.now, row[1])})
     reroute_messages(tx, own_route(identity.worker_id), MAX_REROUTE)
 
 

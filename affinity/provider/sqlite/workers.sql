@@ -15,6 +15,9 @@ ON CONFLICT (worker_id) DO UPDATE SET
 -- extend: move the end of a lease; also to now, which ends it
 UPDATE workers SET locked_until = :locked_until WHERE worker_id = :worker_id AND incarnation = :incarnation;
 
+-- leave: the name goes to an incarnation that keeps the sessions until the next one registers
+UPDATE workers SET incarnation = :left, locked_until = :locked_until, draining = 1 WHERE worker_id = :worker_id;
+
 -- set_draining: claim nothing any more
 UPDATE workers SET draining = 1 WHERE worker_id = :worker_id AND incarnation = :incarnation;
 

@@ -76,11 +76,11 @@ class Peer:
     async def renew_lease(self, lease: float = SHORT_LEASE) -> WorkerLease | None:
         return await self.provider.renew_worker(self.identity, lease)
 
-    async def drain(self) -> int:
-        return await self.provider.drain_worker(self.identity)
+    async def drain(self, *, restarts: bool = False) -> int:
+        return await self.provider.drain_worker(self.identity, restarts=restarts)
 
-    async def leave(self) -> None:
-        await self.provider.release_worker(self.identity)
+    async def leave(self, restart_grace: float = 0.0) -> None:
+        await self.provider.release_worker(self.identity, restart_grace=restart_grace)
 
     # -- work items
 

@@ -25,6 +25,7 @@ from affinity.testing.conformance.providers.quotas import QuotaRules
 from affinity.testing.conformance.providers.releasing import ReleaseRules
 from affinity.testing.conformance.providers.resets import ResetRules
 from affinity.testing.conformance.providers.retention import RetentionRules
+from affinity.testing.conformance.providers.rollouts import RolloutRules
 from affinity.testing.conformance.providers.routing import RoutingRules
 from affinity.testing.conformance.providers.same_turn import SameTurnRules
 from affinity.testing.conformance.providers.state_batches import StateBatchRules
@@ -45,6 +46,7 @@ class ProviderConformance(
     WorkerRules,
     RoutingRules,
     TakeoverRules,
+    RolloutRules,
     TouchRules,
     LockRules,
     CapacityRules,
