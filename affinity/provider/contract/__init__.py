@@ -128,8 +128,8 @@ from affinity.provider.contract.workers import (
 
 __all__ = [
     "EVENT_HEAD",
-    "LEFT",
     "FINISHED",
+    "LEFT",
     "NO_PROFILE",
     "NO_QUOTAS",
     "NO_RETENTION",

@@ -14,8 +14,8 @@ class RolloutRules(Rules):
     """`release_worker` with ``restart_grace``, `drain_worker` with ``restarts``."""
 
     async def test_a_restart_in_time_gets_the_sessions_that_were_left(self, cluster: Cluster) -> None:
-        """Sessions of a worker that left for a restart, and their work, wait for its next start, which has them with new
-        epochs (contract: release_worker).
+        """Sessions of a worker that left for a restart, and their work, wait for its next start, which has them with
+        new epochs (contract: release_worker).
         """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s", "s")
