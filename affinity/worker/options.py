@@ -130,8 +130,8 @@ class RuntimeOptions(BaseModel):
     drain_timeout: Seconds = 30.0
     """At SIGTERM, running activities have this long to end before they are given back."""
     restart_grace: float = Field(default=0.0, ge=0, le=3_600, allow_inf_nan=False)
-    """A worker that ends leaves its sessions for this long to the next start under its ``worker_node_id``, unless a worker
-    of newer code has room for them; 0: any worker may take them. See docs/run/placement.md#rollouts.
+    """A worker that ends leaves its sessions for this long to the next start under its ``worker_node_id``, unless a
+    worker of newer code has room for them; 0: any worker may take them. See docs/run/placement.md#rollouts.
     """
     stall_timeout: Seconds = 60.0
     """A worker whose event loop makes no progress for this long gives up its lease."""
