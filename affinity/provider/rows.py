@@ -15,6 +15,7 @@ from affinity.provider.contract import (
     LEFT,
     EventOrigin,
     ExecutionInfo,
+    FleetLoad,
     InstanceCounts,
     InstanceInfo,
     NewWorkItem,
@@ -24,6 +25,7 @@ from affinity.provider.contract import (
     TreeMember,
     WorkerIdentity,
     WorkerInfo,
+    WorkerLoad,
     WorkItem,
     WorkItemInfo,
     WorkKey,
@@ -186,6 +188,23 @@ def to_worker(row: Columns, time: Time) -> WorkerInfo:
         sessions=sessions,
         labels=labels_of(labels),
         capacity=capacity,
+    )
+
+
+def to_load(suspended: bool, rows: Sequence[Columns]) -> FleetLoad:
+    """How full the workers are that are alive; one that restarts counts as draining."""
+    return FleetLoad(
+        suspended=suspended,
+        workers=[
+            WorkerLoad(
+                worker_id=worker_id,
+                sessions=sessions,
+                capacity=capacity,
+                draining=bool(draining) or incarnation.startswith(LEFT),
+                age=age,
+            )
+            for worker_id, incarnation, sessions, capacity, draining, age in rows
+        ],
     )
 
 

@@ -118,11 +118,13 @@ from affinity.provider.contract.worker_side import WorkerProvider
 from affinity.provider.contract.workers import (
     LEFT,
     NO_PROFILE,
+    FleetLoad,
     Incarnation,
     WorkerDemand,
     WorkerIdentity,
     WorkerInfo,
     WorkerLease,
+    WorkerLoad,
     WorkerProfile,
 )
 
@@ -144,6 +146,7 @@ __all__ = [
     "EventOrigin",
     "ExecutionInfo",
     "FetchOptions",
+    "FleetLoad",
     "Hint",
     "HintSource",
     "HistoryCursor",
@@ -197,6 +200,7 @@ __all__ = [
     "WorkerIdentity",
     "WorkerInfo",
     "WorkerLease",
+    "WorkerLoad",
     "WorkerProfile",
     "WorkerProvider",
 ]

@@ -13,7 +13,7 @@ from affinity.provider.contract.instances import OrchestrationFetch
 from affinity.provider.contract.retention import NO_RETENTION, Retention, Sweep
 from affinity.provider.contract.turns import Release, Suspend, Turn, TurnResult
 from affinity.provider.contract.work_items import FetchOptions, Timeouts, WorkAbandon, WorkAck, WorkFetch, WorkLock
-from affinity.provider.contract.workers import NO_PROFILE, WorkerIdentity, WorkerLease, WorkerProfile
+from affinity.provider.contract.workers import NO_PROFILE, FleetLoad, WorkerIdentity, WorkerLease, WorkerProfile
 
 
 class WorkerProvider(ProviderConnection, Protocol):
@@ -227,6 +227,12 @@ class WorkerProvider(ProviderConnection, Protocol):
 
         Returns:
             The ids of the instances that were resumed.
+        """
+        ...
+
+    async def exchange_load(self, identity: WorkerIdentity, held: int) -> FleetLoad:
+        """Say how many sessions the caller holds, and learn how full the others are. What the caller says is not stored
+        when its lease has ended.
         """
         ...
 

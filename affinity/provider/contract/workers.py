@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final, NewType
 
@@ -64,6 +64,25 @@ class WorkerInfo:
     labels: Mapping[str, str]  # host, pid, version, as the worker registered them
     capacity: int | None = None  # sessions that it may hold, as it registered them
     restarting: bool = False  # it has left for a restart, and its sessions wait for its next start
+
+
+@frozen(kw_only=True)
+class WorkerLoad:
+    """How full a worker is that is alive."""
+
+    worker_id: str
+    sessions: int | None  # held, as it said last (`WorkerProvider.exchange_load`); None: not yet
+    capacity: int | None  # sessions that it may hold, as it registered them; None: not told
+    draining: bool
+    age: float  # seconds since it has started
+
+
+@frozen(kw_only=True)
+class FleetLoad:
+    """How full all workers are, for rebalancing."""
+
+    workers: Sequence[WorkerLoad]  # those that are alive, by id
+    suspended: bool  # no worker may offer sessions: `AdministrationProvider.suspend_rebalancing`
 
 
 @frozen(kw_only=True)

@@ -15,6 +15,7 @@ from affinity.provider.postgres.messages import MessageOperations
 from affinity.provider.postgres.migration import check_version, inspect_target, migrate_target
 from affinity.provider.postgres.orchestrations import OrchestrationOperations
 from affinity.provider.postgres.quotas import QuotaOperations
+from affinity.provider.postgres.rebalancing import RebalancingOperations
 from affinity.provider.postgres.releasing import ReleaseOperations
 from affinity.provider.postgres.reset import ResetOperations
 from affinity.provider.postgres.rights import change_rights
@@ -58,6 +59,7 @@ class PostgresProvider(
     InstanceOperations,
     ManagementOperations,
     QuotaOperations,
+    RebalancingOperations,
 ):
     """PostgreSQL, 15 to 18: the engine for N worker replicas. Implements `affinity.provider.contract.Provider`.
 

@@ -19,6 +19,7 @@ file beside it:
     instances           instances as clients see them: get, list, delete
     management          what operators look at: origins, work items, executions, trees, counts
     quotas              limits of one database
+    rebalancing         how full the workers are
     retention           removing what ended long ago
     sweep               repair of stale routes, removal of dead rows
     hints               wake-ups between processes

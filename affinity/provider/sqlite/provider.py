@@ -21,6 +21,7 @@ from affinity.provider.contract import (
     EventOrigin,
     ExecutionInfo,
     FetchOptions,
+    FleetLoad,
     Hint,
     HintSource,
     HistoryCursor,
@@ -65,6 +66,7 @@ from affinity.provider.sqlite import (
     management,
     orchestrations,
     quotas,
+    rebalancing,
     releasing,
     sessions,
     suspension,
@@ -367,6 +369,15 @@ class SqliteProvider:
 
     async def desired_workers(self) -> WorkerDemand:
         return await self._read(workers.measure_demand)
+
+    async def exchange_load(self, identity: WorkerIdentity, held: int) -> FleetLoad:
+        return await self._write(rebalancing.exchange, identity, held)
+
+    async def get_load(self) -> FleetLoad:
+        return await self._read(rebalancing.get_load)
+
+    async def suspend_rebalancing(self, *, suspended: bool) -> None:
+        await self._write(rebalancing.suspend, suspended=suspended)
 
     async def get_quotas(self) -> Quotas:
         return await self._read(quotas.get)

@@ -125,6 +125,33 @@ async def release_worker(fixtures: FaultFixtures) -> Attempt:
     return _returns(None, newcomer.leave, then)
 
 
+@_verb
+async def exchange_load(fixtures: FaultFixtures) -> Attempt:
+    newcomer = await fixtures.registered()
+
+    async def check(_: object) -> None:
+        told = {worker.worker_id: worker.sessions for worker in (await fixtures.clean.provider.get_load()).workers}
+        assert told[newcomer.worker_id] == fixtures.number
+
+    return Attempt(lambda: newcomer.provider.exchange_load(newcomer.identity, fixtures.number), check)
+
+
+@_verb
+async def get_load(fixtures: FaultFixtures) -> Attempt:
+    async def check(load: Any) -> None:
+        assert fixtures.me.worker_id in [worker.worker_id for worker in load.workers]
+
+    return Attempt(fixtures.provider.get_load, check)
+
+
+@_verb
+async def suspend_rebalancing(fixtures: FaultFixtures) -> Attempt:
+    async def check(_: object) -> None:
+        assert not (await fixtures.clean.provider.get_load()).suspended
+
+    return Attempt(lambda: fixtures.provider.suspend_rebalancing(suspended=False), check)
+
+
 # --- work items
 
 

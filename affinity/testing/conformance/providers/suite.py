@@ -16,6 +16,7 @@ from affinity.testing.conformance.providers.holders import HolderRules
 from affinity.testing.conformance.providers.holds import HoldRules
 from affinity.testing.conformance.providers.ids import IdRules
 from affinity.testing.conformance.providers.listing import ListingRules
+from affinity.testing.conformance.providers.load import LoadRules
 from affinity.testing.conformance.providers.locks import LockRules
 from affinity.testing.conformance.providers.management import ManagementRules
 from affinity.testing.conformance.providers.origins import OriginRules
@@ -51,6 +52,7 @@ class ProviderConformance(
     LockRules,
     CapacityRules,
     DemandRules,
+    LoadRules,
     ReleaseRules,
     GiveBackRules,
     UnknownRules,

@@ -1,0 +1,34 @@
+"""How full the workers are, for rebalancing, and whether it is suspended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from affinity.provider.contract import FleetLoad, WorkerIdentity
+from affinity.provider.postgres.driver.wire import Row
+from affinity.provider.postgres.operations import Operations, caller_params
+from affinity.provider.rows import to_load
+from affinity.provider.statements import load_statements
+
+_SQL: Final = load_statements(__package__, "rebalancing.sql")
+_EXCHANGE: Final = (_SQL["tell"], _SQL["load"])
+
+
+class RebalancingOperations(Operations):
+    """`exchange_load`, `get_load` and `suspend_rebalancing`."""
+
+    async def exchange_load(self, identity: WorkerIdentity, held: int) -> FleetLoad:
+        _, rows = await self._connections.misc.pipeline(_EXCHANGE, {**caller_params(identity), "sessions": held})
+        return _fleet(rows)
+
+    async def get_load(self) -> FleetLoad:
+        return _fleet(await self._connections.misc.run(_SQL["load"]))
+
+    async def suspend_rebalancing(self, *, suspended: bool) -> None:
+        await self._connections.misc.run(_SQL["suspend"], {"suspended": suspended})
+
+
+def _fleet(rows: Sequence[Row]) -> FleetLoad:
+    suspended, *_ = rows[0]
+    return to_load(bool(suspended), [row[1:] for row in rows if row[1] is not None])

@@ -1,0 +1,26 @@
+"""How full the workers are, for rebalancing, and whether it is suspended."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from affinity.provider.contract import FleetLoad, WorkerIdentity
+from affinity.provider.rows import to_load
+from affinity.provider.sqlite.driver.transaction import Tx
+from affinity.provider.statements import load_statements
+
+SQL: Final = load_statements(__package__, "rebalancing.sql")
+
+
+def exchange(tx: Tx, identity: WorkerIdentity, held: int) -> FleetLoad:
+    told = {"worker_id": identity.worker_id, "incarnation": identity.incarnation, "sessions": held, "now": tx.now}
+    tx.run(SQL["tell"], told)
+    return get_load(tx)
+
+
+def get_load(tx: Tx) -> FleetLoad:
+    return to_load(bool(tx.value(SQL["suspended"])), tx.rows(SQL["load"], {"now": tx.now}))
+
+
+def suspend(tx: Tx, *, suspended: bool) -> None:
+    tx.run(SQL["suspend"], {"suspended": suspended})
