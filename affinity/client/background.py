@@ -189,7 +189,7 @@ class ClientBase:
         async with AsyncExitStack() as stack:
             self._opened = self._given
             if self._opened is None:
-                self._opened = await open_provider(self._url, application_name="affinity client")
+                self._opened = await open_provider(self._url, application_name="affinity client", one_connection=True)
                 stack.push_async_callback(self._opened.aclose)
             self._waker = Waker(self._opened)
             self._waiters = Waiters(self._look_up)

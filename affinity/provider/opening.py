@@ -11,7 +11,9 @@ from affinity.provider.timeline import Timeline
 from affinity.provider.urls import sqlite_path
 
 
-async def open_provider(url: str, *, application_name: str = "affinity", timeline: Timeline | None = None) -> Provider:
+async def open_provider(
+    url: str, *, application_name: str = "affinity", timeline: Timeline | None = None, one_connection: bool = False
+) -> Provider:
     """Connect to the database of ``url``; its schema must be up to date (`migrate`).
 
     Args:
@@ -19,6 +21,8 @@ async def open_provider(url: str, *, application_name: str = "affinity", timelin
         application_name: shown in PostgreSQL's activity view.
         timeline: of a worker: from now on the provider refuses any other database, or line of its history, than the one
             that this names, or that it finds first.
+        one_connection: all calls share one connection to PostgreSQL, and wait for each other there. By default there
+            are up to three, for the loop of a worker.
 
     Raises:
         DatabaseChanged: the database is another one than that of ``timeline``.
@@ -34,7 +38,9 @@ async def open_provider(url: str, *, application_name: str = "affinity", timelin
         return await SqliteProvider.open(path, timeline=timeline)
     from affinity.provider.postgres import PostgresProvider  # imported late: an embedded user needs no libpq
 
-    return await PostgresProvider.open(url, application_name=application_name, timeline=timeline)
+    return await PostgresProvider.open(
+        url, application_name=application_name, timeline=timeline, one_connection=one_connection
+    )
 
 
 async def migrate(url: str, progress: Progress = log_progress) -> tuple[int, int]:

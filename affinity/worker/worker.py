@@ -316,7 +316,9 @@ class Worker:
 
     async def _connect(self, timeline: Timeline) -> Provider:
         name = f"affinity lease {self.identity.worker_id}"
-        return self.metrics.observed(await open_provider(self._url, application_name=name, timeline=timeline))
+        return self.metrics.observed(
+            await open_provider(self._url, application_name=name, timeline=timeline, one_connection=True)
+        )
 
     @asynccontextmanager
     async def _registered(self, provider: Provider, timeout: float | None) -> AsyncIterator[float]:

@@ -18,6 +18,7 @@ from affinity.errors import PoolerRefused, ProviderError
 from affinity.provider import inspect_schema, migrate
 from affinity.provider.contract import InstanceFilter
 from affinity.provider.postgres import PostgresProvider
+from tests.provider.postgres_stage import registered
 from tests.servers.base import free_port, wait_until_ready
 
 PROGRAM: Final = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
@@ -118,13 +119,14 @@ async def test_a_provider_that_meets_a_pooler_later_tries_again(
     """Its calls fail with an error that a worker survives, and succeed when the address is the server's again."""
     with pooler(tmp_path, postgres_migrated, mode=mode, ignored=REFUSES, query="") as pooled:
         async with aclosing(await PostgresProvider.open(postgres_migrated)) as provider:
-            connection = provider._connections.quick
+            worker = await registered(provider)
+            connection = provider._connections.fetch  # not made yet
             direct = connection._conninfo
             port = conninfo_to_dict(pooled)["port"]
             monkeypatch.setattr(connection, "_conninfo", psycopg.conninfo.make_conninfo(direct, port=port))
             with pytest.raises(ProviderError) as caught:
-                await provider.get_instance(["i"])
+                await worker.take(1)
             assert caught.type is PoolerRefused
             assert caught.value.retryable
             monkeypatch.setattr(connection, "_conninfo", direct)
-            assert await provider.get_instance(["i"]) == [None]
+            assert await worker.take(1) == []

@@ -71,11 +71,11 @@ async def test_a_new_connection_of_an_open_provider_notices(
 ) -> None:
     """Before anything else is asked on it, whichever verb it is made for."""
     async with following(postgres_migrated, Timeline()) as provider:
-        await registered(provider)
+        worker = await registered(provider)
         admin.execute(ANOTHER)
         for _ in range(2):
             with pytest.raises(DatabaseChanged):
-                await provider.states.load("s")
+                await worker.take(1)  # the first call on the connection for fetches
 
 
 async def test_a_service_that_hides_its_timeline(postgres_database: str) -> None:

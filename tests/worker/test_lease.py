@@ -149,11 +149,11 @@ async def test_the_reply_to_a_turn_that_is_read_after_a_lapse_starts_nothing(
             steps.gates[0].set()
             while not one.runtime.commits.turns._in_flight:
                 await anyio.sleep(0)
-            network.hold("affinity lease one quick")
+            network.hold("affinity lease one")
             await until_logged(caplog, "lease lost")
             async with Worker(steps.app, postgres_migrated, named("two")):
                 await steps.started(("one", 0), ("two", 1))
-                network.let_go("affinity lease one quick")
+                network.let_go("affinity lease one")
                 await until_logged(caplog, "lease is back")
                 network.let_go("affinity one commit")
                 with anyio.fail_after(30):

@@ -7,23 +7,21 @@ which the server has one, so that the commits of all workers would wait for each
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 from typing import Final
 
 import anyio
-import psycopg
-from psycopg import AsyncConnection, Notify, sql
 
-from affinity.errors import ConnectionLost
+from affinity.errors import ConnectionLost, ProviderError
 from affinity.provider.contract import Hint, HintSource, WorkerIdentity
 from affinity.provider.postgres.driver.arrays import Texts
-from affinity.provider.postgres.driver.connections import connect
 from affinity.provider.postgres.driver.target import Target
-from affinity.provider.postgres.driver.wire import Row
-from affinity.provider.postgres.errors import translate, translated
 from affinity.provider.postgres.operations import Operations
+
+UNSUBSCRIBE_TIMEOUT: Final = 1.0
+"""Seconds that the end of a subscription may take."""
 
 _NOTIFY: Final = """
 WITH recipient AS (
@@ -44,18 +42,15 @@ class HintOperations(Operations):
 
     @asynccontextmanager
     async def hints(self, identity: WorkerIdentity) -> AsyncIterator[HintSource]:
-        """Subscribe, on a connection of its own."""
-        target = self._connections.target
-        with translated(target):
-            connection = await connect(target.connect(f"{self._connections.application_name} hints", {}))
+        """Subscribe, on the connection of the fetches."""
+        connections = self._connections
+        listener = _Listener([_channel(connections.target, name) for name in (None, identity.worker_id)])
         try:
-            with translated(target):
-                for worker_id in (None, identity.worker_id):
-                    channel = sql.Identifier(_channel(target, worker_id))
-                    await connection.execute(sql.SQL("LISTEN {}").format(channel))
-            yield _Listener(connection, target)
+            await connections.fetch.subscribe(listener.channels, listener)
+            yield listener
         finally:
-            connection.pgconn.finish()
+            with anyio.move_on_after(UNSUBSCRIBE_TIMEOUT, shield=True), suppress(ProviderError):
+                await connections.fetch.unsubscribe(listener)
 
     async def wake(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
         hints = {worker: text for worker, hint in workers.items() if (text := _encode(hint))}
@@ -70,26 +65,33 @@ class HintOperations(Operations):
 
 
 class _Listener:
-    """Notifications gather in the connection until `wait` fetches them."""
+    """The subscription of one worker: merges what comes until `wait` fetches it."""
 
-    def __init__(self, connection: AsyncConnection[Row], target: Target) -> None:
-        self._connection = connection
-        self._target = target
+    def __init__(self, channels: Sequence[str]) -> None:
+        self.channels = channels
+        self._hint: Hint | None = None
+        self._error: Exception | None = None
+        self._changed = anyio.Event()
+
+    def receive(self, channel: str, payload: str) -> None:
+        """Note a hint."""
+        if channel in self.channels:
+            self._hint = _merge(self._hint, _decode(payload))
+            self._changed.set()
+
+    def end(self, error: Exception) -> None:
+        """Have `wait` raise."""
+        self._error = error
+        self._changed.set()
 
     async def wait(self, timeout: float) -> Hint | None:
-        deadline = anyio.current_time() + timeout
-        merged: Hint | None = None
-        while merged is None:
-            left = max(0.0, deadline - anyio.current_time())
-            try:
-                # stop_after=1: one notification, and those that came with it.
-                async for notice in self._connection.notifies(timeout=left, stop_after=1):
-                    merged = _merge(merged, _decode(notice))
-            except psycopg.OperationalError as error:
-                raise ConnectionLost(str(translate(error, self._target))) from None
-            if left == 0.0:
-                break
-        return merged
+        with anyio.move_on_after(timeout):
+            await self._changed.wait()
+        if self._error is not None:
+            raise ConnectionLost(str(self._error))
+        self._changed = anyio.Event()
+        hint, self._hint = self._hint, None
+        return hint
 
 
 def _channel(target: Target, worker_id: str | None) -> str:
@@ -104,8 +106,8 @@ def _encode(hint: Hint) -> str:
     return "w" * hint.work + "c" * hint.cancel
 
 
-def _decode(notice: Notify) -> Hint:
-    return Hint(work="w" in notice.payload, cancel="c" in notice.payload)
+def _decode(payload: str) -> Hint:
+    return Hint(work="w" in payload, cancel="c" in payload)
 
 
 def _merge(one: Hint | None, other: Hint) -> Hint:

@@ -76,14 +76,20 @@ class PostgresProvider(
 
     @classmethod
     async def open(
-        cls, url: str, *, application_name: str = "affinity", timeline: Timeline | None = None
+        cls,
+        url: str,
+        *,
+        application_name: str = "affinity",
+        timeline: Timeline | None = None,
+        one_connection: bool = False,
     ) -> PostgresProvider:
         """Connect to a migrated database.
 
         Args:
             url: libpq's syntax, several hosts too; ``schema=name`` chooses another schema than ``affinity``.
-            application_name: shown in ``pg_stat_activity``, with each connection's role after it.
+            application_name: shown in ``pg_stat_activity``; of several connections with the role of each.
             timeline: see `affinity.provider.open_provider`; each connection compares it, and each renewal.
+            one_connection: see `affinity.provider.open_provider`.
 
         Raises:
             DatabaseChanged: the database is another one than that of ``timeline``.
@@ -93,7 +99,7 @@ class PostgresProvider(
             PoolerRefused: it is reached through a pooler that does not pass on the settings of a connection.
             SchemaMismatch: never migrated, or too old or too new for this code.
         """
-        connections = Connections(Target.parse(url), application_name)
+        connections = Connections(Target.parse(url), application_name, one_connection=one_connection)
         try:
             await check_version(connections.misc.run_once, connections.target)
             await connections.follow(timeline)

@@ -1,4 +1,7 @@
-"""Connections: a few, by role, so that a slow listing never delays a commit.
+"""Connections: as few as possible, and so many that a slow listing never delays a commit.
+
+A worker's loop has three (`Connections`): for commits and nothing else; for fetches, hints and short calls; for what
+may take long. Its lease renewer and each client have one for all.
 
 States of one `Connection`::
 
@@ -10,6 +13,8 @@ States of one `Connection`::
     connecting, busy ──its caller is cancelled──► abandoned
     abandoned ──connected, or reply──► open
     abandoned ──`CANCELLED_CALL_TIMEOUT`──► closed                   the server ends by itself what it has begun
+    open ──no call for ``idle_timeout``──► closed                    the next call connects again
+    open ──it broke, while it is listened to──► closed               the subscriptions learn of it immediately
 
 Invariants
     * One call at a time on a connection; calls wait for each other in order.
@@ -17,6 +22,9 @@ Invariants
       immediately. A call that was not sent is never sent; a call that was sent runs to its end, so that no connection
       is left in the middle of a reply, and a silent network does not delay a task that has a deadline.
     * A call is one message to the server, in autocommit. A client that is paused at any moment holds no lock.
+    * A call runs under its settings (`HOT` or `COLD`): where the call before had others, they are changed first, by a
+      message of their own.
+    * Attempts to connect are spread over time (`Attempts`); when one fails, so do all calls that wait for it.
 
 No task, lock or timer is made for a call: it is sent by its caller, or by the reply to the call before it.
 """
@@ -24,11 +32,12 @@ No task, lock or timer is made for a call: it is sent by its caller, or by the r
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, LiteralString
+from typing import Any, Final, LiteralString, Protocol
 
 import psycopg
 from psycopg import AsyncConnection
@@ -49,36 +58,73 @@ CANCELLED_CALL_TIMEOUT: Final = 2.0
 CLOSE_TIMEOUT: Final = 1.0
 """Seconds for an attempt to connect to notice that it is given up."""
 
+IDLE_TIMEOUT: Final = 30.0
+"""Seconds without a turn after which a worker closes its connection for commits. To connect again costs some
+milliseconds.
+"""
+
+FIRST_PAUSE: Final = 0.1
+"""Longest time in seconds from the loss of a connection to the first attempt to connect again."""
+
+LONGEST_PAUSE: Final = 1.0
+"""Longest time in seconds between two attempts to connect."""
+
+
+class Attempts:
+    """When the connections of one provider try to connect: the first time immediately; after a loss or a failure after
+    a random time, so that the connections of many workers do not come back at one moment.
+    """
+
+    def __init__(self) -> None:
+        self._failures: int | None = None
+
+    def pause(self) -> float:
+        """Seconds to wait before an attempt."""
+        if self._failures is None:
+            return 0.0
+        longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._failures, 16))
+        return random.uniform(longest / 2 if self._failures else 0.0, longest)  # noqa: S311 -- jitter, not a secret
+
+    def failed(self) -> None:
+        """An attempt failed."""
+        self._failures = (self._failures or 0) + 1
+
+    def lost(self) -> None:
+        """A connection broke."""
+        self._failures = self._failures or 0
+
+    def succeeded(self) -> None:
+        """There is a connection."""
+        self._failures = None
+
+
+class Subscriber(Protocol):
+    """Receives the notifications that come on a connection."""
+
+    def receive(self, channel: str, payload: str) -> None:
+        """A notification, of any subscriber of the connection."""
+        ...
+
+    def end(self, error: Exception) -> None:
+        """The connection ended, and the subscription with it."""
+        ...
+
 
 @dataclass(slots=True, eq=False)
 class _WireCall:
     ask: Callable[[WireProtocol], None]
+    settings: Mapping[str, str]
     reply: asyncio.Future[list[list[Row]]]  # done before there is an answer: the caller was cancelled
     is_repeated: bool = False
 
 
-class Connection:
-    """One connection, made when it is first needed and again after it broke. For one event loop."""
+class Calls:
+    """What a caller may ask."""
 
-    def __init__(
-        self,
-        target: Target,
-        application_name: str,
-        settings: dict[str, str],
-        check: Callable[[AsyncConnection[Row]], Awaitable[None]] | None = None,
-    ) -> None:
-        """``check`` is awaited with each new connection; the call that needs the connection raises its errors."""
-        self._target = target
-        self._check = check
-        self._conninfo = target.connect(application_name, settings)
-        self._waiting: deque[_WireCall] = deque()
-        self._current: _WireCall | None = None  # the call that has the connection, or for which it is made
-        self._until = 0.0  # the loop's time at which the current call is given up
-        self._alarm: asyncio.TimerHandle | None = None  # one for many calls: it looks at `_until` when it rings
-        self._protocol: WireProtocol | None = None
-        self._connecting: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()  # attempts to connect, those that were given up too
-        self._closed = False
+    def _call(
+        self, ask: Callable[[WireProtocol], None], settings: Mapping[str, str] | None = None
+    ) -> Awaitable[list[list[Row]]]:
+        raise NotImplementedError
 
     async def run(self, statement: LiteralString, params: Params | None = None) -> list[Row]:
         """One prepared statement; its rows."""
@@ -101,6 +147,38 @@ class Connection:
         """
         return await self._call(lambda protocol: protocol.simple_query(statements, params))
 
+
+class Connection(Calls):
+    """One connection, made when it is first needed and again after it broke. For one event loop."""
+
+    def __init__(
+        self,
+        target: Target,
+        application_name: str,
+        settings: Mapping[str, str],
+        check: Callable[[AsyncConnection[Row]], Awaitable[None]] | None = None,
+        *,
+        attempts: Attempts | None = None,
+        idle_timeout: float | None = None,
+    ) -> None:
+        """``check`` is awaited with each new connection; the calls that need the connection raise its errors."""
+        self._target = target
+        self._check = check
+        self._settings = self._current_settings = settings
+        self._attempts = attempts or Attempts()
+        self._idle_timeout = idle_timeout
+        self._idle_alarm: asyncio.TimerHandle | None = None
+        self._subscribers: list[Subscriber] = []
+        self._conninfo = target.connect(application_name, settings)
+        self._waiting: deque[_WireCall] = deque()
+        self._current: _WireCall | None = None  # the call that has the connection, or for which it is made
+        self._until = 0.0  # the loop's time at which the current call is given up
+        self._alarm: asyncio.TimerHandle | None = None  # one for many calls: it looks at `_until` when it rings
+        self._protocol: WireProtocol | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()  # attempts to connect, those that were given up too
+        self._closed = False
+
     async def aclose(self) -> None:
         """Close for good. Calls that are under way are given up. Idempotent."""
         self._closed = True
@@ -112,18 +190,47 @@ class Connection:
                 call.reply.set_exception(ConnectionLost(f"{self._target.name}: the provider was closed"))
         if self._alarm is not None:
             self._alarm.cancel()
-        self._drop()
+        self._drop(ConnectionLost(f"{self._target.name}: the provider was closed"))
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT)
             for task in late:
                 task.cancel()
 
+    # -- notifications
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it is open and a call would be sent immediately."""
+        return self._current is None and self._protocol is not None
+
+    async def subscribe(self, channels: Sequence[str], subscriber: Subscriber) -> None:
+        """Listen to these channels. A subscription ends with the connection, or by `unsubscribe`."""
+        self._subscribers.append(subscriber)
+        await self._call(lambda protocol: protocol.listen(channels, self._notified, self._lost))
+
+    async def unsubscribe(self, subscriber: Subscriber) -> None:
+        """End a subscription. After the last one the server sends nothing more."""
+        if subscriber in self._subscribers:
+            self._subscribers.remove(subscriber)
+            if not self._subscribers and self._protocol is not None:
+                await self.simple_query("UNLISTEN *")
+
+    def _notified(self, channel: str, payload: str) -> None:
+        for subscriber in self._subscribers:
+            subscriber.receive(channel, payload)
+
+    def _lost(self, error: Exception) -> None:
+        """The connection ended between two calls."""
+        self._drop(translate(error, self._target) if isinstance(error, psycopg.Error) else error)
+
     # -- one call
 
-    async def _call(self, ask: Callable[[WireProtocol], None]) -> list[list[Row]]:
+    async def _call(
+        self, ask: Callable[[WireProtocol], None], settings: Mapping[str, str] | None = None
+    ) -> list[list[Row]]:
         if self._closed:
             raise ConnectionLost(f"{self._target.name}: the provider is closed")
-        call = _WireCall(ask, asyncio.get_running_loop().create_future())
+        call = _WireCall(ask, settings or self._settings, asyncio.get_running_loop().create_future())
         self._waiting.append(call)
         if self._current is None:
             self._go_on()
@@ -158,13 +265,18 @@ class Connection:
 
     async def _connect(self) -> None:
         try:
+            await asyncio.sleep(self._attempts.pause())
             connection = await self._checked()
         except Exception as error:
             self._connecting = None
-            self._end(error)
+            self._attempts.failed()
+            self._end_all(error)
         else:
             self._connecting = None
+            self._attempts.succeeded()
             self._protocol = WireProtocol(connection, self._ended)
+            self._current_settings = self._settings
+            self._close_when_idle()
             call = self._current
             assert call is not None
             if call.reply.done():
@@ -185,8 +297,21 @@ class Connection:
 
     def _ask(self, call: _WireCall, protocol: WireProtocol) -> None:
         try:
-            call.ask(protocol)
+            if call.settings is self._current_settings:
+                call.ask(protocol)
+            else:
+                self._current_settings = call.settings
+                protocol.change(call.settings, then=partial(call.ask, protocol))
         except Exception as error:  # the connection's, or that of a value that cannot be sent
+            self._end(error)
+
+    def _end_all(self, error: Exception) -> None:
+        """No connection could be made, neither for the current call nor for those that wait."""
+        waiting = [*self._waiting]
+        self._waiting.clear()
+        self._end(error)
+        for call in waiting:
+            self._current = call
             self._end(error)
 
     def _ended(self, outcome: Outcome) -> None:
@@ -205,7 +330,7 @@ class Connection:
         # An open connection may be useless, for example to a server that is now a standby. And only an idle one is
         # kept: any other is in the middle of a reply.
         if isinstance(outcome, ConnectionLost | ReadOnly) or (self._protocol is not None and not self._protocol.idle):
-            self._drop()
+            self._drop(outcome)
         if call.reply.done():
             return
         if isinstance(outcome, Exception):
@@ -240,15 +365,49 @@ class Connection:
         else:
             self._ended(ConnectionLost(f"{self._target.name}: no answer within {CALL_TIMEOUT:g} s"))
 
-    def _drop(self) -> None:
+    def _drop(self, why: Outcome) -> None:
         if self._connecting is not None:
             self._connecting.cancel()
             self._connecting = None
         protocol, self._protocol = self._protocol, None
         if protocol is None:
             return
+        self._attempts.lost()
+        if self._idle_alarm is not None:
+            self._idle_alarm.cancel()
         protocol.detach()
         protocol.close()
+        error = (
+            why
+            if isinstance(why, ConnectionLost)
+            else ConnectionLost(f"{self._target.name}: the connection was closed")
+        )
+        subscribers, self._subscribers = self._subscribers, []
+        for subscriber in subscribers:
+            subscriber.end(error)
+
+    def _close_when_idle(self) -> None:
+        """Look again when the last call that is known is so old; not at each call."""
+        if self._idle_timeout is not None:
+            if self._idle_alarm is not None:
+                self._idle_alarm.cancel()
+            loop, last = asyncio.get_running_loop(), self._until - CALL_TIMEOUT
+            at = max(last, loop.time() - self._idle_timeout / 2) + self._idle_timeout
+            self._idle_alarm = loop.call_at(at, self._close_if_idle)
+
+    def _close_if_idle(self) -> None:
+        self._idle_alarm = None
+        if self._protocol is None or self._idle_timeout is None:
+            return
+        if (
+            self._current is None
+            and asyncio.get_running_loop().time() >= self._until - CALL_TIMEOUT + self._idle_timeout
+        ):
+            protocol, self._protocol = self._protocol, None
+            protocol.detach()
+            protocol.close()
+        else:
+            self._close_when_idle()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -257,22 +416,52 @@ class Connection:
         return task
 
 
+class Role(Calls):
+    """Calls of one kind: each on the first of some connections that is free, or behind the calls of the first."""
+
+    def __init__(self, connections: Sequence[Connection], settings: Mapping[str, str]) -> None:
+        self._connections = connections
+        self._settings = settings
+
+    def _call(
+        self, ask: Callable[[WireProtocol], None], settings: Mapping[str, str] | None = None
+    ) -> Awaitable[list[list[Row]]]:
+        free = (each for each in self._connections if each.is_free)
+        return next(free, self._connections[0])._call(ask, settings or self._settings)
+
+
 class Connections:
-    """The connections of one provider."""
+    """The connections of one provider: three, or one for all.
 
-    def __init__(self, target: Target, application_name: str) -> None:
-        def connection(role: str, settings: dict[str, str]) -> Connection:
-            return Connection(target, f"{application_name} {role}", settings, self._check)
+    Of three, a worker that is idle has two: that for commits is closed (`IDLE_TIMEOUT`).
 
+    Nothing waits behind what may take long: commits have a connection of their own, and what is short goes to that of
+    the fetches. Nor does a hint arrive late there: a worker that waits for a hint fetches nothing.
+    """
+
+    def __init__(self, target: Target, application_name: str, *, one_connection: bool = False) -> None:
         self.target = target
         self.timeline = TimelineCheck(None)
         self._is_migrated = False  # before, the function of the check does not exist
         self.application_name = application_name
-        self.commit = connection("commit", HOT)  # turns and acks
-        self.fetch = connection("fetch", HOT)
-        self.quick = connection("quick", HOT)  # leases, renewals, give-backs, histories, hints, what a client asks
-        self.states = connection("states", HOT)  # session states on their own: one of them may take seconds
-        self.misc = connection("misc", COLD)  # listings, the sweep
+        attempts = Attempts()
+
+        def connection(name: str, settings: Mapping[str, str], idle_timeout: float | None = None) -> Connection:
+            return Connection(target, name, settings, self._check, attempts=attempts, idle_timeout=idle_timeout)
+
+        if one_connection:
+            self.commit = self.fetch = slow = connection(application_name, HOT)
+        else:
+            self.commit = connection(f"{application_name} commit", HOT, IDLE_TIMEOUT)  # turns and acks
+            self.fetch = connection(f"{application_name} fetch", HOT)  # and notifications
+            slow = connection(f"{application_name} misc", COLD)
+        self._all = {self.commit, self.fetch, slow}
+        # Leases, give-backs, histories, hints, what a client asks.
+        self.quick = Role((self.fetch, slow), HOT)
+        # Session states on their own: one of them may take seconds.
+        self.states = Role((slow, self.fetch), HOT)
+        # Listings, the sweep.
+        self.misc = Role((slow,), COLD)
 
     async def follow(self, timeline: Timeline | None) -> None:
         """Refuse any other timeline than this one from now on.
@@ -290,7 +479,7 @@ class Connections:
 
     async def aclose(self) -> None:
         """Close all. Idempotent."""
-        for connection in (self.commit, self.fetch, self.quick, self.states, self.misc):
+        for connection in self._all:
             await connection.aclose()
 
 

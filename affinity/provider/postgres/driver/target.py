@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote
@@ -56,17 +57,18 @@ HOT: Final = {
     "enable_mergejoin": "off",
     "jit": "off",
 }
-"""Settings of the connections that carry the hot loop."""
+"""Settings under which the calls of the hot loop run."""
 
 COLD: Final = {
     # Unused filters of a listing must not keep it from the index of a used one.
     "plan_cache_mode": "force_custom_plan",
+    "enable_seqscan": "on",
     # The sweep reads few rows, in tables whose statistics are always wrong.
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "jit": "off",
 }
-"""Settings of the connection for listings and the sweep."""
+"""Settings under which listings and the sweep run. It has the names of `HOT`: each replaces the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ class Target:
                 text = text.replace(value, "…")
         return text
 
-    def connect(self, application_name: str, settings: dict[str, str]) -> str:
+    def connect(self, application_name: str, settings: Mapping[str, str]) -> str:
         """What psycopg connects to. Settings travel with the connection request: they cost no round trip.
 
         Settings of the network in the URL, and timeouts in its ``options``, override the defaults.
@@ -130,7 +132,7 @@ def _parse(url: str) -> tuple[dict[str, Any], str]:
         return {}, _QUOTED.sub("…", str(error)).strip() or "malformed"
 
 
-def _options(settings: dict[str, str]) -> str:
+def _options(settings: Mapping[str, str]) -> str:
     return " ".join(f"-c {name}={value}" for name, value in settings.items())
 
 

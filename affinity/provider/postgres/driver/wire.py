@@ -8,6 +8,7 @@ States of one `WireProtocol`::
     asking ──the reply, and the connection broke──► unusable               `ended` is called: the rows, or the error
     asking ──the connection broke, or a COPY wants to begin──► unusable    `ended` is called: the error
     any ──`detach`──► unusable                                               `ended` is not called any more
+    idle ──the connection broke, while it is listened to──► unusable         `lost` is called
 
 Invariants
     * It is asked while it is `idle`, and not again before `ended`.
@@ -19,6 +20,8 @@ Invariants
     * While there is more to send, we read too: neither side waits for the other with both sockets full.
     * A broken connection is an error of a call. What arrives between calls, also the end, stays unread until the next
       call, which raises the server's own message; and a closed socket does not keep the event loop busy.
+    * Once somebody listens (`listen`), what arrives between calls is read: notifications are passed on, and the end is
+      reported immediately. Those that come with a reply are passed on before `ended` is called.
 
 psycopg connects, converts values and names errors. Its cursors would do the rest too, at three times the cost: a
 cursor, a generator, a lock, a reader and a timer for each statement.
@@ -49,6 +52,9 @@ Row: TypeAlias = tuple[Any, ...]
 Params: TypeAlias = Mapping[str, Any]
 Outcome: TypeAlias = list[list[Row]] | Exception
 """The rows of each statement, or why there are none."""
+
+Notified: TypeAlias = Callable[[str, str], None]
+"""Receives the channel and the payload of a notification."""
 
 _Packed: TypeAlias = Sequence[Buffer | None]
 _Formats: TypeAlias = Sequence[int]
@@ -96,6 +102,8 @@ class WireProtocol:
         self._numbers = count()
         self._then: Callable[[], None] | None = None  # the next request of the same call
         self._results: list[PGresult] = []
+        self._notified: Notified | None = None
+        self._lost: Callable[[Exception], None]
 
     @property
     def idle(self) -> bool:
@@ -174,6 +182,17 @@ class WireProtocol:
         self._pgconn.send_query(b"DEALLOCATE ALL")
         self._sent(then)
 
+    def listen(self, channels: Sequence[str], notified: Notified, lost: Callable[[Exception], None]) -> None:
+        """Ask for the notifications of these channels; they come from now on, until the connection ends."""
+        self._notified, self._lost = notified, lost
+        self._pgconn.send_query(";".join(f'LISTEN "{channel}"' for channel in channels).encode())
+        self._sent()
+
+    def change(self, settings: Mapping[str, str], then: Callable[[], None]) -> None:
+        """Change settings of the connection, which are ours; ``then`` asks."""
+        self._pgconn.send_query(";".join(f"SET {name} = {value}" for name, value in settings.items()).encode())
+        self._sent(then)
+
     def _literal(self, value: Any) -> bytes:
         return b"NULL" if value is None else self._transformer.as_literal(value)
 
@@ -196,9 +215,8 @@ class WireProtocol:
             self._ended(error)
 
     def _readable(self) -> None:
-        if not self.asking:  # for the next call
-            self._listening = False
-            self._loop.remove_reader(self._socket)
+        if not self.asking:
+            self._read_between_calls()
             return
         outcome: Outcome | None
         try:
@@ -213,7 +231,26 @@ class WireProtocol:
         except Exception as error:
             self._notice_end()
             outcome = error
+        if self._notified is not None:
+            self._pass_on(self._notified)
         self._ended(outcome)
+
+    def _read_between_calls(self) -> None:
+        if self._notified is None:  # it is for the next call
+            self._listening = False
+            self._loop.remove_reader(self._socket)
+            return
+        try:
+            self._pgconn.consume_input()
+        except psycopg.OperationalError as error:
+            self._lost(error)
+        else:
+            self._pass_on(self._notified)
+            self._loop.call_soon(self._listen)
+
+    def _pass_on(self, notified: Notified) -> None:
+        while (notice := self._pgconn.notifies()) is not None:
+            notified(notice.relname.decode(), notice.extra.decode())
 
     def _notice_end(self) -> None:
         """A reset may have come with the reply. uvloop would call no reader any more, and the next call would wait for
