@@ -164,6 +164,8 @@ class ActivityScheduled:
     retry: RetryPolicy | None = None
     timeout: float | None = None
     """Seconds that one attempt may take."""
+    ordered: bool = False
+    """It runs after all ordered activities of its session that were committed before it."""
 
 
 @frozen()

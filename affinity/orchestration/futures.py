@@ -28,7 +28,7 @@ _ACTIVITY_ERRORS: Final[dict[ev.ActivityFailureKind, type[errors.ActivityError]]
 class ActivityFuture(CommandFuture[T]):
     """The future of an activity."""
 
-    __slots__ = ("_codec", "_input", "_name", "_retry", "_session_id", "_timeout", "scheduled")
+    __slots__ = ("_codec", "_input", "_name", "_ordered", "_retry", "_session_id", "_timeout", "scheduled")
 
     def __init__(
         self,
@@ -47,6 +47,7 @@ class ActivityFuture(CommandFuture[T]):
         self._retry = retry
         self._timeout = timeout
         self._session_id: str | None = None
+        self._ordered = False
         self.scheduled: ev.ActivityScheduled | None = None
         """The recorded command."""
 
@@ -55,15 +56,18 @@ class ActivityFuture(CommandFuture[T]):
         """Its name in messages."""
         return f"activity {self._name!r}"
 
-    def on_session(self, session_id: str) -> ActivityFuture[T]:
+    def on_session(self, session_id: str, *, ordered: bool = False) -> ActivityFuture[T]:
         """Run the activity on the worker that holds this session; call it before the next await.
 
         Args:
             session_id: a non-empty string of at most 256 bytes, without control characters.
+            ordered: begin it when all ordered activities of this session have ended that were scheduled before it, by
+                whichever orchestration: they run one after the other, in the order in which their turns were committed,
+                and those of one turn in the order of the calls. A retry keeps its place. Others run beside them.
 
         Raises:
-            InvalidId: it is anything else.
-            OrchestrationMisuse: the activity is scheduled already, or has a session.
+            InvalidId: the id is anything else.
+            OrchestrationMisuse: the activity is scheduled already, or has a session; or ``ordered`` is not a bool.
         """
         if self.schedule_id or self.settled:
             raise errors.OrchestrationMisuse(
@@ -72,7 +76,10 @@ class ActivityFuture(CommandFuture[T]):
             )
         if self._session_id is not None:
             raise errors.OrchestrationMisuse(f"{self.description} is on session {self._session_id!r} already")
+        if not isinstance(ordered, bool):
+            raise errors.OrchestrationMisuse(f"ordered is True or False, not {ordered!r:.80}")
         self._session_id = check_id(session_id, "session id")
+        self._ordered = ordered
         return self
 
     def deliver(self, event: ev.ActivityCompleted | ev.ActivityFailed) -> None:
@@ -88,7 +95,9 @@ class ActivityFuture(CommandFuture[T]):
         return ev.ActivityCancelled(self.schedule_id)
 
     def _command(self) -> ev.ActivityScheduled:
-        return ev.ActivityScheduled(self._name, self._input, self._session_id, self._retry, self._timeout)
+        return ev.ActivityScheduled(
+            self._name, self._input, self._session_id, self._retry, self._timeout, self._ordered
+        )
 
     def _scheduled(self, recorded: ev.Event) -> None:
         assert isinstance(recorded, ev.ActivityScheduled)  # the history has matched the type

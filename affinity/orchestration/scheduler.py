@@ -227,7 +227,7 @@ class DurableFuture(Generic[T]):
             yield self
         return self.result()
 
-    def on_session(self, session_id: str) -> DurableFuture[T]:
+    def on_session(self, session_id: str, *, ordered: bool = False) -> DurableFuture[T]:
         """Only activities run on sessions: see ``ActivityFuture.on_session``.
 
         Raises:

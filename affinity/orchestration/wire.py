@@ -204,6 +204,16 @@ def _number(value: object) -> float:
     return float(value)
 
 
+def _boolean(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"expected true or false, not {type(value).__name__}")
+    return value
+
+
+def _write_boolean(value: bool) -> str:
+    return "true" if value else "false"
+
+
 def _raw(value: object) -> str:
     return to_json(value).decode()
 
@@ -293,6 +303,7 @@ _FORMS: Final[dict[str, tuple[Callable[[Any], str], Callable[[Any], Any]]]] = {
     "str": (_quote, _string),
     "int": (str, _integer),
     "float": (repr, _number),
+    "bool": (_write_boolean, _boolean),
     "ActivityFailureKind": (_quote, _string),
     "ChildFailureKind": (_quote, _string),
     "RetryPolicy": (_write_retry, _read_retry),

@@ -28,6 +28,7 @@ from affinity.provider.contract import (
     WorkerLoad,
     WorkItem,
     WorkItemInfo,
+    WorkItemState,
     WorkKey,
     WorkLock,
 )
@@ -130,12 +131,13 @@ def to_origins(rows: Iterable[Columns], time: Time) -> list[EventOrigin]:
 def to_work_item_info(instance_id: str, row: Columns, time: Time) -> WorkItemInfo:
     """A work item as operators see it."""
     execution_id, activity_id, name, session_id, worker_id, is_later, attempts, failures, *rest = row
-    queued_at, visible_at, last_error = rest
+    queued_at, visible_at, last_error, is_blocked = rest
+    waits: WorkItemState = "blocked" if is_blocked else "delayed" if is_later else "waiting"
     return WorkItemInfo(
         key=WorkKey(instance_id, execution_id, activity_id),
         name=name,
         session_id=session_id,
-        state="running" if worker_id is not None else "delayed" if is_later else "waiting",
+        state="running" if worker_id is not None else waits,
         worker_id=worker_id,
         attempts=attempts,
         failures=failures,
@@ -156,6 +158,7 @@ def to_locked_item(item: NewWorkItem, token: Token, epoch: int | None) -> WorkIt
         attempts=1,
         failures=0,
         unknown_for=None,
+        ordered=item.ordered,
     )
 
 

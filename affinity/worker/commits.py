@@ -108,13 +108,17 @@ class Commits:
                 self.submit_abandon(WorkAbandon(lock=place.item.lock, count_attempt=False))
         return replace(result, placed=[Placed(None, place.holder) for place in result.placed])
 
-    def submit_ack(self, ack: WorkAck, staged: StagedResult | None = None) -> None:
-        """Send a result as a message to its instance, which lives elsewhere."""
+    def submit_ack(self, ack: WorkAck, staged: StagedResult | None = None, *, ordered: bool = False) -> None:
+        """Send a result as a message to its instance, which lives elsewhere. After one of an ``ordered`` item, the next
+        of its session is fetched.
+        """
 
         def done(result: bool | ProviderError) -> None:
             self._wakeups.wake_for_memory()
             if result is True:
                 self._wakeups.hint_owner(ack.lock.key.instance_id)
+                if ordered:
+                    self._wakeups.wake_fetcher()
             else:
                 self._lease.note_delivered([ack.lock])
             if staged is not None:

@@ -94,6 +94,7 @@ class Input:
     lock: WorkLock | None = None
     run: ActivityRun | None = None  # of the activity that has this result; None: the first attempt, on this worker
     staged: StagedResult | None = None
+    order: str | None = None  # the session whose ordered items wait for the item to be gone
     error: Exception | None = None  # why the message cannot be read; the event is `NOOP` then
 
     @property
@@ -210,11 +211,11 @@ class InstanceTable:
             self._staged.add(staged)
         run = None if item.attempts == 1 else ActivityRun(self._worker_id, item.attempts)
         if live is None or live.execution.execution_id != item.lock.key.execution_id:
-            self._ack(item.lock, event, run, staged)
+            self._ack(item.lock, event, run, staged, ordered=item.ordered)
             return
         size = payload_size(event)
         self._capacity.input_size += size
-        live.mailbox.append(Input(event, size, lock=item.lock, run=run, staged=staged))
+        live.mailbox.append(Input(event, size, lock=item.lock, run=run, staged=staged, order=item.order))
         self._pump(live)
 
     def deliver(self, items: Sequence[OrchestrationItem]) -> bool:
@@ -456,6 +457,7 @@ class InstanceTable:
         self._grow(live, sum(map(len, built.turn.history)))
         self._wakeups.wake_for_memory()
         self._place(built, result.placed)
+        self._promote(built, result.placed, inputs)
         self._spread(built.turn)
         if step.outcome is not None:
             _log_failure(live.execution)
@@ -511,6 +513,15 @@ class InstanceTable:
                 self._wakeups.hint(place.holder)
         if is_shared:
             self._wakeups.share()
+
+    def _promote(self, built: BuiltTurn, placed: Sequence[Placed], inputs: list[Input]) -> None:
+        """Fetch the ordered items that may have become the first of their sessions with the turn. None has where the
+        turn placed one here: that is the first one.
+        """
+        if left := {each.order for each in inputs if each.order is not None}:
+            items = zip(placed, built.turn.work_items, strict=True)
+            if left - {item.order for place, item in items if place.item is not None}:
+                self._wakeups.wake_fetcher()
 
     def _spread(self, turn: Turn) -> None:
         """Wake the workers that the turn has queued something for, or cancelled something of; this one too."""
@@ -617,7 +628,7 @@ class InstanceTable:
         """Give back inputs that no turn consumed: messages are still queued, results are sent as messages."""
         for each in inputs:
             if each.lock is not None:
-                self._ack(each.lock, each.event, each.run, each.staged)
+                self._ack(each.lock, each.event, each.run, each.staged, ordered=each.order is not None)
             else:
                 self._gave_back.add(instance_id)
         self._forget(inputs)
@@ -628,9 +639,12 @@ class InstanceTable:
                 self._in_flight.discard(each.message_id)
             self._capacity.input_size -= each.size
 
-    def _ack(self, lock: WorkLock, event: Event, run: ActivityRun | None, staged: StagedResult | None) -> None:
+    def _ack(
+        self, lock: WorkLock, event: Event, run: ActivityRun | None, staged: StagedResult | None, *, ordered: bool
+    ) -> None:
         message = encode_message(lock.key.execution_id, event, run or ActivityRun(self._worker_id, 1))
-        self._commits.submit_ack(WorkAck(lock=lock, message=message, state=staged.state if staged else None), staged)
+        ack = WorkAck(lock=lock, message=message, state=staged.state if staged else None)
+        self._commits.submit_ack(ack, staged, ordered=ordered)
 
     def _shrink(self) -> None:
         """Drop idle instances, least recently used first, while there are too many, or their histories too large. The

@@ -181,6 +181,7 @@ def _add_rows(rows: _Rows, execution: Execution, event_id: int, event: object, l
                     session_id=event.session_id,
                     lock_here=here,
                     claim_here=here and rows.claim_here,
+                    ordered=event.ordered,
                 )
             )
         case TimerCreated():

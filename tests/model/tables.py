@@ -317,7 +317,7 @@ class TableWorker:
     def submit_turn(self, turn: Turn, done: Callable[[TurnResult | ProviderError], None]) -> None:
         self.turns.append((turn, done))
 
-    def submit_ack(self, ack: WorkAck, staged: StagedResult | None) -> None:
+    def submit_ack(self, ack: WorkAck, staged: StagedResult | None, *, ordered: bool) -> None:
         assert staged is None
         self.acks.append(ack)
 

@@ -44,6 +44,14 @@ class NewWorkItem:
     delay: float = 0.0  # seconds until it is visible
     lock_here: bool = False  # lock it to the committing worker, if session-free, or if its session is held there
     claim_here: bool = False  # if no worker holds its session, offer it to the committing worker first
+    # It has a session, and cannot be fetched or locked before all ordered items of that session are gone that were
+    # committed before it, of whatever instance; within a batch, that come before it.
+    ordered: bool = False
+
+    @property
+    def order(self) -> str | None:
+        """The session in whose order it stands."""
+        return self.session_id if self.ordered else None
 
 
 @frozen(kw_only=True)
@@ -59,6 +67,12 @@ class WorkItem:
     failures: int  # deliveries that ended in an error of the activity; attempts - failures were interrupted or run now
     unknown_for: float | None  # seconds since a worker first gave it back as unknown; None when none did
     queued_for: float = 0.0  # seconds since it was queued, when it was locked
+    ordered: bool = False  # other ordered items of its session may wait for it to be gone
+
+    @property
+    def order(self) -> str | None:
+        """The session in whose order it stands."""
+        return self.session_id if self.ordered else None
 
 
 @frozen(kw_only=True)
@@ -120,8 +134,10 @@ class WorkAbandon:
     release_session: bool = False  # give the session up too, if the caller holds it
 
 
-WorkItemState: TypeAlias = Literal["running", "waiting", "delayed"]
-"""Of a work item: an alive worker runs it, it can be fetched, or it can be fetched later."""
+WorkItemState: TypeAlias = Literal["running", "waiting", "delayed", "blocked"]
+"""Of a work item: an alive worker runs it, it can be fetched, it can be fetched later, or another ordered item of its
+session is before it.
+"""
 
 
 @frozen(kw_only=True)

@@ -98,7 +98,7 @@ def _choices(options: FetchOptions) -> Params:
 
 def _work_item(row: Row) -> WorkItem:
     instance_id, execution_id, activity_id, token, name, payload, session_id, epoch, *counts = row
-    attempts, failures, unknown_for, queued_for = counts
+    attempts, failures, unknown_for, queued_for, ordered = counts
     return WorkItem(
         lock=WorkLock(WorkKey(instance_id, execution_id, activity_id), Token(token)),
         name=name,
@@ -109,4 +109,5 @@ def _work_item(row: Row) -> WorkItem:
         failures=failures,
         unknown_for=unknown_for,
         queued_for=queued_for,
+        ordered=ordered,
     )

@@ -137,7 +137,7 @@ WITH company AS MATERIALIZED (
     WHERE q.instance_id = p.instance_id AND q.execution_id = p.execution_id AND q.activity_id = p.activity_id
     RETURNING p.n, q.instance_id, q.execution_id, q.activity_id, q.lock_token, q.name, q.payload, q.session_id, p.epoch,
         p.attempts + 1, q.failures, extract(epoch FROM clock() - p.unknown_since)::float8 AS unknown_for,
-        extract(epoch FROM clock() - q.enqueued_at)::float8 AS queued_for
+        extract(epoch FROM clock() - q.enqueued_at)::float8 AS queued_for, q.order_session IS NOT NULL AS ordered
 ), idle AS (
     -- Read only when nothing was found: when the next item is visible.
     SELECT extract(epoch FROM least(
@@ -254,7 +254,7 @@ WITH room AS MATERIALIZED (
     WHERE q.instance_id = p.instance_id AND q.execution_id = p.execution_id AND q.activity_id = p.activity_id
     RETURNING p.n, q.instance_id, q.execution_id, q.activity_id, q.lock_token, q.name, q.payload, q.session_id, p.epoch,
         p.attempts + 1, q.failures, extract(epoch FROM clock() - p.unknown_since)::float8 AS unknown_for,
-        extract(epoch FROM clock() - q.enqueued_at)::float8 AS queued_for
+        extract(epoch FROM clock() - q.enqueued_at)::float8 AS queued_for, q.order_session IS NOT NULL AS ordered
 )
 SELECT (SELECT n FROM room) > 0 AND (SELECT count(*) FROM claimed) <= (SELECT count(*) - 1 FROM wanted)
        OR (SELECT n FROM room) > 0 AND NOT EXISTS (SELECT FROM waiting) AS raced,

@@ -61,8 +61,8 @@ class ManagementOperations(Operations):
             _SQL["measure"], {"limit": Int8(limit)}
         )
         return QueueStatistics(
-            work_items=dict(zip(("running", "waiting", "delayed"), counts[:3], strict=True)),
-            messages=dict(zip(("waiting", "delayed", "suspended"), counts[3:], strict=True)),
+            work_items=dict(zip(("running", "waiting", "delayed", "blocked"), counts[:4], strict=True)),
+            messages=dict(zip(("waiting", "delayed", "suspended"), counts[4:], strict=True)),
             oldest_work_item=not_negative(oldest_item),
             oldest_message=not_negative(oldest_message),
             suspended=suspended,

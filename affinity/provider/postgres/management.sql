@@ -5,8 +5,8 @@ WHERE instance_id = %(instance)s AND execution_id = %(execution)s
 ORDER BY event_id
 
 -- work_items: of one instance
-SELECT q.execution_id, q.activity_id, q.name, q.session_id, w.worker_id, q.visible_at > clock(), q.attempts, q.failures,
-    q.enqueued_at, q.visible_at, q.last_error
+SELECT q.execution_id, q.activity_id, q.name, coalesce(q.session_id, q.order_session), w.worker_id,
+    q.visible_at > clock(), q.attempts, q.failures, q.enqueued_at, q.visible_at, q.last_error, q.route = 'blocked'
 FROM worker_queue q
 LEFT JOIN alive_workers w
     ON w.worker_id = q.lock_worker AND w.incarnation = q.lock_incarnation AND q.locked_until > clock()
@@ -72,7 +72,7 @@ WITH RECURSIVE item_route (name) AS (
             AS running
         FROM worker_queue q WHERE q.route = r.name AND q.visible_at <= (SELECT clock())
         ORDER BY q.visible_at LIMIT %(limit)s
-    ) q LIMIT %(limit)s
+    ) q WHERE r.name <> 'blocked' LIMIT %(limit)s
 )
 SELECT
     (SELECT count(*) FROM (
@@ -82,7 +82,9 @@ SELECT
         SELECT FROM item_route r CROSS JOIN LATERAL (
             SELECT FROM worker_queue q WHERE q.route = r.name AND q.visible_at > (SELECT clock())
             ORDER BY q.visible_at LIMIT %(limit)s
-        ) q LIMIT %(limit)s) q),
+        ) q WHERE r.name <> 'blocked' LIMIT %(limit)s) q),
+    (SELECT count(*) FROM (
+        SELECT FROM worker_queue q WHERE q.route = 'blocked' ORDER BY q.visible_at LIMIT %(limit)s) q),
     (SELECT count(*) FROM (
         SELECT FROM message_route r CROSS JOIN LATERAL (
             SELECT FROM orchestrator_queue q WHERE q.route = r.name AND q.visible_at <= (SELECT clock())
@@ -97,7 +99,8 @@ SELECT
         SELECT FROM orchestrator_queue q WHERE q.route = 'suspended' ORDER BY q.visible_at LIMIT %(limit)s) q),
     (SELECT extract(epoch FROM clock() - min(q.visible_at))::float8
      FROM item_route r CROSS JOIN LATERAL (
-        SELECT q.visible_at FROM deliverable_items q WHERE q.route = r.name ORDER BY q.visible_at LIMIT 1) q),
+        SELECT q.visible_at FROM deliverable_items q WHERE q.route = r.name ORDER BY q.visible_at LIMIT 1) q
+     WHERE r.name <> 'blocked'),
     -- What a reset put ahead of all others has no time.
     (SELECT extract(epoch FROM clock() - min(q.visible_at))::float8
      FROM message_route r CROSS JOIN LATERAL (

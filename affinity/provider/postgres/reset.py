@@ -39,6 +39,7 @@ class ResetOperations(Operations):
             "item_payload": Texts(item.payload for item in items),
             "watch_session": Texts(watches),
             "watch": Texts(watches.values()),
+            "item_order": Texts(item.order for item in items),
         }
         ((done,),) = await self._connections.quick.run(_SQL["reset"], params)
         return bool(done)

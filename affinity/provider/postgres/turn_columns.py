@@ -49,8 +49,11 @@ def commit_columns(turns: Sequence[Turn], sent: Sequence[Sequence[NewWorkItem]])
     """
     items = [item for of_turn in sent for item in of_turn]
     columns = {**_turn_columns(turns), **_ack_columns(turns), **_item_columns(sent, items)}
-    if not all(item.lock_here and not item.claim_here and item.delay <= 0 for item in items):
+    ordered = any(item.ordered for item in items)
+    if ordered or not all(item.lock_here and not item.claim_here and item.delay <= 0 for item in items):
         columns |= _place_columns(items)
+    if ordered:
+        columns |= {"item_order": Texts([item.order for item in items])}
     if any(turn.update is not None or turn.custom_status is not None or turn.unread is not None for turn in turns):
         columns |= _update_columns(turns)
     if any(map(_does_more, turns)):

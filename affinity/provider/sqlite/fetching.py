@@ -55,6 +55,7 @@ class _CandidateRow(NamedTuple):
     queued_for: float
     lease: Lease | None
     visible_at: float
+    ordered: bool
     route: str  # on which it was found
 
 
@@ -217,6 +218,7 @@ class _FetchBatch:
                 failures=one.failures,
                 unknown_for=one.unknown_for,
                 queued_for=one.queued_for,
+                ordered=one.ordered,
             )
             for one in picked
         ]
@@ -265,7 +267,7 @@ def _age(one: _CandidateRow) -> tuple[float, int]:
 
 def _candidate(row: list[Any], route: str) -> _CandidateRow:
     row_id, instance_id, execution_id, activity_id, name, session_id, attempts, failures, *rest = row
-    unknown_for, queued_for, visible_at, *lease = rest
+    unknown_for, queued_for, visible_at, ordered, *lease = rest
     return _CandidateRow(
         id=row_id,
         key=WorkKey(instance_id, execution_id, activity_id),
@@ -277,6 +279,7 @@ def _candidate(row: list[Any], route: str) -> _CandidateRow:
         queued_for=queued_for,
         lease=None if lease[0] is None else Lease(*lease),
         visible_at=visible_at,
+        ordered=bool(ordered),
         route=route,
     )
 

@@ -59,11 +59,11 @@ SELECT min(due) FROM (
 -- scan: visible items of one route that are not locked, oldest first, with the leases of their sessions
 SELECT json_group_array(json_array(
     id, instance_id, execution_id, activity_id, name, session_id, attempts, failures, unknown_for, queued_for, visible_at,
-    worker_id, incarnation, epoch, held
+    order_number IS NOT NULL, worker_id, incarnation, epoch, held
 ))
 FROM (
     SELECT q.id, q.instance_id, q.execution_id, q.activity_id, q.name, q.session_id, q.attempts, q.failures,
-           :now - q.unknown_since AS unknown_for, :now - q.enqueued_at AS queued_for, q.visible_at,
+           :now - q.unknown_since AS unknown_for, :now - q.enqueued_at AS queued_for, q.visible_at, q.order_number,
            s.worker_id, s.incarnation, s.epoch, s.locked_until > :now AND w.worker_id IS NOT NULL AS held
     FROM worker_queue AS q
     LEFT JOIN sessions AS s ON s.session_id = q.session_id

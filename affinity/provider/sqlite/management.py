@@ -19,7 +19,7 @@ from affinity.provider.contract import (
 from affinity.provider.rows import to_execution, to_instance_counts, to_origins, to_tree_member, to_work_item_info
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx
-from affinity.provider.sqlite.sessions import SUSPENDED
+from affinity.provider.sqlite.sessions import BLOCKED, SUSPENDED
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "management.sql")
@@ -70,7 +70,11 @@ def _measure_items(tx: Tx, at: dict[str, Any]) -> tuple[Counter[WorkItemState], 
         row = tx.row(SQL["visible_items"], {**at, "route": route})
         assert row is not None
         running, waiting, oldest = row
-        counts.update(running=running, waiting=waiting, delayed=tx.value(SQL["later_items"], {**at, "route": route}))
+        later = tx.value(SQL["later_items"], {**at, "route": route})
+        if route == BLOCKED:
+            counts.update(blocked=waiting + later)
+            continue
+        counts.update(running=running, waiting=waiting, delayed=later)
         ages += [] if oldest is None else [tx.now - oldest]
     return counts, max(ages, default=None)
 

@@ -4,8 +4,8 @@ WHERE instance_id = :instance_id AND execution_id = :execution_id AND (recorded_
 ORDER BY event_id;
 
 -- work_items: of one instance
-SELECT q.execution_id, q.activity_id, q.name, q.session_id, w.worker_id, q.visible_at > :now, q.attempts, q.failures,
-       q.enqueued_at, q.visible_at, q.last_error
+SELECT q.execution_id, q.activity_id, q.name, coalesce(q.session_id, q.order_session), w.worker_id, q.visible_at > :now,
+       q.attempts, q.failures, q.enqueued_at, q.visible_at, q.last_error, q.route = 'blocked'
 FROM worker_queue AS q
 LEFT JOIN workers AS w
     ON w.worker_id = q.lock_worker AND w.incarnation = q.lock_incarnation AND w.locked_until > :now

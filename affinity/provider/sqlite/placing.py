@@ -9,12 +9,28 @@ from affinity.provider.contract import NewWorkItem, Placed, WorkerIdentity
 from affinity.provider.rows import to_locked_item
 from affinity.provider.sqlite import sessions
 from affinity.provider.sqlite.driver.transaction import Tx
-from affinity.provider.sqlite.sessions import FREE, NEW, Lease, offer_route
+from affinity.provider.sqlite.sessions import BLOCKED, FREE, NEW, Lease, offer_route
 from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.sqlite.work_items import SQL
 
 NOT_QUEUED: Final = Placed(item=None, holder=None)
 """The place of an item that its own turn cancels."""
+
+
+class OrderPlacer:
+    """Gives ordered items of one transaction their places behind those that are in the queue."""
+
+    def __init__(self, tx: Tx) -> None:
+        self._tx = tx
+        self._last: dict[str, int] = {}
+
+    def next_place(self, session_id: str) -> int:
+        """The place of the next item of the session: 1 if none is before it."""
+        last = self._last.get(session_id)
+        if last is None:
+            last = self._tx.value(SQL["last_in_order"], {"session_id": session_id})
+        self._last[session_id] = last + 1
+        return last + 1
 
 
 class WorkItemPlacer:
@@ -36,6 +52,7 @@ class WorkItemPlacer:
         self._identity = identity
         self._may_lock = may_lock
         self._leases = sessions.read_leases(tx, session_ids)
+        self._orders = OrderPlacer(tx)
         self._rows: list[Any] = []
         self.sessions_here: set[str] = set()
         """Sessions of the items that are locked here."""
@@ -43,9 +60,14 @@ class WorkItemPlacer:
     def place(self, item: NewWorkItem) -> Placed:
         """Where an item goes."""
         lease = None if item.session_id is None else self._leases.get(item.session_id)
+        place = None if item.order is None else self._orders.next_place(item.order)
+        if place is not None and place > 1:
+            self._rows.append(blocked_row(item, place))
+            return Placed(item=None, holder=lease.worker_id if lease is not None and lease.held else None)
         token = self._tokens.next() if self._locks_here(item, lease) else None
         route = self._route(item, lease)
-        self._rows.append((item.key, item.name, item.session_id, route, item.delay, token, item.payload))
+        row = (item.key, item.name, item.session_id, route, item.delay, token, item.payload)
+        self._rows.append(row if place is None else (*row, item.order, place))
         if token is None:
             return Placed(item=None, holder=lease.worker_id if lease is not None and lease.held else None)
         if item.session_id is not None:
@@ -73,3 +95,8 @@ class WorkItemPlacer:
         if lease is not None and lease.held:
             return lease.route
         return offer_route(self._identity.worker_id) if item.claim_here and item.delay <= 0 else NEW
+
+
+def blocked_row(item: NewWorkItem, place: int) -> tuple[Any, ...]:
+    """What "insert" takes for an ordered item that is not the first."""
+    return (item.key, item.name, None, BLOCKED, item.delay, None, item.payload, item.order, place)

@@ -10,6 +10,7 @@ from affinity.provider.contract import NewMessage, NewWorkItem, Reset
 from affinity.provider.sqlite import holds, suspension, turns, work_items
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.messages import reroute_all_messages, send
+from affinity.provider.sqlite.placing import OrderPlacer, blocked_row
 from affinity.provider.sqlite.sessions import FREE, NEW, Lease, read_leases
 from affinity.provider.statements import load_statements
 
@@ -41,7 +42,8 @@ def _queue(tx: Tx, wanted: Reset, at: Mapping[str, Any]) -> None:
     tx.run(SQL["go_ahead"], {**at, "after": last})
     reroute_all_messages(tx, [wanted.instance_id], NEW)
     leases = read_leases(tx, {item.session_id for item in wanted.work_items if item.session_id is not None})
-    rows = [_row(item, leases) for item in wanted.work_items]
+    orders = OrderPlacer(tx)
+    rows = [_row(item, leases, orders) for item in wanted.work_items]
     tx.many(
         work_items.SQL["insert"], rows, {"worker_id": None, "incarnation": None, "locked_until": None, "now": tx.now}
     )
@@ -54,7 +56,10 @@ def _kept(message: NewMessage, due: Mapping[int, float], now: float) -> NewMessa
     return replace(message, delay=due[message.timer[1]] - now)
 
 
-def _row(item: NewWorkItem, leases: Mapping[str, Lease]) -> tuple[Any, ...]:
+def _row(item: NewWorkItem, leases: Mapping[str, Lease], orders: OrderPlacer) -> tuple[Any, ...]:
+    place = None if item.order is None else orders.next_place(item.order)
+    if place is not None and place > 1:
+        return blocked_row(item, place)
     lease = None if item.session_id is None else leases.get(item.session_id)
     route = FREE if item.session_id is None else NEW if lease is None else lease.route
-    return (item.key, item.name, item.session_id, route, item.delay, None, item.payload)
+    return (item.key, item.name, item.session_id, route, item.delay, None, item.payload, item.order, place)

@@ -15,6 +15,7 @@ SQL: Final = load_statements(__package__, "sessions.sql")
 
 FREE: Final = "free"
 NEW: Final = "new"
+BLOCKED: Final = "blocked"
 SUSPENDED: Final = "suspended"
 
 

@@ -46,7 +46,9 @@ CREATE FUNCTION commit_turns_3(
     _state_parent text[] = NULL, _state_labels text[] = NULL, _state_messages bigint[] = NULL,
     _state_participants text[] = NULL,
     -- Runs of activities, by event.
-    _run_worker text[] = NULL, _run_attempt bigint[] = NULL
+    _run_worker text[] = NULL, _run_attempt bigint[] = NULL,
+    -- Ordered items: their sessions, NULL for those that are not ordered. With placement.
+    _item_order text[] = NULL
 ) RETURNS committed LANGUAGE plpgsql AS $$
 DECLARE
     held text[]; epochs bigint[]; locked boolean[]; holders text[];
@@ -54,6 +56,8 @@ DECLARE
     ending text[];        -- sessions whose holds end
     earliest timestamptz; -- end of a lock on what is held
     may_lock boolean;     -- false: draining; NULL: the worker's lease has ended
+    numbers bigint[];     -- places of ordered items
+    blocked boolean[];    -- whether another one is before them
     passed bigint;
     added bigint;
 BEGIN
@@ -131,6 +135,9 @@ BEGIN
         ) d JOIN worker_queue q USING (instance_id, execution_id, activity_id)
         ORDER BY q.instance_id, q.execution_id, q.activity_id FOR UPDATE OF q;
     END IF;
+    IF _item_order IS NOT NULL THEN
+        PERFORM lock_order(_item_order);
+    END IF;
     WITH removed AS (
         DELETE FROM worker_queue q
         USING unnest(_ack_instance) WITH ORDINALITY AS a (instance_id, k)
@@ -186,25 +193,31 @@ BEGIN
             _worker, _incarnation, _token || '.' || w.k, clock() + _item_lock * interval '1 s', 1, clock()
         FROM unnest(_item_turn) WITH ORDINALITY AS w (n, k);
     ELSE
+        IF _item_order IS NOT NULL THEN
+            SELECT p.numbers, p.blocked INTO numbers, blocked FROM places_in_order(_item_order) p;
+        END IF;
         SELECT array_agg(p.locked ORDER BY p.k), array_agg(p.holder ORDER BY p.k) INTO locked, holders
         FROM (
             SELECT w.k, h.worker_id AS holder,
                 (_item_here IS NULL OR _item_here[w.k] AND _item_delay[w.k] <= 0) AND may_lock
                 -- With the epoch as it is, or not at all: a writer without a lease gives the session another.
-                AND (w.session_id IS NULL OR (h.session_id = ANY (held)) IS TRUE) AS locked
+                AND (w.session_id IS NULL OR (h.session_id = ANY (held)) IS TRUE) AND blocked[w.k] IS NOT TRUE AS locked
             FROM unnest(_item_session) WITH ORDINALITY AS w (session_id, k)
             LEFT JOIN held_sessions h ON h.session_id = w.session_id) p;
         INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
-            lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at)
-        SELECT _instance[w.n], _execution[w.n], _item_activity[w.k], _item_name[w.k], _item_session[w.k],
-            CASE WHEN _item_session[w.k] IS NULL THEN 'free'
+            lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at, order_session, order_number)
+        SELECT _instance[w.n], _execution[w.n], _item_activity[w.k], _item_name[w.k],
+            CASE WHEN blocked[w.k] IS NOT TRUE THEN _item_session[w.k] END,
+            CASE WHEN blocked[w.k] THEN 'blocked'
+                 WHEN _item_session[w.k] IS NULL THEN 'free'
                  WHEN holders[w.k] IS NOT NULL THEN 'w:' || holders[w.k]
                  WHEN _item_claim[w.k] AND _item_delay[w.k] <= 0 THEN 'new:' || _worker ELSE 'new' END,
             (SELECT clock()) + (coalesce(_item_delay[w.k], 0) * interval '1 s' + w.k * interval '1 us'),
             _item_payload[w.k],
             CASE WHEN locked[w.k] THEN _worker END, CASE WHEN locked[w.k] THEN _incarnation END,
             CASE WHEN locked[w.k] THEN _token || '.' || w.k END,
-            CASE WHEN locked[w.k] THEN clock() + _item_lock * interval '1 s' END, locked[w.k]::int, clock()
+            CASE WHEN locked[w.k] THEN clock() + _item_lock * interval '1 s' END, locked[w.k]::int, clock(),
+            _item_order[w.k], numbers[w.k]
         FROM unnest(_item_turn) WITH ORDINALITY AS w (n, k);
     END IF;
 

@@ -140,9 +140,11 @@ class Cluster:
             )
         return self._enqueuer
 
-    async def enqueue(self, *session_ids: str | None, name: str = ACTIVITY, delay: float = 0.0) -> list[WorkKey]:
+    async def enqueue(
+        self, *session_ids: str | None, name: str = ACTIVITY, delay: float = 0.0, ordered: bool = False
+    ) -> list[WorkKey]:
         """Queue one work item for each session named; None makes a session-free one."""
-        items = [self._new_item(session_id, name, delay) for session_id in session_ids]
+        items = [replace(self._new_item(session_id, name, delay), ordered=ordered) for session_id in session_ids]
         enqueuer = await self.enqueuer()
         assert self._instance is not None
         for start in range(0, len(items), MAX_BATCH):

@@ -19,6 +19,7 @@ from affinity.testing.conformance.providers.listing import ListingRules
 from affinity.testing.conformance.providers.load import LoadRules
 from affinity.testing.conformance.providers.locks import LockRules
 from affinity.testing.conformance.providers.management import ManagementRules
+from affinity.testing.conformance.providers.ordering import OrderRules
 from affinity.testing.conformance.providers.origins import OriginRules
 from affinity.testing.conformance.providers.ownership import OwnershipRules
 from affinity.testing.conformance.providers.placing import PlacingRules
@@ -61,6 +62,7 @@ class ProviderConformance(
     SameTurnRules,
     BirthRules,
     PlacingRules,
+    OrderRules,
     OwnershipRules,
     SuspensionRules,
     TreeRules,
