@@ -245,7 +245,7 @@ def test_on_session_where_there_is_no_activity() -> None:
         ]
         for future in futures:
             with pytest.raises(OrchestrationMisuse, match="cannot run on a session"):
-                future.on_session("s")
+                future.on_session("s", ordered=True)
         raise ValueError("end")
 
     assert run(main).outcome == ev.OrchestrationFailed("ValueError", "end")
@@ -260,6 +260,17 @@ def test_on_session_with_a_bad_id(session_id: Any) -> None:
         await future.on_session("é" * 128)
 
     assert run(main).history[-1] == ev.ActivityScheduled("x", "null", "é" * 128)
+
+
+def test_an_order_that_is_no_bool() -> None:
+    async def main(ctx: OrchestrationContext) -> None:
+        future = ctx.schedule_activity("x")
+        wrong: Any = "yes"
+        with pytest.raises(OrchestrationMisuse, match="ordered is True or False, not 'yes'"):
+            future.on_session("s", ordered=wrong)
+        await future.on_session("s", ordered=True)
+
+    assert run(main).history[-1] == ev.ActivityScheduled("x", "null", "s", ordered=True)
 
 
 def test_on_session_twice() -> None:

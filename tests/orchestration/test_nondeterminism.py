@@ -31,6 +31,10 @@ async def a_on_s(ctx: OrchestrationContext) -> None:
     await ctx.schedule_activity("a").on_session("s")
 
 
+async def a_in_order(ctx: OrchestrationContext) -> None:
+    await ctx.schedule_activity("a").on_session("s", ordered=True)
+
+
 async def sleeps(ctx: OrchestrationContext) -> None:
     await ctx.schedule_timer(5)
 
@@ -72,6 +76,18 @@ async def guid(ctx: OrchestrationContext) -> str:
             [ev.ActivityScheduled("a", "null", "t")],
             "ActivityScheduled('a', session_id='t') as event 2",
             "ActivityScheduled('a', session_id='s')",
+        ),
+        (
+            a_on_s,
+            [ev.ActivityScheduled("a", "null", "s", ordered=True)],
+            "ActivityScheduled('a', session_id='s', ordered=True) as event 2",
+            "ActivityScheduled('a', session_id='s')",
+        ),
+        (
+            a_in_order,
+            [ev.ActivityScheduled("a", "null", "s")],
+            "ActivityScheduled('a', session_id='s') as event 2",
+            "ActivityScheduled('a', session_id='s', ordered=True)",
         ),
         (sleeps, [ev.TimerCreated(6.0)], "TimerCreated(6 s) as event 2", "TimerCreated(5 s)"),
         (waits, [ev.EventAwaited("f")], "EventAwaited('f') as event 2", "EventAwaited('e')"),

@@ -88,6 +88,9 @@ def test_the_form_is_readable_and_stable() -> None:
         '{"type":"activity_scheduled","name":"reply","input":{"text":"hi"},"session_id":"s","retry":{"max_attempts":5,'
         '"initial_interval":0.5,"backoff":2.0,"max_interval":60.0,"non_retryable":["ValueError","Fatal"]},"timeout":3}'
     )
+    assert encode_event(ev.ActivityScheduled("reply", "1", "s", ordered=True)) == (
+        '{"type":"activity_scheduled","name":"reply","input":1,"session_id":"s","ordered":true}'
+    )
     assert encode_event(ev.EventAwaited("e")) == '{"type":"event_awaited","name":"e"}'
     assert encode_event(ev.EventAwaited("e", ev.Hold("s", 60.0))) == (
         '{"type":"event_awaited","name":"e","hold":{"session_id":"s","seconds":60.0}}'

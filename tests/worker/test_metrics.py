@@ -103,7 +103,7 @@ async def test_what_there_is_in_the_database_is_published(any_url: str, monkeypa
         "completed": 1,
     }
     states = {labels["state"]: n for labels, n in found["affinity_queued_activities"]}
-    assert states == {"running": 0, "waiting": 0, "delayed": 1}
+    assert states == {"running": 0, "waiting": 0, "delayed": 1, "blocked": 0}
     assert {labels["state"]: n for labels, n in found["affinity_queued_messages"]}["suspended"] == 1
     assert {labels["queue"] for labels, _ in found["affinity_oldest_waiting_seconds"]} == {"activities", "messages"}
     outcomes = {(labels["orchestration"], labels["outcome"]): n for labels, n in found["affinity_orchestrations_total"]}
