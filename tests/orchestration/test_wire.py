@@ -36,6 +36,7 @@ SAMPLES: list[ev.Event] = [
     ev.OrchestrationStarted("chat", "1.0.0", "null"),
     ev.ActivityScheduled("reply", '"hi"', "session-1", RETRY, 2.5),
     ev.ActivityScheduled("reply", "1"),
+    ev.ActivityScheduled("reply", "1", "session-1", ordered=True),
     ev.ActivityCompleted(3, "[true]"),
     ev.ActivityFailed(3, "failed", "ValueError", 'quote " and \\ and \n and é'),
     ev.ActivityFailed(3, "failed", "E", "m", DETAILS),

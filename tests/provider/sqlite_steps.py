@@ -21,12 +21,17 @@ Verb: TypeAlias = Callable[[], Awaitable[object]]
 
 FEW, MUCH = 100, 5_000
 
-FOREIGN_SESSIONS: Final = "INSERT INTO sessions SELECT 'other' || i, 'other', 'other-1', 1, 1e12, 0, 0 FROM numbers"
+FOREIGN_SESSIONS: Final = (
+    "INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)"
+    " SELECT 'other' || i, 'other', 'other-1', 1, 1e12, 0, 0 FROM numbers"
+)
 FOREIGN_ROWS: Final = (
     "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at,"
     " enqueued_at, payload) SELECT 'x', 1, i, 'work', 'other' || (i % 100 + 1), 'w:other', 0, 0, '' FROM numbers",
     "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at,"
     " enqueued_at, payload) SELECT 'y', 1, i, 'work', 'offered' || i, 'new:other', 1e12, 0, '' FROM numbers",
+    "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, route, visible_at, enqueued_at, payload,"
+    " order_session, order_number) SELECT 'z', 1, i, 'work', 'blocked', 0, 0, '', 'ordered', i FROM numbers",
     "INSERT INTO instances (instance_id, name, owner_worker, owner_incarnation, created_at, updated_at)"
     " SELECT 'x' || i, 'flow', 'other', 'other-1', 0, 0 FROM numbers",
     "INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)"
