@@ -29,6 +29,9 @@ JSON_DEPTH: Final = 200
 MAX_INTEGER: Final = 2**31 - 1
 """The largest count or version with a column of its own: every store can hold it."""
 
+MAX_EPOCH: Final = 2**63 - 1
+"""The greatest epoch that a database can issue."""
+
 MAX_CUSTOM_STATUS_BYTES: Final = 4 * 1024
 """UTF-8 bytes of a custom status as JSON: it is written into the instance row and listed."""
 
@@ -99,6 +102,9 @@ MAX_PAGE_EVENTS: Final = 4_000
 
 MAX_REROUTE: Final = 1_000
 """Queue rows that one statement reroutes when a session moves; the sweep reroutes the rest in steps of this size."""
+
+MAX_MOVE_QUEUED: Final = 1_000
+"""Where the count of a session's work items stops that is recorded when it moves; migrations have the same number."""
 
 PRUNE_WINDOW: Final = 1_000
 """Ended instances, or executions, that one step of pruning examines: some milliseconds."""

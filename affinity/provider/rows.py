@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from affinity.errors import SessionWriteConflict, WorkerFenced
@@ -20,6 +21,7 @@ from affinity.provider.contract import (
     InstanceInfo,
     NewWorkItem,
     SessionInfo,
+    SessionMove,
     Suspension,
     Token,
     TreeMember,
@@ -175,6 +177,28 @@ def to_session(row: Columns) -> SessionInfo:
         idle=idle,
         queued=queued,
     )
+
+
+def to_session_move(row: Columns, time: Time) -> SessionMove:
+    """A move of a session."""
+    epoch, session_id, from_worker, to_worker, reason, moved_at, queued, hydrate_seconds, hydrate_bytes = row
+    return SessionMove(
+        session_id=session_id,
+        from_worker=from_worker,
+        to_worker=to_worker,
+        epoch=epoch,
+        reason=reason,
+        moved_at=time(moved_at),
+        queued=queued,
+        hydrate_seconds=hydrate_seconds,
+        hydrate_bytes=hydrate_bytes,
+    )
+
+
+def page_of_moves(rows: Iterable[Columns], time: Time, limit: int, *, newest: bool) -> list[SessionMove]:
+    """A page in the order of the epochs: the last or the first ones of the rows."""
+    ordered = sorted(rows, key=itemgetter(0))
+    return [to_session_move(row, time) for row in (ordered[-limit:] if newest else ordered[:limit])]
 
 
 def to_worker(row: Columns, time: Time) -> WorkerInfo:

@@ -23,3 +23,12 @@ def load_statements(package: str, filename: str) -> dict[str, LiteralString]:
     found = {head["name"]: text[head.end() : end].strip().rstrip(";") for head, end in zip(heads, ends, strict=True)}
     assert len(found) == len(heads), f"a statement name stands twice in {package}/{filename}"
     return found
+
+
+def without(statement: LiteralString, *parts: str) -> LiteralString:
+    """The statement without these parts. A part begins with ``-- [name`` and ends with ``-- name]``; it may stand in
+    several pieces, and hold pieces of other parts.
+    """
+    for part in parts:
+        statement = re.sub(rf"-- \[{part}\n.*?-- {part}\](?:\n|\Z)", "", statement, flags=re.DOTALL)
+    return statement

@@ -119,7 +119,9 @@ async def test_what_there_is_in_the_database_is_published(any_url: str, monkeypa
 def test_instances_are_counted_a_page_at_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
     """The numbers are those of the last time that all were counted; only what is suspended is always of now."""
     monkeypatch.setattr(metrics, "WORK_SECONDS", -1.0)
-    queues = QueueStatistics(work_items={}, messages={}, oldest_work_item=None, oldest_message=None, suspended=7)
+    queues = QueueStatistics(
+        work_items={}, messages={}, oldest_work_item=None, oldest_message=None, suspended=7, waiting_sessions=3
+    )
     pages = {
         None: InstanceCounts(counts={"completed": 2}, after="b"),
         "b": InstanceCounts(counts={"completed": 1, "running": 1, "suspended": 1}, after=None),

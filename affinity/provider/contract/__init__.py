@@ -92,9 +92,12 @@ from affinity.provider.contract.management import (
 from affinity.provider.contract.retention import NO_RETENTION, HistoryPruning, InstancePruning, Retention, Sweep
 from affinity.provider.contract.sessions import (
     TOUCH_SLACK,
+    MoveFilter,
     MoveReason,
+    MoveReport,
     SessionHold,
     SessionInfo,
+    SessionMove,
     SessionRelease,
     SessionWatch,
 )
@@ -160,7 +163,9 @@ __all__ = [
     "InstanceStatus",
     "InstanceUpdate",
     "MessageState",
+    "MoveFilter",
     "MoveReason",
+    "MoveReport",
     "NewInstance",
     "NewMessage",
     "NewWorkItem",
@@ -178,6 +183,7 @@ __all__ = [
     "Retention",
     "SessionHold",
     "SessionInfo",
+    "SessionMove",
     "SessionRelease",
     "SessionWatch",
     "Suspend",

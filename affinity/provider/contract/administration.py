@@ -17,7 +17,7 @@ from affinity.provider.contract.management import (
     TreeMember,
 )
 from affinity.provider.contract.retention import HistoryPruning, InstancePruning
-from affinity.provider.contract.sessions import SessionInfo, SessionRelease
+from affinity.provider.contract.sessions import MoveFilter, SessionInfo, SessionMove, SessionRelease
 from affinity.provider.contract.turns import Reset
 from affinity.provider.contract.work_items import WorkItemInfo
 from affinity.provider.contract.workers import FleetLoad, WorkerDemand, WorkerInfo
@@ -104,6 +104,15 @@ class AdministrationProvider(ProviderConnection, Protocol):
 
     async def list_sessions(self, *, after: str | None = None, limit: int = 100) -> Sequence[SessionInfo]:
         """Session rows by id, held or not."""
+        ...
+
+    async def list_session_moves(
+        self, where: MoveFilter, *, after: int | None = None, before: int | None = None, limit: int = 100
+    ) -> Sequence[SessionMove]:
+        """One page of ``limit`` moves in the order of their epochs: with ``after``, the first ones after that epoch;
+        otherwise the last ones, of those ``before`` that epoch. A move may be committed a moment after one with a
+        greater epoch.
+        """
         ...
 
     async def list_workers(self) -> Sequence[WorkerInfo]:

@@ -62,6 +62,7 @@ class QueueStatistics:
     oldest_work_item: float | None  # seconds for which the oldest visible one has been waiting
     oldest_message: float | None
     suspended: int  # instances
+    waiting_sessions: int  # that have work and no holder, among as many work items as the limit of the call
 
 
 @frozen(kw_only=True)

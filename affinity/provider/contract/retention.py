@@ -10,10 +10,11 @@ from affinity.records import frozen
 
 @frozen(kw_only=True)
 class Retention:
-    """Seconds for which ended instances and executions are kept; None: for ever."""
+    """Seconds for which ended instances, executions and moves of sessions are kept; None: for ever."""
 
     instances: float | None = None  # completed and cancelled ones, each with its tree
     histories: float | None = None  # of executions that another one of the same instance follows
+    moves: float | None = None  # rows of ``session_moves``
 
 
 NO_RETENTION: Final = Retention()
@@ -29,6 +30,7 @@ class Sweep:
     workers_removed: int = 0
     instances_removed: int = 0  # ended ones, with their children
     executions_removed: int = 0  # whose histories were removed
+    moves_removed: int = 0
     limit_reached: bool = False  # a bound was reached: call again without waiting
 
 

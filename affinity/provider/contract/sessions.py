@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from affinity.provider.contract.workers import Incarnation
@@ -52,7 +53,39 @@ MoveReason: TypeAlias = Literal[
     "rebalanced",  # to a worker with more free capacity
     "holder_busy",  # its holder had no free slot for as long as its work would wait
 ]
-"""Why a session has another epoch: a reason of `SessionMove`."""
+"""Why a session has another epoch."""
+
+
+@frozen(kw_only=True)
+class SessionMove:
+    """One change of a session's holder, or one write without the lease; after each the holder hydrates."""
+
+    session_id: str
+    from_worker: str | None  # the holder before; None: none, as far as the session's row says
+    to_worker: str  # the holder since
+    epoch: int  # since then; no two moves have the same, and a later move of a session has a greater one
+    reason: MoveReason
+    moved_at: datetime
+    queued: int  # work items of the session at that moment, running ones included; at most `limits.MAX_MOVE_QUEUED`
+    hydrate_seconds: float | None  # of the first hydrate since, once the holder has reported it
+    hydrate_bytes: int | None  # size of that state
+
+
+@frozen(kw_only=True)
+class MoveFilter:
+    """Which moves to list; None: all."""
+
+    session_id: str | None = None
+    worker_id: str | None = None  # from it or to it
+    reason: MoveReason | None = None
+
+
+class MoveReport(NamedTuple):
+    """What the holder of a session adds to the move of this epoch."""
+
+    epoch: int
+    hydrate_seconds: float | None = None  # None: nothing was hydrated
+    hydrate_bytes: int | None = None
 
 
 SessionRelease: TypeAlias = Literal["released", "busy", "not_held"]

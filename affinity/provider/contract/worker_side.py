@@ -11,6 +11,7 @@ from affinity.provider.contract.connection import ProviderConnection
 from affinity.provider.contract.hints import HintSource
 from affinity.provider.contract.instances import OrchestrationFetch
 from affinity.provider.contract.retention import NO_RETENTION, Retention, Sweep
+from affinity.provider.contract.sessions import MoveReason, MoveReport
 from affinity.provider.contract.turns import Release, Suspend, Turn, TurnResult
 from affinity.provider.contract.work_items import FetchOptions, Timeouts, WorkAbandon, WorkAck, WorkFetch, WorkLock
 from affinity.provider.contract.workers import NO_PROFILE, FleetLoad, WorkerIdentity, WorkerLease, WorkerProfile
@@ -142,6 +143,14 @@ class WorkerProvider(ProviderConnection, Protocol):
         """
         ...
 
+    async def report_session_moves(self, reports: Sequence[MoveReport]) -> Sequence[MoveReason | None]:
+        """Add what hydrates have cost to moves; of several of one move, the first counts.
+
+        Returns:
+            The reason of each move; None where there is no move of that epoch (any more).
+        """
+        ...
+
     async def release_idle_session(
         self, identity: WorkerIdentity, options: FetchOptions, *, min_idle: float, only_users: Mapping[str, str]
     ) -> Sequence[str]:
@@ -253,7 +262,8 @@ class WorkerProvider(ProviderConnection, Protocol):
         removes records of session state, nor a session that a watch committed during the sweep names.
 
         With ``retention``, it also does one step of `prune_instances`, for `SWEPT_STATUSES` and trees of at most
-        `limits.PRUNE_TREE_EVENTS` events, from where the last sweep ended, and one step of `prune_histories`.
+        `limits.PRUNE_TREE_EVENTS` events, from where the last sweep ended, and one step of `prune_histories`; and
+        removes up to `limits.MAX_REROUTE` of the oldest rows of ``session_moves``.
         """
         ...
 

@@ -57,7 +57,7 @@ class ManagementOperations(Operations):
         return [to_tree_member(row, same_time) for row in rows]
 
     async def measure_queues(self, limit: int) -> QueueStatistics:
-        ((suspended, *counts, oldest_item, oldest_message),) = await self._connections.quick.run(
+        ((suspended, *counts, waiting_sessions, oldest_item, oldest_message),) = await self._connections.quick.run(
             _SQL["measure"], {"limit": Int8(limit)}
         )
         return QueueStatistics(
@@ -66,6 +66,7 @@ class ManagementOperations(Operations):
             oldest_work_item=not_negative(oldest_item),
             oldest_message=not_negative(oldest_message),
             suspended=suspended,
+            waiting_sessions=waiting_sessions,
         )
 
     async def count_instances(self, limit: int, *, after: str | None = None) -> InstanceCounts:

@@ -97,6 +97,11 @@ SELECT
         ) q WHERE r.name <> 'suspended' LIMIT %(limit)s) q),
     (SELECT count(*) FROM (
         SELECT FROM orchestrator_queue q WHERE q.route = 'suspended' ORDER BY q.visible_at LIMIT %(limit)s) q),
+    (SELECT count(DISTINCT q.session_id) FROM (
+        SELECT q.session_id FROM item_route r CROSS JOIN LATERAL (
+            SELECT q.session_id FROM worker_queue q WHERE q.route = r.name AND q.visible_at <= (SELECT clock())
+            ORDER BY q.visible_at LIMIT %(limit)s
+        ) q WHERE r.name >= 'new' AND r.name < 'new;' LIMIT %(limit)s) q),
     (SELECT extract(epoch FROM clock() - min(q.visible_at))::float8
      FROM item_route r CROSS JOIN LATERAL (
         SELECT q.visible_at FROM deliverable_items q WHERE q.route = r.name ORDER BY q.visible_at LIMIT 1) q

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from itertools import count
-from typing import LiteralString
 
 from affinity.provider.contract import WorkerIdentity, WorkKey, WorkLock
 from affinity.provider.postgres.driver.arrays import Ints, Texts
@@ -63,12 +61,3 @@ def flags(total: int, positions: Iterable[int]) -> list[bool]:
     for position in positions:
         found[position - 1] = True
     return found
-
-
-def without(statement: LiteralString, *parts: str) -> LiteralString:
-    """The statement without these parts. A part begins with ``-- [name`` and ends with ``-- name]``; it may stand in
-    several pieces, and hold pieces of other parts.
-    """
-    for part in parts:
-        statement = re.sub(rf"-- \[{part}\n.*?-- {part}\](?:\n|\Z)", "", statement, flags=re.DOTALL)
-    return statement

@@ -13,6 +13,7 @@ from affinity.provider.postgres.instances import InstanceOperations
 from affinity.provider.postgres.management import ManagementOperations
 from affinity.provider.postgres.messages import MessageOperations
 from affinity.provider.postgres.migration import check_version, inspect_target, migrate_target
+from affinity.provider.postgres.moves import MoveOperations
 from affinity.provider.postgres.orchestrations import OrchestrationOperations
 from affinity.provider.postgres.quotas import QuotaOperations
 from affinity.provider.postgres.rebalancing import RebalancingOperations
@@ -51,6 +52,7 @@ class PostgresProvider(
     TurnOperations,
     SessionOperations,
     ReleaseOperations,
+    MoveOperations,
     SuspensionOperations,
     ResetOperations,
     SweepOperations,

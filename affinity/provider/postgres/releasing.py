@@ -11,8 +11,8 @@ from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import OFFER_SECONDS, FetchOptions, SessionRelease, WorkerIdentity
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.driver.wire import Params
-from affinity.provider.postgres.operations import Operations, caller_params, without
-from affinity.provider.statements import load_statements
+from affinity.provider.postgres.operations import Operations, caller_params
+from affinity.provider.statements import load_statements, without
 
 _SQL: Final = load_statements(__package__, "releasing.sql")
 _FIND_IDLE: Final = without(_SQL["release_idle"], "free")

@@ -61,15 +61,16 @@ class SweepOperations(RetentionOperations):
             "left": LEFT,
             "session_retention": float(session_retention),
             "worker_retention": float(worker_retention),
+            "move_retention": None if retention.moves is None else float(retention.moves),
             "dead": Int8(DEAD),
             "too_many": Int8(TOO_MANY),
             "half_sent": HALF_SENT,
             "application_name": self._connections.target.conninfo.get("application_name"),
         }
-        ((items, messages, sessions, workers, holds, bloated, _),) = await self._connections.misc.run(
+        ((items, messages, sessions, workers, holds, moves, bloated, _),) = await self._connections.misc.run(
             _SQL["repair"], bounds
         )
-        more = max(items, messages, sessions, workers, holds) >= MAX_REROUTE
+        more = max(items, messages, sessions, workers, holds, moves) >= MAX_REROUTE
         if more:
             await self._connections.misc.run(_SQL["again"])
         for table in bloated:
@@ -83,5 +84,6 @@ class SweepOperations(RetentionOperations):
             workers_removed=workers,
             instances_removed=instances,
             executions_removed=executions,
+            moves_removed=moves,
             limit_reached=more,
         )

@@ -112,6 +112,15 @@ WITH RECURSIVE routed (session_id, route, n) AS (
     DELETE FROM session_holds h USING old_holds o
     WHERE h.instance_id = o.instance_id AND h.execution_id = o.execution_id AND h.hold_id = o.hold_id
     RETURNING 1
+), old_moves AS MATERIALIZED (
+    -- The oldest ones, if the very oldest is old enough.
+    SELECT m.epoch, m.moved_at FROM session_moves m
+    WHERE (SELECT moved_at FROM session_moves ORDER BY epoch LIMIT 1) < clock() - %(move_retention)s::float8 * interval '1 s'
+    ORDER BY m.epoch LIMIT %(reroute)s FOR UPDATE SKIP LOCKED
+), removed_moves AS (
+    DELETE FROM session_moves m USING old_moves o
+    WHERE m.epoch = o.epoch AND o.moved_at < clock() - %(move_retention)s::float8 * interval '1 s'
+    RETURNING 1
 ), old_workers AS MATERIALIZED (
     SELECT x.worker_id FROM workers x WHERE x.locked_until < clock() - %(worker_retention)s * interval '1 s'
     LIMIT %(reroute)s FOR UPDATE SKIP LOCKED
@@ -132,7 +141,7 @@ WITH RECURSIVE routed (session_id, route, n) AS (
     WHERE sweeps.ctid = mine.ctid
 )
 SELECT (SELECT count(*) FROM items), (SELECT count(*) FROM messages), (SELECT count(*) FROM removed_sessions),
-    (SELECT count(*) FROM removed_workers), (SELECT count(*) FROM removed_holds),
+    (SELECT count(*) FROM removed_workers), (SELECT count(*) FROM removed_holds), (SELECT count(*) FROM removed_moves),
     ARRAY(
         SELECT c.relname::text
         FROM unnest(ARRAY['worker_queue'::regclass, 'orchestrator_queue'::regclass]) AS q (oid) JOIN pg_class c USING (oid)

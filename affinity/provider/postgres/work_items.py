@@ -18,9 +18,9 @@ from affinity.provider.contract import (
 )
 from affinity.provider.postgres.driver.arrays import Bools, Floats, Ints, Texts
 from affinity.provider.postgres.driver.wire import Params
-from affinity.provider.postgres.operations import Operations, caller_params, flags, lock_columns, without
+from affinity.provider.postgres.operations import Operations, caller_params, flags, lock_columns
 from affinity.provider.postgres.session_store import state_columns
-from affinity.provider.statements import load_statements
+from affinity.provider.statements import load_statements, without
 
 _SQL: Final = load_statements(__package__, "work_items.sql")
 _ACK: Final = without(_SQL["ack"], "state")

@@ -55,6 +55,7 @@ def measure(tx: Tx, limit: int) -> QueueStatistics:
         oldest_work_item=oldest_item,
         oldest_message=oldest_message,
         suspended=tx.value(SQL["count_suspended"], {"limit": limit}),
+        waiting_sessions=tx.value(SQL["waiting_sessions"], at),
     )
 
 

@@ -88,6 +88,11 @@ FROM (
     LIMIT :limit
 );
 
+-- waiting_sessions: sessions that have work on the routes of any worker, among so many items
+SELECT count(DISTINCT session_id) FROM (
+    SELECT session_id FROM worker_queue WHERE route >= 'new' AND route < 'new;' AND visible_at <= :now LIMIT :limit
+);
+
 -- later_items: of one route
 SELECT count(*) FROM (SELECT 1 FROM worker_queue WHERE route = :route AND visible_at > :now LIMIT :limit);
 

@@ -31,6 +31,9 @@ from affinity.provider.contract import (
     InstanceFilter,
     InstanceInfo,
     InstancePruning,
+    MoveFilter,
+    MoveReason,
+    MoveReport,
     NewInstance,
     NewMessage,
     OrchestrationFetch,
@@ -41,6 +44,7 @@ from affinity.provider.contract import (
     Resumption,
     Retention,
     SessionInfo,
+    SessionMove,
     SessionRelease,
     Suspend,
     Sweep,
@@ -64,6 +68,7 @@ from affinity.provider.sqlite import (
     fetching,
     hints,
     management,
+    moves,
     orchestrations,
     quotas,
     rebalancing,
@@ -231,6 +236,9 @@ class SqliteProvider:
     async def check_session(self, identity: WorkerIdentity, session_ids: Sequence[str]) -> Sequence[float | None]:
         return await self._read(sessions.check, identity, session_ids)
 
+    async def report_session_moves(self, reports: Sequence[MoveReport]) -> Sequence[MoveReason | None]:
+        return await self._write(moves.report, reports)
+
     async def release_session(self, session_ids: Sequence[str]) -> Sequence[SessionRelease]:
         return await self._write(releasing.release, session_ids)
 
@@ -363,6 +371,11 @@ class SqliteProvider:
 
     async def list_sessions(self, *, after: str | None = None, limit: int = 100) -> Sequence[SessionInfo]:
         return await self._read(sessions.list_page, after, limit)
+
+    async def list_session_moves(
+        self, where: MoveFilter, *, after: int | None = None, before: int | None = None, limit: int = 100
+    ) -> Sequence[SessionMove]:
+        return await self._read(moves.list_page, where, after, before, limit)
 
     async def list_workers(self) -> Sequence[WorkerInfo]:
         return await self._read(workers.list_workers)

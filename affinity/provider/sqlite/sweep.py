@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import LEFT, OFFER_SECONDS, Retention, Sweep
+from affinity.provider.sqlite import moves
 from affinity.provider.sqlite import retention as pruning
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.messages import reroute_messages
@@ -45,7 +46,8 @@ def sweep(tx: Tx, *, interval: float, session_retention: float, worker_retention
     )
     workers_removed = tx.run(SQL["remove_workers"], {"ended_before": tx.now - worker_retention, "now": tx.now})
     holds_removed = tx.run(SQL["remove_holds"], {"now": tx.now, "limit": MAX_REROUTE})
-    more = repair.exhausted or max(sessions_removed, holds_removed) >= MAX_REROUTE
+    moves_removed = moves.remove(tx, retention)
+    more = repair.exhausted or max(sessions_removed, holds_removed, moves_removed) >= MAX_REROUTE
     if more:
         tx.run(SQL["due_at_once"])
     instances, executions = pruning.sweep(tx, retention)
@@ -56,6 +58,7 @@ def sweep(tx: Tx, *, interval: float, session_retention: float, worker_retention
         workers_removed=workers_removed,
         instances_removed=instances,
         executions_removed=executions,
+        moves_removed=moves_removed,
         limit_reached=more,
     )
 

@@ -35,5 +35,6 @@ def begin(tx: Tx) -> None:
     """All ids that can be issued again jump forward, further than they can have come; every lease ends, and every
     session has a new epoch.
     """
-    for name in ("begin", "raise_epochs", "renew_epochs", "begin_message_ids", "raise_message_ids", "end_leases"):
+    # The leases first: a new epoch of a session that is held would be recorded as a move.
+    for name in ("begin", "end_leases", "raise_epochs", "renew_epochs", "begin_message_ids", "raise_message_ids"):
         tx.run(_SQL[name], {"now": tx.now})

@@ -11,7 +11,7 @@ UPDATE timeline SET token = lower(hex(randomblob(16)));
 UPDATE counters SET value = max(value + (1 << 32), CAST(:now * 1000000 AS INTEGER)) + (random() & 4294967295) WHERE name = 'epoch';
 
 -- renew_epochs: what anybody has in memory of a session is of an old epoch
-UPDATE sessions SET epoch = (SELECT CAST(value AS INTEGER) FROM counters WHERE name = 'epoch');
+UPDATE sessions SET epoch = (SELECT CAST(value AS INTEGER) FROM counters WHERE name = 'epoch'), claimed_at = :now;
 
 -- begin_message_ids: SQLite makes the row with the first message; what is left of the file may be from before that
 INSERT INTO sqlite_sequence (name, seq)

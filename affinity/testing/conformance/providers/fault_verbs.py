@@ -14,6 +14,8 @@ from affinity.provider.contract import (
     HistoryCursor,
     HistoryPage,
     InstanceUpdate,
+    MoveFilter,
+    MoveReport,
     NewMessage,
     OrchestrationItem,
     Provider,
@@ -548,6 +550,20 @@ async def list_work_items(fixtures: FaultFixtures) -> Attempt:
     )
 
 
+@_verb
+async def report_session_moves(fixtures: FaultFixtures) -> Attempt:
+    session = await fixtures.held()
+    listed = fixtures.clean.provider.list_session_moves
+    (move,) = await listed(MoveFilter(session_id=session), limit=1)
+    report = [MoveReport(move.epoch, 0.5, fixtures.number)]
+
+    async def then() -> None:
+        (told,) = await listed(MoveFilter(session_id=session), limit=1)
+        assert (told.hydrate_seconds, told.hydrate_bytes) == (0.5, fixtures.number)
+
+    return _returns([move.reason], lambda: fixtures.provider.report_session_moves(report), then)
+
+
 # --- verbs that only read
 
 
@@ -580,6 +596,7 @@ READS: Final[dict[str, Callable[[Provider, OrchestrationItem], Awaitable[Any]]]]
     "count_instances": lambda provider, _: provider.count_instances(10),
     "get_quotas": lambda provider, _: provider.get_quotas(),
     "list_sessions": _session_ids,
+    "list_session_moves": lambda provider, _: provider.list_session_moves(MoveFilter(), limit=10),
     "list_workers": _worker_ids,
     "desired_workers": lambda provider, _: provider.desired_workers(),
     "count_work": lambda provider, _: provider.count_work(),

@@ -19,6 +19,7 @@ from affinity.testing.conformance.providers.listing import ListingRules
 from affinity.testing.conformance.providers.load import LoadRules
 from affinity.testing.conformance.providers.locks import LockRules
 from affinity.testing.conformance.providers.management import ManagementRules
+from affinity.testing.conformance.providers.moves import MoveRules
 from affinity.testing.conformance.providers.ordering import OrderRules
 from affinity.testing.conformance.providers.origins import OriginRules
 from affinity.testing.conformance.providers.ownership import OwnershipRules
@@ -55,6 +56,7 @@ class ProviderConformance(
     DemandRules,
     LoadRules,
     ReleaseRules,
+    MoveRules,
     GiveBackRules,
     UnknownRules,
     SweepRules,

@@ -1,0 +1,39 @@
+"""Moves of sessions: what their new holders report, listing and removing them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from affinity.limits import MAX_EPOCH, MAX_PAGE, MAX_REROUTE
+from affinity.provider.contract import MoveFilter, MoveReason, MoveReport, Retention, SessionMove
+from affinity.provider.rows import page_of_moves
+from affinity.provider.sqlite.driver.clock import instant
+from affinity.provider.sqlite.driver.transaction import Tx, to_json
+from affinity.provider.statements import load_statements, without
+
+SQL: Final = load_statements(__package__, "moves.sql")
+
+
+def report(tx: Tx, reports: Sequence[MoveReport]) -> list[MoveReason | None]:
+    for one in reports:
+        if one.hydrate_seconds is not None:
+            tx.run(SQL["report"], {"epoch": one.epoch, "seconds": one.hydrate_seconds, "bytes": one.hydrate_bytes})
+    reasons = dict(tx.gather(SQL["reasons"], {"epochs": to_json([one.epoch for one in reports])}))
+    return [reasons.get(one.epoch) for one in reports]
+
+
+def list_page(tx: Tx, where: MoveFilter, after: int | None, before: int | None, limit: int) -> list[SessionMove]:
+    given = {"session": where.session_id, "worker": where.worker_id, "reason": where.reason}
+    statement = without(SQL["list"], *(name for name, value in given.items() if value is None))
+    if after is not None:
+        statement = statement.replace("DESC", "ASC")
+    bounds = {"after": after or 0, "before": before or MAX_EPOCH, "limit": min(limit, MAX_PAGE)}
+    return page_of_moves(tx.rows(statement, {**given, **bounds}), instant, limit, newest=after is None)
+
+
+def remove(tx: Tx, retention: Retention) -> int:
+    """Remove some of those that are old enough; their number."""
+    if retention.moves is None:
+        return 0
+    return tx.run(SQL["remove"], {"before": tx.now - retention.moves, "limit": MAX_REROUTE})
