@@ -7,9 +7,8 @@ import secrets
 import shutil
 import signal
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,20 +17,10 @@ import click
 from pydantic_core import to_json
 from rich.console import Console
 
-from affinity.cli.shell import Command, check_call
+from affinity.cli.shell import SIGNALLED, Command, check_call
 from affinity.demo.conversations import DATASET_SIZE, Conversation, load_conversations
-from affinity.demo.display import Outcome, open_display, print_differences, print_summary
-from affinity.demo.plan import Plan
-from affinity.demo.run import DemoFailed, run_demo
-
-MOST_WORKERS: Final = 64
-"""Worker processes on one machine."""
-
-LEAST_TO_KILL: Final = 2
-"""Workers that a run with a kill needs: one survives."""
-
-SIGNALLED: Final = 128
-"""Exit code of a process that a signal ended, before the signal's number is added."""
+from affinity.demo.display import DemoOutcome, Display, print_differences, print_summary
+from affinity.demo.run import DemoFailed, DemoPlan, run_demo
 
 PIPE_WIDTH: Final = 120
 """Columns where the output is no terminal."""
@@ -39,7 +28,7 @@ PIPE_WIDTH: Final = 120
 
 @click.command(cls=Command, short_help="Replay real conversations, kill a worker, verify the result.")
 @click.option("--url", help="A database to run on; it may hold other data  [default: a fresh SQLite file]")
-@click.option("--workers", type=click.IntRange(1, MOST_WORKERS), default=3, show_default=True, help="Worker processes.")
+@click.option("--workers", type=click.IntRange(1, 64), default=3, show_default=True, help="Worker processes.")
 @click.option(
     "--conversations",
     type=click.IntRange(1, DATASET_SIZE),
@@ -52,14 +41,7 @@ PIPE_WIDTH: Final = 120
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for scripts.")
 @click.pass_context
 def demo(
-    ctx: click.Context,
-    *,
-    url: str | None,
-    workers: int,
-    conversations: int,
-    seed: int,
-    no_kill: bool,
-    as_json: bool,
+    ctx: click.Context, *, url: str | None, workers: int, conversations: int, seed: int, no_kill: bool, as_json: bool
 ) -> None:
     """Replay real conversations over worker processes, kill one of them half-way, and verify the result.
 
@@ -80,17 +62,16 @@ def demo(
       affinity demo --conversations 20 --json
     """
     check_call(url or ctx.obj)
-    if workers < LEAST_TO_KILL and not no_kill:
-        raise click.UsageError(
-            f"--workers {workers}: when one is killed none is left; use {LEAST_TO_KILL} or more, or --no-kill"
-        )
-    plan = Plan(run=f"demo-{secrets.token_hex(4)}", url=url or ctx.obj, workers=workers, kill=not no_kill, seed=seed)
+    if workers == 1 and not no_kill:
+        raise click.UsageError("--workers 1: when one is killed none is left; use 2 or more, or --no-kill")
+    run = f"demo-{secrets.token_hex(4)}"
+    plan = DemoPlan(run=run, url=url or ctx.obj, workers=workers, kill=not no_kill, seed=seed)
     chosen = load_conversations(conversations, seed)
     with _run_folder() as folder:
-        ended = _replay(plan, chosen, folder)
-        if isinstance(ended, Outcome):
+        ended = anyio.run(_run_until_signalled, plan, chosen, folder)
+        if isinstance(ended, DemoOutcome):
             _print(ended, as_json)
-            if not ended.good:
+            if ended.differences:
                 raise DemoFailed("the result differs from the data set")
     if isinstance(ended, signal.Signals):
         click.echo("interrupted; all workers have ended", err=True)
@@ -112,27 +93,25 @@ def _run_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def _replay(plan: Plan, conversations: Sequence[Conversation], folder: Path) -> Outcome | signal.Signals:
-    with open_display(_console(stderr=True)) as display:
-        return anyio.run(_until_signalled, partial(run_demo, plan, conversations, folder=folder, display=display))
-
-
-async def _until_signalled(work: Callable[[], Awaitable[Outcome]]) -> Outcome | signal.Signals:
-    """What ``work`` returns; or, when it is cancelled by SIGINT or SIGTERM, the signal."""
+async def _run_until_signalled(
+    plan: DemoPlan, conversations: Sequence[Conversation], folder: Path
+) -> DemoOutcome | signal.Signals:
+    """How the run ended; or, when SIGINT or SIGTERM has cancelled it, the signal."""
     received: list[signal.Signals] = []
 
     def stop(number: signal.Signals) -> None:
         received.append(number)
         scope.cancel()
 
-    with anyio.CancelScope() as scope:
+    display = Display(_console(stderr=True))
+    with anyio.CancelScope() as scope, display.opened():
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop, number)
-        return await work()
+        return await run_demo(plan, conversations, folder=folder, display=display)
     return received[0]
 
 
-def _print(outcome: Outcome, as_json: bool) -> None:
+def _print(outcome: DemoOutcome, as_json: bool) -> None:
     if as_json:
         click.echo(to_json(outcome.report, indent=2))
         print_differences(_console(stderr=True), outcome)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,10 +18,10 @@ from pydantic import BaseModel
 from affinity.demo.conversations import NO_DIGEST, ChatMessage, extend_digest
 from affinity.orchestration import ActivityContext, App, OrchestrationContext, RetryPolicy
 from affinity.records import SessionMetadata, SessionStore
-from affinity.session import CacheStats, Sessions, scratch
+from affinity.session import Sessions, scratch
 
-EVENT: Final = "message"
-"""Name of the external event that carries a message."""
+EVENT: Final = "message"  # name of the external event that carries a message
+THINK_SECONDS: Final = 0.05  # duration of a turn without its bookkeeping; it stands for the time of a model
 
 RETRY: Final = RetryPolicy(max_attempts=5, initial_interval=0.1, non_retryable=(ValueError,))
 """A turn that cannot open its transcript is retried. A turn that finds a wrong transcript is not."""
@@ -31,8 +30,8 @@ RETRY: Final = RetryPolicy(max_attempts=5, initial_interval=0.1, non_retryable=(
 # --- the state of a session -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+@dataclass(frozen=True, slots=True)
+class TranscriptLine:
     """One message of a transcript, and the turn that added it."""
 
     message: ChatMessage
@@ -44,10 +43,10 @@ class Line:
 class Transcript(BaseModel):
     """The state of a session: its messages in order."""
 
-    lines: list[Line] = []
+    lines: list[TranscriptLine] = []
     digests: list[str] = scratch([])  # of the transcript up to each line; in memory only
 
-    def add(self, position: int, line: Line) -> None:
+    def add(self, position: int, line: TranscriptLine) -> None:
         """Append the line of a turn.
 
         Raises:
@@ -69,11 +68,8 @@ class Transcript(BaseModel):
 class StoredTranscript:
     """A transcript as the database has it."""
 
-    version: int  # number of writes
-    lines: tuple[Line, ...]
-
-
-NOTHING: Final = StoredTranscript(version=0, lines=())
+    version: int = 0  # number of writes
+    lines: tuple[TranscriptLine, ...] = ()
 
 
 def transcript_kind(run: str) -> str:
@@ -92,7 +88,7 @@ def transcripts_of(run: str, *, max_sessions: int = 1) -> Sessions[Transcript]:
 
 
 async def read_transcript(transcripts: Sessions[Transcript], store: SessionStore, session_id: str) -> StoredTranscript:
-    """The transcript of a session in the database; `NOTHING` when there is no record.
+    """The transcript of a session in the database; an empty one when there is no record.
 
     Raises:
         SessionLoadFailed: the record cannot be read.
@@ -113,17 +109,19 @@ class TurnInput:
     message: ChatMessage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+@dataclass(frozen=True, slots=True)
+class TurnReply:
     """Result of a turn: the worker that ran it, and what it had in memory."""
 
     position: int
     digest: str  # of the transcript in its memory, up to this message
     worker_id: str
-    pid: int
     epoch: int
     attempt: int
+    pid: int
     answered_at: float  # Unix seconds
+    hydrations: int = 0  # of this worker so far: transcripts that it has read, or begun where there was none
+    refused: int = 0  # of this worker so far: writes that the fence refused, or whose result is unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,36 +137,20 @@ def orchestration_name(run: str) -> str:
     return f"{run}.conversation"
 
 
-def build_app(run: str, transcripts: Sessions[Transcript], note: Callable[[CacheStats], None], *, think: float) -> App:
-    """The application of one run.
-
-    Args:
-        run: its id.
-        transcripts: the states of its sessions.
-        note: records the counts of the session layer.
-        think: seconds that a turn takes; it stands for the time of a model.
-    """
+def build_app(run: str, transcripts: Sessions[Transcript]) -> App:
+    """The application of one run."""
     app = App(run)
     app.include(transcripts)
 
     @app.activity(name=f"{run}.turn")
-    async def turn(ctx: ActivityContext, said: TurnInput) -> Reply:
+    async def turn(ctx: ActivityContext, said: TurnInput) -> TurnReply:
         assert ctx.session_epoch is not None, "turns are bound to a session"
-        line = Line(message=said.message, worker_id=ctx.worker_id, epoch=ctx.session_epoch, attempt=ctx.attempt)
+        where = ctx.worker_id, ctx.session_epoch, ctx.attempt
         async with transcripts.open(ctx) as transcript:
-            note(transcripts.stats)  # now, because this worker may be killed in the middle of the turn
-            transcript.add(said.position, line)
-            await anyio.sleep(think)
-            digest = transcript.digest
-        return Reply(
-            position=said.position,
-            digest=digest,
-            worker_id=line.worker_id,
-            pid=os.getpid(),
-            epoch=line.epoch,
-            attempt=line.attempt,
-            answered_at=time.time(),
-        )
+            transcript.add(said.position, TranscriptLine(said.message, *where))
+            await anyio.sleep(THINK_SECONDS)
+            digest, stats = transcript.digest, transcripts.stats
+        return TurnReply(said.position, digest, *where, os.getpid(), time.time(), stats.hydrations, stats.conflicts)
 
     @app.orchestration(name=orchestration_name(run))
     async def conversation(ctx: OrchestrationContext, messages: int) -> Summary:

@@ -38,10 +38,8 @@ class Conversation:
 
 
 def load_conversations(count: int, seed: int) -> Sequence[Conversation]:
-    """Return ``count`` conversations of the data set; the same ``seed`` gives the same ones.
-
-    Those with an answer come first: nearly half of the data set are single messages, whose sessions have no state to
-    carry from turn to turn.
+    """Return ``count`` conversations of the data set; the same ``seed`` gives the same ones. Those with an answer come
+    first: nearly half of the data set are single messages, whose sessions carry no state from turn to turn.
 
     Raises:
         click.ClickException: the data set is not installed; the message tells how to install it.
@@ -50,7 +48,7 @@ def load_conversations(count: int, seed: int) -> Sequence[Conversation]:
     ids = sorted(records)
     random.Random(seed).shuffle(ids)  # noqa: S311 -- a sample, not a secret
     ids.sort(key=lambda conversation_id: len(records[conversation_id]["messages"]) == 1)
-    return [_conversation(conversation_id, records[conversation_id]) for conversation_id in ids[:count]]
+    return [_conversation(conversation_id, records[conversation_id]["messages"]) for conversation_id in ids[:count]]
 
 
 def extend_digest(digest: str, message: ChatMessage) -> str:
@@ -68,16 +66,13 @@ def _read_dataset() -> Mapping[str, Any]:
     try:
         package = importlib.import_module("chitchat_dataset")
     except ModuleNotFoundError:
-        raise click.ClickException(
-            "the demo replays conversations of the package chitchat-dataset, which is not installed: "
-            "pip install 'affinity[demo]'"
-        ) from None
+        raise click.ClickException("the package chitchat-dataset is missing: pip install 'affinity[demo]'") from None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # it leaves its file to the garbage collector
         dataset: Mapping[str, Any] = package.Dataset()
     return dataset
 
 
-def _conversation(conversation_id: str, record: Mapping[str, Any]) -> Conversation:
-    messages = (ChatMessage(lines[0]["sender"], tuple(line["text"] for line in lines)) for lines in record["messages"])
-    return Conversation(conversation_id, tuple(messages))
+def _conversation(conversation_id: str, messages: Sequence[Any]) -> Conversation:
+    said = (ChatMessage(lines[0]["sender"], tuple(line["text"] for line in lines)) for lines in messages)
+    return Conversation(conversation_id, tuple(said))

@@ -1,78 +1,21 @@
-"""Output of the demo: progress while it runs (a table on a terminal, else lines), then the report."""
+"""Output of the demo: a line that is renewed while it runs, then the report."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Final
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Table
-from rich.text import Text
 
-from affinity.demo.plan import LEASE_SECONDS, RECOVERY_SLACK
-
-LINE_SECONDS: Final = 3.0
-"""Between two lines where there is no terminal."""
-
-BAR_WIDTH: Final = 40
-
-MAX_DIFFERENCES: Final = 20
-"""Differences that are printed; of the others only their number."""
-
-_STYLES: Final = {"alive": "green", "killed": "bold red", "no lease": "yellow", "gone": "red"}
-
-
-# --- while it runs ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerView:
-    """One worker as it is now."""
-
-    name: str
-    pid: int
-    state: str  # a key of `_STYLES`
-    sessions: int  # held
-    turns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    """The run as it is now."""
-
-    elapsed: float
-    workers: Sequence[WorkerView]
-    turns: int
-    total: int
-    migrated: int  # sessions that have been on more than one worker
-
-    @property
-    def progress(self) -> str:
-        """Turns and moves, in words."""
-        return f"{self.turns}/{self.total} turns, {counted(self.migrated, 'session')} moved"
-
-
-@dataclass(frozen=True, slots=True)
-class Display:
-    """The output of a run while it runs."""
-
-    show: Callable[[View], None]
-    say: Callable[[str], None]
-
-
-@contextmanager
-def open_display(console: Console) -> Iterator[Display]:
-    """The display that fits the console."""
-    if not console.is_terminal:
-        yield Display(_line_printer(console), console.print)
-        return
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-        yield Display(lambda view: live.update(_table(view), refresh=True), live.console.print)
+LEASE_SECONDS: Final = 5.0  # of workers: shorter than the default, so that the survivors take over soon
+RECOVERY_SLACK: Final = 2.0  # seconds after the lease within which the last orphaned session is to be served again
+LINE_SECONDS: Final = 3.0  # between two lines where there is no terminal
+MAX_DIFFERENCES: Final = 20  # that are printed; of the others only their number
 
 
 def counted(number: int, noun: str) -> str:
@@ -80,40 +23,29 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _line_printer(console: Console) -> Callable[[View], None]:
-    shown = -LINE_SECONDS
+class Display:
+    """The output of a run while it runs."""
 
-    def show(view: View) -> None:
-        nonlocal shown
-        if time.monotonic() - shown >= LINE_SECONDS:
-            shown = time.monotonic()
-            console.print(f"{view.elapsed:5.1f} s  {view.progress}; {', '.join(map(_held, view.workers))}")
+    def __init__(self, console: Console) -> None:
+        self.say = console.print
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._next_line = 0.0
 
-    return show
+    def opened(self) -> AbstractContextManager[object]:
+        """A context in which `show` works on a terminal."""
+        return self._live or nullcontext()
 
-
-def _held(worker: WorkerView) -> str:
-    return f"{worker.name} {counted(worker.sessions, 'session') if worker.state == 'alive' else worker.state}"
-
-
-def _table(view: View) -> RenderableType:
-    table = Table("WORKER", box=None, header_style="bold", pad_edge=False)
-    for column in ("PID", "STATE", "SESSIONS", "TURNS"):
-        table.add_column(column, justify="left" if column == "STATE" else "right")
-    for worker in view.workers:
-        state = Text(worker.state, style=_STYLES[worker.state])
-        table.add_row(worker.name, str(worker.pid), state, str(worker.sessions), str(worker.turns))
-    row = Table.grid(padding=(0, 1))
-    bar = ProgressBar(total=view.total, completed=view.turns, width=BAR_WIDTH)
-    row.add_row(bar, f"{view.progress}, {view.elapsed:.0f} s")
-    return Group(table, row)
-
-
-# --- at the end -------------------------------------------------------------------------------------------------------
+    def show(self, progress: str) -> None:
+        """Show how far the run is: on a terminal in one place, else in a new line every few seconds."""
+        if self._live is not None:
+            self._live.update(progress, refresh=True)
+        elif time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + LINE_SECONDS
+            self.say(progress)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class DemoReport:
     """The numbers of a run; the names are those of ``--json``."""
 
     provider: str
@@ -134,41 +66,37 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class DemoOutcome:
     """How a run ended."""
 
-    report: Report
-    good: bool
-    differences: tuple[str, ...]
+    report: DemoReport
+    differences: tuple[str, ...]  # from what must be; empty for a good run
     story: tuple[str, ...]  # what happened, in sentences
 
 
-def print_summary(console: Console, outcome: Outcome) -> None:
+def print_summary(console: Console, outcome: DemoOutcome) -> None:
     """Print what happened, what was verified, and what is wrong."""
-    for sentence in outcome.story:
-        console.print(sentence)
+    console.print("\n".join(outcome.story))
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(justify="right", style="bold")
     for value, meaning in _rows(outcome.report):
         table.add_row(value, meaning)
     console.print(table)
     print_differences(console, outcome)
-    if outcome.good:
-        console.print(
-            "Every transcript is complete, in order, without duplicates, and the history agrees.",
-            style="bold green",
-        )
+    if not outcome.differences:
+        text = "Every transcript is complete, in order, without duplicates, and the history agrees."
+        console.print(text, style="bold green")
 
 
-def print_differences(console: Console, outcome: Outcome) -> None:
+def print_differences(console: Console, outcome: DemoOutcome) -> None:
     """Print what differs from the data set."""
     for difference in outcome.differences[:MAX_DIFFERENCES]:
         console.print(difference, style="red")
-    if len(outcome.differences) > MAX_DIFFERENCES:
-        console.print(f"and {len(outcome.differences) - MAX_DIFFERENCES} more differences", style="red")
+    if (more := len(outcome.differences) - MAX_DIFFERENCES) > 0:
+        console.print(f"and {more} more differences", style="red")
 
 
-def _rows(report: Report) -> Iterator[tuple[str, str]]:
+def _rows(report: DemoReport) -> Iterator[tuple[str, str]]:
     yield f"{report.transcripts_verified}/{report.sessions}", "transcripts equal to the data set"
     yield f"{report.states_agreed}/{report.sessions}", "states that agree with the history of their session"
     yield str(report.turns), f"turns, {report.turns_per_second:.0f} a second on {report.provider}"
@@ -179,7 +107,7 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
     yield str(report.hydrations), "transcripts read from the database: a session's first turn, and after a move"
     yield str(report.refused_writes), "writes of a transcript refused, or never confirmed"
     if report.recovery_seconds is not None:
-        bound = f"{LEASE_SECONDS:g} s worker lease + {RECOVERY_SLACK:g} s"
-        late = "" if report.recovery_seconds <= LEASE_SECONDS + RECOVERY_SLACK else ", later than it should be"
-        meaning = f"from the kill until the last orphaned session was served again (bound: {bound}){late}"
+        late = ", later than it should be" if report.recovery_seconds > LEASE_SECONDS + RECOVERY_SLACK else ""
+        bound = f"bound: {LEASE_SECONDS:g} s worker lease + {RECOVERY_SLACK:g} s"
+        meaning = f"from the kill until the last orphaned session was served again ({bound}){late}"
         yield f"{report.recovery_seconds:.1f} s", meaning

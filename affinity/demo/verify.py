@@ -1,8 +1,8 @@
-"""Verification: pure functions that compare the records of a run with the data set, and with each other.
+"""Verification: the records of a run, compared with the data set and with each other.
 
-    the history      the result of every turn: `Record.replies`
-    the output       the result of the orchestration: `Record.summary`
-    the state        the transcript of the session: `Record.stored`
+    the history      the result of every turn: `ConversationRecord.replies`
+    the output       the result of the orchestration: `ConversationRecord.summary`
+    the state        the transcript of the session: `ConversationRecord.stored`
 
 A turn is *lost* unless its message is at its place in the state, and a reply to it, with the digest that the transcript
 must have there, is in the history. State and history *agree* if each line of the state was added by the same run of the
@@ -16,34 +16,42 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Final, TypeAlias
 
-from affinity.demo.app import Line, Reply, StoredTranscript, Summary
+from pydantic import TypeAdapter
+
+from affinity.client import Client, HistoryRecord, Instance
+from affinity.demo.app import StoredTranscript, Summary, Transcript, TranscriptLine, TurnReply, read_transcript
 from affinity.demo.conversations import Conversation, digests
 from affinity.demo.display import counted
+from affinity.errors import SessionLoadFailed, UnknownInstance
+from affinity.session import Sessions
 
 Holders: TypeAlias = Mapping[str, Mapping[int, str]]
 """The workers that the ``sessions`` table named: by session, then by epoch."""
 
-_Run: TypeAlias = tuple[int, int, str]
-"""Position, epoch and worker of a turn."""
-
-SHOWN: Final = 3
-"""Differences of one kind that are shown for one conversation."""
+SHOWN: Final = 3  # differences of one kind, for one conversation
+_REPLIES: Final = TypeAdapter(list[TurnReply])
+_SUMMARY: Final[TypeAdapter[Summary | None]] = TypeAdapter(Summary | None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class ConversationRecord:
     """The histories and states of one conversation, as a run left them."""
 
     session_id: str
     conversation: Conversation
-    replies: Sequence[Reply]  # in the order of the history
+    replies: Sequence[TurnReply]  # in the order of the history
     repeated: int = 0  # results in the history of turns that had one already
     faults: Sequence[str] = ()  # other failures, from the history or the instance
     summary: Summary | None  # None: the orchestration did not complete
     stored: StoredTranscript
+
+    @property
+    def runs(self) -> Sequence[Sequence[tuple[int, int, str]]]:
+        """Position, epoch and worker of each turn: by the history, and by the state."""
+        lines = enumerate(self.stored.lines)
+        return [(r.position, r.epoch, r.worker_id) for r in self.replies], [(n, r.epoch, r.worker_id) for n, r in lines]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +66,76 @@ class Verdict:
     migrated_sessions: int
     differences: tuple[str, ...] = ()
 
-    @property
-    def good(self) -> bool:
-        """Whether nothing is wrong."""
-        return not (self.differences or self.lost_turns or self.duplicated_results or self.turns_off_holder)
+
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def verify(records: Sequence[Record], holders: Holders, processes: Mapping[str, int]) -> Verdict:
+async def read_records(
+    client: Client, conversations: Mapping[str, Conversation], transcripts: Sessions[Transcript]
+) -> Sequence[ConversationRecord]:
+    """The record of every conversation, by session, which is the instance too."""
+    records = []
+    for session_id, conversation in conversations.items():
+        try:
+            instance, history = await client.status(session_id), await client.history(session_id)
+        except UnknownInstance:
+            instance, history = None, []
+        try:
+            stored: StoredTranscript | SessionLoadFailed
+            stored = await read_transcript(transcripts, client.session_store, session_id)
+        except SessionLoadFailed as error:
+            stored = error
+        records.append(read_record(session_id, conversation, instance, history, stored))
+    return records
+
+
+def read_record(
+    session_id: str,
+    conversation: Conversation,
+    instance: Instance | None,
+    history: Sequence[HistoryRecord],
+    stored: StoredTranscript | SessionLoadFailed,
+) -> ConversationRecord:
+    """The record of one conversation, from its instance, its history and its state."""
+    results = [event for event in history if event.type == "activity_completed"]
+    first = {result.fields["schedule_id"]: result for result in reversed(results)}
+    replies = [each.fields["result"] for each in results if first[each.fields["schedule_id"]] is each]
+    return ConversationRecord(
+        session_id=session_id,
+        conversation=conversation,
+        replies=_REPLIES.validate_python(replies),
+        repeated=len(results) - len(replies),
+        faults=[*_faults(instance, history, first.keys(), stored)],
+        summary=_SUMMARY.validate_python(instance.output if instance is not None else None),
+        stored=stored if isinstance(stored, StoredTranscript) else StoredTranscript(),
+    )
+
+
+def _faults(
+    instance: Instance | None,
+    history: Sequence[HistoryRecord],
+    answered: Iterable[int],
+    stored: StoredTranscript | SessionLoadFailed,
+) -> Iterator[str]:
+    """What failed, results of what was never scheduled, and a state that cannot be read."""
+    if instance is None:
+        yield "its instance is gone"
+    elif instance.error is not None:
+        yield f"its orchestration has {instance.status}: {instance.error.type}: {instance.error.message}"
+    for event in history:
+        if event.type == "activity_failed":
+            what = f"{event.fields['error_type']}: {event.fields['message']}"
+            yield f"the turn of event {event.fields['schedule_id']} has failed: {what}"
+    for event_id in sorted(set(answered) - {each.event_id for each in history if each.type == "activity_scheduled"}):
+        yield f"the history has a result of event {event_id}, which is no turn"
+    if isinstance(stored, SessionLoadFailed):
+        yield f"its state cannot be read: {stored}"
+
+
+# --- comparing --------------------------------------------------------------------------------------------------------
+
+
+def verify(records: Sequence[ConversationRecord], holders: Holders, processes: Mapping[str, int]) -> Verdict:
     """Compare all records with the data set and with each other.
 
     Args:
@@ -79,10 +150,10 @@ def verify(records: Sequence[Record], holders: Holders, processes: Mapping[str, 
     return Verdict(
         transcripts_verified=differences.count([]),
         states_agreed=disagreements.count([]),
-        lost_turns=sum(len(_lost(record)) for record in records),
-        duplicated_results=sum(record.repeated + _answered_again(record) for record in records),
+        lost_turns=sum(map(_lost, records)),
+        duplicated_results=sum(r.repeated + len(r.replies) - len({one.position for one in r.replies}) for r in records),
         turns_off_holder=sum(map(len, off_holder)),
-        migrated_sessions=sum(len({worker_id for *_, worker_id in chain(*_runs(record))}) > 1 for record in records),
+        migrated_sessions=sum(len({worker for rows in r.runs for *_, worker in rows}) > 1 for r in records),
         differences=tuple(
             f"conversation {record.conversation.id}: {text}"
             for found in (differences, disagreements, moved)
@@ -93,18 +164,15 @@ def verify(records: Sequence[Record], holders: Holders, processes: Mapping[str, 
 
 
 def recovery_seconds(
-    records: Iterable[Record], *, killed: str, killed_at: float, orphans: Iterable[str]
+    records: Iterable[ConversationRecord], *, killed: str, killed_at: float, orphans: Iterable[str]
 ) -> float | None:
-    """Seconds from the kill until the last orphaned session with work left was served elsewhere.
+    """Seconds until the last session with work left was served elsewhere; None when none had work left.
 
     Args:
         records: of all conversations.
         killed: the worker that was killed.
         killed_at: Unix seconds.
         orphans: the sessions that it held when it died.
-
-    Returns:
-        None when no orphan had work left.
     """
     orphaned = set(orphans)
     served = [
@@ -115,24 +183,25 @@ def recovery_seconds(
     return max((min(times) - killed_at for times in served if times), default=None)
 
 
-def _differences(record: Record) -> Iterator[str]:
+def _differences(record: ConversationRecord) -> Iterator[str]:
     """How one conversation differs from the data set, for people."""
     messages, stored = record.conversation.messages, [line.message for line in record.stored.lines]
-    expected = dict(enumerate(digests(messages)))
-    output = Summary(len(expected), expected[len(expected) - 1])
+    expected = digests(messages)
+    output = Summary(len(expected), expected[-1])
     positions = [reply.position for reply in record.replies]
     times = Counter(positions)
     yield from record.faults
-    if record.summary != output:
-        wrong = f"its output is {record.summary}, and must be {output}"
-        yield wrong if record.summary is not None else "it did not complete"
-    yield from _at_turns(expected.keys() - times, "the history has no result of ")
+    if record.summary is None:
+        yield "it did not complete"
+    elif record.summary != output:
+        yield f"its output is {record.summary}, and must be {output}"
+    yield from _at_turns(set(range(len(messages))) - times.keys(), "the history has no result of ")
     yield from _at_turns((n for n in times if times[n] > 1), "the history has more than one result of ")
     if positions != sorted(positions):
         yield "the history has its results out of order"
     if record.repeated:
         yield f"the history records {record.repeated} results again"
-    forgotten = (reply.position for reply in record.replies if expected.get(reply.position) != reply.digest)
+    forgotten = (r.position for r in record.replies if r.digest != dict(enumerate(expected)).get(r.position))
     yield from _at_turns(forgotten, "the worker's memory was not the transcript at ")
     if len(stored) != len(messages):
         yield f"the state has {len(stored)} messages, and must have {len(messages)}"
@@ -140,60 +209,43 @@ def _differences(record: Record) -> Iterator[str]:
     yield from _at_turns(other, "the state has another message at ")
 
 
-def _lost(record: Record) -> Sequence[int]:
-    """Positions whose message is not both stored in its place and answered."""
-    expected = digests(record.conversation.messages)
+def _lost(record: ConversationRecord) -> int:
+    """Turns whose message is not both stored in its place and answered."""
+    messages = record.conversation.messages
     answered = {(reply.position, reply.digest) for reply in record.replies}
     stored = {(position, line.message) for position, line in enumerate(record.stored.lines)}
-    return [
-        position
-        for position, message in enumerate(record.conversation.messages)
-        if (position, expected[position]) not in answered or (position, message) not in stored
-    ]
+    wanted = enumerate(zip(messages, digests(messages), strict=True))
+    return sum((n, digest) not in answered or (n, message) not in stored for n, (message, digest) in wanted)
 
 
-def _answered_again(record: Record) -> int:
-    return len(record.replies) - len({reply.position for reply in record.replies})
-
-
-def _disagreements(record: Record) -> Iterable[str]:
+def _disagreements(record: ConversationRecord) -> Iterator[str]:
     """Where the state and the history disagree, whether or not they match the data set."""
-    lines, replies = record.stored.lines, record.replies
+    lines, replies, writes = record.stored.lines, record.replies, record.stored.version
     if len(lines) != len(replies):
         yield f"the state has {counted(len(lines), 'turn')}, and the history of {len(replies)}"
-    known = digests([line.message for line in lines])
+    known = zip(lines, digests([line.message for line in lines]), replies, strict=False)
     wrong = (
         position
-        for position, (line, digest, reply) in enumerate(zip(lines, known, replies, strict=False))
+        for position, (line, digest, reply) in enumerate(known)
         if (position, digest, *_run_of(line)) != (reply.position, reply.digest, *_run_of(reply))
     )
     yield from _at_turns(wrong, "state and history disagree about ")
-    if record.stored.version != len(replies):
-        yield f"the state was written {counted(record.stored.version, 'time')}, for {counted(len(replies), 'result')}"
+    if writes != len(replies):
+        yield f"the state was written {counted(writes, 'time')}, for {counted(len(replies), 'result')}"
 
 
-def _run_of(row: Line | Reply) -> tuple[str, int, int]:
-    """The run of a turn."""
+def _run_of(row: TranscriptLine | TurnReply) -> tuple[str, int, int]:
     return row.worker_id, row.epoch, row.attempt
 
 
-def _runs(record: Record) -> tuple[Sequence[_Run], Sequence[_Run]]:
-    """By the history, and by the state."""
-    return (
-        [(reply.position, reply.epoch, reply.worker_id) for reply in record.replies],
-        [(position, line.epoch, line.worker_id) for position, line in enumerate(record.stored.lines)],
-    )
-
-
-def _off_holder(record: Record, holders: Holders, processes: Mapping[str, int]) -> set[int]:
+def _off_holder(record: ConversationRecord, holders: Holders, processes: Mapping[str, int]) -> set[int]:
     """Positions of turns that ran in another process than the worker's, under an epoch of another worker, or under an
-    epoch that is older than one before it.
-
-    An epoch for which the table named no worker belongs to the first worker that used it.
+    epoch that is older than one before it. An epoch for which the table named no worker belongs to the first that used
+    it.
     """
     found = {reply.position for reply in record.replies if processes.get(reply.worker_id) != reply.pid}
     seen = dict(holders.get(record.session_id, {}))
-    for runs in _runs(record):
+    for runs in record.runs:
         newest = 0
         for position, epoch, worker_id in runs:
             if seen.setdefault(epoch, worker_id) != worker_id or epoch < newest:
@@ -204,8 +256,7 @@ def _off_holder(record: Record, holders: Holders, processes: Mapping[str, int]) 
 
 def _at_turns(positions: Iterable[int], before: str, after: str = "") -> Iterator[str]:
     """A sentence about "turns 4, 7, 9 and 2 more", counted from 1; none without positions."""
-    found = sorted(positions)
-    if found:
+    if found := sorted(positions):
         shown = ", ".join(str(position + 1) for position in found[:SHOWN])
         more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
         yield f"{before}turn{'s' if len(found) > 1 else ''} {shown}{more}{after}"

@@ -12,7 +12,7 @@ from click.testing import Result
 
 from affinity.cli import demo as command
 from affinity.cli import main
-from affinity.demo.display import Outcome, Report
+from affinity.demo.display import DemoOutcome, DemoReport
 from affinity.demo.run import DemoFailed
 from tests.commands import new_runner
 
@@ -40,8 +40,8 @@ def ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Has the next run end like this; its folder is made in ``tmp_path``."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
-    def ends(outcome: Outcome | Exception) -> None:
-        async def run_demo(*_: object, **__: object) -> Outcome:
+    def ends(outcome: DemoOutcome | Exception) -> None:
+        async def run_demo(*_: object, **__: object) -> DemoOutcome:
             if isinstance(outcome, Exception):
                 raise outcome
             return outcome
@@ -51,8 +51,8 @@ def ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return ends
 
 
-def outcome(*differences: str) -> Outcome:
-    report = Report(
+def outcome(*differences: str) -> DemoOutcome:
+    report = DemoReport(
         provider="sqlite",
         workers=3,
         sessions=2,
@@ -69,7 +69,7 @@ def outcome(*differences: str) -> Outcome:
         states_agreed=2,
         refused_writes=0,
     )
-    return Outcome(report=report, good=not differences, differences=differences, story=("Once upon a time.",))
+    return DemoOutcome(report=report, differences=differences, story=("Once upon a time.",))
 
 
 def invoke(*arguments: str) -> Result:

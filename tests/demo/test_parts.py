@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import cast
 
 import click
 import pytest
+from rich.console import Console
 
 from affinity.client import open_store
-from affinity.demo.app import Line, Transcript, transcript_kind, transcripts_of
+from affinity.demo.app import THINK_SECONDS, Transcript, TranscriptLine, TurnReply, transcript_kind, transcripts_of
 from affinity.demo.conversations import (
     DATASET_SIZE,
     NO_DIGEST,
@@ -22,17 +24,19 @@ from affinity.demo.conversations import (
     extend_digest,
     load_conversations,
 )
-from affinity.demo.database import export_transcripts, open_database
 from affinity.demo.display import Display
-from affinity.demo.feed import schedule
-from affinity.demo.fleet import Fleet
-from affinity.demo.plan import SHORTEST_SECONDS, THINK_SECONDS, Plan, replay_seconds
-from affinity.demo.run import STALL_SECONDS, _Progress
-from affinity.demo.watch import Watch
-from affinity.demo.worker import Counts, CountsFile
+from affinity.demo.run import (
+    SHORTEST_SECONDS,
+    DemoPlan,
+    Observer,
+    export_transcripts,
+    open_database,
+    schedule,
+    sum_of_workers,
+)
 from affinity.provider.contract import Incarnation, Provider, SessionInfo, WorkerInfo
 from affinity.records import SessionFilter, SessionMetadata, SessionState
-from affinity.session import CacheStats, MemorySessionStore
+from affinity.session import MemorySessionStore
 
 HELLO, HI, BYE = (ChatMessage("ann", ("hello", "there")), ChatMessage("bob", ("hi",)), ChatMessage("ann", ("bye",)))
 
@@ -68,8 +72,8 @@ def test_a_digest_depends_on_every_message_and_on_their_order() -> None:
 # --- the transcript ---------------------------------------------------------------------------------------------------
 
 
-def line(message: ChatMessage, worker: str = "a") -> Line:
-    return Line(message=message, worker_id=worker, epoch=1, attempt=1)
+def line(message: ChatMessage, worker: str = "a") -> TranscriptLine:
+    return TranscriptLine(message, worker, epoch=1, attempt=1)
 
 
 def test_a_transcript_grows_by_one_line_a_turn() -> None:
@@ -90,25 +94,25 @@ def test_a_transcript_that_is_not_the_one_before_the_turn(position: int) -> None
     assert transcript.lines == [line(HELLO)]
 
 
-# --- what a worker has counted ----------------------------------------------------------------------------------------
+# --- what workers have counted ----------------------------------------------------------------------------------------
 
 
-def test_counts_outlive_their_worker_and_add_up(tmp_path: Path) -> None:
-    paths = [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
-    a, b, c = map(CountsFile, paths)
-    for hydrations in (1, 2, 10):
-        a.note(CacheStats(hydrations=hydrations))
-    b.note(CacheStats(hydrations=3, conflicts=12))
-    assert Counts.read(paths) == Counts(hydrations=13, refused=12), "nobody has closed them"
-    for each in (a, b, c):
-        each.close()
+def test_counts_of_workers_add_up() -> None:
+    """A count only grows, and the last one of a worker is known from its replies, also when it is killed later."""
+
+    def reply(worker: str, hydrations: int, refused: int) -> TurnReply:
+        return TurnReply(0, NO_DIGEST, worker, 1, 1, 1, 0.0, hydrations, refused)
+
+    replies = [reply("a", 1, 0), reply("b", 3, 12), reply("a", 10, 0), reply("a", 2, 0)]
+    assert sum_of_workers(replies, lambda reply: reply.hydrations) == 13
+    assert sum_of_workers(replies, lambda reply: reply.refused) == 12
 
 
 # --- a look from outside ----------------------------------------------------------------------------------------------
 
 
 class Table:
-    """The parts of a database that a `Watch` looks at."""
+    """The parts of a database that an `Observer` looks at."""
 
     def __init__(self) -> None:
         self.states = MemorySessionStore()
@@ -136,78 +140,66 @@ class Table:
         )
 
 
-PLAN = Plan(run="r", url=None, workers=2, kill=False, seed=0)
+PLAN = DemoPlan(run="r", url=None, workers=2, kill=False, seed=0)
 
 
-async def test_turns_are_counted_by_who_ran_them() -> None:
+async def test_a_snapshot_counts_turns_and_moves() -> None:
     table = Table()
-    watch = Watch(PLAN, cast(Provider, table), Fleet())
+    observer = Observer(PLAN, cast(Provider, table))
     await table.turn("r-chat-1", 3, "a", epoch=1)
     await table.turn("r-chat-2", 1, "b", epoch=2)
-    assert dict((await watch.snapshot()).turns_by_worker) == {"a": 3, "b": 1}
+    await table.turn("s-chat-1", 1, "b", epoch=1)
+    assert ((await observer.snapshot()).turns, observer.migrated) == (5, 0)
     await table.turn("r-chat-1", 5, "b", epoch=3)
-    snapshot = await watch.snapshot()
-    assert (snapshot.turns, dict(snapshot.turns_by_worker)) == (6, {"a": 3, "b": 3})
+    snapshot = await observer.snapshot()
+    assert (snapshot.turns, observer.migrated) == (7, 1)
+    assert observer.holders == {"r-chat-1": {1: "a", 3: "b"}, "r-chat-2": {2: "b"}}
     assert [session.session_id for session in snapshot.held_by("b")] == ["r-chat-1", "r-chat-2"]
 
 
 # --- the database -----------------------------------------------------------------------------------------------------
 
 
-SILENT = Display(show=lambda _: pytest.fail("shown"), say=pytest.fail)
-"""A display that nothing is shown on."""
-
-
 async def test_a_failed_run_keeps_its_transcripts_and_leaves_none(sqlite_url: str, tmp_path: Path) -> None:
+    output = StringIO()
+    display = Display(Console(file=output))
     transcripts = transcripts_of(PLAN.run)
     async with open_store(sqlite_url) as store:
         async with transcripts_of("another").open("another-chat", store=store) as foreign:
             foreign.add(0, line(HI))
-        async with open_database(sqlite_url, ["r-chat-1"], SILENT) as provider:
+        async with open_database(sqlite_url, ["r-chat-1"], display) as provider:
             async with transcripts.open("r-chat-1", store=store) as transcript:
                 transcript.add(0, line(HELLO))
-            await export_transcripts(provider, PLAN.run, tmp_path, SILENT)
+            await export_transcripts(provider, PLAN.run, tmp_path, display)
         (kept,) = (tmp_path / "transcripts.jsonl").read_text().splitlines()
         assert json.loads(kept)["state"]["lines"][0]["message"]["sender"] == "ann"
         assert [state.session_id for state in await store.list(SessionFilter(), 10)] == ["another-chat"]
+    assert output.getvalue() == ""
 
 
 # --- pace and capacity ------------------------------------------------------------------------------------------------
 
 
-def chat(messages: int) -> Conversation:
-    return Conversation(f"chat of {messages}", (HELLO,) * messages)
+def chats(*lengths: int) -> Mapping[str, Conversation]:
+    return {str(length): Conversation(f"chat of {length}", (HELLO,) * length) for length in lengths}
 
 
-def test_every_dialogue_has_something_left_to_say_half_way() -> None:
+def test_every_conversation_has_messages_left_half_way() -> None:
     """So the worker that is killed there has work that others must take over."""
-    lengths = (2, 3, 7, 100)
-    due = sorted(schedule({str(n): chat(n) for n in lengths}, 10.0, seed=3))
-    assert {session_id for at, session_id in due if at >= 5.0} == {str(n) for n in lengths}
-    assert all(0.0 <= at <= 10.0 for at, _ in due)
+    lengths = (2, 3, 7, 60)
+    due = sorted(schedule(chats(*lengths), seed=3))
+    assert {session_id for at, session_id in due if at >= SHORTEST_SECONDS / 2} == {str(n) for n in lengths}
+    assert 0.0 <= due[0][0] <= due[-1][0] < 60 * THINK_SECONDS * 1.5
     assert len(due) == sum(lengths)
 
 
 def test_a_replay_is_as_long_as_its_messages_need() -> None:
-    assert replay_seconds([chat(2)]) == SHORTEST_SECONDS
-    assert replay_seconds([chat(1000)]) > 1000 * THINK_SECONDS
+    assert max(schedule(chats(2), seed=0))[0] < SHORTEST_SECONDS
+    assert max(schedule(chats(1000), seed=0))[0] > 1000 * THINK_SECONDS
 
 
 def test_the_survivors_can_hold_all_sessions() -> None:
-    plan = Plan(run="r", url=None, workers=3, kill=True, seed=0)
-    settings = [plan.settings(name, url="", counts=Path(), sessions=101) for name in plan.worker_names]
-    options = [each.options for each in settings]
+    plan = DemoPlan(run="r", url=None, workers=3, kill=True, seed=0)
+    options = [plan.settings(number, url="", sessions=101).options for number in (1, 2, 3)]
     assert sum(each.max_sessions_per_runtime for each in options[1:]) >= 101
     assert len({each.worker_node_id for each in options}) == 3
-
-
-def test_a_run_in_which_nothing_goes_on_has_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr("affinity.demo.run.time.monotonic", lambda: now)
-    progress = _Progress()
-    assert not progress.stalled_at(0)
-    now = STALL_SECONDS
-    assert not progress.stalled_at(0)
-    assert not progress.stalled_at(1)
-    now = 2 * STALL_SECONDS + 1.0
-    assert progress.stalled_at(1)

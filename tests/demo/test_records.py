@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
 from pydantic_core import to_json
 
-from affinity.demo.app import NOTHING, Line, Reply, Summary, read_transcript, transcripts_of
+from affinity.client.views import instance_of, record_of
+from affinity.demo.app import StoredTranscript, Summary, TranscriptLine, TurnReply, read_transcript, transcripts_of
 from affinity.demo.conversations import ChatMessage, Conversation, digests
-from affinity.demo.records import read_record
-from affinity.demo.verify import Record, Verdict, verify
+from affinity.demo.verify import ConversationRecord, Verdict, read_record, verify
 from affinity.errors import SessionLoadFailed
 from affinity.orchestration import events as ev
 from affinity.orchestration.wire import encode_event
@@ -45,7 +46,7 @@ def instance(**changes: Any) -> InstanceInfo:
 
 
 def completed(schedule_id: int, position: int) -> ev.ActivityCompleted:
-    reply = Reply(
+    reply = TurnReply(
         position=position,
         digest=digests(CHAT.messages)[position],
         worker_id="a",
@@ -57,8 +58,15 @@ def completed(schedule_id: int, position: int) -> ev.ActivityCompleted:
     return ev.ActivityCompleted(schedule_id, to_json(asdict(reply)).decode())
 
 
-def read(*events: ev.Event, info: InstanceInfo | None) -> Record:
-    return read_record("s", CHAT, info, [encode_event(event) for event in events], NOTHING)
+def read(*events: ev.Event, info: InstanceInfo | None) -> ConversationRecord:
+    return judged(info, events, StoredTranscript())
+
+
+def judged(
+    info: InstanceInfo | None, events: Sequence[ev.Event], stored: StoredTranscript | SessionLoadFailed
+) -> ConversationRecord:
+    history = [record_of(event_id, encode_event(event)) for event_id, event in enumerate(events, 1)]
+    return read_record("s", CHAT, None if info is None else instance_of(info), history, stored)
 
 
 def test_a_history_in_order() -> None:
@@ -81,10 +89,12 @@ def test_a_result_of_nothing() -> None:
 
 def test_a_turn_and_an_orchestration_that_failed() -> None:
     failed = ev.ActivityFailed(1, "failed", "ValueError", "no")
-    record = read(SCHEDULED, failed, info=instance(status="failed", output=None, error='{"type":"ActivityFailed"}'))
+    record = read(
+        SCHEDULED, failed, info=instance(status="failed", output=None, error='{"type":"ActivityFailed","message":"no"}')
+    )
     assert record.summary is None
     assert record.faults == [
-        'its orchestration has failed: {"type":"ActivityFailed"}',
+        "its orchestration has failed: ActivityFailed: no",
         "the turn of event 1 has failed: ValueError: no",
     ]
 
@@ -103,18 +113,18 @@ async def store_of_two_turns() -> MemorySessionStore:
     store = MemorySessionStore()
     for position, message in enumerate(CHAT.messages):
         async with TRANSCRIPTS.open("s", store=store) as transcript:
-            transcript.add(position, Line(message=message, worker_id="a", epoch=1, attempt=1))
+            transcript.add(position, TranscriptLine(message, "a", epoch=1, attempt=1))
     return store
 
 
 async def judge(store: MemorySessionStore) -> Verdict:
     stored = await read_transcript(TRANSCRIPTS, store, "s")
-    return verify([read_record("s", CHAT, instance(), [encode_event(e) for e in HISTORY], stored)], {}, {"a": 1})
+    return verify([judged(instance(), HISTORY, stored)], {}, {"a": 1})
 
 
 async def test_a_state_is_read_as_it_was_written() -> None:
-    assert (await judge(await store_of_two_turns())).good
-    assert await read_transcript(TRANSCRIPTS, MemorySessionStore(), "s") == NOTHING
+    assert (await judge(await store_of_two_turns())).differences == ()
+    assert await read_transcript(TRANSCRIPTS, MemorySessionStore(), "s") == StoredTranscript()
 
 
 async def test_a_state_that_was_doctored() -> None:
@@ -132,8 +142,8 @@ async def test_a_state_that_was_doctored() -> None:
 
 async def test_a_state_that_cannot_be_read_is_a_difference() -> None:
     error = SessionLoadFailed("s", "damaged")
-    record = read_record("s", CHAT, instance(), [encode_event(event) for event in HISTORY], error)
-    assert record.stored == NOTHING
+    record = judged(instance(), HISTORY, error)
+    assert record.stored == StoredTranscript()
     (trouble,) = record.faults
     assert "its state cannot be read" in trouble
     assert "damaged" in trouble

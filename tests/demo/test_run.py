@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from affinity.client import Client
-from affinity.demo.plan import LEASE_SECONDS, RECOVERY_SLACK
+from affinity.demo.display import LEASE_SECONDS, RECOVERY_SLACK
 from affinity.records import SessionFilter
 
 PATIENCE = 90.0
@@ -171,5 +171,5 @@ def test_a_worker_that_ends_by_itself_is_reported(start: Start, tmp_path: Path) 
     assert f"(pid {crashed.pid}) ended by itself, by SIGKILL" in stderr
     (kept,) = (tmp_path / "tmp").iterdir()
     assert str(kept) in stderr
-    assert len(list(kept.glob("*.log"))) == len(list(kept.glob("*.counts.json"))) == 3
+    assert len(list(kept.glob("*.log"))) == 3
     assert (kept / "transcripts.jsonl").exists()

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from affinity.demo.app import NOTHING, Line, Reply, StoredTranscript, Summary
+from affinity.demo.app import StoredTranscript, Summary, TranscriptLine, TurnReply
 from affinity.demo.conversations import ChatMessage, Conversation, digests
-from affinity.demo.verify import Holders, Record, Verdict, recovery_seconds, verify
+from affinity.demo.verify import ConversationRecord, Holders, Verdict, recovery_seconds, verify
 
 PROCESSES = {"a": 1, "b": 2}
 CHAT = Conversation("chat", tuple(ChatMessage("me" if n % 2 else "you", (f"text {n}",)) for n in range(6)))
 
 
-def reply(position: int, worker: str = "a", epoch: int = 1) -> Reply:
-    return Reply(
+def reply(position: int, worker: str = "a", epoch: int = 1) -> TurnReply:
+    return TurnReply(
         position=position,
         digest=digests(CHAT.messages)[position],
         worker_id=worker,
@@ -27,17 +27,17 @@ def reply(position: int, worker: str = "a", epoch: int = 1) -> Reply:
     )
 
 
-def line(position: int, worker: str = "a", epoch: int = 1) -> Line:
-    return Line(message=CHAT.messages[position], worker_id=worker, epoch=epoch, attempt=1)
+def line(position: int, worker: str = "a", epoch: int = 1) -> TranscriptLine:
+    return TranscriptLine(CHAT.messages[position], worker, epoch, 1)
 
 
-def stored(*lines: Line) -> StoredTranscript:
+def stored(*lines: TranscriptLine) -> StoredTranscript:
     return StoredTranscript(version=len(lines), lines=lines)
 
 
-def record(where: Sequence[tuple[str, int]] = (("a", 1),) * 6) -> Record:
+def record(where: Sequence[tuple[str, int]] = (("a", 1),) * 6) -> ConversationRecord:
     """A conversation as it must be, with its turns at these workers and epochs."""
-    return Record(
+    return ConversationRecord(
         session_id="s",
         conversation=CHAT,
         replies=[reply(position, *at) for position, at in enumerate(where)],
@@ -49,11 +49,11 @@ def record(where: Sequence[tuple[str, int]] = (("a", 1),) * 6) -> Record:
 MOVED = record([("a", 1)] * 3 + [("b", 2)] * 3)
 
 
-def judge(judged: Record, holders: Holders | None = None) -> Verdict:
+def judge(judged: ConversationRecord, holders: Holders | None = None) -> Verdict:
     return verify([judged], holders or {}, PROCESSES)
 
 
-def without(rows: Sequence[Reply], position: int) -> Sequence[Reply]:
+def without(rows: Sequence[TurnReply], position: int) -> Sequence[TurnReply]:
     return [row for row in rows if row.position != position]
 
 
@@ -66,12 +66,11 @@ def test_a_good_record_is_verified() -> None:
         turns_off_holder=0,
         migrated_sessions=0,
     )
-    assert judge(record()).good
 
 
 def test_a_move_is_counted_and_is_no_fault() -> None:
     verdict = judge(MOVED, {"s": {1: "a", 2: "b"}})
-    assert verdict.good
+    assert verdict.differences == ()
     assert verdict.migrated_sessions == 1
 
 
@@ -79,7 +78,7 @@ def test_a_turn_that_ran_again_is_no_fault() -> None:
     """Killed in the middle of it: state and history both know of the second run alone."""
     lines, replies = list(MOVED.stored.lines), list(MOVED.replies)
     lines[3], replies[3] = replace(lines[3], attempt=2), replace(replies[3], attempt=2)
-    assert judge(replace(MOVED, replies=replies, stored=stored(*lines))).good
+    assert judge(replace(MOVED, replies=replies, stored=stored(*lines))).differences == ()
 
 
 # --- lost ------------------------------------------------------------------------------------------------------------
@@ -120,7 +119,9 @@ def test_a_memory_that_was_not_the_transcript() -> None:
 
 
 def test_a_conversation_of_which_nothing_is_left() -> None:
-    verdict = judge(replace(record(), replies=[], stored=NOTHING, summary=None, faults=["its instance is gone"]))
+    verdict = judge(
+        replace(record(), replies=[], stored=StoredTranscript(), summary=None, faults=["its instance is gone"])
+    )
     assert (verdict.lost_turns, verdict.transcripts_verified) == (6, 0)
     assert any("did not complete" in text for text in verdict.differences)
     assert any("instance is gone" in text for text in verdict.differences)
@@ -128,7 +129,8 @@ def test_a_conversation_of_which_nothing_is_left() -> None:
 
 def test_a_wrong_output() -> None:
     verdict = judge(replace(record(), summary=Summary(6, "other")))
-    assert (verdict.lost_turns, verdict.transcripts_verified, verdict.good) == (0, 0, False)
+    assert (verdict.lost_turns, verdict.transcripts_verified) == (0, 0)
+    assert "its output is Summary(turns=6, digest='other')" in verdict.differences[0]
 
 
 # --- twice, and out of order -----------------------------------------------------------------------------------------
@@ -172,19 +174,19 @@ def test_messages_out_of_order() -> None:
 
 
 @pytest.mark.parametrize("doctored", [line(3, "a", 1), line(3, "b", 3), replace(line(3, "b", 2), attempt=2)])
-def test_a_state_that_another_run_of_the_turn_has_written(doctored: Line) -> None:
+def test_a_state_that_another_run_of_the_turn_has_written(doctored: TranscriptLine) -> None:
     """Written by a run whose result is not the one in the history: they did not commit together."""
     lines = MOVED.stored.lines
     verdict = judge(replace(MOVED, stored=stored(*lines[:3], doctored, *lines[4:])))
     assert verdict.differences[0] == "conversation chat: state and history disagree about turn 4"
-    assert (verdict.lost_turns, verdict.states_agreed, verdict.good) == (0, 0, False)
+    assert (verdict.lost_turns, verdict.states_agreed) == (0, 0)
 
 
 def test_a_state_that_was_written_without_a_result() -> None:
     """The lines are right, and still somebody has written once more than there are results."""
     verdict = judge(replace(record(), stored=replace(record().stored, version=7)))
     assert verdict.differences == ("conversation chat: the state was written 7 times, for 6 results",)
-    assert (verdict.transcripts_verified, verdict.states_agreed, verdict.good) == (1, 0, False)
+    assert (verdict.transcripts_verified, verdict.states_agreed) == (1, 0)
 
 
 def test_a_state_and_a_history_that_are_wrong_alike_agree() -> None:
@@ -207,7 +209,6 @@ def test_two_workers_at_one_epoch(rows: str) -> None:
         "conversation chat: turn 5 ran on a worker that did not hold the session",
     )
     assert verdict.transcripts_verified == 1, "the transcript itself is right"
-    assert not verdict.good
 
 
 def test_an_older_epoch_after_a_newer_one() -> None:
