@@ -128,7 +128,7 @@ def test_statements_are_counted_whatever_the_chunks(size: int) -> None:
     assert sum(counter.feed(said[start : start + size]) for start in range(0, len(said), size)) == 2
 
 
-def test_the_loop_writes_what_it_says_and_the_wire_counts_it(postgres_migrated: str) -> None:
+def test_the_loop_sends_one_statement_a_turn_and_the_wire_counts_it(postgres_migrated: str) -> None:
     with wire(postgres_migrated) as counted:
         loop = FusedLoop(counted.url, 3)
         before = counted.statements
@@ -153,7 +153,7 @@ def test_settings_are_stated(system: System) -> None:
     assert system.packages
 
 
-def test_a_worker_that_dies_is_explained() -> None:
+def test_a_worker_that_ends_is_reported_with_its_log() -> None:
     worker = WorkerProcess(module_launch("bench.no_such_module"))
     try:
         with pytest.raises(WorkerFailed, match="no_such_module"):

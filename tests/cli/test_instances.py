@@ -28,7 +28,7 @@ def test_other_commands_do_not_create_a_database(directory: Path) -> None:
     assert not (directory / "affinity.db").exists()
 
 
-def test_migrate_says_what_it_did(directory: Path) -> None:
+def test_migrate_reports_what_it_did(directory: Path) -> None:
     first = document("migrate")
     assert first["from"] == 0 < first["to"]
     assert document("migrate") == {"from": first["to"], "to": first["to"]}
@@ -133,7 +133,7 @@ def test_wait_prints_the_result(play: Play) -> None:
     assert document("start", "brew", "--id", "t", "--wait")["created"] is False
 
 
-def test_wait_says_how_it_failed(play: Play) -> None:
+def test_wait_reports_the_failure(play: Play) -> None:
     succeed("start", "brew", "--id", "f")
     play(lambda puppet: puppet.end_badly("f", "failed", '{"type":"ValueError","message":"no water"}'))
     assert "ValueError: no water" in refused(FAILED, "wait", "f")
@@ -167,7 +167,7 @@ def test_show_prints_the_stack_of_an_error(play: Play) -> None:
     assert document("show", "u")["error_stack"] == ""
 
 
-def test_wait_says_that_it_was_cancelled(play: Play) -> None:
+def test_wait_reports_the_cancellation(play: Play) -> None:
     succeed("start", "brew", "--id", "c")
     assert document("cancel", "c", "--reason", "closing time")["cancel_requested"]
     error = '{"type":"OrchestrationCancelled","message":"closing time"}'

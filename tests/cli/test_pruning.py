@@ -36,7 +36,7 @@ def test_what_ended_long_ago_is_removed() -> None:
 
 
 @pytest.mark.usefixtures("ended")
-def test_nothing_is_removed_unless_somebody_agrees() -> None:
+def test_nothing_is_removed_without_confirmation() -> None:
     """At a terminal it asks; without one it wants --yes or --dry-run."""
     assert "--yes" in refused(MISUSED, "prune", "--older-than", "0s")
     succeed("show", "done")

@@ -216,7 +216,7 @@ def test_a_session_is_named_by_a_unique_beginning(database: Path, command: list[
 
 
 @pytest.mark.usefixtures("family")
-def test_delete_says_which_children_go() -> None:
+def test_delete_lists_the_children_that_it_removes() -> None:
     dry = run("sessions", "delete", "top", "--dry-run")
     assert (dry.exit_code, sorted(dry.stdout.split())) == (0, ["grandkid", "kid", "top"])
     assert dry.stderr == "would remove 'top' and 2 children of it\n"
@@ -235,7 +235,7 @@ def test_delete_of_one() -> None:
     assert sorted(listed()) == ["grandkid", "other", "top"]
 
 
-def test_delete_takes_a_beginning_only_when_told_to(database: Path) -> None:
+def test_delete_takes_a_prefix_only_by_option(database: Path) -> None:
     put(database, "customer-1")
     put(database, "customer-17")
     assert run("sessions", "delete", "customer-1", "--yes").stdout == "customer-1\n"
@@ -291,7 +291,7 @@ def test_prune_families(database: Path) -> None:
     assert len(listed()) == 3
 
 
-def test_prune_says_what_it_left(database: Path, play: Play) -> None:
+def test_prune_lists_what_it_left(database: Path, play: Play) -> None:
     put(database, "kettle")
     put(database, "pot")
     succeed("start", "brew", "--id", "t")
@@ -306,7 +306,7 @@ def test_prune_says_what_it_left(database: Path, play: Play) -> None:
 @pytest.mark.parametrize(
     "options", [[], ["--kind", "chat"], ["--older-than", "30"], ["--keep", "-1"], ["--older-than", "1y"]]
 )
-def test_prune_needs_to_be_told(options: list[str]) -> None:
+def test_prune_needs_a_rule(options: list[str]) -> None:
     refused(MISUSED, "sessions", "prune", "--yes", *options)
     assert len(listed()) == 4
 
@@ -365,7 +365,7 @@ def test_a_wrong_line_is_named_before_anything_is_written(directory: Path) -> No
     assert "absent.jsonl" in refused(MISUSED, "sessions", "import", "absent.jsonl")
 
 
-def test_an_import_that_ends_in_the_middle_says_how_to_go_on(database: Path, directory: Path) -> None:
+def test_an_import_that_ends_in_the_middle_names_how_to_continue(database: Path, directory: Path) -> None:
     put(database, "b")
     lines = [json.dumps({"session_id": session_id, "state": 1}) for session_id in ("a", "b", "c")]
     (directory / "three.jsonl").write_text("\n".join(lines))
@@ -400,7 +400,7 @@ def test_ctrl_c_is_clean(database: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 # --- progress ---------------------------------------------------------------------------------------------------------
 
 
-def test_long_work_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_work_reports_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     now, said = 0.0, list[str]()
     monkeypatch.setattr("affinity.cli.shell.time.monotonic", lambda: now)
     monkeypatch.setattr(click, "echo", lambda text, err: said.append(text))

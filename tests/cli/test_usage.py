@@ -112,7 +112,7 @@ def test_a_misspelt_variable_is_refused(command: list[str], monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("command", [["list"], ["start", "brew"], ["migrate"], ["sessions"], ["show", "t"]])
-def test_an_unreachable_database_is_told_from_bad_input(command: list[str]) -> None:
+def test_an_unreachable_database_has_another_exit_code_than_bad_input(command: list[str]) -> None:
     said = refused(NO_DATABASE, *command, "--url", NOBODY)
     assert "Connection refused" in said
     for name in ("secret", "someone", "127.0.0.1", "postgresql:"):
@@ -181,7 +181,7 @@ def test_a_target_that_names_no_app(module: Path, target: str, message: str) -> 
         ("needs_app", "import no_such_dependency\n", "No module named 'no_such_dependency'"),
     ],
 )
-def test_a_module_that_does_not_import_says_where(directory: Path, name: str, source: str, message: str) -> None:
+def test_a_module_that_does_not_import_names_the_line(directory: Path, name: str, source: str, message: str) -> None:
     (directory / f"{name}.py").write_text(source)
     with pytest.raises(InvalidApp, match=f"{name}.py:") as refusal:
         load_app(f"{name}:app")

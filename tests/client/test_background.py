@@ -135,7 +135,7 @@ async def test_waits_for_one_instance_share_its_look_ups(script: Script, client:
     assert {size for _, size in script.calls} == {1}
 
 
-async def test_nobody_waits_nothing_is_asked(script: Script, client: Client) -> None:
+async def test_a_cancelled_wait_makes_no_more_polls(script: Script, client: Client) -> None:
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(client.wait, "t")
@@ -236,7 +236,7 @@ async def test_hints_are_coalesced_beside_the_calls(script: Script, client: Clie
     assert script.hints == 2
 
 
-async def test_a_start_that_made_no_work_wakes_nobody(script: Script, client: Client) -> None:
+async def test_a_start_that_made_no_work_wakes_no_worker(script: Script, client: Client) -> None:
     script.existing.add("t")
     await client.start("brew", instance_id="t")
     await anyio.wait_all_tasks_blocked()
@@ -253,7 +253,7 @@ async def test_an_event_wakes_the_owner_of_the_instance(script: Script, client: 
     assert script.woken == [(set(), {"t", "u"}), ({None}, set())]
 
 
-async def test_a_hint_that_fails_harms_nobody(script: Script, client: Client) -> None:
+async def test_a_failed_hint_has_no_effect_on_the_call(script: Script, client: Client) -> None:
     script.errors["wake"] = [ConnectionLost("cut")]
     await client.start("brew")
     await script.hint_sent.wait()

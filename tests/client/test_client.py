@@ -248,7 +248,7 @@ async def test_wait_times_out_and_refuses_what_is_not_there(client: Client, pupp
             await client.wait("t", timeout=timeout)
 
 
-async def test_a_wait_hears_of_a_deletion(client: Client) -> None:
+async def test_a_wait_ends_with_an_error_when_its_instance_is_deleted(client: Client) -> None:
     handle = await client.start("brew", instance_id="t")
 
     async def waiter() -> None:

@@ -55,7 +55,7 @@ async def client(any_url: str) -> AsyncIterator[Client]:
         yield one
 
 
-async def test_an_activity_in_back_off_says_when_it_goes_on_and_why(client: Client) -> None:
+async def test_an_activity_in_back_off_has_its_next_time_and_its_last_error(client: Client) -> None:
     handle = await client.start(stuck)
     with anyio.fail_after(30):
         while not [one for one in await handle.activities() if one.state == "retrying"]:
@@ -111,7 +111,7 @@ async def test_a_tree_is_shown_in_its_order(client: Client) -> None:
     assert part.truncated
 
 
-async def test_nobody_and_nonsense_are_refused(client: Client) -> None:
+async def test_unknown_instances_and_invalid_limits_are_refused(client: Client) -> None:
     for ask in (client.executions, client.activities, client.tree):
         with pytest.raises(UnknownInstance):
             await ask("nobody")

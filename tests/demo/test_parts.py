@@ -44,7 +44,7 @@ HELLO, HI, BYE = (ChatMessage("ann", ("hello", "there")), ChatMessage("bob", ("h
 # --- conversations ----------------------------------------------------------------------------------------------------
 
 
-def test_a_seed_chooses_conversations_in_which_somebody_answered() -> None:
+def test_a_seed_chooses_conversations_with_an_answer() -> None:
     chosen = load_conversations(20, seed=1)
     assert chosen == load_conversations(20, seed=1)
     assert chosen != load_conversations(20, seed=2)

@@ -127,7 +127,7 @@ async def test_a_state_is_read_as_it_was_written() -> None:
     assert await read_transcript(TRANSCRIPTS, MemorySessionStore(), "s") == StoredTranscript()
 
 
-async def test_a_state_that_was_doctored() -> None:
+async def test_a_state_that_was_written_by_other_code() -> None:
     """Somebody writes the same lines once more, and then other ones."""
     store = await store_of_two_turns()
     record = await store.load("s")

@@ -143,7 +143,7 @@ def test_an_interrupted_run_leaves_nothing(any_url: str, start: Start, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_told_to_end_while_it_starts(start: Start, tmp_path: Path) -> None:
+def test_a_run_that_is_signalled_while_it_starts(start: Start, tmp_path: Path) -> None:
     demo = start()
     demo.wait_said("Starting 3 workers")
     demo.send(signal.SIGTERM)

@@ -156,7 +156,7 @@ def test_a_script_that_writes_during_a_first_claim(look: Look, monkeypatch: pyte
         look(PLANS, SimulatedCluster, usual=USUAL, made_plain=False)
 
 
-def test_a_lost_tail_of_which_nobody_learns(
+def test_a_lost_tail_that_no_worker_detects(
     look: Look, database: ModelDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Epochs and message ids come back."""

@@ -24,7 +24,7 @@ async def hears_two(ctx: OrchestrationContext) -> list[SessionMoved]:
     return [first, await ctx.schedule_session_moved("s")]
 
 
-def test_the_first_wait_of_an_execution_asks_to_be_told() -> None:
+def test_the_first_wait_of_an_execution_sets_a_watch() -> None:
     live = Live(hears_two)
     assert new_events(live.start())[1:] == [ev.SessionWatched("s"), ev.EventAwaited(moved_name("s"))]
     live.feed(MOVED)
@@ -48,7 +48,7 @@ def test_a_move_between_two_waits_is_neither_lost_nor_doubled() -> None:
     assert live.outcome == ev.OrchestrationCompleted("2")
 
 
-def test_sessions_and_other_events_are_told_apart() -> None:
+def test_moves_of_sessions_and_other_events_are_distinct() -> None:
     async def several(ctx: OrchestrationContext) -> list[Any]:
         return await ctx.gather(
             ctx.schedule_session_moved("a"), ctx.schedule_session_moved("b"), ctx.schedule_wait("session_moved", int)
@@ -150,7 +150,7 @@ def test_a_reserved_name_cannot_be_awaited(name: str) -> None:
     assert run(main).history[-1] == ev.EventAwaited("affinity")
 
 
-def test_its_future_says_what_it_is() -> None:
+def test_its_future_has_a_description() -> None:
     async def main(ctx: OrchestrationContext) -> str:
         future = ctx.schedule_session_moved("s")
         await future

@@ -329,7 +329,7 @@ def test_whatever_the_code_raises_fails_the_orchestration(error: BaseException) 
     assert live.execution.error is not None
 
 
-def test_somebody_who_stops_the_process_stops_it() -> None:
+def test_a_keyboard_interrupt_in_an_orchestration_is_raised() -> None:
     async def interrupted(ctx: OrchestrationContext) -> None:
         raise KeyboardInterrupt
 

@@ -103,7 +103,7 @@ def test_the_form_is_readable_and_stable() -> None:
     assert encode_event(ev.TimerFired(7)) == '{"type":"timer_fired","schedule_id":7}'
 
 
-def test_a_policy_says_only_what_old_ones_cannot_say() -> None:
+def test_a_policy_writes_only_what_differs_from_the_default() -> None:
     """Histories of before are written anew as they were, and read by workers of the release before."""
     new = RetryPolicy(strategy="linear", jitter=0.5, total_timeout=60)
     text = encode_task(ActivityTask("1", new))

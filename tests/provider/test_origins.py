@@ -33,5 +33,5 @@ def test_what_a_reset_cut_off_is_not_taken_for_its_own() -> None:
     ]
 
 
-def test_a_run_without_a_turn_says_nothing() -> None:
+def test_a_run_without_a_turn_has_no_origin() -> None:
     assert to_origins([OriginRow(2, None, None, None, "b", 4)], same_time) == []

@@ -204,7 +204,7 @@ async def test_a_missing_right_is_denied(postgres_migrated: str, admin: psycopg.
         admin.execute("DROP ROLE affinity_guest")
 
 
-async def test_a_port_where_nobody_listens_is_a_lost_connection() -> None:
+async def test_a_closed_port_is_a_lost_connection() -> None:
     """The server may come up."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))

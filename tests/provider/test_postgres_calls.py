@@ -45,7 +45,7 @@ def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
 # --- calls that nobody waits for any more -----------------------------------------------------------------------------
 
 
-async def test_whoever_is_cancelled_goes_at_once_and_the_provider_stays_usable(
+async def test_a_cancelled_caller_returns_immediately_and_the_provider_stays_usable(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though the database does not answer; a call that had not begun never does."""
@@ -106,7 +106,7 @@ async def test_no_verb_leaves_a_transaction_open(postgres_migrated: str, admin: 
 # --- hints ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_broken_subscription_says_so(postgres_migrated: str, admin: psycopg.Connection[Any]) -> None:
+async def test_a_broken_subscription_raises(postgres_migrated: str, admin: psycopg.Connection[Any]) -> None:
     """And a new one works."""
     async with opened(postgres_migrated) as provider:
         peer = await registered(provider)

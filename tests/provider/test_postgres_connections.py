@@ -181,7 +181,7 @@ async def test_a_migration_is_not_noticed(connection: Connection, admin: psycopg
 
 
 @pytest.mark.parametrize("spoil", ["DEALLOCATE ALL", "PREPARE affinity_1 AS SELECT 2; PREPARE affinity_2 AS SELECT 3"])
-async def test_statements_that_somebody_else_took_away_or_made(connection: Connection, spoil: LiteralString) -> None:
+async def test_statements_that_other_code_deallocated_or_prepared(connection: Connection, spoil: LiteralString) -> None:
     """As a pooler may."""
     pid = await connection.run(PID)
     await connection.simple_query(spoil)
@@ -288,7 +288,7 @@ async def test_a_connection_that_is_ended_in_the_middle_of_a_call(
 
 
 @pytest.mark.parametrize("first", [True, False])
-async def test_a_connection_that_breaks_in_the_middle_of_several_statements_says_so(
+async def test_a_connection_that_breaks_in_the_middle_of_several_statements_raises(
     connection: Connection, admin: psycopg.Connection[Any], watcher: psycopg.Connection[Any], first: bool
 ) -> None:
     """In whichever of them, prepared at once or before; the next call has another connection."""
@@ -406,7 +406,7 @@ async def test_a_call_that_had_not_begun_never_does(
     assert await connection.run(WAIT) == [(2,)]
 
 
-async def test_an_abandoned_call_that_is_not_answered_keeps_nobody_waiting(
+async def test_an_abandoned_call_that_is_not_answered_delays_no_other_call(
     connection: Connection,
     admin: psycopg.Connection[Any],
     watcher: psycopg.Connection[Any],
@@ -447,7 +447,7 @@ async def test_an_error_that_comes_with_a_cancellation_is_no_news(
     assert await connection.run("SELECT 1") == [(1,)]
 
 
-async def test_an_attempt_to_connect_that_nobody_waits_for_is_given_up(
+async def test_an_attempt_to_connect_without_a_waiting_caller_is_cancelled(
     connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the grace; whoever comes then makes an attempt of its own."""

@@ -62,7 +62,7 @@ async def test_what_ends_an_execution_ends_its_holds(stage: Stage, end: str) -> 
     assert stage.rival.execute(left).fetchone() == (0, 1 if end == "continue" else 0)
 
 
-async def test_a_watch_that_was_set_meanwhile_hears_of_the_move(stage: Stage) -> None:
+async def test_a_watch_that_was_set_meanwhile_receives_the_move(stage: Stage) -> None:
     """The claim waited for the session's row, which the watch had."""
     b = replace(stage.peer, identity=WorkerIdentity(worker_id="b", incarnation=Incarnation("b-1")))
     await b.register()

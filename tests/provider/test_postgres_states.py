@@ -219,7 +219,7 @@ async def test_a_change_by_hand_that_waited_for_a_first_claim_ends_its_epoch(sta
     assert found is None or found.state == b"new"
 
 
-async def test_records_from_before_births_are_told_from_those_that_are_made_anew(
+async def test_records_from_before_births_are_distinct_from_those_made_anew(
     postgres_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They have one in common, which no later one has."""

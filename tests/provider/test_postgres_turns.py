@@ -50,7 +50,7 @@ def asked(provider: PostgresProvider, monkeypatch: pytest.MonkeyPatch) -> list[K
     return kinds
 
 
-async def test_a_batch_that_does_not_pass_as_a_whole_is_judged_turn_by_turn(
+async def test_a_batch_that_does_not_pass_as_a_whole_is_checked_turn_by_turn(
     provider: PostgresProvider, admin: psycopg.Connection[Any], asked: list[Kind]
 ) -> None:
     """Nothing of the first attempt is left."""

@@ -102,7 +102,7 @@ async def client(any_url: str) -> AsyncIterator[Client]:
         yield client
 
 
-async def test_a_client_is_told_which_limit_it_met(client: Client) -> None:
+async def test_a_quota_error_names_the_limit(client: Client) -> None:
     """With the number and the remedy; all clients of the database agree."""
     await client.start("flow", instance_id="i")
     await client.set_quotas(Quotas(instances=1, unread_events=3, instance_bytes=2_000))

@@ -136,7 +136,9 @@ BEFORE: Final[tuple[LiteralString, ...]] = (
 )
 
 
-async def test_postgres_knows_what_had_ended_before(postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_postgres_keeps_the_end_times_of_earlier_instances(
+    postgres_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A migration finds it."""
     now = migration.MIGRATIONS
     monkeypatch.setattr(migration, "MIGRATIONS", now[: _first(now) - 1])
@@ -150,7 +152,7 @@ async def test_postgres_knows_what_had_ended_before(postgres_database: str, monk
         await _check_old(provider)
 
 
-async def test_sqlite_knows_what_had_ended_before(tmp_path: Path) -> None:
+async def test_sqlite_keeps_the_end_times_of_earlier_instances(tmp_path: Path) -> None:
     """The same."""
     path = tmp_path / "old.db"
     migrate(path, MIGRATIONS[: _first(MIGRATIONS) - 1])

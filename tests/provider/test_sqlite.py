@@ -156,7 +156,7 @@ async def test_an_activity_queued_twice_is_a_duplicate(provider: SqliteProvider)
     assert await read_whole_history(provider, "i", 1) == []
 
 
-async def test_a_read_only_connection_is_told_apart(provider: SqliteProvider) -> None:
+async def test_a_read_only_connection_is_recognised(provider: SqliteProvider) -> None:
     await provider._writer.call(lambda database: database._connection.execute("PRAGMA query_only = ON").fetchall())
     with pytest.raises(ReadOnly):
         await provider.create_instance([new_instance("i")])
@@ -170,7 +170,7 @@ async def test_readers_do_not_wait_for_a_writer(path: Path, provider: SqliteProv
         assert (await provider.fetch_work_item(identity, options)).items == ()
 
 
-async def test_a_closed_provider_says_so(path: Path) -> None:
+async def test_a_closed_provider_refuses_calls(path: Path) -> None:
     provider = await SqliteProvider.open(path)
     await provider.aclose()
     with pytest.raises(ConnectionLost, match="closed"):

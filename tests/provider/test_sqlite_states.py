@@ -163,7 +163,7 @@ async def test_a_file_of_the_first_version_keeps_what_it_has(tmp_path: Path) -> 
     await provider.aclose()
 
 
-async def test_records_from_before_births_are_told_from_those_that_are_made_anew(tmp_path: Path) -> None:
+async def test_records_from_before_births_are_distinct_from_those_made_anew(tmp_path: Path) -> None:
     """They have one in common, which no later one has."""
     path = tmp_path / "old.db"
     migrate(path, MIGRATIONS[:3])

@@ -95,7 +95,7 @@ async def test_a_role_without_rights_to_sequences_starts(postgres_migrated: str)
     assert before == after
 
 
-async def test_a_migration_behind_a_long_reader_holds_nobody_up(
+async def test_a_migration_behind_a_long_reader_blocks_no_other_statement(
     postgres_migrated: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It lets the others pass, again and again, and is applied when the reader has ended; each attempt is a line."""

@@ -71,7 +71,7 @@ async def test_idle_copies_are_swept_and_used_ones_are_not(app: Application) -> 
     assert cache.stats.evictions == 2
 
 
-async def test_an_idle_copy_is_not_served_even_when_nobody_sweeps(app: Application) -> None:
+async def test_an_idle_copy_is_not_served_even_without_a_sweep(app: Application) -> None:
     cache = app.cache(idle_timeout=10)
     await visit(cache)
     app.now = 10

@@ -77,7 +77,7 @@ async def test_copies_that_wait_for_their_last_user_count(app: Application) -> N
     assert cache.stats.bytes == 0
 
 
-async def test_a_size_that_cannot_be_told_drops_the_copy(app: Application) -> None:
+async def test_a_size_that_cannot_be_measured_drops_the_copy(app: Application) -> None:
     def size_of(_: State) -> int:
         raise LookupError("unknown")
 

@@ -402,7 +402,7 @@ async def write_by_id(chats: Sessions[Chat], store: SessionStore, session_id: st
         chat.lines.append("by id")
 
 
-async def test_an_activity_that_writes_its_session_by_id_is_told_of_the_checkpoint(
+async def test_an_activity_that_writes_its_session_by_id_gets_an_error_that_names_checkpoint(
     host: Host, chats: Sessions[Chat]
 ) -> None:
     """While it has the state open, and in its worker's database before that, too."""

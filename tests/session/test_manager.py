@@ -197,7 +197,7 @@ async def test_show_gives_a_readable_state(stage: Stage) -> None:
     assert "state" not in binary
 
 
-async def test_a_damaged_state_is_told_with_its_session(stage: Stage) -> None:
+async def test_a_damaged_state_is_reported_with_its_session(stage: Stage) -> None:
     await stage.store.save(SessionState(session_id="broken", state=b"no zlib", encoding="zlib"))
     with pytest.raises(SessionLoadFailed, match=r"'broken'.*damaged"):
         readable(await stage.manager.show("broken"))
@@ -211,7 +211,7 @@ async def a_family(stage: Stage) -> None:
         await stage.put(session_id, parent=parent)
 
 
-async def test_delete_takes_the_children_along_and_says_so(stage: Stage) -> None:
+async def test_delete_removes_the_children_and_returns_them(stage: Stage) -> None:
     await a_family(stage)
     would = await stage.manager.delete("top", dry_run=True)
     assert (would[0], sorted(would)) == ("top", ["grandkid", "kid", "top"])
@@ -320,7 +320,7 @@ async def three_families(stage: Stage) -> None:
     await stage.advance(DAY)
 
 
-async def test_prune_of_families_judges_them_by_their_newest_member(stage: Stage) -> None:
+async def test_prune_of_families_selects_them_by_their_newest_member(stage: Stage) -> None:
     """And takes all of them: no child stays without its parent, no parent goes before its child."""
     await three_families(stage)
     assert (await stage.manager.prune(older_than=3.5 * DAY, family=True)).removed == []
@@ -407,7 +407,7 @@ async def test_prune_leaves_young_children_of_the_old(stage: Stage) -> None:
     assert await stage.ids() == ["kid"]
 
 
-async def test_prune_needs_to_be_told(stage: Stage) -> None:
+async def test_prune_needs_a_rule(stage: Stage) -> None:
     await stage.put("s")
     with pytest.raises(InvalidInput, match="older_than, keep, or both"):
         await stage.manager.prune(kind="chat")
@@ -583,7 +583,7 @@ async def test_export_of_what_is_not_there(stage: Stage) -> None:
     assert given == []
 
 
-async def test_an_import_that_is_refused_says_how_far_it_came_and_goes_on_with_skip(stage: Stage) -> None:
+async def test_an_import_that_is_refused_reports_its_progress_and_continues_with_skip(stage: Stage) -> None:
     for session_id in ("a", "b", "c"):
         await stage.put(session_id, b'"new"')
     lines = await stage.lines("a", "b", "c")

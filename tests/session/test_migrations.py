@@ -192,7 +192,7 @@ async def test_an_async_step(host: Host) -> None:
     assert await opened(host, paths) == ["old", "async"]
 
 
-async def test_a_migrated_state_is_written_with_the_next_clean_end_though_nobody_changed_it(host: Host) -> None:
+async def test_a_migrated_state_is_written_at_the_next_clean_end_even_unchanged(host: Host) -> None:
     paths = Sessions(Path, kind="path", schema_version=2)
     paths.register_migration(1, 2, lambda plain: plain)
     for _ in range(2):

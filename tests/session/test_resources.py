@@ -219,7 +219,7 @@ async def test_one_of_two_that_ask_is_cancelled(models: Models, one: Resource[st
     assert models.log == ["open m"] * (2 if first else 1) + ["close m"]
 
 
-async def test_whoever_asks_while_it_closes_gets_a_new_one(models: Models, one: Resource[str]) -> None:
+async def test_a_caller_during_the_close_gets_a_new_one(models: Models, one: Resource[str]) -> None:
     await one.acquire("m", "a")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(one.release, "m", "a")

@@ -96,7 +96,7 @@ async def test_an_explicit_save_includes_what_the_body_has_changed(store: Counti
     assert store.saves == 2
 
 
-async def test_somebody_elses_write_is_a_conflict(chats: Sessions[Chat]) -> None:
+async def test_a_write_by_other_code_is_a_conflict(chats: Sessions[Chat]) -> None:
     async def late() -> None:
         async with chats.open("s") as chat:
             async with chats.open("s") as other:

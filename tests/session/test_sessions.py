@@ -71,7 +71,7 @@ async def test_unchanged_state_is_not_written_and_still_settled(host: Host, chat
     assert (await host.read(chats)).draft == "scratch does not count"
 
 
-async def test_a_new_session_is_created_even_when_nobody_changes_it(host: Host, chats: Sessions[Chat]) -> None:
+async def test_a_new_session_is_created_even_when_unchanged(host: Host, chats: Sessions[Chat]) -> None:
     await host.read(chats)
     assert (await host.stored()).version == 1
     await host.read(chats)
@@ -86,7 +86,7 @@ async def test_a_result_that_is_not_committed_takes_the_change_with_it(host: Hos
     assert chats.stats.conflicts == 1
 
 
-async def test_a_write_by_somebody_else_wins_and_the_next_turn_goes_on(host: Host, chats: Sessions[Chat]) -> None:
+async def test_a_write_by_other_code_wins_and_the_next_turn_continues(host: Host, chats: Sessions[Chat]) -> None:
     await host.say(chats, "one")
     async with Sessions(Chat, kind="chat").open("s", store=host.database) as chat:
         chat.lines.append("script")

@@ -227,7 +227,7 @@ async def test_a_paused_former_holder_is_refused(host: Host, chats: Sessions[Cha
     assert (await host.read(chats, epoch=3)).lines == ["one", "two"]
 
 
-async def test_an_older_lease_than_this_process_knows_opens_nothing(host: Host, chats: Sessions[Chat]) -> None:
+async def test_an_older_lease_than_the_cached_one_opens_nothing(host: Host, chats: Sessions[Chat]) -> None:
     await host.read(chats, epoch=2)
     ctx = host.activity(epoch=1)
     with pytest.raises(SessionWriteConflict, match="moved on"):

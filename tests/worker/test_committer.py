@@ -194,7 +194,7 @@ async def test_whatever_a_request_raises_is_its_own(error: Exception) -> None:
         assert len(desk.database.batches) < 40  # halved ten times; each that is taken doubles the next again
 
 
-async def test_who_fails_to_take_an_outcome_hurts_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_receiver_that_fails_does_not_affect_the_others(caplog: pytest.LogCaptureFixture) -> None:
     async with running() as desk:
         desk.database.gate.set()
         desk.commits.submit(1, lambda _: deque().popleft())
@@ -206,7 +206,7 @@ async def test_who_fails_to_take_an_outcome_hurts_nobody_else(caplog: pytest.Log
     assert "could not be handed out" in caplog.text
 
 
-async def test_nobody_can_say_what_became_of_a_batch_whose_reply_was_lost() -> None:
+async def test_the_outcome_of_a_batch_whose_reply_was_lost_is_unknown() -> None:
     async with running() as desk:
         lost = desk.database.bad[2] = ConnectionLost("gone")
         desk.submit(0)

@@ -199,7 +199,7 @@ async def test_a_hung_loop_is_not_kept_alive_for_ever(workers: Workers, client: 
 
 
 @everywhere
-async def test_a_session_goes_to_a_worker_that_knows_its_activity(
+async def test_a_session_goes_to_a_worker_that_registers_its_activity(
     workers: Workers, client: Client, board: Board
 ) -> None:
     """A rolling deploy: the holder lacks the activity, so it gives the work back with the session."""

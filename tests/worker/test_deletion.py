@@ -60,7 +60,7 @@ async def test_what_was_deleted_can_be_started_again(any_url: str, client: Clien
             await run.wait(30)
 
 
-async def test_a_parent_whose_child_was_deleted_hears_of_it(any_url: str, client: Client) -> None:
+async def test_a_parent_receives_the_deletion_of_its_child(any_url: str, client: Client) -> None:
     """At its await: it need not wait for ever."""
     async with Worker(app, any_url, OPTIONS):
         parent = await client.start(asks_and_waits, 1, instance_id="parent")

@@ -115,7 +115,7 @@ async def url(sqlite_url: str) -> str:
     return sqlite_url
 
 
-async def test_an_orchestration_knows_why_an_activity_has_failed(url: str) -> None:
+async def test_an_orchestration_receives_the_error_details_of_an_activity(url: str) -> None:
     """And no policy tries again what the same code would raise again."""
     async with Worker(app, url, RuntimeOptions.make(poll_interval=0.2)), Client(url) as client:
         answers = [await (await client.start(careful, f"v{version}")).wait(30) for version in (1, 2)]
@@ -127,7 +127,7 @@ async def test_an_orchestration_knows_why_an_activity_has_failed(url: str) -> No
     assert attempts == ["v1", "v2"]
 
 
-async def test_who_waits_for_an_orchestration_knows_too(url: str) -> None:
+async def test_a_waiting_client_receives_the_error_details_of_an_orchestration(url: str) -> None:
     """Through a parent, and a client that looks later."""
     async with Worker(app, url, RuntimeOptions.make(poll_interval=0.2)), Client(url) as client:
         for name in (careless, parent):

@@ -86,7 +86,7 @@ async def test_a_hold_does_not_keep_a_session_from_the_worker_after_a_dead_one(
 
 
 @everywhere
-async def test_an_orchestration_is_told_once_of_each_change_of_holder(workers: Workers, client: Client) -> None:
+async def test_an_orchestration_receives_each_change_of_holder_once(workers: Workers, client: Client) -> None:
     """Claimed, then taken after a SIGKILL, then after a drain, then by a new start of the same name: three changes."""
 
     async def visit() -> str:

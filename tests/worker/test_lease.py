@@ -135,7 +135,7 @@ async def until_logged(caplog: pytest.LogCaptureFixture, said: str) -> None:
             await anyio.sleep(0.01)
 
 
-async def test_the_reply_to_a_turn_that_is_read_after_a_lapse_starts_nothing(
+async def test_the_reply_to_a_turn_that_is_read_after_a_lease_expiry_starts_nothing(
     postgres_migrated: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease went and came back while it was on its way, and the session went to another worker."""

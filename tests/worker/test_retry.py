@@ -110,7 +110,9 @@ async def test_a_start_outlasts_what_passes_by_itself(database: DatabaseHealth, 
 
 
 @pytest.mark.parametrize("error", [*MISCONFIGURED, *FINAL], ids=lambda error: type(error).__name__)
-async def test_a_start_ends_with_what_a_person_must_mend(database: DatabaseHealth, error: ProviderError) -> None:
+async def test_a_start_ends_with_an_error_that_an_operator_must_resolve(
+    database: DatabaseHealth, error: ProviderError
+) -> None:
     verb = Verb(error)
     with pytest.raises(type(error)):
         await database.start(verb, 30.0)

@@ -126,7 +126,7 @@ async def test_work_that_comes_while_the_database_is_asked_keeps_the_session(
     assert held.running("a") == 1
 
 
-async def test_a_session_that_goes_while_the_database_is_asked_is_told_once(
+async def test_a_session_that_ends_while_the_database_is_asked_is_not_notified_again(
     held: HeldSessions, database: Database, listener: Listener
 ) -> None:
     idle(held, "a")

@@ -68,7 +68,7 @@ async def test_sessions_that_no_app_includes_are_refused(sqlite_url: str) -> Non
         assert failed.value.is_a(InvalidOptions)
 
 
-async def test_a_script_is_told_how_to_migrate_and_can(tmp_path: Path) -> None:
+async def test_a_missing_schema_names_the_call_that_migrates(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/new.db"
     with pytest.raises(SchemaMismatch, match=r"await affinity\.migrate\(url\)"):
         async with affinity.open_store(url):

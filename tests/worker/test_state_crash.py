@@ -181,7 +181,7 @@ async def _survive(url: str, stop_file: Path) -> None:
 
 
 @pytest.mark.parametrize("any_url", ["sqlite"], indirect=True)
-async def test_a_store_in_memory_loses_what_its_process_knew(workers: Workers, client: Client, stop_file: Path) -> None:
+async def test_a_store_in_memory_is_lost_with_its_process(workers: Workers, client: Client, stop_file: Path) -> None:
     """The very same with state that ends with its process: the history is whole, and sessions began again from
     nothing.
     """

@@ -156,7 +156,7 @@ async def test_what_cannot_be_decoded_suspends_its_instance(any_url: str, client
         assert await client.wait("i", 30) == 42
 
 
-async def test_an_instance_that_nobody_claims_to_the_end_waits_for_an_operator(any_url: str, client: Client) -> None:
+async def test_an_instance_that_no_claim_completes_waits_for_an_operator(any_url: str, client: Client) -> None:
     """Claims exhausted: another code version does not take it by itself, it might be killed too."""
     await client.start("flow", 41, instance_id="i")
     execute(any_url, "UPDATE instances SET claims = %s", 100)
@@ -190,7 +190,7 @@ async def test_too_many_events_suspend_an_instance(
         assert await client.wait("i", 30) == 41
 
 
-async def test_a_version_that_nobody_registers_suspends_until_somebody_does(any_url: str, client: Client) -> None:
+async def test_an_unregistered_version_suspends_until_a_worker_registers_it(any_url: str, client: Client) -> None:
     """``continue_as_new(version=)`` to a version that is missing, once a worker has seen it for
     ``unregistered_timeout``; a worker that registers it goes on without being told.
     """
@@ -207,7 +207,7 @@ async def test_a_version_that_nobody_registers_suspends_until_somebody_does(any_
         assert await client.wait("i", 30) == 42
 
 
-async def test_an_orchestration_that_nobody_registers_is_suspended(any_url: str, client: Client) -> None:
+async def test_an_unregistered_orchestration_is_suspended(any_url: str, client: Client) -> None:
     """It has not run, and fails by nobody's decision; the worker that registers it runs it."""
     async with Worker(App("lacking"), any_url, V1) as worker:
         await client.start("flow", 41, instance_id="i")

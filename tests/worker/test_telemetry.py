@@ -88,7 +88,7 @@ def seen(caplog: pytest.LogCaptureFixture) -> tuple[dict[str, Any], dict[str, An
     return records, {span.name: session_of(span) for span in exporter().get_finished_spans()}
 
 
-async def test_concurrent_sessions_are_told_apart(sqlite_url: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_concurrent_sessions_have_their_own_log_fields(sqlite_url: str, caplog: pytest.LogCaptureFixture) -> None:
     meetings.update(one=asyncio.Event(), two=asyncio.Event())
     before = logging.getLogRecordFactory()
     async with Worker(app, sqlite_url, OPTIONS), Client(sqlite_url) as client:

@@ -59,7 +59,7 @@ def test_the_turn_that_ends_a_wait_ends_its_hold() -> None:
     assert turn.watches == []
 
 
-def test_an_unanswered_turn_says_nothing_again_after_replay() -> None:
+def test_an_unanswered_turn_repeats_no_hold_or_watch_after_replay() -> None:
     live = Live(companion)
     live.start()
     live.execution = live.replayed()

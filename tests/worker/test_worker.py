@@ -74,7 +74,9 @@ async def test_timers_and_events(worker: Worker, client: Client) -> None:
 
 @pytest.mark.parametrize("cached", [10_000, 0])
 @pytest.mark.parametrize("sessions", [1, 100])
-async def test_whoever_is_concerned_is_told(any_url: str, client: Client, cached: int, sessions: int) -> None:
+async def test_the_worker_concerned_is_woken_without_a_poll(
+    any_url: str, client: Client, cached: int, sessions: int
+) -> None:
     """Of results, children, events and new executions, wherever they are for: no poll comes before the end."""
     options = RuntimeOptions.make(
         poll_interval=60,
@@ -244,7 +246,7 @@ async def _until_fenced(first: Worker, second: Worker) -> None:
         assert second.runtime.lease.error is None
 
 
-async def test_a_worker_says_when_it_is_full(sqlite_url: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_logs_when_it_is_full(sqlite_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """Once for each time that it became so, with the option that would have it take more."""
     options = RuntimeOptions.make(**OPTIONS, max_sessions_per_runtime=2)
     async with Worker(app, sqlite_url, options) as worker, Client(sqlite_url) as client:
@@ -311,7 +313,7 @@ async def test_listeners_hear_of_a_loss_only_when_there_is_one(any_url: str, cli
 
 
 @pytest.mark.parametrize("bound", [True, False])
-async def test_an_activity_that_nobody_registers_fails_by_name(any_url: str, client: Client, bound: bool) -> None:
+async def test_an_unregistered_activity_fails_by_name(any_url: str, client: Client, bound: bool) -> None:
     """With a session or without: after ``unregistered_timeout`` of workers that do not know it."""
     options = RuntimeOptions.make(**OPTIONS, unregistered_timeout=0.6)
     async with Worker(app, any_url, options):
