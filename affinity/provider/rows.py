@@ -166,7 +166,7 @@ def to_locked_item(item: NewWorkItem, token: Token, epoch: int | None) -> WorkIt
 
 def to_session(row: Columns) -> SessionInfo:
     """A session's lease as operators see it."""
-    session_id, worker_id, incarnation, epoch, held, expires_in, idle, queued = row
+    session_id, worker_id, incarnation, epoch, held, expires_in, idle, queued, next_worker = row
     return SessionInfo(
         session_id=session_id,
         worker_id=worker_id,
@@ -176,6 +176,7 @@ def to_session(row: Columns) -> SessionInfo:
         expires_in=expires_in,
         idle=idle,
         queued=queued,
+        next_worker=next_worker,
     )
 
 
@@ -203,13 +204,14 @@ def page_of_moves(rows: Iterable[Columns], time: Time, limit: int, *, newest: bo
 
 def to_worker(row: Columns, time: Time) -> WorkerInfo:
     """A worker's lease as operators see it."""
-    worker_id, incarnation, alive, draining, expires_in, started_at, labels, sessions, capacity = row
+    worker_id, incarnation, alive, draining, expires_in, started_at, labels, sessions, capacity, drain_wanted = row
     return WorkerInfo(
         worker_id=worker_id,
         incarnation=incarnation,
         alive=bool(alive),
         draining=bool(draining),
         restarting=bool(alive) and incarnation.startswith(LEFT),
+        drain_wanted=bool(drain_wanted),
         expires_in=expires_in,
         started_at=time(started_at),
         sessions=sessions,

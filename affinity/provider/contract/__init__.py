@@ -44,11 +44,12 @@ Timelines
 
 Routes
     ``worker_queue.route`` is ``'free'`` for session-free items, ``'new'`` for items of a session that no worker holds
-    (``'new:' + worker_id`` while they are offered to that worker), and ``'w:' + worker_id`` for items of a held
-    session. ``orchestrator_queue.route`` is ``'new'`` or ``'w:' + owner``; of a suspended instance it is
-    ``'suspended'``, which no fetch reads. A route is computed when the row is queued, changes when the session moves,
-    and is only a hint for cost: every fetch checks the ``sessions`` or ``instances`` row, which is authoritative, and
-    `WorkerProvider.sweep` repairs stale routes.
+    (``'new:' + worker_id`` while they are offered to that worker), ``'w:' + worker_id`` for items of a held
+    session, and ``'new:' + worker_id`` of a held session with a `PlannedMove` to that worker.
+    ``orchestrator_queue.route`` is ``'new'`` or ``'w:' + owner``; of a suspended instance it is ``'suspended'``, which
+    no fetch reads. A route is computed when the row is queued, changes when the session moves, and is only a hint for
+    cost: every fetch checks the ``sessions`` or ``instances`` row, which is authoritative, and `WorkerProvider.sweep`
+    repairs stale routes.
 """
 
 from __future__ import annotations
@@ -91,15 +92,19 @@ from affinity.provider.contract.management import (
 )
 from affinity.provider.contract.retention import NO_RETENTION, HistoryPruning, InstancePruning, Retention, Sweep
 from affinity.provider.contract.sessions import (
+    MAX_ASSIGNED,
     TOUCH_SLACK,
     MoveFilter,
     MoveReason,
     MoveReport,
+    PlannedMove,
+    PlanOutcome,
     SessionHold,
     SessionInfo,
     SessionMove,
     SessionRelease,
     SessionWatch,
+    TakenSession,
 )
 from affinity.provider.contract.turns import InstanceUpdate, Placed, Release, Reset, Suspend, Turn, TurnResult
 from affinity.provider.contract.work_items import (
@@ -135,6 +140,7 @@ __all__ = [
     "EVENT_HEAD",
     "FINISHED",
     "LEFT",
+    "MAX_ASSIGNED",
     "NO_PROFILE",
     "NO_QUOTAS",
     "NO_RETENTION",
@@ -172,6 +178,8 @@ __all__ = [
     "OrchestrationFetch",
     "OrchestrationItem",
     "Placed",
+    "PlanOutcome",
+    "PlannedMove",
     "Provider",
     "ProviderConnection",
     "QueueStatistics",
@@ -189,6 +197,7 @@ __all__ = [
     "Suspend",
     "Suspension",
     "Sweep",
+    "TakenSession",
     "Timeouts",
     "Token",
     "TreeMember",

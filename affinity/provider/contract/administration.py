@@ -17,7 +17,14 @@ from affinity.provider.contract.management import (
     TreeMember,
 )
 from affinity.provider.contract.retention import HistoryPruning, InstancePruning
-from affinity.provider.contract.sessions import MoveFilter, SessionInfo, SessionMove, SessionRelease
+from affinity.provider.contract.sessions import (
+    MoveFilter,
+    PlannedMove,
+    PlanOutcome,
+    SessionInfo,
+    SessionMove,
+    SessionRelease,
+)
 from affinity.provider.contract.turns import Reset
 from affinity.provider.contract.work_items import WorkItemInfo
 from affinity.provider.contract.workers import FleetLoad, WorkerDemand, WorkerInfo
@@ -31,6 +38,22 @@ class AdministrationProvider(ProviderConnection, Protocol):
         changed. Otherwise the session lock ends now, even if a `SessionHold` lasts, and any worker may fetch its items;
         the next claim by another incarnation gives it a new epoch.
         """
+        ...
+
+    async def move_session(self, moves: Sequence[PlannedMove]) -> Sequence[PlanOutcome]:
+        """Plan moves of sessions, each of which is named once; see `PlannedMove`. A second plan for a session replaces
+        the first, unless it is an offer.
+        """
+        ...
+
+    async def set_drain_wanted(self, worker_id: str, *, wanted: bool) -> bool:
+        """Drain a worker, alive or not, without ending it: it is draining from now on, and each process that
+        registers its name, until it is called with False. False: no such worker.
+        """
+        ...
+
+    async def get_session(self, session_ids: Sequence[str]) -> Sequence[SessionInfo | None]:
+        """Session rows by id, held or not."""
         ...
 
     async def resume_instance(self, instance_ids: Sequence[str]) -> Sequence[Resumption]:

@@ -90,6 +90,46 @@ class MoveReport(NamedTuple):
 
 SessionRelease: TypeAlias = Literal["released", "busy", "not_held"]
 
+MAX_ASSIGNED: Final = 100
+"""Sessions that one `WorkFetch.assigned` names at most; of each kind."""
+
+
+@frozen(kw_only=True)
+class PlannedMove:
+    """Plans that a session goes from its holder to another worker.
+
+    From then on the holder starts nothing new of the session: its commits do not lock items of it, its fetches pass
+    them over, and they are offered to the other worker. That one takes the session (`take_session`) when its holder has
+    no item of it locked. So what runs ends on the holder and is committed, and then the session moves.
+
+    The plan ends without a move, and the items are routed back, when ``within`` has passed, when the other worker's
+    lease ends or it drains, and when it could take waiting items and does not, one to three times `OFFER_SECONDS`
+    later. A session that is claimed in another way, because its holder died or its lock ended, has no plan any more. A
+    new start of the holder changes nothing.
+
+    Without ``within`` it is an *offer*: the plan lasts until the session's next work arrives, with which the other
+    worker takes the session.
+    """
+
+    session_id: str
+    to: str  # worker id
+    within: float | None  # seconds in which the holder's running work must end; None: an offer
+    reason: MoveReason = "moved"  # that is recorded with the move
+
+
+PlanOutcome: TypeAlias = Literal["planned", "not_held", "at_target", "unavailable", "busy"]
+"""Of a `PlannedMove`: it is planned; no worker holds the session; the other worker does; that one is not alive, or
+draining; or, of an offer, the session has work, a hold or a plan.
+"""
+
+
+class TakenSession(NamedTuple):
+    """A session that has moved to the caller."""
+
+    session_id: str
+    epoch: int
+    former: str  # the worker that held it
+
 
 @frozen(kw_only=True)
 class SessionInfo:
@@ -103,3 +143,4 @@ class SessionInfo:
     expires_in: float  # of the session lock; negative when it has expired
     idle: float  # seconds since its work last touched it
     queued: int  # work items that name it, running ones included
+    next_worker: str | None = None  # to which it will move, by a plan that has not ended

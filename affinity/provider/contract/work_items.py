@@ -109,6 +109,10 @@ class WorkFetch:
     limit_reached: bool = False  # the fetch ended at a limit: more waits for the caller now
     crowded: bool = False  # work waits that the caller could claim if it held fewer sessions
     alone: bool = False  # no other worker is alive and takes work
+    draining: bool = False  # the caller is
+    # Sessions to take by `take_session`, when their holders have no work of them in hand: those with a `PlannedMove` to
+    # the caller that has a bound, or whose work waits.
+    assigned: Sequence[str] = ()
 
 
 @frozen(kw_only=True)

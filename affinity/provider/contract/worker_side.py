@@ -11,7 +11,7 @@ from affinity.provider.contract.connection import ProviderConnection
 from affinity.provider.contract.hints import HintSource
 from affinity.provider.contract.instances import OrchestrationFetch
 from affinity.provider.contract.retention import NO_RETENTION, Retention, Sweep
-from affinity.provider.contract.sessions import MoveReason, MoveReport
+from affinity.provider.contract.sessions import MoveReason, MoveReport, TakenSession
 from affinity.provider.contract.turns import Release, Suspend, Turn, TurnResult
 from affinity.provider.contract.work_items import FetchOptions, Timeouts, WorkAbandon, WorkAck, WorkFetch, WorkLock
 from affinity.provider.contract.workers import NO_PROFILE, FleetLoad, WorkerIdentity, WorkerLease, WorkerProfile
@@ -33,7 +33,8 @@ class WorkerProvider(ProviderConnection, Protocol):
 
         A new incarnation replaces the one that had the name, alive or not, and gets all sessions that the name holds by
         an unexpired session lock, each with a new epoch. With ``resume`` the same incarnation returns after its lease
-        has expired: it keeps those sessions, and their epochs, that no other worker has claimed. Clears draining.
+        has expired: it keeps those sessions, and their epochs, that no other worker has claimed. Clears draining,
+        unless an operator drains the worker (`set_drain_wanted`).
 
         Raises:
             WorkerFenced: ``resume``, and another incarnation has taken the name since.
@@ -59,6 +60,14 @@ class WorkerProvider(ProviderConnection, Protocol):
         """
         ...
 
+    async def free_drained_sessions(self, identity: WorkerIdentity) -> int | None:
+        """As `drain_worker`, for a worker that an operator drains (`set_drain_wanted`): it stays registered.
+
+        Returns:
+            The number of sessions that it still holds. None: no operator drains it, or not any more; nothing changed.
+        """
+        ...
+
     async def release_worker(self, identity: WorkerIdentity, *, restart_grace: float = 0.0) -> None:
         """End the lease; free all sessions, owned instances and locked work items. Idempotent; does nothing when
         another incarnation has the name.
@@ -75,7 +84,7 @@ class WorkerProvider(ProviderConnection, Protocol):
 
         Eligible, in the order in which they became visible over all kinds:
 
-        1. items of sessions that the caller holds, whatever their name;
+        1. items of sessions that the caller holds, whatever their name, unless a `PlannedMove` gives them to another;
         2. session-free items;
         3. items of sessions that no worker holds: those offered to the caller (``NewWorkItem.claim_here``), and those
            offered to no worker. The fetch claims their sessions, while the caller holds fewer than ``max_sessions``, is
@@ -151,6 +160,15 @@ class WorkerProvider(ProviderConnection, Protocol):
         """
         ...
 
+    async def take_session(
+        self, identity: WorkerIdentity, session_ids: Sequence[str], *, max_sessions: int, session_lock: float
+    ) -> Sequence[TakenSession]:
+        """Claim those of these sessions that are planned to move to the caller (`PlannedMove`) and of which their
+        holders have no item locked, each with a new epoch; their items are routed to the caller, and the next fetch
+        takes them. A hold lasts. Nothing while the caller holds ``max_sessions``, is draining, not alive or replaced.
+        """
+        ...
+
     async def release_idle_session(
         self, identity: WorkerIdentity, options: FetchOptions, *, min_idle: float, only_users: Mapping[str, str]
     ) -> Sequence[str]:
@@ -202,9 +220,10 @@ class WorkerProvider(ProviderConnection, Protocol):
 
         New work items are routed by the holder of their session at that moment. Those with ``lock_here`` are locked to
         the caller with a fresh token and attempt 1 when they are visible and either session-free or of a session that
-        the caller holds and that the same transaction touched; a draining worker, or one whose lease has ended, locks
-        nothing here. Those with ``claim_here`` that are visible and of a session that no worker holds are offered to
-        the caller: its fetch may claim that session; no other worker does before a sweep `OFFER_SECONDS` later.
+        the caller holds, without a `PlannedMove`, and that the same transaction touched; a draining worker, or one
+        whose lease has ended, locks nothing here. Those with ``claim_here`` that are visible and of a session that no
+        worker holds are offered to the caller: its fetch may claim that session; no other worker does before a sweep
+        `OFFER_SECONDS` later.
 
         An applied turn appends ``history`` and, beside the events, the time, the caller and ``runs``; removes
         ``consumed`` messages and acked items; touches the sessions of acks; adds items, messages and instances; removes

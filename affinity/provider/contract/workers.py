@@ -63,6 +63,7 @@ class WorkerInfo:
     sessions: int  # held now
     labels: Mapping[str, str]  # host, pid, version, as the worker registered them
     capacity: int | None = None  # sessions that it may hold, as it registered them
+    drain_wanted: bool = False  # an operator drains it: `set_drain_wanted`
     restarting: bool = False  # it has left for a restart, and its sessions wait for its next start
 
 

@@ -10,6 +10,7 @@ from psycopg.types.numeric import Int8
 from affinity.errors import Contention, ProviderError
 from affinity.limits import MAX_BATCH, MAX_REROUTE, MIN_SHARE, SHARE_DIVISOR
 from affinity.provider.contract import (
+    MAX_ASSIGNED,
     FetchOptions,
     Token,
     WorkerIdentity,
@@ -26,8 +27,14 @@ from affinity.provider.rows import not_negative
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "fetching.sql")
-_CLAIM: Final = (_SQL["claim_alone"], _SQL["claim"])
-_SHARES: Final = {"rounds": Int8(SHARE_DIVISOR), "least": Int8(MIN_SHARE), "count": Int8(MAX_BATCH)}
+CLAIM_ALONE: Final = _SQL["claim_alone"]
+_CLAIM: Final = (CLAIM_ALONE, _SQL["claim"])
+_SHARES: Final = {
+    "rounds": Int8(SHARE_DIVISOR),
+    "least": Int8(MIN_SHARE),
+    "count": Int8(MAX_BATCH),
+    "most_assigned": Int8(MAX_ASSIGNED),
+}
 
 
 class FetchOperations(Operations):
@@ -37,15 +44,17 @@ class FetchOperations(Operations):
         """One statement, unless there is a session to claim: that needs a snapshot taken after a lock."""
         params = {**caller_params(identity), **_choices(options), **_SHARES, "token": self._token(identity)}
         rows = await self._connections.fetch.run(_SQL["fetch"], {**params, "names": Texts(options.names)})
-        offered, unheld, raced, next_due, left, cut, size, more, crowded, alone, *_ = rows[0]
+        offered, unheld, raced, next_due, left, cut, size, more, crowded, alone, draining, assigned, *_ = rows[0]
         found = WorkFetch(
-            items=[_work_item(row[11:]) for row in rows if row[10] is not None],
+            items=[_work_item(row[13:]) for row in rows if row[12] is not None],
             claim_lost=bool(raced),
             next_due=not_negative(next_due),
             unclaimed_remaining=bool(left),
             limit_reached=more,
             crowded=bool(crowded),
             alone=alone,
+            draining=draining,
+            assigned=assigned or (),
         )
         room = options.max_bytes - int(size or 0)
         if (offered or unheld) and room > 0:

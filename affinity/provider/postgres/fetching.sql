@@ -8,7 +8,8 @@
 -- item, so that it does not read all locked items again.
 WITH company AS MATERIALIZED (
     SELECT count(*) FILTER (WHERE NOT draining) AS n, coalesce(bool_or(me), false) AS alive,
-        coalesce(bool_or(me AND NOT draining), false) AND %(max_sessions)s > 0 AS may_claim
+        coalesce(bool_or(me AND NOT draining), false) AND %(max_sessions)s > 0 AS may_claim,
+        coalesce(bool_or(me AND draining), false) AS draining
     FROM (
         SELECT draining, worker_id = %(worker)s AND incarnation = %(incarnation)s AS me FROM alive_workers
     ) w
@@ -28,9 +29,10 @@ WITH company AS MATERIALIZED (
           AND CASE part.kind
               WHEN 1 THEN (
                   SELECT s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+                      AND (s.next_worker IS NULL OR s.next_until <= clock())
                   FROM sessions s WHERE s.session_id = q.session_id)
               WHEN 3 THEN true
-              ELSE (SELECT h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s
+              ELSE (SELECT h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s OR h.next_worker IS NOT NULL
                     FROM held_sessions h WHERE h.session_id = q.session_id) IS NOT TRUE
               END
         ORDER BY q.visible_at LIMIT %(limit)s + 1
@@ -99,6 +101,7 @@ WITH company AS MATERIALIZED (
           AND CASE part.kind
               WHEN 1 THEN (
                   SELECT s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+                      AND (s.next_worker IS NULL OR s.next_until <= clock())
                   FROM sessions s WHERE s.session_id = q.session_id)
               ELSE q.unknown_since IS NULL
                   OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
@@ -111,6 +114,8 @@ WITH company AS MATERIALIZED (
     SELECT s.session_id, s.epoch, s.locked_until FROM sessions s
     WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM locked))
       AND (s.worker_id = %(worker)s) IS TRUE AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+      -- With a planned move, its work is for the other worker.
+      AND (s.next_worker IS NULL OR s.next_until <= clock())
     ORDER BY s.session_id FOR NO KEY UPDATE
 ), touched AS (
     UPDATE sessions s SET locked_until = clock() + %(session_lock)s * interval '1 s', touched_at = clock()
@@ -138,6 +143,19 @@ WITH company AS MATERIALIZED (
     RETURNING p.n, q.instance_id, q.execution_id, q.activity_id, q.lock_token, q.name, q.payload, q.session_id, p.epoch,
         p.attempts + 1, q.failures, extract(epoch FROM clock() - p.unknown_since)::float8 AS unknown_for,
         extract(epoch FROM clock() - q.enqueued_at)::float8 AS queued_for, q.order_session IS NOT NULL AS ordered
+), assigned AS (
+    -- Sessions that the caller is to take: moves with a bound, and offers that have work.
+    SELECT array_agg(p.session_id) AS sessions
+    FROM company c CROSS JOIN LATERAL (
+        (SELECT s.session_id FROM sessions s
+         WHERE c.may_claim AND s.next_worker = %(worker)s AND s.next_until > (SELECT clock()) LIMIT %(most_assigned)s)
+        UNION
+        (SELECT q.session_id FROM worker_queue q
+         WHERE c.may_claim AND q.route = %(offer)s AND q.visible_at <= (SELECT clock())
+           AND (SELECT s.next_worker = %(worker)s AND s.next_until IS NULL
+                FROM sessions s WHERE s.session_id = q.session_id)
+         ORDER BY q.visible_at LIMIT %(most_assigned)s)
+    ) p
 ), idle AS (
     -- Read only when nothing was found: when the next item is visible.
     SELECT extract(epoch FROM least(
@@ -154,7 +172,8 @@ SELECT c.offered, c.unheld, c.own + c.free > 0 AND NOT EXISTS (SELECT FROM picke
     s.free > s.most_free AND s.most_free < %(limit)s OR s.unheld > s.most_unheld AND s.most_unheld < %(limit)s AS left,
     c.cut, (SELECT max(total) FROM picked),
     (SELECT count(*) FROM ranked WHERE kind IN (1, 3) OR sessions <= (SELECT n FROM room)) > %(limit)s AS more,
-    (SELECT n FROM room) <= 0 AS crowded, (SELECT n FROM company) <= 1 AS alone, t.*
+    (SELECT n FROM room) <= 0 AS crowded, (SELECT n FROM company) <= 1 AS alone,
+    (SELECT draining FROM company) AS draining, (SELECT sessions FROM assigned) AS assigned, t.*
 FROM chosen c CROSS JOIN share s
 LEFT JOIN idle i ON NOT EXISTS (SELECT FROM picked)
 LEFT JOIN taken t ON true
@@ -185,7 +204,7 @@ WITH room AS MATERIALIZED (
               WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining)
           AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
                OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
-          AND (SELECT h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s
+          AND (SELECT h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s OR h.next_worker IS NOT NULL
                FROM held_sessions h WHERE h.session_id = q.session_id) IS NOT TRUE
         ORDER BY q.visible_at LIMIT part.most FOR NO KEY UPDATE OF q SKIP LOCKED
     ) q

@@ -15,6 +15,7 @@ from affinity.provider.postgres.messages import MessageOperations
 from affinity.provider.postgres.migration import check_version, inspect_target, migrate_target
 from affinity.provider.postgres.moves import MoveOperations
 from affinity.provider.postgres.orchestrations import OrchestrationOperations
+from affinity.provider.postgres.planned_moves import PlannedMoveOperations
 from affinity.provider.postgres.quotas import QuotaOperations
 from affinity.provider.postgres.rebalancing import RebalancingOperations
 from affinity.provider.postgres.releasing import ReleaseOperations
@@ -53,6 +54,7 @@ class PostgresProvider(
     SessionOperations,
     ReleaseOperations,
     MoveOperations,
+    PlannedMoveOperations,
     SuspensionOperations,
     ResetOperations,
     SweepOperations,

@@ -1,10 +1,17 @@
--- list_sessions: one page of sessions by id
+-- list_sessions: one page of sessions by id, or some of them
 SELECT s.session_id, s.worker_id, s.incarnation, s.epoch,
     EXISTS (SELECT FROM held_sessions h WHERE h.session_id = s.session_id),
     extract(epoch FROM s.locked_until - clock())::float8, extract(epoch FROM clock() - s.touched_at)::float8,
-    (SELECT count(*) FROM worker_queue q WHERE q.session_id = s.session_id)
-FROM sessions s WHERE %(after)s::text IS NULL OR s.session_id > %(after)s
+    (SELECT count(*) FROM worker_queue q WHERE q.session_id = s.session_id),
+    (SELECT h.next_worker FROM held_sessions h WHERE h.session_id = s.session_id)
+FROM sessions s
+-- [page
+WHERE %(after)s::text IS NULL OR s.session_id > %(after)s
 ORDER BY s.session_id LIMIT %(limit)s
+-- page]
+-- [some
+WHERE s.session_id = ANY (%(session)s)
+-- some]
 
 -- check: for how long the caller holds sessions
 SELECT k.n, extract(epoch FROM h.locked_until - clock())::float8

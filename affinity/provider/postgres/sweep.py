@@ -28,6 +28,7 @@ HALF_SENT: Final = 5.0
 """Seconds after which the rest of a request that the server has begun will not come: it was sent with its beginning."""
 
 _SQL: Final = load_statements(__package__, "sweep.sql")
+_REPAIR: Final = (_SQL["end_plans"], _SQL["repair"])
 _VACUUM: Final[dict[str, LiteralString]] = {
     # Without truncation, for which all others would have to wait.
     table: f"VACUUM (SKIP_LOCKED, TRUNCATE false) {table}"
@@ -67,8 +68,8 @@ class SweepOperations(RetentionOperations):
             "half_sent": HALF_SENT,
             "application_name": self._connections.target.conninfo.get("application_name"),
         }
-        ((items, messages, sessions, workers, holds, moves, bloated, _),) = await self._connections.misc.run(
-            _SQL["repair"], bounds
+        *_, [(items, messages, sessions, workers, holds, moves, bloated, _)] = await self._connections.misc.pipeline(
+            _REPAIR, bounds
         )
         more = max(items, messages, sessions, workers, holds, moves) >= MAX_REROUTE
         if more:

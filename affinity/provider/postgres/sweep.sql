@@ -9,6 +9,33 @@ RETURNING queued_session, queued_route, session, CASE WHEN isfinite(pruned_to) T
 -- again: there is more to do, so the interval does not count
 UPDATE sweeps SET last_sweep = '-infinity'
 
+-- end_plans: planned moves of which nothing comes; and those that are not taken have one second left
+WITH planned AS MATERIALIZED (
+    SELECT p.session_id, p.is_over OR p.next_until IS NULL AS is_over
+    FROM (
+        SELECT s.session_id, s.next_until, h.next_worker IS NULL AS is_over,
+            -- Nothing of it runs, and its work has waited: nothing keeps the worker from taking it.
+            (SELECT true FROM worker_queue q
+             WHERE q.session_id = s.session_id AND q.route = 'new:' || s.next_worker
+               AND q.visible_at <= clock() - %(offer_seconds)s * interval '1 s' LIMIT 1) IS TRUE
+            AND (SELECT true FROM worker_queue q
+                 WHERE q.session_id = s.session_id AND q.lock_incarnation = s.incarnation AND q.locked_until > clock()
+                 LIMIT 1) IS NULL AS is_refused
+        FROM sessions s LEFT JOIN held_sessions h USING (session_id)
+        WHERE s.next_worker IS NOT NULL OFFSET 0
+    ) p
+    WHERE p.is_over
+       OR p.is_refused AND (p.next_until > clock() + %(offer_seconds)s * interval '1 s') IS NOT FALSE
+    LIMIT %(reroute)s
+), mine AS MATERIALIZED (
+    SELECT s.session_id, p.is_over FROM planned p JOIN sessions s USING (session_id) FOR NO KEY UPDATE OF s SKIP LOCKED
+)
+UPDATE sessions s
+SET next_worker = CASE WHEN NOT m.is_over THEN s.next_worker END,
+    next_until = CASE WHEN NOT m.is_over THEN clock() + %(offer_seconds)s * interval '1 s' END,
+    next_reason = CASE WHEN NOT m.is_over THEN s.next_reason END
+FROM mine m WHERE s.session_id = m.session_id
+
 -- repair: stale routes in both queues, and rows that are not needed; one statement, so that idle workers send little
 -- It waits for no lock, and may be repeated: the next sweep does what is left.
 WITH RECURSIVE routed (session_id, route, n) AS (
@@ -26,9 +53,9 @@ WITH RECURSIVE routed (session_id, route, n) AS (
     ) next
     WHERE m.n < %(window)s
 ), wrong AS MATERIALIZED (
-    SELECT m.session_id, m.route, coalesce('w:' || h.worker_id, 'new') AS right_route
+    SELECT m.session_id, m.route, coalesce(h.route, 'new') AS right_route
     FROM routed m LEFT JOIN held_sessions h ON h.session_id = m.session_id
-    WHERE m.route <> coalesce('w:' || h.worker_id, 'new') AND NOT (m.route > 'new:' AND m.route < 'new;')
+    WHERE m.route <> coalesce(h.route, 'new') AND NOT (m.route > 'new:' AND m.route < 'new;')
 ), route (name) AS (
     -- Each distinct route to a worker once, in the same way: what a dead one leaves behind does not wait for its window,
     -- nor does what one was offered and has not taken in time.
@@ -51,14 +78,15 @@ WITH RECURSIVE routed (session_id, route, n) AS (
         UNION ALL
         SELECT name, (SELECT clock()) - %(offer_seconds)s * interval '1 s' FROM route WHERE name < 'new;'
     ) m CROSS JOIN LATERAL (
-        SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id FROM worker_queue q
+        SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.route FROM worker_queue q
         WHERE q.route = m.name AND q.visible_at <= m.until
         ORDER BY q.visible_at LIMIT %(reroute)s
     ) o
     LIMIT %(reroute)s
 ), stale_items AS MATERIALIZED (
-    SELECT o.instance_id, o.execution_id, o.activity_id, coalesce('w:' || h.worker_id, 'new') AS route
+    SELECT o.instance_id, o.execution_id, o.activity_id, coalesce(h.route, 'new') AS route
     FROM orphans o LEFT JOIN held_sessions h ON h.session_id = o.session_id
+    WHERE o.route <> coalesce(h.route, 'new')
     UNION
     (SELECT q.instance_id, q.execution_id, q.activity_id, w.right_route
      FROM wrong w JOIN worker_queue q ON q.session_id = w.session_id AND q.route = w.route
@@ -122,7 +150,7 @@ WITH RECURSIVE routed (session_id, route, n) AS (
     WHERE m.epoch = o.epoch AND o.moved_at < clock() - %(move_retention)s::float8 * interval '1 s'
     RETURNING 1
 ), old_workers AS MATERIALIZED (
-    SELECT x.worker_id FROM workers x WHERE x.locked_until < clock() - %(worker_retention)s * interval '1 s'
+    SELECT x.worker_id FROM workers x WHERE x.locked_until < clock() - %(worker_retention)s * interval '1 s' AND NOT x.drain_wanted
     LIMIT %(reroute)s FOR UPDATE SKIP LOCKED
 ), removed_workers AS (
     DELETE FROM workers w USING old_workers o WHERE w.worker_id = o.worker_id

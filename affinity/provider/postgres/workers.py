@@ -17,7 +17,7 @@ _SQL: Final = load_statements(__package__, "workers.sql")
 
 
 class WorkerOperations(Operations):
-    """`register_worker` to `release_worker`, and their listing."""
+    """`register_worker` to `release_worker`, `set_drain_wanted`, and their listing."""
 
     async def register_worker(
         self,
@@ -53,9 +53,20 @@ class WorkerOperations(Operations):
 
     async def drain_worker(self, identity: WorkerIdentity, *, restarts: bool = False) -> int:
         *_, [(held,)] = await self._connections.quick.simple_query(
-            _SQL["drain"], {**caller_params(identity), "restarts": restarts, "reroute": MAX_REROUTE}
+            ";".join([_SQL["set_draining"], _SQL["drain"]]),
+            {**caller_params(identity), "restarts": restarts, "reroute": MAX_REROUTE},
         )
         return int(held)
+
+    async def free_drained_sessions(self, identity: WorkerIdentity) -> int | None:
+        wanted, *_, [(held,)] = await self._connections.quick.simple_query(
+            ";".join([_SQL["lock_drained"], _SQL["drain"]]),
+            {**caller_params(identity), "restarts": False, "reroute": MAX_REROUTE},
+        )
+        return int(held) if wanted and wanted[0][0] else None
+
+    async def set_drain_wanted(self, worker_id: str, *, wanted: bool) -> bool:
+        return bool(await self._connections.misc.run(_SQL["want_drain"], {"worker": worker_id, "wanted": wanted}))
 
     async def release_worker(self, identity: WorkerIdentity, *, restart_grace: float = 0.0) -> None:
         params = {**caller_params(identity), "left": identity.left, "grace": restart_grace, "reroute": MAX_REROUTE}

@@ -44,10 +44,14 @@ WITH renewed AS (
 SELECT r.now, r.draining, (SELECT incarnation FROM workers WHERE worker_id = %(worker)s)
 FROM (SELECT) one LEFT JOIN renewed r ON true
 
--- drain: stop claiming, then free the sessions that run nothing
--- The row of the worker is locked first: a claim under way has it too, so each sees what the other did.
-UPDATE workers SET draining = true WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s;
+-- set_draining: stop claiming
+UPDATE workers SET draining = true WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s
 
+-- lock_drained: whether an operator drains the worker
+SELECT drain_wanted FROM workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s FOR NO KEY UPDATE
+
+-- drain: free the sessions that run nothing of a worker that is draining
+-- The row of the worker is locked before: a claim under way has it too, so each sees what the other did.
 -- A fetch under way has its sessions locked: wait for it before looking at what is running.
 SELECT FROM sessions WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND locked_until > clock()
 ORDER BY session_id FOR NO KEY UPDATE;
@@ -55,6 +59,7 @@ ORDER BY session_id FOR NO KEY UPDATE;
 WITH freed AS (
     UPDATE sessions s SET locked_until = clock(), freed_by = 'drained'
     WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock() AND NOT %(restarts)s
+      AND EXISTS (SELECT FROM workers w WHERE w.worker_id = %(worker)s AND w.draining)
       AND NOT EXISTS (
           SELECT FROM worker_queue q
           WHERE q.session_id = s.session_id AND q.lock_incarnation = %(incarnation)s AND q.locked_until > clock())
@@ -126,8 +131,14 @@ UPDATE orchestrator_queue o SET route = 'new' FROM messages m WHERE o.id = m.id
 SELECT w.worker_id, w.incarnation, w.locked_until > clock(), w.draining,
     extract(epoch FROM w.locked_until - clock())::float8, w.started_at, w.labels::text,
     (SELECT count(*) FROM held_sessions h WHERE h.worker_id = w.worker_id AND h.incarnation = w.incarnation),
-    w.capacity
+    w.capacity, w.drain_wanted
 FROM workers w ORDER BY w.worker_id
 
 -- demand: how many workers the sessions need
 SELECT held, waiting, capacity, desired FROM desired_workers
+
+-- want_drain: drain a worker, or let it take work again
+UPDATE workers
+SET drain_wanted = %(wanted)s, draining = CASE WHEN drain_wanted OR %(wanted)s THEN %(wanted)s ELSE draining END
+WHERE worker_id = %(worker)s
+RETURNING 1

@@ -18,12 +18,21 @@ them returns ``claim_lost``, and there are fewer of them when it is repeated.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from affinity.limits import MAX_BATCH, MIN_SHARE, SHARE_DIVISOR, fair_share
-from affinity.provider.contract import FetchOptions, WorkerIdentity, WorkFetch, WorkItem, WorkKey, WorkLock
+from affinity.provider.contract import (
+    MAX_ASSIGNED,
+    FetchOptions,
+    WorkerIdentity,
+    WorkFetch,
+    WorkItem,
+    WorkKey,
+    WorkLock,
+)
 from affinity.provider.sqlite import sessions
 from affinity.provider.sqlite.driver.database import Database
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
@@ -81,6 +90,8 @@ def _look(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch 
         next_due=None if due is None else due - tx.now,
         crowded=peeked.is_full(options) and _unheld(tx, arguments),
         alone=peeked.workers <= 1,
+        draining=bool(peeked.draining),
+        assigned=peeked.assigned_to(options),
     )
 
 
@@ -91,10 +102,16 @@ class _PeekRow(NamedTuple):
     workers: int  # that could claim
     held: int  # sessions
     own_or_free: int  # whether there is something to fetch without claiming a session
+    assigned: str  # JSON: sessions that are to move to the caller by a plan with a bound
 
     def may_claim(self, options: FetchOptions) -> bool:
         """Whether the caller takes work that claims a session."""
         return self.held < options.max_sessions and not self.draining
+
+    def assigned_to(self, options: FetchOptions) -> list[str]:
+        """The sessions that are to move to the caller, if it takes any."""
+        names: list[str] = json.loads(self.assigned)
+        return names if self.may_claim(options) else []
 
     def is_full(self, options: FetchOptions) -> bool:
         """Whether it would, if it held fewer sessions."""
@@ -120,7 +137,13 @@ def _take(tx: Tx, tokens: Tokens, identity: WorkerIdentity, options: FetchOption
         batch.scan_new(peeked.workers)
     batch.pick(options.max_sessions - peeked.held)
     crowded = peeked.is_full(options) and _unheld(tx, arguments)
-    return replace(batch.lock(), crowded=crowded, alone=peeked.workers <= 1)
+    return replace(
+        batch.lock(),
+        crowded=crowded,
+        alone=peeked.workers <= 1,
+        draining=bool(peeked.draining),
+        assigned=sorted(batch.assigned.union(peeked.assigned_to(options))),
+    )
 
 
 class _FetchBatch:
@@ -139,6 +162,8 @@ class _FetchBatch:
         self._claimed: dict[str, Lease | None] = {}  # with their former lease
         self._stale: defaultdict[str, set[str]] = defaultdict(set)  # sessions by the route that their items should have
         self._share: int | None = None  # of the sessions that any worker may claim
+        self.assigned: set[str] = set()
+        """Sessions whose work waits here, and that are to move to the caller."""
         self._raced = False
         self._left = False
 
@@ -244,8 +269,11 @@ class _FetchBatch:
     def _check_route(self, one: _CandidateRow, route: str) -> bool:
         """Return whether the item may be taken; record its route as stale if not."""
         session_id, lease = one.session_id, one.lease
-        if session_id is None or (lease is not None and lease.held_by(self._identity)):
+        if session_id is None or (lease is not None and lease.served_by(self._identity)):
             return True
+        if lease is not None and lease.held and lease.next_worker == self._identity.worker_id:
+            self.assigned.add(session_id)  # behind `sessions.take`
+            return False
         right_route = NEW if lease is None else lease.route
         if right_route == route or (right_route == NEW and route == self._arguments["offer"]):
             return True
@@ -295,6 +323,7 @@ def _arguments(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> dict[
         "now": tx.now,
         "worker_id": identity.worker_id,
         "incarnation": identity.incarnation,
+        "most_assigned": MAX_ASSIGNED,
         "own": own_route(identity.worker_id),
         "offer": offer_route(identity.worker_id),
         "names": to_json(list(options.names)),

@@ -1,5 +1,5 @@
 -- peek: whether the caller is draining, how many workers could claim, how many sessions it holds, and whether there is
--- something to fetch without claiming one
+-- something to fetch without claiming one, and which sessions are to move to it by a plan with a bound
 SELECT w.draining,
        (SELECT count(*) FROM workers WHERE locked_until > :now AND NOT draining),
        (SELECT count(*) FROM sessions
@@ -17,7 +17,10 @@ SELECT w.draining,
              AND (q.unknown_since IS NULL OR q.unknown_since <= :unknown_before
                   OR q.name IN (SELECT value FROM json_each(:names))
                      AND (q.needs IS NULL OR q.needs IN (SELECT value FROM json_each(:names))))
-       )
+       ),
+       (SELECT json_group_array(session_id) FROM (
+            SELECT session_id FROM sessions WHERE next_worker = :worker_id AND next_until > :now LIMIT :most_assigned
+        ))
 FROM workers AS w
 WHERE w.worker_id = :worker_id AND w.incarnation = :incarnation AND w.locked_until > :now;
 
@@ -59,12 +62,16 @@ SELECT min(due) FROM (
 -- scan: visible items of one route that are not locked, oldest first, with the leases of their sessions
 SELECT json_group_array(json_array(
     id, instance_id, execution_id, activity_id, name, session_id, attempts, failures, unknown_for, queued_for, visible_at,
-    order_number IS NOT NULL, worker_id, incarnation, epoch, held
+    order_number IS NOT NULL, worker_id, incarnation, epoch, held, next_worker
 ))
 FROM (
     SELECT q.id, q.instance_id, q.execution_id, q.activity_id, q.name, q.session_id, q.attempts, q.failures,
            :now - q.unknown_since AS unknown_for, :now - q.enqueued_at AS queued_for, q.visible_at, q.order_number,
-           s.worker_id, s.incarnation, s.epoch, s.locked_until > :now AND w.worker_id IS NOT NULL AS held
+           s.worker_id, s.incarnation, s.epoch, s.locked_until > :now AND w.worker_id IS NOT NULL AS held,
+           CASE WHEN s.next_worker IS NULL OR s.next_until <= :now THEN NULL ELSE (
+               SELECT n.worker_id FROM workers AS n
+               WHERE n.worker_id = s.next_worker AND n.locked_until > :now AND NOT n.draining
+           ) END AS next_worker
     FROM worker_queue AS q
     LEFT JOIN sessions AS s ON s.session_id = q.session_id
     LEFT JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND w.locked_until > :now

@@ -69,7 +69,7 @@ class WorkItemPlacer:
         row = (item.key, item.name, item.session_id, route, item.delay, token, item.payload)
         self._rows.append(row if place is None else (*row, item.order, place))
         if token is None:
-            return Placed(item=None, holder=lease.worker_id if lease is not None and lease.held else None)
+            return Placed(item=None, holder=lease.serving if lease is not None and lease.held else None)
         if item.session_id is not None:
             self.sessions_here.add(item.session_id)
         return Placed(item=to_locked_item(item, token, None if lease is None else lease.epoch), holder=None)
@@ -87,7 +87,7 @@ class WorkItemPlacer:
     def _locks_here(self, item: NewWorkItem, lease: Lease | None) -> bool:
         if not item.lock_here or not self._may_lock or item.delay > 0:
             return False
-        return item.session_id is None or (lease is not None and lease.held_by(self._identity))
+        return item.session_id is None or (lease is not None and lease.served_by(self._identity))
 
     def _route(self, item: NewWorkItem, lease: Lease | None) -> str:
         if item.session_id is None:

@@ -37,6 +37,8 @@ from affinity.provider.contract import (
     NewInstance,
     NewMessage,
     OrchestrationFetch,
+    PlannedMove,
+    PlanOutcome,
     QueueStatistics,
     Quotas,
     Release,
@@ -48,6 +50,7 @@ from affinity.provider.contract import (
     SessionRelease,
     Suspend,
     Sweep,
+    TakenSession,
     Timeouts,
     TreeMember,
     Turn,
@@ -70,6 +73,7 @@ from affinity.provider.sqlite import (
     management,
     moves,
     orchestrations,
+    planned_moves,
     quotas,
     rebalancing,
     releasing,
@@ -194,6 +198,9 @@ class SqliteProvider:
 
     async def drain_worker(self, identity: WorkerIdentity, *, restarts: bool = False) -> int:
         return await self._write(workers.drain, identity, restarts=restarts)
+
+    async def free_drained_sessions(self, identity: WorkerIdentity) -> int | None:
+        return await self._write(workers.free_drained_sessions, identity)
 
     async def release_worker(self, identity: WorkerIdentity, *, restart_grace: float = 0.0) -> None:
         await self._write(workers.release, identity, restart_grace=restart_grace)
@@ -368,6 +375,24 @@ class SqliteProvider:
     async def prune_histories(self, older_than: float, *, dry_run: bool = False) -> HistoryPruning:
         run = self._read if dry_run else self._write
         return await run(pruning.prune_histories, older_than, dry_run=dry_run)
+
+    async def move_session(self, moves: Sequence[PlannedMove]) -> Sequence[PlanOutcome]:
+        return await self._write(planned_moves.plan, moves)
+
+    async def take_session(
+        self, identity: WorkerIdentity, session_ids: Sequence[str], *, max_sessions: int, session_lock: float
+    ) -> Sequence[TakenSession]:
+        if not session_ids:
+            return []
+        return await self._write(
+            planned_moves.take, identity, session_ids, max_sessions=max_sessions, session_lock=session_lock
+        )
+
+    async def set_drain_wanted(self, worker_id: str, *, wanted: bool) -> bool:
+        return await self._write(workers.set_drain_wanted, worker_id, wanted=wanted)
+
+    async def get_session(self, session_ids: Sequence[str]) -> Sequence[SessionInfo | None]:
+        return await self._read(sessions.get, session_ids)
 
     async def list_sessions(self, *, after: str | None = None, limit: int = 100) -> Sequence[SessionInfo]:
         return await self._read(sessions.list_page, after, limit)

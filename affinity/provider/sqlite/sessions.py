@@ -26,19 +26,27 @@ class Lease(NamedTuple):
     incarnation: str
     epoch: int
     held: bool
+    next_worker: str | None  # to which a plan that has not ended moves it
 
-    def held_by(self, identity: WorkerIdentity) -> bool:
-        """Whether this very incarnation holds it now."""
-        return self.held and self.of(identity)
+    def served_by(self, identity: WorkerIdentity) -> bool:
+        """Whether this very incarnation holds it now, and starts its work: no plan moves it elsewhere."""
+        return self.held and self.next_worker is None and self.of(identity)
 
     def of(self, identity: WorkerIdentity) -> bool:
         """Whether this incarnation was the last to hold it."""
         return self.incarnation == identity.incarnation and self.worker_id == identity.worker_id
 
     @property
+    def serving(self) -> str:
+        """The worker that starts its next work, while it is held."""
+        return self.next_worker or self.worker_id
+
+    @property
     def route(self) -> str:
         """The right route of its queued items."""
-        return own_route(self.worker_id) if self.held else NEW
+        if not self.held:
+            return NEW
+        return own_route(self.worker_id) if self.next_worker is None else offer_route(self.next_worker)
 
 
 def own_route(worker_id: str) -> str:
@@ -70,8 +78,14 @@ def check(tx: Tx, identity: WorkerIdentity, session_ids: Sequence[str]) -> list[
 
 
 def list_page(tx: Tx, after: str | None, limit: int) -> list[SessionInfo]:
-    arguments = {"now": tx.now, "after": after or "", "limit": min(limit, MAX_PAGE)}
+    arguments = {"now": tx.now, "after": after or "", "limit": min(limit, MAX_PAGE), "session_ids": None}
     return [to_session(row) for row in tx.rows(SQL["list"], arguments)]
+
+
+def get(tx: Tx, session_ids: Sequence[str]) -> list[SessionInfo | None]:
+    arguments = {"now": tx.now, "after": "", "limit": len(session_ids), "session_ids": to_json(list(session_ids))}
+    found = {row[0]: to_session(row) for row in tx.rows(SQL["list"], arguments)}
+    return [found.get(session_id) for session_id in session_ids]
 
 
 def touch(tx: Tx, identity: WorkerIdentity, session_ids: Collection[str], timeout: float) -> None:

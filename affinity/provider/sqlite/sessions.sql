@@ -6,7 +6,10 @@ SELECT count(*) FROM sessions WHERE worker_id = :worker_id AND locked_until > :n
 
 -- leases: rows of some sessions, with whether they are held
 SELECT json_group_array(json_array(
-    s.session_id, s.worker_id, s.incarnation, s.epoch, s.locked_until > :now AND w.worker_id IS NOT NULL
+    s.session_id, s.worker_id, s.incarnation, s.epoch, s.locked_until > :now AND w.worker_id IS NOT NULL,
+    CASE WHEN s.next_worker IS NULL OR s.next_until <= :now THEN NULL ELSE (
+        SELECT n.worker_id FROM workers AS n WHERE n.worker_id = s.next_worker AND n.locked_until > :now AND NOT n.draining
+    ) END
 ))
 FROM json_each(:session_ids) AS j
 CROSS JOIN sessions AS s ON s.session_id = j.value
@@ -29,7 +32,8 @@ ON CONFLICT (session_id) DO UPDATE SET
     incarnation = excluded.incarnation,
     epoch = excluded.epoch,
     locked_until = excluded.locked_until,
-    touched_at = excluded.touched_at;
+    touched_at = excluded.touched_at,
+    next_worker = NULL, next_until = NULL, next_reason = NULL;
 
 -- notify_watchers: queue the messages of watches, on the routes of their owners; finished instances get none
 -- A JSON object gets a last member that says where the session is now, and why.
@@ -88,13 +92,17 @@ WHERE s.worker_id = :worker_id AND s.locked_until > :now AND s.incarnation = :in
     WHERE q.session_id = s.session_id AND q.lock_incarnation = :incarnation AND q.locked_until > :now
   );
 
--- list: one page of sessions by id, with what is queued for each
+-- list: one page of sessions by id, or some of them, with what is queued for each
 SELECT s.session_id, s.worker_id, s.incarnation, s.epoch, s.locked_until > :now AND w.worker_id IS NOT NULL,
        s.locked_until - :now, :now - s.touched_at,
-       (SELECT count(*) FROM worker_queue AS q WHERE q.session_id = s.session_id)
+       (SELECT count(*) FROM worker_queue AS q WHERE q.session_id = s.session_id),
+       CASE WHEN s.locked_until > :now AND w.worker_id IS NOT NULL AND (s.next_until <= :now) IS NOT TRUE THEN (
+           SELECT n.worker_id FROM workers AS n
+           WHERE n.worker_id = s.next_worker AND n.locked_until > :now AND NOT n.draining
+       ) END
 FROM sessions AS s
 LEFT JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND w.locked_until > :now
-WHERE s.session_id > :after
+WHERE s.session_id > :after AND (:session_ids IS NULL OR s.session_id IN (SELECT value FROM json_each(:session_ids)))
 ORDER BY s.session_id
 LIMIT :limit;
 

@@ -6,7 +6,8 @@ nowhere else:
 
 * routes to workers that are not alive, and offers that were not taken in time, found by jumping through the index from
   route to route;
-* sessions that live workers hold: two probes of the index for each, for routes below and above the right one;
+* sessions that are to move to another worker;
+* other sessions that live workers hold: two probes of the index for each, for routes below and above the right one;
 * sessions of the living whose lock ended since the last complete sweep (with a margin). A lock that ended earlier was
   seen by that sweep, and what was queued since then was routed to ``'new'`` from the start.
 
@@ -79,6 +80,8 @@ class _Repair:
         """Look wherever a route can be stale."""
         workers = self._tx.rows(SQL["workers"], {"now": self._tx.now})
         living = {worker_id: incarnation for worker_id, incarnation, alive in workers if alive}
+        self._end_plans()
+        self._reroute("reroute_planned", {})
         left = {worker_id for worker_id, incarnation in living.items() if incarnation.startswith(LEFT)}
         self._orphans({own_route(worker_id) for worker_id in living}, {own_route(worker_id) for worker_id in left})
         since = self._last_clean()
@@ -86,6 +89,13 @@ class _Repair:
             self._living(worker_id, incarnation, since)
         if not self.exhausted:
             self._tx.run(SQL["set_swept_clean"], {"now": self._tx.now})
+
+    def _end_plans(self) -> None:
+        now = self._tx.now
+        self._tx.run(SQL["end_plans"], {"now": now})
+        self._tx.run(
+            SQL["end_refused"], {"now": now, "offered_before": now - OFFER_SECONDS, "last": now + OFFER_SECONDS}
+        )
 
     def _orphans(self, alive: set[str], left: set[str]) -> None:
         """Routes to workers that are not alive, and offers of some time ago. Workers that have ``left`` for a restart

@@ -35,14 +35,15 @@ SELECT route FROM routes WHERE route IS NOT NULL;
 UPDATE worker_queue SET route = stale.right_route
 FROM (
     SELECT q.id, CASE WHEN s.locked_until > :now AND w.worker_id IS NOT NULL
-                      THEN 'w:' || w.worker_id ELSE 'new' END AS right_route
+                      THEN iif(s.next_worker IS NULL, 'w:' || w.worker_id, 'new:' || s.next_worker) ELSE 'new' END
+                      AS right_route
     FROM worker_queue AS q
     LEFT JOIN sessions AS s ON s.session_id = q.session_id
     LEFT JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND w.locked_until > :now
     WHERE q.route = :route AND q.visible_at <= :until
     LIMIT :limit
 ) AS stale
-WHERE worker_queue.id = stale.id;
+WHERE worker_queue.id = stale.id AND worker_queue.route <> stale.right_route;
 
 -- reroute_expired: repair routes to one worker of items whose sessions expired lately
 UPDATE worker_queue SET route = 'new' WHERE id IN (
@@ -56,13 +57,46 @@ UPDATE worker_queue SET route = 'new' WHERE id IN (
 UPDATE worker_queue SET route = :route WHERE id IN (
     SELECT q.id FROM sessions AS s
     CROSS JOIN worker_queue AS q ON q.session_id = s.session_id AND q.route < :route
-    WHERE s.worker_id = :worker_id AND s.locked_until > :now AND s.incarnation = :incarnation
+    WHERE s.worker_id = :worker_id AND s.locked_until > :now AND s.incarnation = :incarnation AND s.next_worker IS NULL
     UNION ALL
     SELECT q.id FROM sessions AS s
     CROSS JOIN worker_queue AS q ON q.session_id = s.session_id AND q.route > :route
-    WHERE s.worker_id = :worker_id AND s.locked_until > :now AND s.incarnation = :incarnation
+    WHERE s.worker_id = :worker_id AND s.locked_until > :now AND s.incarnation = :incarnation AND s.next_worker IS NULL
     LIMIT :limit
 );
+
+-- reroute_planned: route items of sessions that are to move to the workers that will have them
+UPDATE worker_queue SET route = planned.route
+FROM (
+    SELECT q.id, 'new:' || s.next_worker AS route FROM sessions AS s
+    CROSS JOIN worker_queue AS q ON q.session_id = s.session_id AND q.route <> 'new:' || s.next_worker
+    WHERE s.next_worker IS NOT NULL AND s.locked_until > :now
+    LIMIT :limit
+) AS planned
+WHERE worker_queue.id = planned.id;
+
+-- end_plans: planned moves of which nothing comes
+UPDATE sessions SET next_worker = NULL, next_until = NULL, next_reason = NULL
+WHERE next_worker IS NOT NULL AND (
+    locked_until <= :now OR next_until <= :now
+    OR NOT EXISTS (
+        SELECT 1 FROM workers AS w
+        WHERE w.worker_id = sessions.worker_id AND w.incarnation = sessions.incarnation AND w.locked_until > :now)
+    OR NOT EXISTS (
+        SELECT 1 FROM workers AS n WHERE n.worker_id = next_worker AND n.locked_until > :now AND NOT n.draining)
+);
+
+-- end_refused: of plans that are not taken: an offer ends, and another has one second left
+UPDATE sessions SET
+    next_worker = iif(next_until IS NULL, NULL, next_worker), next_reason = iif(next_until IS NULL, NULL, next_reason),
+    next_until = iif(next_until IS NULL, NULL, :last)
+WHERE next_worker IS NOT NULL AND (next_until IS NULL OR next_until > :last)
+  AND EXISTS (
+      SELECT 1 FROM worker_queue AS q
+      WHERE q.session_id = sessions.session_id AND q.route = 'new:' || next_worker AND q.visible_at <= :offered_before)
+  AND NOT EXISTS (
+      SELECT 1 FROM worker_queue AS q
+      WHERE q.session_id = sessions.session_id AND q.lock_incarnation = sessions.incarnation AND q.locked_until > :now);
 
 -- remove_sessions: sessions that expired long ago, have no work and are not watched
 -- (without its row, the next claim of a watched one would be its first, which notifies no watcher)
@@ -87,7 +121,7 @@ DELETE FROM session_holds WHERE (instance_id, execution_id, hold_id) IN (
 
 -- remove_workers: workers whose lease ended long ago, unless the lock of a session still names them
 DELETE FROM workers
-WHERE locked_until < :ended_before
+WHERE locked_until < :ended_before AND NOT drain_wanted
   AND NOT EXISTS (
       SELECT 1 FROM sessions AS s WHERE s.worker_id = workers.worker_id AND s.locked_until > :now
   );

@@ -44,6 +44,12 @@ def read_caller(tx: Tx, identity: WorkerIdentity) -> CallerRow:
     return CallerRow(alive=row[1] > tx.now, draining=bool(row[2]))
 
 
+def takes_work(tx: Tx, worker_id: str) -> bool:
+    """Whether a worker of this name is alive and not draining."""
+    row = tx.row(SQL["get"], {"worker_id": worker_id})
+    return row is not None and row[1] > tx.now and not row[2]
+
+
 def register(
     tx: Tx,
     identity: WorkerIdentity,
@@ -82,8 +88,15 @@ def renew(tx: Tx, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
 def drain(tx: Tx, identity: WorkerIdentity, *, restarts: bool = False) -> int:
     if not tx.run(SQL["set_draining"], _named(identity)):
         return 0
-    if not restarts:
-        sessions.free(tx, identity, sessions.read_idle(tx, identity), "drained")
+    return sessions.count_held(tx, identity) if restarts else _free_idle(tx, identity)
+
+
+def free_drained_sessions(tx: Tx, identity: WorkerIdentity) -> int | None:
+    return _free_idle(tx, identity) if tx.row(SQL["drain_wanted"], _named(identity)) else None
+
+
+def _free_idle(tx: Tx, identity: WorkerIdentity) -> int:
+    sessions.free(tx, identity, sessions.read_idle(tx, identity), "drained")
     return sessions.count_held(tx, identity)
 
 
@@ -101,6 +114,10 @@ def release(tx: Tx, identity: WorkerIdentity, *, restart_grace: float = 0.0) -> 
         sessions.free(tx, identity, sessions.read_held_by_name(tx, identity), reason)
         tx.run(SQL["extend"], {**_named(identity), "locked_until": min(tx.now, row[1])})
     reroute_messages(tx, own_route(identity.worker_id), MAX_REROUTE)
+
+
+def set_drain_wanted(tx: Tx, worker_id: str, *, wanted: bool) -> bool:
+    return tx.run(SQL["want_drain"], {"worker_id": worker_id, "wanted": int(wanted)}) > 0
 
 
 def list_workers(tx: Tx) -> list[WorkerInfo]:

@@ -26,7 +26,7 @@ SELECT worker_id, incarnation, locked_until > :now, draining, locked_until - :no
        CASE WHEN locked_until > :now THEN (
            SELECT count(*) FROM sessions AS s
            WHERE s.worker_id = workers.worker_id AND s.locked_until > :now AND s.incarnation = workers.incarnation
-       ) ELSE 0 END, capacity
+       ) ELSE 0 END, capacity, drain_wanted
 FROM workers
 ORDER BY worker_id;
 
@@ -52,3 +52,10 @@ SELECT (
     (SELECT avg(capacity) FROM workers WHERE capacity > 0),
     100.0
 );
+
+-- want_drain: drain a worker, or let it take work again
+UPDATE workers SET draining = iif(drain_wanted OR :wanted, :wanted, draining), drain_wanted = :wanted
+WHERE worker_id = :worker_id;
+
+-- drain_wanted: whether an operator drains the worker
+SELECT 1 FROM workers WHERE worker_id = :worker_id AND incarnation = :incarnation AND drain_wanted;

@@ -51,7 +51,7 @@ CREATE FUNCTION commit_turns_3(
     _item_order text[] = NULL
 ) RETURNS committed LANGUAGE plpgsql AS $$
 DECLARE
-    held text[]; epochs bigint[]; locked boolean[]; holders text[];
+    held text[]; epochs bigint[]; locked boolean[]; holders text[]; routes text[];
     acked text[];         -- sessions of results
     ending text[];        -- sessions whose holds end
     earliest timestamptz; -- end of a lock on what is held
@@ -173,6 +173,8 @@ BEGIN
         SELECT s.session_id, s.epoch, s.locked_until FROM sessions s
         WHERE s.session_id = ANY (acked || _here)
           AND (s.worker_id = _worker) IS TRUE AND s.incarnation = _incarnation AND s.locked_until > clock()
+          -- With a planned move, its next work is for the other worker.
+          AND (s.next_worker IS NULL OR s.next_until <= clock())
         ORDER BY s.session_id FOR NO KEY UPDATE) h;
     IF may_lock IS NULL THEN
         PERFORM refuse();
@@ -196,9 +198,10 @@ BEGIN
         IF _item_order IS NOT NULL THEN
             SELECT p.numbers, p.blocked INTO numbers, blocked FROM places_in_order(_item_order) p;
         END IF;
-        SELECT array_agg(p.locked ORDER BY p.k), array_agg(p.holder ORDER BY p.k) INTO locked, holders
+        SELECT array_agg(p.locked ORDER BY p.k), array_agg(p.holder ORDER BY p.k), array_agg(p.route ORDER BY p.k)
+        INTO locked, holders, routes
         FROM (
-            SELECT w.k, h.worker_id AS holder,
+            SELECT w.k, coalesce(h.next_worker, h.worker_id) AS holder, h.route,
                 (_item_here IS NULL OR _item_here[w.k] AND _item_delay[w.k] <= 0) AND may_lock
                 -- With the epoch as it is, or not at all: a writer without a lease gives the session another.
                 AND (w.session_id IS NULL OR (h.session_id = ANY (held)) IS TRUE) AND blocked[w.k] IS NOT TRUE AS locked
@@ -210,7 +213,7 @@ BEGIN
             CASE WHEN blocked[w.k] IS NOT TRUE THEN _item_session[w.k] END,
             CASE WHEN blocked[w.k] THEN 'blocked'
                  WHEN _item_session[w.k] IS NULL THEN 'free'
-                 WHEN holders[w.k] IS NOT NULL THEN 'w:' || holders[w.k]
+                 WHEN routes[w.k] IS NOT NULL THEN routes[w.k]
                  WHEN _item_claim[w.k] AND _item_delay[w.k] <= 0 THEN 'new:' || _worker ELSE 'new' END,
             (SELECT clock()) + (coalesce(_item_delay[w.k], 0) * interval '1 s' + w.k * interval '1 us'),
             _item_payload[w.k],

@@ -54,7 +54,8 @@ BEGIN
             ), 'idle_expired')
             ELSE 'lease_expired'
         END;
-        IF NEW.worker_id <> OLD.worker_id OR NEW.incarnation <> OLD.incarnation THEN
+        -- A claim ends the plan; a new start of the holder, whose registration takes what it holds, does not.
+        IF NEW.claimed_at <> OLD.claimed_at THEN
             UPDATE sessions SET freed_by = NULL, next_worker = NULL, next_until = NULL, next_reason = NULL
             WHERE session_id = NEW.session_id AND (freed_by IS NOT NULL OR next_worker IS NOT NULL);
         ELSIF NEW.locked_until > OLD.locked_until THEN
@@ -72,7 +73,7 @@ CREATE TRIGGER session_begun AFTER INSERT ON sessions
 FOR EACH ROW WHEN (NEW.worker_id <> '') EXECUTE FUNCTION record_session_move();
 -- Fires before `session_moved`, which reads what it has written: triggers fire in the order of their names.
 CREATE TRIGGER session_claimed AFTER UPDATE OF epoch ON sessions
-FOR EACH ROW WHEN (NEW.epoch <> OLD.epoch OR OLD.freed_by IS NOT NULL) EXECUTE FUNCTION record_session_move();
+FOR EACH ROW WHEN (NEW.epoch <> OLD.epoch OR OLD.freed_by IS NOT NULL OR OLD.next_worker IS NOT NULL) EXECUTE FUNCTION record_session_move();
 
 -- The message is the payload of the watch; a JSON object gets a last member that says where the session is now, and why.
 CREATE OR REPLACE FUNCTION tell_watchers() RETURNS trigger LANGUAGE plpgsql VOLATILE AS $$

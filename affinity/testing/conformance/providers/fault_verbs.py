@@ -18,6 +18,7 @@ from affinity.provider.contract import (
     MoveReport,
     NewMessage,
     OrchestrationItem,
+    PlannedMove,
     Provider,
     Quotas,
     Release,
@@ -114,6 +115,26 @@ async def renew_worker(fixtures: FaultFixtures) -> Attempt:
 @_verb
 async def drain_worker(fixtures: FaultFixtures) -> Attempt:
     return _returns(0, (await fixtures.registered()).drain)
+
+
+@_verb
+async def set_drain_wanted(fixtures: FaultFixtures) -> Attempt:
+    newcomer = await fixtures.registered()
+
+    async def then() -> None:
+        clean = replace(newcomer, provider=fixtures.clean.provider)
+        assert await clean.provider.free_drained_sessions(clean.identity) == 0
+        assert await clean.provider.set_drain_wanted(clean.worker_id, wanted=False)
+        await clean.leave()
+
+    return _returns(True, lambda: fixtures.provider.set_drain_wanted(newcomer.worker_id, wanted=True), then)
+
+
+@_verb
+async def free_drained_sessions(fixtures: FaultFixtures) -> Attempt:
+    newcomer = await fixtures.registered()
+    assert await fixtures.clean.provider.set_drain_wanted(newcomer.worker_id, wanted=True)
+    return _returns(0, lambda: fixtures.provider.free_drained_sessions(newcomer.identity))
 
 
 @_verb
@@ -261,6 +282,35 @@ async def release_session(fixtures: FaultFixtures) -> Attempt:
         assert await fixtures.clean.holds_for(session) == [None]
 
     return _once(["released"], ["not_held"], lambda: fixtures.provider.release_session([session]), then)
+
+
+@_verb
+async def move_session(fixtures: FaultFixtures) -> Attempt:
+    session = await fixtures.held()
+    plan = PlannedMove(session_id=session, to=fixtures.other.worker_id, within=LONG_LEASE)
+
+    async def then() -> None:
+        assert await fixtures.other.take_moved(session) == [session]
+
+    return _returns(["planned"], lambda: fixtures.provider.move_session([plan]), then)
+
+
+@_verb
+async def take_session(fixtures: FaultFixtures) -> Attempt:
+    """A second call finds that the session is there already."""
+    session = fixtures.name("s")
+    await fixtures.cluster.use(fixtures.other, session)
+    assert await fixtures.other.plan(session, fixtures.me.worker_id) == "planned"
+
+    async def check(taken: Any) -> None:
+        assert [one.former for one in taken] == ["b"] or (attempt.unknown and taken == [])
+        assert await fixtures.clean.holds_for(session) != [None]
+
+    attempt = Attempt(
+        lambda: fixtures.provider.take_session(fixtures.me, [session], max_sessions=10**6, session_lock=SESSION_LOCK),
+        check,
+    )
+    return attempt
 
 
 @_verb
@@ -567,6 +617,12 @@ async def report_session_moves(fixtures: FaultFixtures) -> Attempt:
 # --- verbs that only read
 
 
+async def _sessions_by_id(provider: Provider, _: OrchestrationItem) -> list[tuple[str, int] | None]:
+    first = await provider.list_sessions(limit=1)
+    found = await provider.get_session([*(row.session_id for row in first), "no such session"])
+    return [None if row is None else (row.session_id, row.epoch) for row in found]
+
+
 async def _session_ids(provider: Provider, _: OrchestrationItem) -> list[str]:
     return [session.session_id for session in await provider.list_sessions(limit=10)]
 
@@ -595,6 +651,7 @@ READS: Final[dict[str, Callable[[Provider, OrchestrationItem], Awaitable[Any]]]]
     "measure_queues": _queue_sizes,
     "count_instances": lambda provider, _: provider.count_instances(10),
     "get_quotas": lambda provider, _: provider.get_quotas(),
+    "get_session": _sessions_by_id,
     "list_sessions": _session_ids,
     "list_session_moves": lambda provider, _: provider.list_session_moves(MoveFilter(), limit=10),
     "list_workers": _worker_ids,

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypedDict, Unpack
 
 from affinity.errors import Contention
-from affinity.limits import MAX_BATCH_BYTES
+from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES
 from affinity.provider.contract import (
     InstanceInfo,
     OrchestrationFetch,
     OrchestrationItem,
+    PlannedMove,
+    PlanOutcome,
     Provider,
     SessionHold,
     Suspend,
@@ -32,6 +34,7 @@ from affinity.records import StateWrite
 from affinity.testing.conformance.providers.builders import (
     LONG_LEASE,
     ORCHESTRATION,
+    SESSION_LOCK,
     SHORT_LEASE,
     TIMEOUTS,
     UNKNOWN_AFTER,
@@ -143,6 +146,24 @@ class Peer:
     async def holds_for(self, *session_ids: str) -> list[float | None]:
         """Seconds for which it holds each."""
         return list(await self.provider.check_session(self.identity, session_ids))
+
+    async def plan(self, session_id: str, to: str, within: float | None = 60.0) -> PlanOutcome:
+        """Plan that the session moves."""
+        (outcome,) = await self.provider.move_session([PlannedMove(session_id=session_id, to=to, within=within)])
+        return outcome
+
+    async def take_moved(self, *session_ids: str, max_sessions: int = MAX_BATCH) -> list[str]:
+        """Take sessions that are to move to this worker; those that it got."""
+        taken = await self.provider.take_session(
+            self.identity, session_ids, max_sessions=max_sessions, session_lock=SESSION_LOCK
+        )
+        return [one.session_id for one in taken]
+
+    async def assigned(self) -> list[str]:
+        """The sessions that a fetch, which must find no work, says are to be taken."""
+        fetched = await self.fetch()
+        assert not fetched.items
+        return sorted(fetched.assigned)
 
     # -- orchestrations
 

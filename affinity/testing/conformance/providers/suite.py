@@ -24,6 +24,7 @@ from affinity.testing.conformance.providers.ordering import OrderRules
 from affinity.testing.conformance.providers.origins import OriginRules
 from affinity.testing.conformance.providers.ownership import OwnershipRules
 from affinity.testing.conformance.providers.placing import PlacingRules
+from affinity.testing.conformance.providers.planned_moves import OperatorDrainRules, PlannedMoveRules
 from affinity.testing.conformance.providers.quotas import QuotaRules
 from affinity.testing.conformance.providers.releasing import ReleaseRules
 from affinity.testing.conformance.providers.resets import ResetRules
@@ -57,6 +58,8 @@ class ProviderConformance(
     LoadRules,
     ReleaseRules,
     MoveRules,
+    PlannedMoveRules,
+    OperatorDrainRules,
     GiveBackRules,
     UnknownRules,
     SweepRules,
