@@ -10,10 +10,10 @@ from psycopg.types.numeric import Int8
 from affinity.provider.contract import SessionInfo, WorkerIdentity
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.driver.connections import Connections
-from affinity.provider.postgres.operations import Operations, caller_params, without
+from affinity.provider.postgres.operations import Operations, caller_params
 from affinity.provider.postgres.session_store import PostgresSessionStore
 from affinity.provider.rows import to_session
-from affinity.provider.statements import load_statements
+from affinity.provider.statements import load_statements, without
 from affinity.records import SessionStore
 
 _SQL: Final = load_statements(__package__, "sessions.sql")
