@@ -21,7 +21,8 @@ from affinity.provider.schema import SchemaReport
 @click.option("--desired", is_flag=True, help="Show instead how many workers the sessions need.")
 @command
 def workers(shell: Shell, *, desired: bool) -> None:
-    """Show the workers, also those that ended recently: state, held sessions, lease, labels.
+    """Show the workers, also those that ended recently: state, held sessions, lease, code
+    version and since when it is deployed, labels.
 
     With --desired, what an autoscaler asks for: sessions that are held, sessions that have work and wait for a holder,
     how many of them one worker may hold, and how many workers that makes.
@@ -35,7 +36,7 @@ def workers(shell: Shell, *, desired: bool) -> None:
         shell.show(demand, lambda: pairs(demand.items()))
         return
     found = with_client(shell, lambda client: client.workers())
-    columns = ("WORKER", "STATE", "SESSIONS", "LEASE", "STARTED", "LABELS")
+    columns = ("WORKER", "STATE", "SESSIONS", "LEASE", "STARTED", "CODE", "SINCE", "LABELS")
     shell.show(found, lambda: table(columns, map(_worker_row, found), empty="no workers"))
 
 
@@ -49,6 +50,8 @@ def _worker_row(worker: WorkerInfo) -> tuple[object, ...]:
         worker.sessions,
         seconds(worker.expires_in) if worker.alive else None,
         worker.started_at,
+        worker.code_version,
+        worker.code_since,
         labels,
     )
 

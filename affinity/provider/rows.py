@@ -204,7 +204,8 @@ def page_of_moves(rows: Iterable[Columns], time: Time, limit: int, *, newest: bo
 
 def to_worker(row: Columns, time: Time) -> WorkerInfo:
     """A worker's lease as operators see it."""
-    worker_id, incarnation, alive, draining, expires_in, started_at, labels, sessions, capacity, drain_wanted = row
+    worker_id, incarnation, alive, draining, expires_in, started_at, labels, sessions, *profile = row
+    capacity, drain_wanted, code_version, code_since = profile
     return WorkerInfo(
         worker_id=worker_id,
         incarnation=incarnation,
@@ -217,6 +218,8 @@ def to_worker(row: Columns, time: Time) -> WorkerInfo:
         sessions=sessions,
         labels=labels_of(labels),
         capacity=capacity,
+        code_version=code_version,
+        code_since=None if code_since is None else time(code_since),
     )
 
 

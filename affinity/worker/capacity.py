@@ -64,10 +64,10 @@ class Capacity:
 
     def try_reserve_session(self, session_id: str) -> bool:
         """Reserve room for a session that this worker does not hold and that a turn offers to it, for as long as the
-        offer stands. False: there is no room.
+        offer stands. False: there is no room, or workers of newer code have some.
         """
-        if session_id in self._sessions:
-            return False  # an item of it is locked here, or another worker has it by now
+        if session_id in self._sessions or self._state.is_outdated:
+            return False  # an item of it is locked here, or another worker has it by now, or should have it
         if self._session_room() <= 0:
             self._drop_old_reservations()
         if self._session_room() <= 0:

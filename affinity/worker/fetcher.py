@@ -137,6 +137,7 @@ class Fetcher:
         self._state.has_backlog = fetched.limit_reached and limit < FETCH_LIMIT
         self._state.unclaimed_remaining |= fetched.unclaimed_remaining
         self._state.is_alone = fetched.alone
+        self._state.is_outdated = fetched.outdated
         for item in fetched.items:
             self._activities.start(item)
         pause = self._options.poll_interval if fetched.next_due is None else fetched.next_due

@@ -297,9 +297,9 @@ class LeaseState:
             self.cancel_work(locks, "the work item was cancelled or taken over")
 
 
-def describe_worker(options: RuntimeOptions) -> WorkerProfile:
-    """What a worker with these options registers of itself."""
-    return WorkerProfile(capacity=options.max_sessions_per_runtime)
+def describe_worker(options: RuntimeOptions, app: str, code: str) -> WorkerProfile:
+    """What a worker with these options registers of itself; ``code`` is the version of the app's code."""
+    return WorkerProfile(capacity=options.max_sessions_per_runtime, app=app, code_version=code)
 
 
 class LeaseRenewer:
@@ -312,6 +312,7 @@ class LeaseRenewer:
         identity: WorkerIdentity,
         options: RuntimeOptions,
         labels: dict[str, str],
+        profile: WorkerProfile,
         lease: LeaseState,
         health: DatabaseHealth,
     ) -> None:
@@ -320,6 +321,7 @@ class LeaseRenewer:
         self._identity = identity
         self._options = options
         self._labels = labels
+        self._profile = profile
         self._health = health
         self._timeouts = lock_timeouts(options)
         shortest = min(options.worker_lease_timeout, options.work_item_lock_timeout)
@@ -443,7 +445,7 @@ class LeaseRenewer:
             self._options.worker_lease_timeout,
             self._labels,
             resume=True,
-            profile=describe_worker(self._options),
+            profile=self._profile,
         )
 
     async def _renew_items(self, provider: Provider) -> None:

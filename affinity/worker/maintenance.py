@@ -139,13 +139,13 @@ class Maintenance:
 
 def code_version(app: App) -> str:
     """What tells one release of an application from another: a digest of affinity's version, of the names that the app
-    registers, and of the files that hold its orchestrations. A change in another file does not show:
+    registers, and of the files that hold its orchestrations and activities. A change in another file does not show:
     ``RuntimeOptions.code_version`` is for that.
     """
     digest = sha256(version("affinity").encode())
     for key in sorted([*app.orchestrations, *app.activities]):
         digest.update(key.encode() + b"\0")
-    functions = [definition.function for definition in app.orchestrations.values()]
+    functions = [one.function for one in [*app.orchestrations.values(), *app.activities.values()]]
     for path in sorted({path for function in functions if (path := _file_of(function)) is not None}):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -146,8 +146,9 @@ class RuntimeOptions(BaseModel):
     instance.
     """
     code_version: str | None = None
-    """Tells the code of this worker from other releases: an instance that another version suspended is tried again.
-    None: a digest of the files that hold the app's orchestrations. See docs/run/monitoring.md#suspended-instances.
+    """Tells the code of this worker from other releases, as an image's tag does: new and freed sessions go to workers
+    of the newest version, and an instance that another version suspended is tried again. None: a digest of the files
+    that hold the app's orchestrations and activities. See docs/run/placement.md#rollouts.
     """
     metrics_port: int | None = Field(default=None, ge=0, le=65_535)
     """Serve Prometheus metrics, and ``/live``, on this port; 0 picks a free one."""

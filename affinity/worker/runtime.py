@@ -37,7 +37,7 @@ from affinity.worker.capacity import Capacity
 from affinity.worker.commits import Commits
 from affinity.worker.fetcher import Fetcher, orchestration_names
 from affinity.worker.instances import InstanceTable
-from affinity.worker.lease import LeaseState
+from affinity.worker.lease import LeaseState, describe_worker
 from affinity.worker.maintenance import Maintenance, code_version
 from affinity.worker.metrics import Metrics
 from affinity.worker.options import RuntimeOptions
@@ -86,6 +86,7 @@ class Runtime:
             lease=self.lease,
         )
         code = options.code_version or code_version(app)
+        self.profile = describe_worker(options, app.name, code)
         self.sessions = HeldSessions(listeners, options.session_lock_timeout, partial(provider.check_session, identity))
         self.commits = Commits(services)
         self.activities = ActivityRunner(app, services, sessions=self.sessions, commits=self.commits, spawn=self._spawn)

@@ -32,6 +32,8 @@ class FetchState:
     """The last fetch took a share: other workers get time to fetch before the next."""
     is_alone: bool = False
     """No other worker was alive at the last fetch."""
+    is_outdated: bool = False
+    """A worker of newer code had room for sessions at the last fetch: new ones are left to it."""
     waits_for_memory: bool = False
     """A fetch was put off until payloads in memory are written."""
     locks_uncertain: bool = False

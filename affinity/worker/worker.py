@@ -45,7 +45,7 @@ from affinity.provider import migrate, open_provider, redact
 from affinity.provider.contract import Hint, Incarnation, Provider, WorkerIdentity
 from affinity.provider.timeline import Timeline
 from affinity.telemetry import instrumented
-from affinity.worker.lease import LeaseRenewer, LoopProgress, describe_worker
+from affinity.worker.lease import LeaseRenewer, LoopProgress
 from affinity.worker.metrics import Measured, Metrics
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.retry import DatabaseHealth
@@ -288,6 +288,7 @@ class Worker:
                 identity=self.identity,
                 options=self.options,
                 labels=self._labels,
+                profile=runtime.profile,
                 lease=runtime.lease,
                 health=self._health,
             )
@@ -329,8 +330,7 @@ class Worker:
             nonlocal asked
             asked = time.monotonic()
             lease = self.options.worker_lease_timeout
-            profile = describe_worker(self.options)
-            answer = await provider.register_worker(self.identity, lease, self._labels, profile=profile)
+            answer = await provider.register_worker(self.identity, lease, self._labels, profile=self.runtime.profile)
             self.runtime.lease.note_renewal(answer)
 
         await self._retry(register, timeout)
@@ -340,6 +340,8 @@ class Worker:
             yield asked
         finally:
             with anyio.move_on_after(LEAVE_SECONDS, shield=True), contextlib.suppress(ProviderError):
+                if self.options.restart_grace:  # what has ended since the drain's last look
+                    await provider.drain_worker(self.identity, restarts=True)
                 await provider.release_worker(self.identity, restart_grace=self.options.restart_grace)
                 await provider.wake({None: Hint()})
 

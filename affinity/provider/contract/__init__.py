@@ -108,6 +108,7 @@ from affinity.provider.contract.sessions import (
 )
 from affinity.provider.contract.turns import InstanceUpdate, Placed, Release, Reset, Suspend, Turn, TurnResult
 from affinity.provider.contract.work_items import (
+    NEWER_SECONDS,
     OFFER_SECONDS,
     FetchOptions,
     NewWorkItem,
@@ -141,6 +142,7 @@ __all__ = [
     "FINISHED",
     "LEFT",
     "MAX_ASSIGNED",
+    "NEWER_SECONDS",
     "NO_PROFILE",
     "NO_QUOTAS",
     "NO_RETENTION",

@@ -18,6 +18,10 @@ OFFER_SECONDS: Final = 1.0
 """For how long only the worker that an item was offered to may fetch it; then a sweep offers it to all."""
 
 
+NEWER_SECONDS: Final = 2.0
+"""For how long only workers of the newest code claim a new or freed session, if they have room; then any worker may."""
+
+
 class WorkKey(NamedTuple):
     """Names one activity of one execution of one instance; unique in ``worker_queue``."""
 
@@ -113,6 +117,7 @@ class WorkFetch:
     # Sessions to take by `take_session`, when their holders have no work of them in hand: those with a `PlannedMove` to
     # the caller that has a bound, or whose work waits.
     assigned: Sequence[str] = ()
+    outdated: bool = False  # a worker of newer code has room: new and freed sessions are left to it
 
 
 @frozen(kw_only=True)

@@ -36,6 +36,10 @@ class WorkerProvider(ProviderConnection, Protocol):
         has expired: it keeps those sessions, and their epochs, that no other worker has claimed. Clears draining,
         unless an operator drains the worker (`set_drain_wanted`).
 
+        The row has the profile, and since when the version of its code is deployed: the latest time that live workers
+        of this version, or the name itself, have; else now. It is now, too, when the name had another version with a
+        later time: an older version that is rolled back to is the newest.
+
         Raises:
             WorkerFenced: ``resume``, and another incarnation has taken the name since.
         """
@@ -53,7 +57,9 @@ class WorkerProvider(ProviderConnection, Protocol):
         """Mark the worker as draining, so that it claims nothing, and free its sessions that have no work item locked
         by it; their items are rerouted. Idempotent: call again as work ends.
 
-        With ``restarts`` the sessions are left to the next start of the worker: none is freed.
+        With ``restarts`` the sessions are left to the next start of the worker, but for as many as live workers of the
+        newest version of its app have room for, if that is newer than its own. Those with work are freed first, then
+        those that were used last.
 
         Returns:
             The number of sessions that it still holds.
@@ -74,7 +80,8 @@ class WorkerProvider(ProviderConnection, Protocol):
 
         With ``restart_grace`` the sessions stay with the name for so many seconds, and go to the incarnation that
         registers under it in that time. Until then the incarnation in their rows, and in that of the worker, is
-        `WorkerIdentity.left`, which takes nothing. All else is freed.
+        `WorkerIdentity.left`, which takes nothing. All else is freed; so are the sessions, if an operator drains the
+        worker (`set_drain_wanted`).
         """
         ...
 
@@ -89,6 +96,10 @@ class WorkerProvider(ProviderConnection, Protocol):
         3. items of sessions that no worker holds: those offered to the caller (``NewWorkItem.claim_here``), and those
            offered to no worker. The fetch claims their sessions, while the caller holds fewer than ``max_sessions``, is
            not draining and is alive. A session whose items do not fit is not claimed.
+
+        While live workers that do not drain run a newer version of the caller's app (`register_worker`), and one of
+        them has room for a session, the caller is `outdated <WorkFetch.outdated>`: it takes of kind 3 what is offered
+        to it, and what has been visible, and of a session that has been free, for `NEWER_SECONDS`.
 
         While other workers are alive and not draining, the caller gets about `limits.fair_share` of kind 2, and of the
         part of kind 3 that is offered to no worker. An item of kind 2 or 3 is passed over while its name, or what it

@@ -36,6 +36,8 @@ class WorkerProfile:
     """What a worker tells of itself when it registers, beside its labels."""
 
     capacity: int | None = None  # sessions that it may hold; 0: it takes none; None: not told
+    app: str | None = None  # name of its app: versions of one app are compared
+    code_version: str | None = None  # of its code; None: not told
 
 
 NO_PROFILE: Final = WorkerProfile()
@@ -64,6 +66,8 @@ class WorkerInfo:
     labels: Mapping[str, str]  # host, pid, version, as the worker registered them
     capacity: int | None = None  # sessions that it may hold, as it registered them
     drain_wanted: bool = False  # an operator drains it: `set_drain_wanted`
+    code_version: str | None = None  # as it registered it
+    code_since: datetime | None = None  # since when workers run this version
     restarting: bool = False  # it has left for a restart, and its sessions wait for its next start
 
 

@@ -11,6 +11,7 @@ from affinity.errors import Contention, ProviderError
 from affinity.limits import MAX_BATCH, MAX_REROUTE, MIN_SHARE, SHARE_DIVISOR
 from affinity.provider.contract import (
     MAX_ASSIGNED,
+    NEWER_SECONDS,
     FetchOptions,
     Token,
     WorkerIdentity,
@@ -44,9 +45,10 @@ class FetchOperations(Operations):
         """One statement, unless there is a session to claim: that needs a snapshot taken after a lock."""
         params = {**caller_params(identity), **_choices(options), **_SHARES, "token": self._token(identity)}
         rows = await self._connections.fetch.run(_SQL["fetch"], {**params, "names": Texts(options.names)})
-        offered, unheld, raced, next_due, left, cut, size, more, crowded, alone, draining, assigned, *_ = rows[0]
+        *facts, draining, assigned, outdated = rows[0][:13]
+        offered, unheld, raced, next_due, left, cut, size, more, crowded, alone = facts
         found = WorkFetch(
-            items=[_work_item(row[13:]) for row in rows if row[12] is not None],
+            items=[_work_item(row[14:]) for row in rows if row[13] is not None],
             claim_lost=bool(raced),
             next_due=not_negative(next_due),
             unclaimed_remaining=bool(left),
@@ -55,6 +57,7 @@ class FetchOperations(Operations):
             alone=alone,
             draining=draining,
             assigned=assigned or (),
+            outdated=outdated,
         )
         room = options.max_bytes - int(size or 0)
         if (offered or unheld) and room > 0:
@@ -69,7 +72,7 @@ class FetchOperations(Operations):
     ) -> WorkFetch:
         """What was found, and what comes with the sessions that were chosen."""
         try:
-            claimed, raced = await self._claim(identity, options, offered, unheld)
+            claimed, raced = await self._claim(identity, options, offered, unheld, outdated=found.outdated)
         except ProviderError as error:
             if error.maybe_done or not (found.items or isinstance(error, Contention)):
                 raise
@@ -78,7 +81,7 @@ class FetchOperations(Operations):
         return replace(found, items=items, claim_lost=raced or (found.claim_lost and not items))
 
     async def _claim(
-        self, identity: WorkerIdentity, options: FetchOptions, offered: int, unheld: int
+        self, identity: WorkerIdentity, options: FetchOptions, offered: int, unheld: int, *, outdated: bool
     ) -> tuple[list[WorkItem], bool]:
         """Claim sessions for so many items of each kind; and whether a claim was lost."""
         params = {
@@ -87,6 +90,7 @@ class FetchOperations(Operations):
             "names": list(options.names),
             "offered": Int8(offered),
             "unheld": Int8(unheld),
+            "outdated": outdated,
             "token": self._token(identity),
             "reroute": Int8(MAX_REROUTE),
         }
@@ -102,6 +106,7 @@ def _choices(options: FetchOptions) -> Params:
         "max_sessions": Int8(options.max_sessions),
         "unknown_after": float(options.unknown_after),
         "uncounted_after": Int8(options.uncounted_after),
+        "newer_seconds": NEWER_SECONDS,
     }
 
 

@@ -9,20 +9,27 @@
 WITH company AS MATERIALIZED (
     SELECT count(*) FILTER (WHERE NOT draining) AS n, coalesce(bool_or(me), false) AS alive,
         coalesce(bool_or(me AND NOT draining), false) AND %(max_sessions)s > 0 AS may_claim,
-        coalesce(bool_or(me AND draining), false) AS draining
+        coalesce(bool_or(me AND draining), false) AS draining,
+        CASE WHEN min(code_version) <> max(code_version) THEN is_outdated(%(worker)s) ELSE false END AS outdated
     FROM (
-        SELECT draining, worker_id = %(worker)s AND incarnation = %(incarnation)s AS me FROM alive_workers
+        SELECT draining, code_version, worker_id = %(worker)s AND incarnation = %(incarnation)s AS me FROM alive_workers
     ) w
 ), found AS MATERIALIZED (
     -- 1: of sessions that the caller holds; 2: offered to the caller; 3: without a session; 4: of sessions that no worker holds.
     SELECT part.kind, q.visible_at, q.session_id, q.size
     FROM company c
     CROSS JOIN LATERAL (VALUES
-        (1, %(route)s, c.alive), (2, %(offer)s, c.may_claim), (3, 'free', c.alive), (4, 'new', c.may_claim)
-    ) AS part (kind, route, is_wanted)
+        (1, %(route)s, c.alive, NULL), (2, %(offer)s, c.may_claim, NULL), (3, 'free', c.alive, NULL),
+        (4, 'new', c.may_claim, CASE WHEN c.outdated THEN clock() - %(newer_seconds)s * interval '1 s' END)
+    ) AS part (kind, route, is_wanted, until)
     CROSS JOIN LATERAL (
         SELECT q.visible_at, q.session_id, octet_length(q.payload) AS size FROM deliverable_items q
         WHERE q.route = part.route
+          -- Of a worker that is outdated: visible since then, and the session free.
+          AND q.visible_at <= coalesce(part.until, 'infinity')
+          AND (part.until IS NULL OR (
+              SELECT s.locked_until BETWEEN part.until AND clock()
+              FROM sessions s WHERE s.session_id = q.session_id) IS NOT TRUE)
           AND (part.kind = 1 OR q.unknown_since IS NULL
                OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
                OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
@@ -173,7 +180,8 @@ SELECT c.offered, c.unheld, c.own + c.free > 0 AND NOT EXISTS (SELECT FROM picke
     c.cut, (SELECT max(total) FROM picked),
     (SELECT count(*) FROM ranked WHERE kind IN (1, 3) OR sessions <= (SELECT n FROM room)) > %(limit)s AS more,
     (SELECT n FROM room) <= 0 AS crowded, (SELECT n FROM company) <= 1 AS alone,
-    (SELECT draining FROM company) AS draining, (SELECT sessions FROM assigned) AS assigned, t.*
+    (SELECT draining FROM company) AS draining, (SELECT sessions FROM assigned) AS assigned,
+    (SELECT outdated FROM company) AS outdated, t.*
 FROM chosen c CROSS JOIN share s
 LEFT JOIN idle i ON NOT EXISTS (SELECT FROM picked)
 LEFT JOIN taken t ON true
@@ -190,7 +198,10 @@ WITH room AS MATERIALIZED (
 ), seen AS MATERIALIZED (
     -- Only as many as were chosen are locked: other workers take the rest at the same time.
     SELECT q.*, sum(q.size) OVER (ROWS UNBOUNDED PRECEDING) AS total
-    FROM (VALUES (%(offer)s, %(offered)s), ('new', %(unheld)s)) AS part (route, most)
+    FROM (VALUES
+        (%(offer)s, %(offered)s, NULL),
+        ('new', %(unheld)s, CASE WHEN %(outdated)s THEN clock() - %(newer_seconds)s * interval '1 s' END)
+    ) AS part (route, most, until)
     CROSS JOIN LATERAL (
         SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.unknown_since, q.visible_at, q.route,
             q.attempts, octet_length(q.payload) AS size,
@@ -206,6 +217,8 @@ WITH room AS MATERIALIZED (
                OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
           AND (SELECT h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s OR h.next_worker IS NOT NULL
                FROM held_sessions h WHERE h.session_id = q.session_id) IS NOT TRUE
+          AND q.visible_at <= coalesce(part.until, 'infinity')
+          AND (s.locked_until BETWEEN part.until AND clock()) IS NOT TRUE
         ORDER BY q.visible_at LIMIT part.most FOR NO KEY UPDATE OF q SKIP LOCKED
     ) q
 ), waiting AS MATERIALIZED (

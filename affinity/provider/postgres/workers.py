@@ -29,7 +29,12 @@ class WorkerOperations(Operations):
         profile: WorkerProfile = NO_PROFILE,
     ) -> WorkerLease:
         timeline = self._connections.timeline
-        told = {"labels": json.dumps(dict(labels)), "capacity": profile.capacity}
+        told = {
+            "labels": json.dumps(dict(labels)),
+            "capacity": profile.capacity,
+            "app": profile.app,
+            "code": profile.code_version,
+        }
         params = {**caller_params(identity), **told, "lease": lease, "reroute": MAX_REROUTE}
         statements = ";".join([LEARN, _SQL["resume" if resume else "register"], _SQL["reclaim_routes"]])
         learned, rows, *_ = await self._connections.quick.simple_query(statements, {**params, **timeline.known})

@@ -1,10 +1,12 @@
 -- register: take the name and its sessions, each with a new epoch; a trigger notifies watchers
-INSERT INTO workers AS w (worker_id, incarnation, locked_until, draining, started_at, labels, capacity)
+INSERT INTO workers AS w (worker_id, incarnation, locked_until, draining, started_at, labels, capacity, app,
+    code_version, code_since)
 VALUES (%(worker)s, %(incarnation)s, clock() + %(lease)s * interval '1 s', false, clock(), %(labels)s::jsonb,
-    %(capacity)s)
+    %(capacity)s, %(app)s, %(code)s, version_since(%(worker)s, %(app)s, %(code)s))
 ON CONFLICT (worker_id) DO UPDATE
 SET incarnation = excluded.incarnation, locked_until = clock() + %(lease)s * interval '1 s', draining = false,
-    started_at = clock(), labels = excluded.labels, capacity = excluded.capacity
+    started_at = clock(), labels = excluded.labels, capacity = excluded.capacity, app = excluded.app,
+    code_version = excluded.code_version, code_since = excluded.code_since
 RETURNING clock();
 
 UPDATE sessions s SET incarnation = %(incarnation)s, epoch = nextval('epochs')
@@ -16,9 +18,10 @@ FROM (
 WHERE s.session_id = own.session_id AND s.incarnation <> %(incarnation)s;
 
 -- resume: come back under the same incarnation, unless another has the name
-INSERT INTO workers AS w (worker_id, incarnation, locked_until, draining, started_at, labels, capacity)
+INSERT INTO workers AS w (worker_id, incarnation, locked_until, draining, started_at, labels, capacity, app,
+    code_version, code_since)
 VALUES (%(worker)s, %(incarnation)s, clock() + %(lease)s * interval '1 s', false, clock(), %(labels)s::jsonb,
-    %(capacity)s)
+    %(capacity)s, %(app)s, %(code)s, version_since(%(worker)s, %(app)s, %(code)s))
 ON CONFLICT (worker_id) DO UPDATE
 SET locked_until = clock() + %(lease)s * interval '1 s', draining = false, labels = excluded.labels,
     capacity = excluded.capacity
@@ -56,13 +59,24 @@ SELECT drain_wanted FROM workers WHERE worker_id = %(worker)s AND incarnation = 
 SELECT FROM sessions WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND locked_until > clock()
 ORDER BY session_id FOR NO KEY UPDATE;
 
-WITH freed AS (
-    UPDATE sessions s SET locked_until = clock(), freed_by = 'drained'
-    WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock() AND NOT %(restarts)s
+WITH room AS MATERIALIZED (
+    -- Of workers of newer code, without what was freed for them before. NULL: any worker may have the sessions.
+    SELECT CASE WHEN %(restarts)s THEN greatest(0, (
+        SELECT coalesce(sum(n.room), 0) FROM newer_workers n WHERE n.newer_than = %(worker)s AND n.room > 0) - (
+        SELECT count(*) FROM sessions s
+        WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.freed_by = 'drained')) END AS n
+), idle AS MATERIALIZED (
+    SELECT s.session_id FROM sessions s
+    WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
       AND EXISTS (SELECT FROM workers w WHERE w.worker_id = %(worker)s AND w.draining)
       AND NOT EXISTS (
           SELECT FROM worker_queue q
           WHERE q.session_id = s.session_id AND q.lock_incarnation = %(incarnation)s AND q.locked_until > clock())
+    ORDER BY EXISTS (SELECT FROM worker_queue q WHERE q.session_id = s.session_id) DESC, s.touched_at DESC
+    LIMIT (SELECT n FROM room)
+), freed AS (
+    UPDATE sessions s SET locked_until = clock(), freed_by = 'drained'
+    FROM idle WHERE s.session_id = idle.session_id
     RETURNING s.session_id
 ), marked AS MATERIALIZED (
     SELECT q.instance_id, q.execution_id, q.activity_id
@@ -76,7 +90,7 @@ SELECT count(*) FROM held_sessions WHERE worker_id = %(worker)s AND incarnation 
 
 -- leave: the name goes to an incarnation that keeps the sessions until the next one registers, for some seconds
 UPDATE workers SET incarnation = %(left)s, locked_until = clock() + %(grace)s * interval '1 s', draining = true
-WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND locked_until > clock()
+WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND locked_until > clock() AND NOT drain_wanted
   AND EXISTS (
       SELECT FROM sessions s
       WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock());
@@ -131,7 +145,7 @@ UPDATE orchestrator_queue o SET route = 'new' FROM messages m WHERE o.id = m.id
 SELECT w.worker_id, w.incarnation, w.locked_until > clock(), w.draining,
     extract(epoch FROM w.locked_until - clock())::float8, w.started_at, w.labels::text,
     (SELECT count(*) FROM held_sessions h WHERE h.worker_id = w.worker_id AND h.incarnation = w.incarnation),
-    w.capacity, w.drain_wanted
+    w.capacity, w.drain_wanted, w.code_version, w.code_since
 FROM workers w ORDER BY w.worker_id
 
 -- demand: how many workers the sessions need

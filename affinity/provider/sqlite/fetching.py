@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple
 from affinity.limits import MAX_BATCH, MIN_SHARE, SHARE_DIVISOR, fair_share
 from affinity.provider.contract import (
     MAX_ASSIGNED,
+    NEWER_SECONDS,
     FetchOptions,
     WorkerIdentity,
     WorkFetch,
@@ -39,6 +40,7 @@ from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.sqlite.payloads import read_payloads
 from affinity.provider.sqlite.sessions import FREE, NEW, Lease, offer_route, own_route
 from affinity.provider.sqlite.tokens import Tokens
+from affinity.provider.sqlite.workers import is_outdated
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "fetching.sql")
@@ -80,6 +82,7 @@ def _look(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch 
     if row is None:
         return NOTHING
     peeked = _PeekRow(*row)
+    outdated = _check_outdated(tx, identity, peeked, arguments)
     claims = peeked.may_claim(options)
     if peeked.own_or_free or (claims and _unheld(tx, arguments)):
         return None
@@ -92,7 +95,16 @@ def _look(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch 
         alone=peeked.workers <= 1,
         draining=bool(peeked.draining),
         assigned=peeked.assigned_to(options),
+        outdated=outdated,
     )
+
+
+def _check_outdated(tx: Tx, identity: WorkerIdentity, peeked: _PeekRow, arguments: dict[str, Any]) -> bool:
+    """Whether the caller leaves new and freed sessions to workers of newer code; then it may take older ones only."""
+    outdated = bool(peeked.versions_differ) and is_outdated(tx, identity)
+    if outdated:
+        arguments["until"] -= NEWER_SECONDS
+    return outdated
 
 
 class _PeekRow(NamedTuple):
@@ -100,6 +112,7 @@ class _PeekRow(NamedTuple):
 
     draining: int
     workers: int  # that could claim
+    versions_differ: int | None  # of their code
     held: int  # sessions
     own_or_free: int  # whether there is something to fetch without claiming a session
     assigned: str  # JSON: sessions that are to move to the caller by a plan with a bound
@@ -129,6 +142,7 @@ def _take(tx: Tx, tokens: Tokens, identity: WorkerIdentity, options: FetchOption
     if row is None:  # the lease ended while we waited for the lock
         return NOTHING
     peeked = _PeekRow(*row)
+    outdated = _check_outdated(tx, identity, peeked, arguments)
     batch = _FetchBatch(tx, tokens, identity, options, arguments)
     batch.scan(arguments["own"])
     batch.scan_free(peeked.workers)
@@ -143,6 +157,7 @@ def _take(tx: Tx, tokens: Tokens, identity: WorkerIdentity, options: FetchOption
         alone=peeked.workers <= 1,
         draining=bool(peeked.draining),
         assigned=sorted(batch.assigned.union(peeked.assigned_to(options))),
+        outdated=outdated,
     )
 
 
@@ -264,6 +279,8 @@ class _FetchBatch:
     def _read(self, route: str, spare: int) -> list[_CandidateRow]:
         own = route == self._arguments["own"]
         limits = {"route": route, "any_name": own, "limit": self._options.limit + spare}
+        if route != NEW:
+            limits["until"] = self._tx.now
         return [_candidate(row, route) for row in self._tx.gather(SQL["scan"], {**self._arguments, **limits})]
 
     def _check_route(self, one: _CandidateRow, route: str) -> bool:
@@ -321,6 +338,7 @@ def _epoch(one: _CandidateRow, claimed: dict[str, int]) -> int | None:
 def _arguments(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> dict[str, Any]:
     return {
         "now": tx.now,
+        "until": tx.now,
         "worker_id": identity.worker_id,
         "incarnation": identity.incarnation,
         "most_assigned": MAX_ASSIGNED,

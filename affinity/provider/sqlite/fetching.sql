@@ -1,7 +1,9 @@
--- peek: whether the caller is draining, how many workers could claim, how many sessions it holds, and whether there is
--- something to fetch without claiming one, and which sessions are to move to it by a plan with a bound
+-- peek: whether the caller is draining, how many workers could claim, whether they run several versions, how many
+-- sessions it holds, whether there is something to fetch without claiming one, and which sessions are to move to it by a
+-- plan with a bound
 SELECT w.draining,
        (SELECT count(*) FROM workers WHERE locked_until > :now AND NOT draining),
+       (SELECT min(code_version) <> max(code_version) FROM workers WHERE locked_until > :now AND NOT draining),
        (SELECT count(*) FROM sessions
         WHERE worker_id = :worker_id AND locked_until > :now AND incarnation = :incarnation),
        EXISTS (
@@ -27,7 +29,7 @@ WHERE w.worker_id = :worker_id AND w.incarnation = :incarnation AND w.locked_unt
 -- peek_new: whether there is something to fetch that claims a session
 SELECT EXISTS (
     SELECT 1 FROM worker_queue AS q
-    WHERE q.route IN ('new', :offer) AND q.visible_at <= :now
+    WHERE q.route IN ('new', :offer) AND q.visible_at <= CASE q.route WHEN 'new' THEN :until ELSE :now END
       AND (q.lock_token IS NULL OR q.locked_until <= :now
            OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
       AND (q.unknown_since IS NULL OR q.unknown_since <= :unknown_before
@@ -75,7 +77,9 @@ FROM (
     FROM worker_queue AS q
     LEFT JOIN sessions AS s ON s.session_id = q.session_id
     LEFT JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND w.locked_until > :now
-    WHERE q.route = :route AND q.visible_at <= :now
+    WHERE q.route = :route AND q.visible_at <= :until
+      -- Of a worker that is outdated: visible since then, and the session free.
+      AND (:until = :now OR s.locked_until IS NULL OR s.locked_until NOT BETWEEN :until AND :now)
       AND (q.lock_token IS NULL OR q.locked_until <= :now
            OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
       AND (:any_name OR q.unknown_since IS NULL OR q.unknown_since <= :unknown_before

@@ -116,6 +116,12 @@ def read_idle(tx: Tx, identity: WorkerIdentity) -> list[str]:
     return tx.gather(SQL["idle_of_worker"], _of(tx, identity))
 
 
+def count_drained(tx: Tx, identity: WorkerIdentity) -> int:
+    """Sessions that the caller's drain has freed and that no worker has claimed since."""
+    drained: int = tx.value(SQL["count_drained"], _of(tx, identity))
+    return drained
+
+
 def claim(tx: Tx, identity: WorkerIdentity, former: Mapping[str, Lease | None], timeout: float) -> dict[str, int]:
     """Claim sessions that no worker holds; their epochs.
 

@@ -84,13 +84,20 @@ UPDATE worker_queue SET route = :route WHERE id IN (
     LIMIT :limit
 );
 
--- idle_of_worker: sessions that an incarnation holds and of which it has no work item in hand
-SELECT json_group_array(s.session_id) FROM sessions AS s
-WHERE s.worker_id = :worker_id AND s.locked_until > :now AND s.incarnation = :incarnation
-  AND NOT EXISTS (
-    SELECT 1 FROM worker_queue AS q
-    WHERE q.session_id = s.session_id AND q.lock_incarnation = :incarnation AND q.locked_until > :now
-  );
+-- idle_of_worker: sessions that an incarnation holds and of which it has no work item in hand; those with work first,
+-- then those that were used last
+SELECT json_group_array(session_id) FROM (
+    SELECT s.session_id FROM sessions AS s
+    WHERE s.worker_id = :worker_id AND s.locked_until > :now AND s.incarnation = :incarnation
+      AND NOT EXISTS (
+        SELECT 1 FROM worker_queue AS q
+        WHERE q.session_id = s.session_id AND q.lock_incarnation = :incarnation AND q.locked_until > :now
+      )
+    ORDER BY EXISTS (SELECT 1 FROM worker_queue AS q WHERE q.session_id = s.session_id) DESC, s.touched_at DESC
+);
+
+-- count_drained: sessions that an incarnation has freed by its drain and that no worker has claimed since
+SELECT count(*) FROM sessions WHERE worker_id = :worker_id AND incarnation = :incarnation AND freed_by = 'drained';
 
 -- list: one page of sessions by id, or some of them, with what is queued for each
 SELECT s.session_id, s.worker_id, s.incarnation, s.epoch, s.locked_until > :now AND w.worker_id IS NOT NULL,

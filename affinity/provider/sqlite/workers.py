@@ -64,7 +64,9 @@ def register(
     if resume and row is not None and not known:
         raise worker_fenced(identity)
     timeline.advance(tx)
-    told = {"labels": json.dumps(dict(labels)), "capacity": profile.capacity}
+    code = {"app": profile.app, "code_version": profile.code_version}
+    told: dict[str, Any] = {"labels": json.dumps(dict(labels)), "capacity": profile.capacity, **code}
+    told["code_since"] = _version_since(tx, identity, code)
     tx.run(SQL["put"], {**_named(identity), **told, "locked_until": tx.now + lease, "now": tx.now})
     if not resume and not known:  # an incarnation that registers twice has lost an answer, not its sessions
         sessions.inherit(tx, identity)
@@ -88,16 +90,42 @@ def renew(tx: Tx, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
 def drain(tx: Tx, identity: WorkerIdentity, *, restarts: bool = False) -> int:
     if not tx.run(SQL["set_draining"], _named(identity)):
         return 0
-    return sessions.count_held(tx, identity) if restarts else _free_idle(tx, identity)
+    room = _newer_room(tx, identity) - sessions.count_drained(tx, identity) if restarts else None
+    return _free_idle(tx, identity, room)
 
 
 def free_drained_sessions(tx: Tx, identity: WorkerIdentity) -> int | None:
     return _free_idle(tx, identity) if tx.row(SQL["drain_wanted"], _named(identity)) else None
 
 
-def _free_idle(tx: Tx, identity: WorkerIdentity) -> int:
-    sessions.free(tx, identity, sessions.read_idle(tx, identity), "drained")
+def _free_idle(tx: Tx, identity: WorkerIdentity, most: int | None = None) -> int:
+    """Free idle sessions, so many at most; the number of those that are held still."""
+    idle = sessions.read_idle(tx, identity)
+    sessions.free(tx, identity, idle if most is None else idle[: max(0, most)], "drained")
     return sessions.count_held(tx, identity)
+
+
+def _version_since(tx: Tx, identity: WorkerIdentity, code: Mapping[str, str | None]) -> float | None:
+    """Since when the version is deployed that a worker registers: as long as others run it, or as it ran it before
+    itself. A worker that changes from one version to another shows which of them is the newer: also an older one,
+    rolled back to.
+    """
+    if code["code_version"] is None:
+        return None
+    row = tx.row(SQL["version_since"], {**_named(identity), **code, "now": tx.now})
+    assert row is not None
+    since, former = row
+    return tx.now if since is None or (former is not None and since <= former) else float(since)
+
+
+def is_outdated(tx: Tx, identity: WorkerIdentity) -> bool:
+    """Whether a worker leaves new and freed sessions to workers of newer code."""
+    return _newer_room(tx, identity) > 0
+
+
+def _newer_room(tx: Tx, identity: WorkerIdentity) -> int:
+    """How many more sessions live workers may hold that run newer code of the caller's app, the newest of it."""
+    return sum(room for (room,) in tx.rows(SQL["newer_room"], {"worker_id": identity.worker_id, "now": tx.now}))
 
 
 def release(tx: Tx, identity: WorkerIdentity, *, restart_grace: float = 0.0) -> None:
@@ -107,7 +135,8 @@ def release(tx: Tx, identity: WorkerIdentity, *, restart_grace: float = 0.0) -> 
     row = tx.row(SQL["get"], {"worker_id": identity.worker_id})
     if row is None or row[0] != identity.incarnation:
         return
-    if restart_grace and row[1] > tx.now and sessions.leave(tx, identity):
+    returns = restart_grace and row[1] > tx.now and not tx.row(SQL["drain_wanted"], _named(identity))
+    if returns and sessions.leave(tx, identity):
         tx.run(SQL["leave"], {**_named(identity), "left": identity.left, "locked_until": tx.now + restart_grace})
     else:
         reason: MoveReason = "drained" if row[2] else "lease_expired"

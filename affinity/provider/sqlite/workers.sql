@@ -2,15 +2,42 @@
 SELECT incarnation, locked_until, draining FROM workers WHERE worker_id = :worker_id;
 
 -- put: take the name and a lease; a new incarnation is a new start
-INSERT INTO workers (worker_id, incarnation, locked_until, started_at, labels, capacity)
-VALUES (:worker_id, :incarnation, :locked_until, :now, :labels, :capacity)
+INSERT INTO workers (worker_id, incarnation, locked_until, started_at, labels, capacity, app, code_version,
+    code_since)
+VALUES (:worker_id, :incarnation, :locked_until, :now, :labels, :capacity, :app, :code_version, :code_since)
 ON CONFLICT (worker_id) DO UPDATE SET
     started_at = CASE incarnation WHEN excluded.incarnation THEN started_at ELSE excluded.started_at END,
     incarnation = excluded.incarnation,
     locked_until = excluded.locked_until,
     draining = 0,
     labels = excluded.labels,
-    capacity = excluded.capacity;
+    capacity = excluded.capacity,
+    app = excluded.app,
+    code_version = excluded.code_version,
+    code_since = excluded.code_since;
+
+-- version_since: since when the version is deployed that a worker registers, and the one of its name before
+SELECT (
+    SELECT max(code_since) FROM workers
+    WHERE app = :app AND code_version = :code_version AND (worker_id = :worker_id OR locked_until > :now)
+), (
+    SELECT code_since FROM workers WHERE worker_id = :worker_id AND app = :app AND code_version <> :code_version
+);
+
+-- newer_room: how many more sessions each live worker may hold that runs a newer version of the caller's app, the newest
+SELECT n.capacity - (
+    SELECT count(*) FROM sessions AS s
+    WHERE s.worker_id = n.worker_id AND s.locked_until > :now AND s.incarnation = n.incarnation
+) AS room
+FROM workers AS me
+JOIN workers AS newest ON newest.worker_id = (
+    SELECT w.worker_id FROM workers AS w
+    WHERE w.app = me.app AND w.code_version IS NOT NULL AND w.locked_until > :now AND NOT w.draining
+    ORDER BY w.code_since DESC, w.code_version LIMIT 1
+)
+JOIN workers AS n ON n.app = me.app AND n.code_version = newest.code_version AND n.locked_until > :now AND NOT n.draining
+WHERE me.worker_id = :worker_id AND newest.code_version <> me.code_version AND newest.code_since > me.code_since
+  AND room > 0;
 
 -- extend: move the end of a lease; also to now, which ends it
 UPDATE workers SET locked_until = :locked_until WHERE worker_id = :worker_id AND incarnation = :incarnation;
@@ -26,7 +53,7 @@ SELECT worker_id, incarnation, locked_until > :now, draining, locked_until - :no
        CASE WHEN locked_until > :now THEN (
            SELECT count(*) FROM sessions AS s
            WHERE s.worker_id = workers.worker_id AND s.locked_until > :now AND s.incarnation = workers.incarnation
-       ) ELSE 0 END, capacity, drain_wanted
+       ) ELSE 0 END, capacity, drain_wanted, code_version, code_since
 FROM workers
 ORDER BY worker_id;
 
