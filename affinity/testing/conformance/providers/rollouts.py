@@ -210,9 +210,10 @@ class RolloutRules(Rules):
         """A worker that registers another version than before shows that this one is newer, though others have run it
         all the time (contract: register_worker).
         """
-        a, b, c = [await cluster.worker(name, **OLD) for name in "abc"]
+        *_, c = [await cluster.worker(name, **OLD) for name in "abc"]
         await cluster.advance(10)
-        a, b = await cluster.worker("a", **NEW), await cluster.worker("b", **NEW)
+        await cluster.worker("a", **NEW)
+        b = await cluster.worker("b", **NEW)
         await cluster.advance(10)
         await cluster.worker("a", **OLD)
         await cluster.enqueue("s")
