@@ -20,13 +20,14 @@ from typing import Any, Final
 import anyio
 import pytest
 
-from affinity.client import Client
+from affinity.client import Client, ExternalEvent
 from affinity.provider import migrate
 from affinity.provider.postgres import migration as postgres
 from affinity.provider.schema import Migration
 from affinity.provider.sqlite import migration as sqlite
 from tests.later_release import EXPANDS, upgrade
 from tests.processes import PATIENCE, ROOT, open_workers
+from tests.scribes import check, schedule
 from tests.talk import CODE, say
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
@@ -96,6 +97,32 @@ async def test_a_rollout_and_its_rollback(before: Path, empty_url: str) -> None:
             told = await traffic.end()
     assert [(one["word"], one["heard"]) for one in told] == [(str(n), n) for n in range(1, len(told) + 1)]
     assert [code for code, _ in groupby(one["code"] for one in told)] == [str(before), CODE, str(before)]
+
+
+async def test_the_release_before_keeps_the_order_of_a_session(before: Path, empty_url: str, tmp_path: Path) -> None:
+    """A worker of the release before holds the session, and this one commits ordered work to it; then that worker
+    leaves, and comes back. The work runs in its order on both.
+    """
+    await migrate(empty_url)
+    notes, lines = tmp_path / "notes", 45
+    with open_workers(empty_url) as workers:
+        old = workers.start("old", app="tests.scribes:hands", root=before)
+        workers.start("scribe", app="tests.scribes:app", max_sessions_per_runtime=0)
+        async with Client(empty_url) as client:
+            scribes = [(await client.start("scribe", str(notes))).instance_id for _ in range(3)]
+            for number in range(lines):
+                await schedule(client, scribes[number % 3], number)
+                if number == lines // 3:
+                    assert [session.worker_id async for session in client.sessions()] == ["old"]
+                    new = workers.start("new", app="tests.scribes:app")
+                    old.send(signal.SIGTERM)
+                if number == 2 * lines // 3:
+                    workers.start("old", app="tests.scribes:hands", root=before)
+                    new.send(signal.SIGKILL)
+            await client.raise_events(ExternalEvent(scribe, "line", -1) for scribe in scribes)
+            for scribe in scribes:
+                await client.wait(scribe, timeout=PATIENCE)
+            await check(client, notes, lines)
 
 
 BODY: Final = re.compile(r"\$\$.*?\$\$", re.DOTALL)
