@@ -30,7 +30,9 @@ from affinity.provider.contract import (
 from affinity.provider.postgres import PostgresProvider
 from affinity.records import SessionMetadata, SessionState, StateWrite
 from affinity.testing.conformance.providers.builders import TIMEOUTS, message_ids, timer, work_item
+from affinity.testing.conformance.providers.ordering import ordered
 from affinity.testing.conformance.providers.peer import Peer
+from affinity.testing.conformance.providers.resets import reset
 
 PATIENCE: Final = 30.0
 """Seconds of real time after which a wait has failed; it ends as soon as there is what it waits for."""
@@ -192,6 +194,46 @@ def session_verbs(peer: Peer, at: OrchestrationItem) -> list[Callable[[], Awaita
         told,
         lambda: states.delete(["u"], cascade=True),
         lambda: peer.provider.delete_instance(["m"], force=True),
+    ]
+
+
+async def some_order(peer: Peer) -> list[OrchestrationItem]:
+    """Two instances; the second one has the first two items of the order of a session that the worker holds."""
+    first, second = await peer.own("p"), await peer.own("q")
+    await peer.commit_one(second, work_items=[ordered(second, n, "ordered") for n in (1, 2)])
+    return [replace(first, event_count=0), replace(second, event_count=1)]
+
+
+def order_verbs(peer: Peer, at: list[OrchestrationItem]) -> list[Callable[[], Awaitable[object]]]:
+    """Each verb that adds to an order or removes the first of it, with something to do."""
+    first, second = at
+
+    async def taken() -> WorkItem:
+        (item,) = [item for item in await peer.take(10) if item.ordered]
+        return item
+
+    async def ack() -> None:
+        assert await peer.ack(await taken()) == [True]
+
+    async def fused() -> None:
+        here = ordered(second, 3, "ordered", lock_here=True)
+        (place,) = (await peer.commit_one(second, acks=[(await taken()).lock], work_items=[here])).placed
+        assert place.item is None  # behind those of the others
+
+    async def cancel() -> None:
+        step = {"cancel_activities": [3], "work_items": [ordered(second, n, "ordered") for n in (4, 5)]}
+        assert (await peer.commit_one(replace(second, event_count=2), **step)).committed
+
+    async def again() -> None:
+        assert await reset(peer, replace(second, event_count=3), 0, work_items=[ordered(second, 1, "ordered")])
+
+    return [
+        partial(peer.go_on, first, work_items=[ordered(first, n, "ordered") for n in (1, 2)]),
+        ack,
+        fused,
+        cancel,
+        again,
+        partial(peer.go_on, replace(first, event_count=1), update=InstanceUpdate(status="completed")),
     ]
 
 

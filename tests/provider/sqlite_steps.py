@@ -31,7 +31,7 @@ FOREIGN_ROWS: Final = (
     "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at,"
     " enqueued_at, payload) SELECT 'y', 1, i, 'work', 'offered' || i, 'new:other', 1e12, 0, '' FROM numbers",
     "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, route, visible_at, enqueued_at, payload,"
-    " order_session, order_number) SELECT 'z', 1, i, 'work', 'blocked', 0, 0, '', 'ordered', i FROM numbers",
+    " order_session, order_number) SELECT 'z', 1, i, 'work', 'blocked', 0, 0, '', 'ordered', 10 + i FROM numbers",
     "INSERT INTO instances (instance_id, name, owner_worker, owner_incarnation, created_at, updated_at)"
     " SELECT 'x' || i, 'flow', 'other', 'other-1', 0, 0 FROM numbers",
     "INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)"

@@ -32,8 +32,10 @@ from tests.provider.postgres_stage import (
     administrator,
     hot_verbs,
     opened,
+    order_verbs,
     registered,
     session_verbs,
+    some_order,
     some_sessions,
     some_work,
 )
@@ -127,6 +129,30 @@ def management_verbs(peer: Peer) -> list[Verb]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("crowd", CROWDS)
+async def test_a_long_order_costs_its_session_nothing(
+    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
+) -> None:
+    """Though 20,000 items of others are blocked in the order in which it adds and removes some."""
+    async with opened(postgres_migrated) as provider:
+        peer = await registered(provider)
+        at = await some_order(peer)
+        admin.execute(
+            "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, route, visible_at, payload,"
+            " enqueued_at, order_session, order_number) SELECT 'z', 1, i, 'work', 'blocked', clock(), '', clock(),"
+            " 'ordered', 10 + i FROM generate_series(1, %s) i",
+            [MANY],
+        )
+        await registered(provider, "other")
+        crowd_tables(admin, crowd)
+        async with check_plans(postgres_migrated, monkeypatch) as (watched, check):
+            for verb in order_verbs(replace(peer, provider=watched), at):
+                await check(verb)
+            measured = await check(partial(watched.measure_queues, 10))
+            assert measured.work_items["blocked"] == 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("crowd", CROWDS)
 async def test_a_sweep_does_not_read_the_queues(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:
@@ -158,7 +184,7 @@ async def test_a_sweep_does_not_read_the_queues(
 # --- SQLite -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("prepare", "verbs"), [(some_work, hot_verbs), (some_sessions, session_verbs)])
+@pytest.mark.parametrize(("prepare", "verbs"), [(some_work, hot_verbs), (some_sessions, session_verbs), (some_order, order_verbs)])
 async def test_on_sqlite_each_verb_takes_as_many_steps_among_many_rows(
     tmp_path: Path, steps: Iterator[int], prepare: Prepare, verbs: Verbs
 ) -> None:

@@ -127,7 +127,7 @@ class ManagementRules(Rules):
         await a.provider.send_message([NewMessage(instance_id="i", payload="m")] * 2)
         await cluster.advance(10)
         found = await a.provider.measure_queues(100)
-        assert found.work_items == {"running": 2, "waiting": 2, "delayed": 1}
+        assert found.work_items == {"running": 2, "waiting": 2, "delayed": 1, "blocked": 0}
         assert found.messages == {"waiting": 3, "delayed": 1, "suspended": 1}
         assert found.suspended - empty.suspended == 1
         for age in (found.oldest_work_item, found.oldest_message):
