@@ -184,7 +184,9 @@ async def test_a_sweep_does_not_read_the_queues(
 # --- SQLite -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("prepare", "verbs"), [(some_work, hot_verbs), (some_sessions, session_verbs), (some_order, order_verbs)])
+@pytest.mark.parametrize(
+    ("prepare", "verbs"), [(some_work, hot_verbs), (some_sessions, session_verbs), (some_order, order_verbs)]
+)
 async def test_on_sqlite_each_verb_takes_as_many_steps_among_many_rows(
     tmp_path: Path, steps: Iterator[int], prepare: Prepare, verbs: Verbs
 ) -> None:
