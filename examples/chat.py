@@ -29,7 +29,7 @@ class Chat(BaseModel):
     replies: list[str] = []  # by turn: what makes a repeated turn harmless
 
 
-class Turn(BaseModel):
+class Question(BaseModel):
     """One message and its number."""
 
     number: int
@@ -72,7 +72,7 @@ app.include(chats)  # a worker of this app tells the cache which leases it has l
 
 
 @app.activity
-async def answer(ctx: affinity.ActivityContext, turn: Turn) -> str:
+async def answer(ctx: affinity.ActivityContext, turn: Question) -> str:
     """Take a turn. It may run again after its checkpoint, so it looks whether it has been applied already."""
     async with chats.use(ctx) as chat:
         if turn.number < len(chat.replies):
@@ -89,7 +89,7 @@ async def conversation(ctx: affinity.OrchestrationContext, before: Progress | No
     progress = before or Progress(session_id=await ctx.new_guid())
     for _ in range(TURNS_PER_EXECUTION):
         text = await ctx.schedule_wait("user_message", str)
-        turn = Turn(number=progress.turns, text=text)
+        turn = Question(number=progress.turns, text=text)
         reply = await ctx.schedule_activity(answer, turn).on_session(progress.session_id)
         progress.turns += 1
         ctx.set_custom_status({"turns": progress.turns, "reply": reply})

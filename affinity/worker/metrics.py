@@ -51,9 +51,9 @@ class Metrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
             return Histogram(f"affinity_{name}", text, ("worker", *labels), registry=self.registry, buckets=buckets)
 
-        self._ended = _Tally("activities", "Activities that ended", self._labels, "activity", "outcome")
+        self._ended = _CountersCollector("activities", "Activities that ended", self._labels, "activity", "outcome")
         self.registry.register(self._ended)
-        self._orchestrations = _Tally(
+        self._orchestrations = _CountersCollector(
             "orchestrations", "Orchestrations by what became of them", self._labels, "orchestration", "outcome"
         )
         self.registry.register(self._orchestrations)
@@ -154,7 +154,7 @@ def _with_liveness(metrics: WSGIApplication, is_alive: Callable[[], bool]) -> WS
     return application
 
 
-class _Tally(Collector):
+class _CountersCollector(Collector):
     """A counter for every turn: the event loop only adds to a dictionary by label values; a scrape formats it."""
 
     def __init__(self, name: str, text: str, fixed: Mapping[str, str], *labels: str) -> None:

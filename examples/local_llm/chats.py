@@ -60,7 +60,7 @@ class Said(BaseModel):
     before: list[Message]  # without a session: all that was said before
 
 
-class Turn(BaseModel):
+class TimedTurn(BaseModel):
     """A reply, and what it took. Times are seconds."""
 
     worker: str
@@ -90,7 +90,7 @@ def build_app(mode: Mode, model: Model, slots: int) -> affinity.App:
     app.include(chats)
 
     @app.activity
-    async def answer(ctx: affinity.ActivityContext, said: Said) -> Turn:
+    async def answer(ctx: affinity.ActivityContext, said: Said) -> TimedTurn:
         begun = time.perf_counter()
         opening = chats.open(ctx)
         async with opening as chat:
@@ -105,17 +105,17 @@ def build_app(mode: Mode, model: Model, slots: int) -> affinity.App:
             if mode == "slot":
                 chat.slot, chat.slot_model = await run_sync(model.save, cache.slot), MODEL_ID
             saving = time.perf_counter() - ended
-            return Turn(
+            return TimedTurn(
                 worker=ctx.worker_id, start=start, loading=loading, done=done, saving=saving, saved=len(chat.slot)
             )
 
     @app.activity
-    async def answer_anywhere(ctx: affinity.ActivityContext, said: Said) -> Turn:
+    async def answer_anywhere(ctx: affinity.ActivityContext, said: Said) -> TimedTurn:
         done = await run_sync(model.complete, [*said.before, Message(role="user", content=said.text)], None)
-        return Turn(worker=ctx.worker_id, start="anywhere" if len(said.before) > 1 else "first", done=done)
+        return TimedTurn(worker=ctx.worker_id, start="anywhere" if len(said.before) > 1 else "first", done=done)
 
     @app.orchestration
-    async def turn(ctx: affinity.OrchestrationContext, said: Said) -> Turn:
+    async def turn(ctx: affinity.OrchestrationContext, said: Said) -> TimedTurn:
         if mode == "anywhere":
             return await ctx.schedule_activity(answer_anywhere, said)
         return await ctx.schedule_activity(answer, said).on_session(said.session_id)

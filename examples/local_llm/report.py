@@ -10,7 +10,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from examples.local_llm.chats import Mode, Start, Turn
+from examples.local_llm.chats import Mode, Start, TimedTurn
 from examples.local_llm.run import Talk
 
 ROWS: Final[Sequence[tuple[Mode, Start, str]]] = (
@@ -41,15 +41,15 @@ class Row:
 
 def rows(mode: Mode, talks: Iterable[Talk]) -> Sequence[Row]:
     """One for each way in which turns began."""
-    kinds: dict[Start, list[Turn]] = {}
+    kinds: dict[Start, list[TimedTurn]] = {}
     for talk in talks:
         for turn in talk.turns:
             kinds.setdefault(turn.start, []).append(turn)
     return [_row(mode, start, turns) for start, turns in kinds.items()]
 
 
-def _row(mode: Mode, start: Start, turns: Sequence[Turn]) -> Row:
-    def middle(value: Callable[[Turn], float]) -> float:
+def _row(mode: Mode, start: Start, turns: Sequence[TimedTurn]) -> Row:
+    def middle(value: Callable[[TimedTurn], float]) -> float:
         return median(map(value, turns))
 
     return Row(

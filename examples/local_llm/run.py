@@ -13,7 +13,7 @@ import anyio
 
 import affinity
 from affinity.provider import migrate
-from examples.local_llm.chats import SYSTEM, Mode, Said, Turn
+from examples.local_llm.chats import SYSTEM, Mode, Said, TimedTurn
 from examples.local_llm.fleet import open_fleet
 from examples.local_llm.model import REPLY_TOKENS, Message
 from examples.local_llm.worker import Settings
@@ -64,13 +64,13 @@ class Talk:
 
     session_id: str
     messages: list[Message] = field(default_factory=lambda: [SYSTEM])
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[TimedTurn] = field(default_factory=list)
 
     async def say(self, client: affinity.Client, text: str, mode: Mode) -> None:
         """One message, and the reply to it. Without a session it is for us to remember what was said."""
         before = self.messages if mode == "anywhere" else []
         handle = await client.start("turn", Said(session_id=self.session_id, text=text, before=before))
-        turn = Turn.model_validate(await handle.wait())
+        turn = TimedTurn.model_validate(await handle.wait())
         self.turns.append(turn)
         self.messages += [Message(role="user", content=text), Message(role="assistant", content=turn.done.text)]
 

@@ -53,7 +53,7 @@ def info(instance_id: str, status: Any = "completed") -> InstanceInfo:
 
 
 @dataclass
-class Script:
+class FailingProvider:
     """A provider whose verbs first raise what is queued for them."""
 
     errors: dict[str, list[ProviderError]] = field(default_factory=dict)
@@ -98,12 +98,12 @@ class Script:
 
 
 @pytest.fixture
-def script() -> Script:
-    return Script()
+def script() -> FailingProvider:
+    return FailingProvider()
 
 
 @pytest.fixture
-async def client(script: Script) -> AsyncIterator[Client]:
+async def client(script: FailingProvider) -> AsyncIterator[Client]:
     async with Client.from_provider(cast(Provider, script)) as client:
         yield client
 
@@ -111,7 +111,7 @@ async def client(script: Script) -> AsyncIterator[Client]:
 # --- waits ------------------------------------------------------------------------------------------------------------
 
 
-async def test_many_waits_share_one_look_up(script: Script, client: Client) -> None:
+async def test_many_waits_share_one_look_up(script: FailingProvider, client: Client) -> None:
     ids = [f"t-{n}" for n in range(MAX_BATCH + 1)]
     script.done.update(ids)
     async with anyio.create_task_group() as tasks:
@@ -120,7 +120,7 @@ async def test_many_waits_share_one_look_up(script: Script, client: Client) -> N
     assert script.calls == [("get", MAX_BATCH), ("get", 1)]
 
 
-async def test_waits_for_one_instance_share_its_look_ups(script: Script, client: Client) -> None:
+async def test_waits_for_one_instance_share_its_look_ups(script: FailingProvider, client: Client) -> None:
     results: list[Any] = []
 
     async def waiter() -> None:
@@ -135,7 +135,7 @@ async def test_waits_for_one_instance_share_its_look_ups(script: Script, client:
     assert {size for _, size in script.calls} == {1}
 
 
-async def test_a_cancelled_wait_makes_no_more_polls(script: Script, client: Client) -> None:
+async def test_a_cancelled_wait_makes_no_more_polls(script: FailingProvider, client: Client) -> None:
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(client.wait, "t")
@@ -147,14 +147,14 @@ async def test_a_cancelled_wait_makes_no_more_polls(script: Script, client: Clie
     assert script.calls == []
 
 
-async def test_a_wait_outlasts_a_database_that_comes_back(script: Script, client: Client) -> None:
+async def test_a_wait_outlasts_a_database_that_comes_back(script: FailingProvider, client: Client) -> None:
     script.done.add("t")
     script.errors["get"] = [ConnectionLost("restarting"), Contention("busy"), ConnectionLost("restarting")]
     assert await client.wait("t") == 1
 
 
 async def test_an_error_that_stays_reaches_all_who_wait(
-    script: Script, client: Client, monkeypatch: pytest.MonkeyPatch
+    script: FailingProvider, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls_module, "RETRY_SECONDS", 0.0)
     script.errors["get"] = [ConnectionLost("gone"), AccessDenied("password changed")]
@@ -166,7 +166,7 @@ async def test_an_error_that_stays_reaches_all_who_wait(
     assert await client.wait("t") == 1
 
 
-async def test_a_wait_ends_when_the_client_closes(script: Script) -> None:
+async def test_a_wait_ends_when_the_client_closes(script: FailingProvider) -> None:
     async def waiter(closing: Client) -> None:
         with pytest.raises(ClientError, match="closed"):
             await closing.wait("t")
@@ -179,19 +179,19 @@ async def test_a_wait_ends_when_the_client_closes(script: Script) -> None:
 # --- retries ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_start_whose_answer_was_lost_is_made_again_and_is_ours(script: Script, client: Client) -> None:
+async def test_a_start_whose_answer_was_lost_is_made_again_and_is_ours(script: FailingProvider, client: Client) -> None:
     script.errors["create"] = [ConnectionLost("cut after the commit")]
     assert (await client.start("brew")).created
     assert script.count("create") == 2
 
 
-async def test_a_message_is_sent_again_after_contention(script: Script, client: Client) -> None:
+async def test_a_message_is_sent_again_after_contention(script: FailingProvider, client: Client) -> None:
     script.errors["send"] = [Contention("deadlock"), Contention("deadlock")]
     await client.raise_event("t", "pour")
     assert script.count("send") == 3
 
 
-async def test_a_message_is_not_sent_again_after_a_lost_connection(script: Script, client: Client) -> None:
+async def test_a_message_is_not_sent_again_after_a_lost_connection(script: FailingProvider, client: Client) -> None:
     script.errors["send"] = [ConnectionLost("cut")] * 3
     with pytest.raises(ConnectionLost):
         await client.raise_event("t", "pour")
@@ -200,7 +200,9 @@ async def test_a_message_is_not_sent_again_after_a_lost_connection(script: Scrip
     assert script.count("send") == 2
 
 
-async def test_a_message_is_sent_again_after_a_failure_that_changed_nothing(script: Script, client: Client) -> None:
+async def test_a_message_is_sent_again_after_a_failure_that_changed_nothing(
+    script: FailingProvider, client: Client
+) -> None:
     """A full disk, a standby; what a person must mend is told immediately, and so is what the data is at fault for."""
     script.errors["send"] = [DatabaseFailure("full"), ReadOnly("a standby"), StatementTimeout("slow")]
     await client.raise_event("t", "pour")
@@ -212,7 +214,7 @@ async def test_a_message_is_sent_again_after_a_failure_that_changed_nothing(scri
     assert script.count("send") == 7
 
 
-async def test_batches_stay_within_the_bound(script: Script, client: Client) -> None:
+async def test_batches_stay_within_the_bound(script: FailingProvider, client: Client) -> None:
     await client.start_many(Start("brew") for _ in range(2 * MAX_BATCH + 1))
     await client.raise_events(ExternalEvent("t", "pour") for _ in range(MAX_BATCH))
     sizes = [(verb, size) for verb, size in script.calls if verb != "wake"]
@@ -224,7 +226,7 @@ async def test_batches_stay_within_the_bound(script: Script, client: Client) -> 
 # --- hints ------------------------------------------------------------------------------------------------------------
 
 
-async def test_hints_are_coalesced_beside_the_calls(script: Script, client: Client) -> None:
+async def test_hints_are_coalesced_beside_the_calls(script: FailingProvider, client: Client) -> None:
     script.gate = anyio.Event()
     await client.start("brew")
     await script.hint_sent.wait()
@@ -236,14 +238,14 @@ async def test_hints_are_coalesced_beside_the_calls(script: Script, client: Clie
     assert script.hints == 2
 
 
-async def test_a_start_that_made_no_work_wakes_no_worker(script: Script, client: Client) -> None:
+async def test_a_start_that_made_no_work_wakes_no_worker(script: FailingProvider, client: Client) -> None:
     script.existing.add("t")
     await client.start("brew", instance_id="t")
     await anyio.wait_all_tasks_blocked()
     assert script.hints == 0
 
 
-async def test_an_event_wakes_the_owner_of_the_instance(script: Script, client: Client) -> None:
+async def test_an_event_wakes_the_owner_of_the_instance(script: FailingProvider, client: Client) -> None:
     """And a start wakes everybody, owners among them."""
     await client.raise_events([ExternalEvent("t", "pour"), ExternalEvent("t", "pour"), ExternalEvent("u", "pour")])
     await anyio.wait_all_tasks_blocked()
@@ -253,7 +255,7 @@ async def test_an_event_wakes_the_owner_of_the_instance(script: Script, client: 
     assert script.woken == [(set(), {"t", "u"}), ({None}, set())]
 
 
-async def test_a_failed_hint_has_no_effect_on_the_call(script: Script, client: Client) -> None:
+async def test_a_failed_hint_has_no_effect_on_the_call(script: FailingProvider, client: Client) -> None:
     script.errors["wake"] = [ConnectionLost("cut")]
     await client.start("brew")
     await script.hint_sent.wait()
@@ -263,7 +265,7 @@ async def test_a_failed_hint_has_no_effect_on_the_call(script: Script, client: C
     assert script.hints == 2
 
 
-async def test_the_last_hint_is_sent_before_the_client_closes(script: Script) -> None:
+async def test_the_last_hint_is_sent_before_the_client_closes(script: FailingProvider) -> None:
     async with Client.from_provider(cast(Provider, script)) as client:
         await client.start("brew")
     assert script.hints >= 1

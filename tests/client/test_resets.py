@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 OPTIONS = RuntimeOptions.make(poll_interval=0.2)
 
 
-class Shop:
+class FailingShop:
     """An app whose activities note that they run, and fail while they are told to."""
 
     def __init__(self) -> None:
@@ -59,8 +59,8 @@ async def client(any_url: str) -> AsyncIterator[Client]:
 
 
 @pytest.fixture
-async def shop(any_url: str) -> AsyncIterator[Shop]:
-    shop = Shop()
+async def shop(any_url: str) -> AsyncIterator[FailingShop]:
+    shop = FailingShop()
     async with Worker(shop.app, any_url, OPTIONS):
         yield shop
 
@@ -79,7 +79,7 @@ async def exists(client: Client, instance_id: str) -> None:
     await until(look)
 
 
-async def test_a_failed_instance_goes_on(shop: Shop, client: Client) -> None:
+async def test_a_failed_instance_goes_on(shop: FailingShop, client: Client) -> None:
     """From the activity that failed: what came before is not done again, an event that came later is not lost, and the
     history of the failure stays.
     """
@@ -97,7 +97,7 @@ async def test_a_failed_instance_goes_on(shop: Shop, client: Client) -> None:
     assert (await client.status("order")).execution_id == 2
 
 
-async def test_a_step_is_taken_as_a_whole(shop: Shop, client: Client) -> None:
+async def test_a_step_is_taken_as_a_whole(shop: FailingShop, client: Client) -> None:
     """Reset to the end of a step that failed: its input comes again, and no activity runs for it."""
     run = await client.start("order", 1, instance_id="order")
     await run.raise_event("address", "here")
@@ -110,7 +110,7 @@ async def test_a_step_is_taken_as_a_whole(shop: Shop, client: Client) -> None:
     assert shop.runs == ["pay", "pack"]
 
 
-async def test_an_instance_is_reset_to_its_beginning_and_again(shop: Shop, client: Client) -> None:
+async def test_an_instance_is_reset_to_its_beginning_and_again(shop: FailingShop, client: Client) -> None:
     """Everything is done again, in an execution of its own; the events are those that came."""
     shop.broken = False
     run = await client.start("order", 1, instance_id="order")
@@ -125,7 +125,7 @@ async def test_an_instance_is_reset_to_its_beginning_and_again(shop: Shop, clien
 
 async def test_a_child_answers_its_parent_after_resets(any_url: str, client: Client) -> None:
     """It was scheduled before them, and ends after them; its default id stays what it was."""
-    async with Worker(Shop().app, any_url, OPTIONS):
+    async with Worker(FailingShop().app, any_url, OPTIONS):
         run = await client.start("with_parcel", 1, instance_id="order")
         with pytest.raises(OrchestrationFailed, match="no box"):
             await run.wait(30)
@@ -136,7 +136,7 @@ async def test_a_child_answers_its_parent_after_resets(any_url: str, client: Cli
             return (await client.status(name)).finished
 
         await until(cancelled)
-    shop = Shop()
+    shop = FailingShop()
     shop.broken = False
     await client.reset(name, to_event=2)
     await client.reset("order", to_event=child + 1)
@@ -146,7 +146,7 @@ async def test_a_child_answers_its_parent_after_resets(any_url: str, client: Cli
         assert await run.wait(30) == ["PACK", "at last"]
 
 
-async def test_a_child_that_has_ended_answers_again(shop: Shop, client: Client) -> None:
+async def test_a_child_that_has_ended_answers_again(shop: FailingShop, client: Client) -> None:
     """With what its own row says, or what the history says when it is gone."""
     shop.broken = False
     run = await client.start("with_parcel", 1, instance_id="order")

@@ -19,7 +19,7 @@ from affinity.client import Client
 from affinity.demo.display import LEASE_SECONDS, RECOVERY_SLACK
 from affinity.records import SessionFilter
 
-PATIENCE = 90.0
+WAIT_SECONDS = 90.0
 """Seconds after which a run that did not end is broken."""
 
 SHORT = ("--seed", "46")
@@ -58,7 +58,7 @@ class Demo:
 
     def end(self) -> tuple[int, str, str]:
         """Wait for its end: exit code, stdout, stderr."""
-        stdout, stderr = self._process.communicate(timeout=PATIENCE)
+        stdout, stderr = self._process.communicate(timeout=WAIT_SECONDS)
         return self._process.returncode, stdout, "".join(self.said) + stderr
 
     def report(self) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def test_workers_do_not_outlive_a_demo_that_is_killed(start: Start) -> None:
     demo.wait_said("turns")
     workers = demo.workers()
     demo.send(signal.SIGKILL)
-    assert psutil.wait_procs(workers, timeout=PATIENCE)[1] == []
+    assert psutil.wait_procs(workers, timeout=WAIT_SECONDS)[1] == []
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from examples.local_llm.__main__ import main
-from examples.local_llm.chats import Chat, ChatCodec, Turn
+from examples.local_llm.chats import Chat, ChatCodec, TimedTurn
 from examples.local_llm.model import Completion, Message, missing_packages
 from examples.local_llm.report import rows
 from examples.local_llm.run import Plan, Talk
@@ -66,9 +66,9 @@ def test_the_context_has_room_for_the_longest_conversation() -> None:
 
 
 def test_turns_are_reported_by_how_they_began() -> None:
-    def turn(reading: float) -> Turn:
+    def turn(reading: float) -> TimedTurn:
         done = Completion(text="", kept=1, read=2, reading=reading, writing=1.0)
-        return Turn(worker="w", start="warm", loading=1.0, done=done, saving=0.5, saved=7)
+        return TimedTurn(worker="w", start="warm", loading=1.0, done=done, saving=0.5, saved=7)
 
     (row,) = rows("slot", [Talk("a", turns=[turn(1.0), turn(9.0)]), Talk("b", turns=[turn(2.0)])])
     assert (row.turns, row.first_token, row.first_token_longest, row.whole, row.saved) == (3, 3.0, 10.0, 4.5, 7)

@@ -12,13 +12,13 @@ from affinity.orchestration import ActivityContext, App, OrchestrationCancelledS
 app = App("samples")
 
 
-class Turn(BaseModel):
+class Remark(BaseModel):
     text: str
     n: int = 0
 
 
 @app.activity
-async def answer(ctx: ActivityContext, turn: Turn) -> Turn:
+async def answer(ctx: ActivityContext, turn: Remark) -> Remark:
     return turn
 
 
@@ -28,13 +28,13 @@ def price(ctx: ActivityContext, item: str) -> float:
 
 
 @app.orchestration
-async def conversation(ctx: OrchestrationContext, opening: Turn) -> list[Turn]:
+async def conversation(ctx: OrchestrationContext, opening: Remark) -> list[Remark]:
     """Affinity: each turn on one session, a nudge when the user is silent, a fresh history every three turns."""
     session_id = await ctx.new_guid()
     turns = [opening]
     for n in range(3):
         ctx.set_custom_status({"turn": n})
-        won = await ctx.select(ctx.schedule_wait("message", Turn), ctx.schedule_timer(30))
+        won = await ctx.select(ctx.schedule_wait("message", Remark), ctx.schedule_timer(30))
         if won.value is None:
             return turns
         retry = RetryPolicy(max_attempts=2, non_retryable=(ValueError,))
@@ -67,10 +67,10 @@ async def companion(ctx: OrchestrationContext, name: str) -> list[str]:
     """Waits: the session stays where it is between two messages, and is restored where it moved to."""
     said: list[str] = []
     while True:
-        message = ctx.schedule_wait("message", Turn, hold_session=name, hold_for=600)
+        message = ctx.schedule_wait("message", Remark, hold_session=name, hold_for=600)
         moved = ctx.schedule_session_moved(name)
         won = await ctx.select(message, moved)
-        if not isinstance(won.value, Turn):
+        if not isinstance(won.value, Remark):
             await ctx.schedule_activity("restore", said).on_session(name)
             continue
         if won.value.text == "bye":

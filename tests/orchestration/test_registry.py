@@ -26,7 +26,7 @@ class Message(BaseModel):
     n: int | None = None
 
 
-class Point(BaseModel):
+class Coordinate(BaseModel):
     x: float | None
 
 
@@ -208,7 +208,7 @@ def test_unannotated_takes_whatever_json_can_carry() -> None:
             definition.encode_result(value)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, {"a": [-math.inf]}, Point(x=math.nan)])
+@pytest.mark.parametrize("value", [math.nan, math.inf, {"a": [-math.inf]}, Coordinate(x=math.nan)])
 def test_nan_and_infinity_are_refused(value: Any) -> None:
     with pytest.raises(NotSerializable, match=r"NaN|number"):
         Codec(Any, "value").encode(value)

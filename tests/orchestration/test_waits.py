@@ -50,11 +50,11 @@ def test_events_can_come_before_the_start() -> None:
 
 
 def test_data_is_typed() -> None:
-    class Point(BaseModel):
+    class Position(BaseModel):
         x: int
 
     async def typed(ctx: OrchestrationContext) -> list[Any]:
-        point = await ctx.schedule_wait("e", Point)
+        point = await ctx.schedule_wait("e", Position)
         numbers = await ctx.schedule_wait("e", list[int])
         return [point.x, numbers]
 

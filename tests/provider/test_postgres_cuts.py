@@ -28,7 +28,7 @@ from tests.provider.postgres_stage import (
     some_sessions,
     some_work,
 )
-from tests.servers.proxy import PATIENCE, Line, proxy
+from tests.servers.proxy import PATIENCE, ProxiedConnection, proxy
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -57,9 +57,9 @@ def complete(sent: bytes) -> list[bytes]:
 class Requests:
     """Gathers what clients send into whole requests, and tries each out before it goes on."""
 
-    try_out: Callable[[Line, list[bytes], bytes], None]
-    _parts: defaultdict[Line, bytes] = field(default_factory=lambda: defaultdict(bytes))
-    _prepared: defaultdict[Line, dict[bytes, bytes]] = field(default_factory=lambda: defaultdict(dict))
+    try_out: Callable[[ProxiedConnection, list[bytes], bytes], None]
+    _parts: defaultdict[ProxiedConnection, bytes] = field(default_factory=lambda: defaultdict(bytes))
+    _prepared: defaultdict[ProxiedConnection, dict[bytes, bytes]] = field(default_factory=lambda: defaultdict(dict))
     errors: list[BaseException] = field(default_factory=list)
 
     async def through(self, verbs: list[Callable[[], Awaitable[object]]]) -> None:
@@ -69,7 +69,7 @@ class Requests:
             for error in self.errors:
                 raise error
 
-    def inspect(self, line: Line, data: bytes) -> bytes:
+    def inspect(self, line: ProxiedConnection, data: bytes) -> bytes:
         sent = self._parts.pop(line, b"") + data
         if complete(sent)[-1:] not in ([b"S"], [b"Q"], [b"X"]) or messages(sent)[-1][1] != len(sent):
             self._parts[line] = sent
@@ -85,7 +85,7 @@ class Requests:
         return sent
 
 
-class Client:
+class RawConnection:
     """A connection that says what it is told, byte by byte, and no more."""
 
     def __init__(self, address: tuple[str, int], startup: bytes) -> None:
@@ -130,7 +130,7 @@ class Trial:
     sweep: Callable[[], None]
     held: int = 0  # beginnings with which a transaction began
 
-    def __call__(self, line: Line, prepared: list[bytes], request: bytes) -> None:
+    def __call__(self, line: ProxiedConnection, prepared: list[bytes], request: bytes) -> None:
         kinds = complete(request)
         # What has locked rows is followed by nothing but the five bytes that end its transaction.
         assert b"E" not in kinds or kinds[-2:] == [b"E", b"S"], kinds
@@ -143,7 +143,7 @@ class Trial:
             client.send(request[:-1])
         self._until_gone(client.pid)
 
-    def _cut(self, line: Line, prepared: list[bytes], beginning: bytes) -> None:
+    def _cut(self, line: ProxiedConnection, prepared: list[bytes], beginning: bytes) -> None:
         with self._client(line, prepared) as client:
             client.send(beginning)
             begun = complete(beginning)
@@ -158,8 +158,8 @@ class Trial:
             self._until_gone(client.pid)
 
     @contextmanager
-    def _client(self, line: Line, prepared: list[bytes]) -> Iterator[Client]:
-        with closing(Client(self.address, line.startup)) as client:
+    def _client(self, line: ProxiedConnection, prepared: list[bytes]) -> Iterator[RawConnection]:
+        with closing(RawConnection(self.address, line.startup)) as client:
             for each in prepared:
                 client.ask(each)
             yield client

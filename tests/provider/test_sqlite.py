@@ -42,7 +42,7 @@ from affinity.provider.statements import load_statements
 
 TIMEOUTS = Timeouts(work_item_lock=30.0, session_lock=300.0)
 BIRTH = Birth("born")
-PATIENCE = 30.0  # seconds of real time for what comes at once
+WAIT_SECONDS = 30.0  # seconds of real time for what comes at once
 
 
 # --- files and migrations -------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ async def test_a_read_only_connection_is_recognised(provider: SqliteProvider) ->
 
 async def test_readers_do_not_wait_for_a_writer(path: Path, provider: SqliteProvider) -> None:
     identity = await owner(provider, "i")
-    with write_locked(path), anyio.fail_after(PATIENCE):
+    with write_locked(path), anyio.fail_after(WAIT_SECONDS):
         assert (await provider.get_instance(["i"]))[0] is not None
         options = FetchOptions(limit=10, max_sessions=10, names=["work"], unknown_after=60.0)
         assert (await provider.fetch_work_item(identity, options)).items == ()
@@ -212,8 +212,8 @@ async def test_a_commit_of_another_connection_is_a_hint(path: Path, provider: Sq
         assert await source.wait(0) is None
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("UPDATE counters SET value = value + 1")
-            with anyio.fail_after(PATIENCE):
-                assert await source.wait(PATIENCE) == Hint()
+            with anyio.fail_after(WAIT_SECONDS):
+                assert await source.wait(WAIT_SECONDS) == Hint()
 
 
 async def test_a_worker_is_not_woken_by_its_own_commits(provider: SqliteProvider) -> None:
@@ -230,8 +230,8 @@ async def test_only_wake_sends_hints_to_the_workers_that_share_a_provider(provid
         await provider.create_instance([new_instance("j")])
         assert await source.wait(0.1) is None
         await provider.wake({None: Hint()})
-        with anyio.fail_after(PATIENCE):
-            assert await source.wait(PATIENCE) == Hint()
+        with anyio.fail_after(WAIT_SECONDS):
+            assert await source.wait(WAIT_SECONDS) == Hint()
 
 
 # --- plans ----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ _RESET: Final = struct.pack("ii", 1, 0)
 """SO_LINGER: to close is to reset."""
 
 
-class Line:
+class ProxiedConnection:
     """One connection through the proxy: two sockets, and what happens to what comes."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
@@ -47,8 +47,10 @@ class Proxy:
         self._listener = socket.create_server((HOST, 0))
         self._changed = threading.Condition()
         self._held: set[str] = set()
-        self.inspect: Callable[[Line, bytes], bytes] | None = None  # what the client sent; what of it goes on now
-        self.lines: list[Line] = []
+        self.inspect: Callable[[ProxiedConnection, bytes], bytes] | None = (
+            None  # what the client sent; what of it goes on now
+        )
+        self.lines: list[ProxiedConnection] = []
         _start(self._accept)
 
     @property
@@ -89,12 +91,12 @@ class Proxy:
                 server = socket.create_connection((self._url.hostname or HOST, self._url.port or 5432))
                 for one in (client, server):
                     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                line = Line(client, server)
+                line = ProxiedConnection(client, server)
                 self.lines.append(line)
                 _start(self._ask, line)
                 _start(self._answer, line)
 
-    def _ask(self, line: Line) -> None:
+    def _ask(self, line: ProxiedConnection) -> None:
         with suppress(OSError):
             while data := line.client.recv(_CHUNK):
                 if not line.startup:
@@ -104,7 +106,7 @@ class Proxy:
                 line.server.sendall(data)
             line.server.shutdown(socket.SHUT_WR)
 
-    def _answer(self, line: Line) -> None:
+    def _answer(self, line: ProxiedConnection) -> None:
         with suppress(OSError):
             while data := line.server.recv(_CHUNK):
                 with self._changed:
@@ -127,7 +129,7 @@ def _until_received(sender: socket.socket) -> None:
         time.sleep(0.001)
 
 
-def _is(line: Line, name: str) -> bool:
+def _is(line: ProxiedConnection, name: str) -> bool:
     return f"\0{name}\0".encode() in line.startup
 
 

@@ -14,7 +14,7 @@ from affinity.session import SessionCache, SessionContext
 
 
 @dataclass
-class Lease:
+class LeaseContext:
     """An activity context, as far as the cache looks at one."""
 
     session_id: str | None = "a"
@@ -85,7 +85,7 @@ async def used(cache: SessionCache[State], lease: SessionContext) -> AsyncIterat
 async def visit(
     cache: SessionCache[State], session_id: str = "a", epoch: int = 1, *, error: Exception | None = None
 ) -> State:
-    async with cache.use(Lease(session_id, epoch)) as state:
+    async with cache.use(LeaseContext(session_id, epoch)) as state:
         state.turns += 1
         if error is not None:
             raise error

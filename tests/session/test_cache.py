@@ -12,7 +12,7 @@ import pytest
 
 from affinity.errors import InvalidOptions, SessionError, UnknownSession
 from affinity.session import CacheStats, SessionCache
-from tests.session.application import Application, Lease, State, noisy_cache, used, visit
+from tests.session.application import Application, LeaseContext, State, noisy_cache, used, visit
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +30,7 @@ async def test_state_is_hydrated_once_and_saved_after_each_use(app: Application)
 
 async def test_checkpoint_can_be_left_to_a_later_use(app: Application) -> None:
     cache = app.cache()
-    async with cache.use(Lease(), checkpoint=False) as state:
+    async with cache.use(LeaseContext(), checkpoint=False) as state:
         state.turns += 1
     assert app.saved == []
     await visit(cache)
@@ -42,7 +42,7 @@ async def test_sync_callbacks_and_none_at_all() -> None:
     cache = SessionCache[list[str]](
         hydrate=lambda session_id: [session_id], checkpoint=lambda _, state: saved.extend(state)
     )
-    async with cache.use(Lease("s")) as state:
+    async with cache.use(LeaseContext("s")) as state:
         assert state == ["s"]
     assert saved == ["s"]
     await cache.aclose()
@@ -71,7 +71,7 @@ async def test_an_error_in_the_checkpoint_drops_the_copy(app: Application) -> No
 async def test_a_cancelled_use_drops_the_copy_and_disposes_it(app: Application) -> None:
     cache = app.cache()
     with anyio.CancelScope() as scope:
-        async with cache.use(Lease()):
+        async with cache.use(LeaseContext()):
             scope.cancel()
             await anyio.sleep_forever()
     assert app.disposed == {1: 1}
@@ -97,7 +97,7 @@ async def test_checkpoints_of_concurrent_uses_keep_their_order(app: Application)
 
 async def test_work_without_a_session_is_refused(app: Application) -> None:
     cache = app.cache()
-    for lease in (Lease(None, None), Lease("a", None)):
+    for lease in (LeaseContext(None, None), LeaseContext("a", None)):
         with pytest.raises(SessionError, match="on_session"):
             async with cache.use(lease):
                 pass
@@ -212,7 +212,7 @@ async def test_a_newer_epoch_disposes_the_old_copy_before_it_hydrates() -> None:
     log: list[str] = []
     cache = noisy_cache(log)
     for epoch in (1, 2, 2):
-        async with cache.use(Lease("a", epoch)):
+        async with cache.use(LeaseContext("a", epoch)):
             log.append(f"use {epoch}")
     assert log == ["hydrate a", "use 1", "dispose a", "hydrate a", "use 2", "use 2"]
     assert cache.stats.losses == 1
@@ -224,11 +224,11 @@ async def test_an_older_epoch_is_refused(app: Application) -> None:
     with pytest.raises(UnknownSession, match=r"epoch 1.*epoch 2.*moved on"):
         await visit(cache, epoch=1)
     with pytest.raises(UnknownSession, match="moved on"):
-        cache.peek(Lease("a", 1))
+        cache.peek(LeaseContext("a", 1))
     with pytest.raises(UnknownSession, match="moved on"):
-        await cache.put(Lease("a", 1), State("a", 9))
+        await cache.put(LeaseContext("a", 1), State("a", 9))
     assert not app.disposed
-    assert cache.peek(Lease("a", 2)).number == 1
+    assert cache.peek(LeaseContext("a", 2)).number == 1
 
 
 async def test_a_newer_epoch_waits_for_the_last_user_of_the_old_copy() -> None:
@@ -240,7 +240,7 @@ async def test_a_newer_epoch_waits_for_the_last_user_of_the_old_copy() -> None:
         numbers.append((await visit(cache, epoch=2)).number)
         assert app.disposed == {1: 1}
 
-    async with anyio.create_task_group() as tasks, used(cache, Lease()):
+    async with anyio.create_task_group() as tasks, used(cache, LeaseContext()):
         tasks.start_soon(newer)
         await anyio.wait_all_tasks_blocked()
         assert numbers == []
@@ -265,7 +265,7 @@ async def test_the_loss_of_an_older_lease_leaves_a_newer_copy_alone(app: Applica
     cache = app.cache()
     await visit(cache, epoch=5)
     await cache.lost("a", 4)
-    assert cache.peek(Lease("a", 5)).number == 1
+    assert cache.peek(LeaseContext("a", 5)).number == 1
     await cache.lost("a", None)
     assert app.disposed == {1: 1}
 
@@ -274,7 +274,7 @@ async def test_a_session_lost_while_in_use_is_disposed_after_its_last_user_and_n
     cache = app.cache()
 
     async def lose_while_in_use() -> None:
-        async with cache.use(Lease()):
+        async with cache.use(LeaseContext()):
             await cache.lost("a", 1)
             assert not app.disposed
 
@@ -287,14 +287,14 @@ async def test_a_session_lost_while_in_use_is_disposed_after_its_last_user_and_n
 async def test_without_a_checkpoint_a_use_outlives_the_loss() -> None:
     app = Application()
     cache = SessionCache[State](hydrate=app.hydrate, dispose=app.dispose)
-    async with cache.use(Lease()) as state:
+    async with cache.use(LeaseContext()) as state:
         await cache.lost("a")
         state.turns += 1
     assert app.disposed == {1: 1}
 
 
 async def test_an_activity_that_uses_a_lost_session_twice_does_not_wait_for_itself() -> None:
-    app, lease = Application(), Lease()
+    app, lease = Application(), LeaseContext()
     cache = SessionCache[State](hydrate=app.hydrate, dispose=app.dispose)
     async with cache.use(lease) as outer:
         await cache.lost("a")
@@ -307,7 +307,7 @@ async def test_an_activity_that_uses_a_lost_session_twice_does_not_wait_for_itse
 async def test_a_session_claimed_again_at_its_old_epoch_is_hydrated_again() -> None:
     app = Application()
     cache = SessionCache[State](hydrate=app.hydrate, dispose=app.dispose)
-    async with anyio.create_task_group() as tasks, used(cache, Lease()):
+    async with anyio.create_task_group() as tasks, used(cache, LeaseContext()):
         await cache.lost("a")
         tasks.start_soon(visit, cache)
         await anyio.wait_all_tasks_blocked()

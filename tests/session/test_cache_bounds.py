@@ -15,7 +15,7 @@ import pytest
 from affinity.errors import SessionError, UnknownSession
 from affinity.orchestration.app import SessionListener
 from affinity.session import SessionCache
-from tests.session.application import Application, Lease, State, noisy_cache, used, visit
+from tests.session.application import Application, LeaseContext, State, noisy_cache, used, visit
 
 pytestmark = pytest.mark.anyio
 
@@ -27,7 +27,7 @@ async def test_the_least_recently_used_copy_is_evicted(app: Application) -> None
     cache = app.cache(max_sessions=2)
     await visit(cache, "a")
     await visit(cache, "b")
-    cache.peek(Lease("a"))
+    cache.peek(LeaseContext("a"))
     await visit(cache, "c")
     assert app.disposed == {2: 1}
     assert cache.stats.evictions == 1
@@ -38,14 +38,14 @@ async def test_the_victim_is_disposed_before_its_place_is_filled(app: Applicatio
     log: list[str] = []
     cache = noisy_cache(log, max_sessions=1)
     for session_id in "ab":
-        async with cache.use(Lease(session_id)):
+        async with cache.use(LeaseContext(session_id)):
             pass
     assert log == ["hydrate a", "dispose a", "hydrate b"]
 
 
 async def test_when_all_copies_are_in_use_the_bound_is_exceeded_then_restored(app: Application) -> None:
     cache = app.cache(max_sessions=1)
-    async with used(cache, Lease("a")), used(cache, Lease("b")):
+    async with used(cache, LeaseContext("a")), used(cache, LeaseContext("b")):
         assert cache.stats.size == 2
         assert not app.disposed
     assert cache.stats.size == 1
@@ -55,7 +55,7 @@ async def test_when_all_copies_are_in_use_the_bound_is_exceeded_then_restored(ap
 async def test_idle_copies_are_swept_and_used_ones_are_not(app: Application) -> None:
     cache = app.cache(idle_timeout=10)
     await visit(cache, "idle")
-    async with used(cache, Lease("busy")):
+    async with used(cache, LeaseContext("busy")):
         app.now = 9
         await cache.sweep()
         assert not app.disposed
@@ -76,7 +76,7 @@ async def test_an_idle_copy_is_not_served_even_without_a_sweep(app: Application)
     await visit(cache)
     app.now = 10
     with pytest.raises(UnknownSession):
-        cache.peek(Lease())
+        cache.peek(LeaseContext())
     assert (await visit(cache)).number == 2
     assert app.disposed == {1: 1}
 
@@ -89,7 +89,7 @@ async def test_a_session_lost_after_it_expired_is_disposed_once(app: Application
     await visit(cache, epoch=2)
     await cache.sweep()
     assert app.disposed == {1: 1}
-    assert cache.peek(Lease("a", 2)).number == 2
+    assert cache.peek(LeaseContext("a", 2)).number == 2
 
 
 async def test_without_an_idle_timeout_copies_stay(app: Application) -> None:
@@ -97,7 +97,7 @@ async def test_without_an_idle_timeout_copies_stay(app: Application) -> None:
     await visit(cache)
     app.now = 1e12
     await cache.sweep()
-    assert cache.peek(Lease()).number == 1
+    assert cache.peek(LeaseContext()).number == 1
 
 
 # --- option A ---------------------------------------------------------------------------------------------------------
@@ -106,34 +106,34 @@ async def test_without_an_idle_timeout_copies_stay(app: Application) -> None:
 async def test_reactive_use_detects_the_migration_and_hydrates_by_an_activity(app: Application) -> None:
     cache = SessionCache[State](dispose=app.dispose)
     with pytest.raises(UnknownSession, match="no state of session 'a'"):
-        cache.peek(Lease())
+        cache.peek(LeaseContext())
     with pytest.raises(UnknownSession, match="no state of session 'a'"):
         await visit(cache)
     state = State("a", 7)
-    await cache.put(Lease(), state)
-    assert cache.peek(Lease()) is state
+    await cache.put(LeaseContext(), state)
+    assert cache.peek(LeaseContext()) is state
     assert await visit(cache) is state
     with pytest.raises(UnknownSession, match="hydrate it again"):
-        cache.peek(Lease("a", 2))
-    await cache.put(Lease("a", 2), State("a", 8))
+        cache.peek(LeaseContext("a", 2))
+    await cache.put(LeaseContext("a", 2), State("a", 8))
     assert app.disposed == {7: 1}
-    assert cache.peek(Lease("a", 2)).number == 8
+    assert cache.peek(LeaseContext("a", 2)).number == 8
     assert cache.stats.hydrations == 2
 
 
 async def test_put_again_replaces_and_the_same_state_stays(app: Application) -> None:
     cache = SessionCache[State](dispose=app.dispose)
     state = State("a", 1)
-    await cache.put(Lease(), state)
-    await cache.put(Lease(), state)
+    await cache.put(LeaseContext(), state)
+    await cache.put(LeaseContext(), state)
     assert not app.disposed
-    await cache.put(Lease(), State("a", 2))
+    await cache.put(LeaseContext(), State("a", 2))
     assert app.disposed == {1: 1}
     assert cache.stats.hydrations == 2
 
 
 async def test_put_within_a_use_of_the_same_activity_is_refused(app: Application) -> None:
-    cache, lease = app.cache(), Lease()
+    cache, lease = app.cache(), LeaseContext()
     async with cache.use(lease):
         with pytest.raises(SessionError, match="in use"):
             await cache.put(lease, State("a", 2))
@@ -142,8 +142,8 @@ async def test_put_within_a_use_of_the_same_activity_is_refused(app: Application
 
 async def test_put_respects_the_bound(app: Application) -> None:
     cache = app.cache(max_sessions=1)
-    await cache.put(Lease("a"), State("a", 1))
-    await cache.put(Lease("b"), State("b", 2))
+    await cache.put(LeaseContext("a"), State("a", 1))
+    await cache.put(LeaseContext("b"), State("b", 2))
     assert app.disposed == {1: 1}
 
 
@@ -154,7 +154,7 @@ async def test_a_sync_activity_uses_the_state_from_its_thread(app: Application) 
     cache = app.cache()
 
     def activity() -> int:
-        with cache.use_sync(Lease()) as state:
+        with cache.use_sync(LeaseContext()) as state:
             state.turns += 1
             return state.turns
 
@@ -166,7 +166,7 @@ async def test_a_sync_activity_that_raises_drops_the_copy(app: Application) -> N
     cache = app.cache()
 
     def activity() -> None:
-        with cache.use_sync(Lease()):
+        with cache.use_sync(LeaseContext()):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -182,7 +182,7 @@ async def test_a_sync_activity_that_is_cancelled_ends_its_use(app: Application, 
     def activity() -> None:
         if early:
             anyio.from_thread.run_sync(scope.cancel)
-        with cache.use_sync(Lease()) as state:
+        with cache.use_sync(LeaseContext()) as state:
             anyio.from_thread.run_sync(scope.cancel)
             state.turns += 1
 
@@ -194,7 +194,7 @@ async def test_a_sync_activity_that_is_cancelled_ends_its_use(app: Application, 
 
 
 async def test_use_sync_needs_a_thread_of_anyio(app: Application) -> None:
-    with pytest.raises(RuntimeError), app.cache().use_sync(Lease()):
+    with pytest.raises(RuntimeError), app.cache().use_sync(LeaseContext()):
         pass
 
 
@@ -206,7 +206,7 @@ def test_the_cache_is_what_a_worker_listens_with() -> None:
 # --- everything at once -----------------------------------------------------------------------------------------------
 
 
-class Chaos:
+class RandomUses:
     """Random uses, cancellations, losses, moves and sweeps over few sessions, with every callback giving way."""
 
     def __init__(self, seed: int) -> None:
@@ -246,7 +246,7 @@ class Chaos:
     async def activity(self, session_id: str) -> None:
         epoch = self.epochs[session_id] - self.chance.choice([0, 0, 0, 1])
         with suppress(OSError, UnknownSession):
-            async with self.cache.use(Lease(session_id, epoch)) as state:
+            async with self.cache.use(LeaseContext(session_id, epoch)) as state:
                 await self.work_on(state)
 
     async def work_on(self, state: State) -> None:
@@ -282,7 +282,7 @@ class Chaos:
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_whatever_happens_each_state_is_disposed_once_and_never_in_use(seed: int) -> None:
-    chaos = Chaos(seed)
+    chaos = RandomUses(seed)
     async with anyio.create_task_group() as tasks:
         for _ in range(300):
             tasks.start_soon(chaos.something)

@@ -9,7 +9,7 @@ from affinity.errors import InvalidOptions, SessionWriteConflict
 from affinity.session import SessionCache, Sessions
 from affinity.session.state_cache import CacheEntry, StateCache
 from tests.session.activities import Chat, Host
-from tests.session.application import Application, Lease, State, used
+from tests.session.application import Application, LeaseContext, State, used
 
 pytestmark = pytest.mark.anyio
 
@@ -21,7 +21,7 @@ def cache_of(app: Application, max_bytes: int) -> SessionCache[State]:
 
 
 async def visit(cache: SessionCache[State], session_id: str, turns: int = 0) -> State:
-    async with cache.use(Lease(session_id)) as state:
+    async with cache.use(LeaseContext(session_id)) as state:
         state.turns += turns
     return state
 
@@ -42,13 +42,13 @@ async def test_the_least_recently_used_copies_go_when_there_are_too_many_bytes(a
 async def test_room_for_what_was_hydrated_is_made_at_once(app: Application) -> None:
     cache = cache_of(app, 10)
     await visit(cache, "a")
-    async with cache.use(Lease("b")):
+    async with cache.use(LeaseContext("b")):
         assert app.disposed == {1: 1}
 
 
 async def test_a_copy_in_use_stays_however_large(app: Application) -> None:
     cache = cache_of(app, 10)
-    async with used(cache, Lease("a")), used(cache, Lease("b")):
+    async with used(cache, LeaseContext("a")), used(cache, LeaseContext("b")):
         assert cache.stats.bytes == 20
         assert not app.disposed
     assert cache.stats.bytes == 10
@@ -63,7 +63,7 @@ async def test_a_copy_over_the_bound_on_its_own_does_not_stay(app: Application) 
 
 async def test_the_bytes_of_a_put_count(app: Application) -> None:
     cache = cache_of(app, 100)
-    await cache.put(Lease("a"), State("a", 1, turns=4))
+    await cache.put(LeaseContext("a"), State("a", 1, turns=4))
     assert cache.stats.bytes == 50
     await cache.lost("a")
     assert cache.stats.bytes == 0
@@ -71,7 +71,7 @@ async def test_the_bytes_of_a_put_count(app: Application) -> None:
 
 async def test_copies_that_wait_for_their_last_user_count(app: Application) -> None:
     cache = cache_of(app, 100)
-    async with used(cache, Lease("a")):
+    async with used(cache, LeaseContext("a")):
         await cache.lost("a")
         assert (cache.stats.size, cache.stats.bytes) == (1, 10)
     assert cache.stats.bytes == 0
@@ -83,7 +83,7 @@ async def test_a_size_that_cannot_be_measured_drops_the_copy(app: Application) -
 
     cache = SessionCache[State](hydrate=app.hydrate, dispose=app.dispose, size_of=size_of)
     with pytest.raises(LookupError):
-        await cache.put(Lease("a"), State("a", 7))
+        await cache.put(LeaseContext("a"), State("a", 7))
     await cache.lost("a")
     assert app.disposed == {7: 1}
 

@@ -280,7 +280,7 @@ async def test_a_lost_answer_is_no_conflict(host: Host) -> None:
             raise answers.pop()
         return result
 
-    async def insist(verb: Callable[[], Awaitable[T]]) -> T:
+    async def retry(verb: Callable[[], Awaitable[T]]) -> T:
         while True:
             try:
                 return await call(verb)
@@ -288,7 +288,7 @@ async def test_a_lost_answer_is_no_conflict(host: Host) -> None:
                 continue
 
     ctx = host.activity()
-    ctx.session_store = RetryingStore(host.database, reading=insist, writing=call)
+    ctx.session_store = RetryingStore(host.database, reading=retry, writing=call)
     await say_and_checkpoint(Sessions(Chat, kind="chat").open(ctx), "one", "two")
     assert not answers
     await host.finish(ctx)

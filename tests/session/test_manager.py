@@ -51,7 +51,7 @@ ODD_IDS = (
 
 
 @dataclass
-class Stage:
+class ClockedStore:
     """A store whose clock the test moves."""
 
     store: SessionStore
@@ -79,52 +79,52 @@ class Stage:
         return [line async for line in self.manager.export(session_ids or SessionFilter())]
 
 
-def in_memory() -> Stage:
+def in_memory() -> ClockedStore:
     now = datetime(2026, 7, 31, tzinfo=UTC)
 
     async def advance(seconds: float) -> None:
         nonlocal now
         now += timedelta(seconds=seconds)
 
-    return Stage(MemorySessionStore(clock=lambda: now), advance)
+    return ClockedStore(MemorySessionStore(clock=lambda: now), advance)
 
 
 @pytest.fixture
-async def file(tmp_path: Path) -> AsyncIterator[Stage]:
+async def file(tmp_path: Path) -> AsyncIterator[ClockedStore]:
     """An SQLite file."""
     harness = await SqliteHarness.create(tmp_path)
     provider = await harness.open()
-    yield Stage(provider.states, harness.advance, provider)
+    yield ClockedStore(provider.states, harness.advance, provider)
     await provider.aclose()
 
 
 @pytest.fixture
-async def postgres(servers: Servers) -> AsyncIterator[Stage]:
+async def postgres(servers: Servers) -> AsyncIterator[ClockedStore]:
     """A schema of the new PostgreSQL."""
     harness = await PostgresHarness.create(servers.shared("new"))
     provider = await harness.open()
-    yield Stage(provider.states, harness.advance, provider)
+    yield ClockedStore(provider.states, harness.advance, provider)
     await provider.aclose()
     await harness.aclose()
 
 
 @pytest.fixture(params=["memory", "file", "postgres"])
-def stage(request: pytest.FixtureRequest) -> Stage:
-    stage: Stage = in_memory() if request.param == "memory" else request.getfixturevalue(request.param)
+def stage(request: pytest.FixtureRequest) -> ClockedStore:
+    stage: ClockedStore = in_memory() if request.param == "memory" else request.getfixturevalue(request.param)
     return stage
 
 
 @pytest.fixture(params=["file", "postgres"])
-def database(request: pytest.FixtureRequest) -> Stage:
+def database(request: pytest.FixtureRequest) -> ClockedStore:
     """A store that knows who holds a session."""
-    stage: Stage = request.getfixturevalue(request.param)
+    stage: ClockedStore = request.getfixturevalue(request.param)
     return stage
 
 
 # --- looking ----------------------------------------------------------------------------------------------------------
 
 
-async def test_list_gives_all_pages_newest_first(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_list_gives_all_pages_newest_first(stage: ClockedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("affinity.session.manager.MAX_PAGE", 2)
     for number in range(5):
         await stage.put(f"s{number}", kind="chat" if number % 2 else "plan")
@@ -133,7 +133,7 @@ async def test_list_gives_all_pages_newest_first(stage: Stage, monkeypatch: pyte
     assert await stage.ids(kind="other") == []
 
 
-async def test_a_page_ends_with_the_cursor_of_the_next(stage: Stage) -> None:
+async def test_a_page_ends_with_the_cursor_of_the_next(stage: ClockedStore) -> None:
     for number in range(3):
         await stage.put(f"s{number}")
     first = await stage.manager.page(limit=2)
@@ -148,7 +148,7 @@ async def test_a_page_ends_with_the_cursor_of_the_next(stage: Stage) -> None:
             await stage.ids(idle_for=seconds)
 
 
-async def test_resolve_by_the_whole_id_or_a_unique_beginning(stage: Stage) -> None:
+async def test_resolve_by_the_whole_id_or_a_unique_beginning(stage: ClockedStore) -> None:
     for session_id in ("chat", "chat-17", "chat-18", "plan-1"):
         await stage.put(session_id)
     resolve = stage.manager.resolve
@@ -165,7 +165,7 @@ async def test_resolve_by_the_whole_id_or_a_unique_beginning(stage: Stage) -> No
             await resolve(bad)
 
 
-async def test_any_valid_id_is_distinct(stage: Stage) -> None:
+async def test_any_valid_id_is_distinct(stage: ClockedStore) -> None:
     for number, session_id in enumerate(ODD_IDS):
         await stage.put(session_id, str(number).encode())
     for number, session_id in enumerate(ODD_IDS):
@@ -176,7 +176,7 @@ async def test_any_valid_id_is_distinct(stage: Stage) -> None:
     assert sorted(await stage.ids()) == sorted(set(ODD_IDS) - {".."})
 
 
-async def test_show_gives_a_readable_state(stage: Stage) -> None:
+async def test_show_gives_a_readable_state(stage: ClockedStore) -> None:
     long = json.dumps(["tea"] * COMPRESS_STATE_ABOVE).encode()
     await stage.put("json", b'{"topic":"Tee gr\xc3\xbcn"}', kind="chat", name="Tea", labels={"team": "a"}, parent="top")
     await stage.put("packed", long, schema_version=3)
@@ -197,7 +197,7 @@ async def test_show_gives_a_readable_state(stage: Stage) -> None:
     assert "state" not in binary
 
 
-async def test_a_damaged_state_is_reported_with_its_session(stage: Stage) -> None:
+async def test_a_damaged_state_is_reported_with_its_session(stage: ClockedStore) -> None:
     await stage.store.save(SessionState(session_id="broken", state=b"no zlib", encoding="zlib"))
     with pytest.raises(SessionLoadFailed, match=r"'broken'.*damaged"):
         readable(await stage.manager.show("broken"))
@@ -206,12 +206,12 @@ async def test_a_damaged_state_is_reported_with_its_session(stage: Stage) -> Non
 # --- delete -----------------------------------------------------------------------------------------------------------
 
 
-async def a_family(stage: Stage) -> None:
+async def a_family(stage: ClockedStore) -> None:
     for session_id, parent in (("top", None), ("kid", "top"), ("grandkid", "kid"), ("other", None), ("odd", "gone")):
         await stage.put(session_id, parent=parent)
 
 
-async def test_delete_removes_the_children_and_returns_them(stage: Stage) -> None:
+async def test_delete_removes_the_children_and_returns_them(stage: ClockedStore) -> None:
     await a_family(stage)
     would = await stage.manager.delete("top", dry_run=True)
     assert (would[0], sorted(would)) == ("top", ["grandkid", "kid", "top"])
@@ -220,7 +220,7 @@ async def test_delete_removes_the_children_and_returns_them(stage: Stage) -> Non
     assert sorted(await stage.ids()) == ["odd", "other"]
 
 
-async def test_a_repeated_delete_takes_no_other_session(stage: Stage) -> None:
+async def test_a_repeated_delete_takes_no_other_session(stage: ClockedStore) -> None:
     """The id of the first begins that of the second, and is gone after the first call."""
     for session_id in ("customer-1", "customer-17"):
         await stage.put(session_id)
@@ -231,7 +231,7 @@ async def test_a_repeated_delete_takes_no_other_session(stage: Stage) -> None:
     assert await stage.ids() == ["customer-17"]
 
 
-async def test_delete_takes_a_beginning_where_that_is_asked_for(stage: Stage) -> None:
+async def test_delete_takes_a_beginning_where_that_is_asked_for(stage: ClockedStore) -> None:
     for session_id in ("chat-17", "chat-18", "plan-1"):
         await stage.put(session_id)
     with pytest.raises(SessionAmbiguous, match="'chat-17', 'chat-18'"):
@@ -243,13 +243,13 @@ async def test_delete_takes_a_beginning_where_that_is_asked_for(stage: Stage) ->
     assert await stage.ids() == ["chat-18", "chat-17"]
 
 
-async def test_delete_without_cascade_leaves_the_children(stage: Stage) -> None:
+async def test_delete_without_cascade_leaves_the_children(stage: ClockedStore) -> None:
     await a_family(stage)
     assert await stage.manager.delete("top", cascade=False) == ["top"]
     assert sorted(await stage.ids()) == ["grandkid", "kid", "odd", "other"]
 
 
-async def test_a_missing_parent_or_no_id_deletes_nothing(stage: Stage) -> None:
+async def test_a_missing_parent_or_no_id_deletes_nothing(stage: ClockedStore) -> None:
     await a_family(stage)
     with pytest.raises(SessionNotFound):
         await stage.manager.delete("gone")
@@ -261,14 +261,14 @@ async def test_a_missing_parent_or_no_id_deletes_nothing(stage: Stage) -> None:
 # --- prune ------------------------------------------------------------------------------------------------------------
 
 
-async def six_over_six_days(stage: Stage) -> None:
+async def six_over_six_days(stage: ClockedStore) -> None:
     """s0 is the oldest; odd ones are chats of team a."""
     for number in range(6):
         await stage.put(f"s{number}", kind="chat" if number % 2 else "plan", labels={"team": "ab"[number % 2 == 0]})
         await stage.advance(DAY)
 
 
-async def test_prune_by_age(stage: Stage) -> None:
+async def test_prune_by_age(stage: ClockedStore) -> None:
     await six_over_six_days(stage)
     seen = list[int]()
     would = await stage.manager.prune(older_than=4 * DAY, dry_run=True)
@@ -279,7 +279,7 @@ async def test_prune_by_age(stage: Stage) -> None:
     assert await stage.ids() == ["s5", "s4", "s3"]
 
 
-async def test_prune_by_count_over_pages(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_prune_by_count_over_pages(stage: ClockedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("affinity.session.manager.MAX_PAGE", 2)
     await six_over_six_days(stage)
     assert (await stage.manager.prune(keep=6)).removed == []
@@ -288,14 +288,14 @@ async def test_prune_by_count_over_pages(stage: Stage, monkeypatch: pytest.Monke
     assert sorted((await stage.manager.prune(keep=0)).removed) == ["s3", "s4", "s5"]
 
 
-async def test_prune_by_both_removes_only_what_is_both(stage: Stage) -> None:
+async def test_prune_by_both_removes_only_what_is_both(stage: ClockedStore) -> None:
     await six_over_six_days(stage)
     assert (await stage.manager.prune(older_than=4 * DAY, keep=5)).removed == ["s0"]
     assert (await stage.manager.prune(older_than=5 * DAY, keep=1)).removed == ["s1"]
     assert (await stage.manager.prune(older_than=5 * DAY, keep=1)).removed == []
 
 
-async def test_prune_by_either_removes_what_is_one_of_them(stage: Stage) -> None:
+async def test_prune_by_either_removes_what_is_one_of_them(stage: ClockedStore) -> None:
     """In one call, and each record once; whichever of the two asks for more."""
     await six_over_six_days(stage)
     would = await stage.manager.prune(older_than=4 * DAY, keep=5, either=True, dry_run=True)
@@ -307,7 +307,7 @@ async def test_prune_by_either_removes_what_is_one_of_them(stage: Stage) -> None
     assert await stage.ids() == ["s5"]
 
 
-async def three_families(stage: Stage) -> None:
+async def three_families(stage: ClockedStore) -> None:
     """Heads of three days ago; a child of the second is of two days ago, a grandchild of the third of yesterday."""
     for name in ("old", "mid", "new"):
         await stage.put(name, kind="head", message_count=1, participants=[name, "ann"])
@@ -320,7 +320,7 @@ async def three_families(stage: Stage) -> None:
     await stage.advance(DAY)
 
 
-async def test_prune_of_families_selects_them_by_their_newest_member(stage: Stage) -> None:
+async def test_prune_of_families_selects_them_by_their_newest_member(stage: ClockedStore) -> None:
     """And takes all of them: no child stays without its parent, no parent goes before its child."""
     await three_families(stage)
     assert (await stage.manager.prune(older_than=3.5 * DAY, family=True)).removed == []
@@ -336,7 +336,7 @@ async def test_prune_of_families_selects_them_by_their_newest_member(stage: Stag
     ]
 
 
-async def test_prune_of_families_by_number(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_prune_of_families_by_number(stage: ClockedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over pages; by both, and by either."""
     monkeypatch.setattr("affinity.session.manager.MAX_PAGE", 2)
     await three_families(stage)
@@ -351,7 +351,7 @@ async def test_prune_of_families_by_number(stage: Stage, monkeypatch: pytest.Mon
     assert sorted((await stage.manager.prune(keep=0, family=True)).removed) == ["new", "new grandkid", "new kid"]
 
 
-async def test_prune_leaves_a_family_of_which_one_member_is_in_use(database: Stage) -> None:
+async def test_prune_leaves_a_family_of_which_one_member_is_in_use(database: ClockedStore) -> None:
     assert database.provider is not None
     await three_families(database)
     puppet = Puppet(database.provider, WorkerIdentity(worker_id="puppet", incarnation=Incarnation("one")))
@@ -364,7 +364,7 @@ async def test_prune_leaves_a_family_of_which_one_member_is_in_use(database: Sta
     assert pruned.left == ["new", "new grandkid", "new kid"]
 
 
-async def test_a_family_has_the_messages_and_participants_of_all_its_members(stage: Stage) -> None:
+async def test_a_family_has_the_messages_and_participants_of_all_its_members(stage: ClockedStore) -> None:
     """From the head or from a child; by a beginning of an id too."""
     await three_families(stage)
     for text in ("mid", "mid kid", "mid k"):
@@ -382,7 +382,7 @@ async def test_a_family_has_the_messages_and_participants_of_all_its_members(sta
         await stage.manager.family("nobody")
 
 
-async def test_records_are_counted(stage: Stage) -> None:
+async def test_records_are_counted(stage: ClockedStore) -> None:
     await three_families(stage)
     manager = stage.manager
     found = [await manager.count(), await manager.count(SessionFilter(kind="part", idle_for=1.5 * DAY))]
@@ -392,14 +392,14 @@ async def test_records_are_counted(stage: Stage) -> None:
         await manager.count(SessionFilter(idle_for=-1.0))
 
 
-async def test_prune_of_a_kind_or_label_counts_only_these(stage: Stage) -> None:
+async def test_prune_of_a_kind_or_label_counts_only_these(stage: ClockedStore) -> None:
     await six_over_six_days(stage)
     assert (await stage.manager.prune(keep=2, kind="chat")).removed == ["s1"]
     assert (await stage.manager.prune(keep=2, labels={"team": "b"})).removed == ["s0"]
     assert (await stage.manager.prune(keep=0, labels={"team": "c"})).removed == []
 
 
-async def test_prune_leaves_young_children_of_the_old(stage: Stage) -> None:
+async def test_prune_leaves_young_children_of_the_old(stage: ClockedStore) -> None:
     await stage.put("top")
     await stage.advance(DAY)
     await stage.put("kid", parent="top")
@@ -407,7 +407,7 @@ async def test_prune_leaves_young_children_of_the_old(stage: Stage) -> None:
     assert await stage.ids() == ["kid"]
 
 
-async def test_prune_needs_a_rule(stage: Stage) -> None:
+async def test_prune_needs_a_rule(stage: ClockedStore) -> None:
     await stage.put("s")
     with pytest.raises(InvalidInput, match="older_than, keep, or both"):
         await stage.manager.prune(kind="chat")
@@ -419,14 +419,14 @@ async def test_prune_needs_a_rule(stage: Stage) -> None:
     assert await stage.ids() == ["s"]
 
 
-async def test_reading_removes_nothing(stage: Stage) -> None:
+async def test_reading_removes_nothing(stage: ClockedStore) -> None:
     await stage.put("s")
     await stage.advance(10_000 * DAY)
     assert (await stage.ids(), len(await stage.lines()), (await stage.manager.show("s")).version) == (["s"], 1, 1)
     assert (await stage.manager.page()).items[0].version == 1
 
 
-async def test_prune_leaves_what_was_written_since_it_was_listed(stage: Stage) -> None:
+async def test_prune_leaves_what_was_written_since_it_was_listed(stage: ClockedStore) -> None:
     """A writer who comes between the listing and the removal keeps the record; so does one who makes it anew."""
 
     class Raced(MemorySessionStore):
@@ -456,7 +456,7 @@ async def test_prune_leaves_what_was_written_since_it_was_listed(stage: Stage) -
     assert (pruned.removed, pruned.left) == (["s2"], ["s1", "s3"])
 
 
-async def test_prune_leaves_held_sessions_and_those_with_queued_work(database: Stage) -> None:
+async def test_prune_leaves_held_sessions_and_those_with_queued_work(database: ClockedStore) -> None:
     assert database.provider is not None
     for session_id in ("held", "queued", "idle"):
         await database.put(session_id)
@@ -478,7 +478,7 @@ async def test_prune_leaves_held_sessions_and_those_with_queued_work(database: S
 # --- export and import ------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_exported_is_imported_as_it_was(stage: Stage) -> None:
+async def test_what_is_exported_is_imported_as_it_was(stage: ClockedStore) -> None:
     await stage.put("json", b'{"a":[1,2.5,null,"\xc3\xbc"]}', schema_version=4, kind="chat", name="N", parent="binary")
     await stage.put("binary", b"\x00\xff", labels={"k": "v"}, message_count=3, participants=("a", "b"))
     await stage.put("large", b'["' + b"x" * 100_000 + b'"]')
@@ -505,7 +505,7 @@ async def test_what_is_exported_is_imported_as_it_was(stage: Stage) -> None:
         )
 
 
-async def test_a_line_is_complete_in_itself(stage: Stage) -> None:
+async def test_a_line_is_complete_in_itself(stage: ClockedStore) -> None:
     await stage.put("s", b'{"text":"a\\nb"}', schema_version=2, kind="chat", labels={"k": "v"})
     (line,) = await stage.lines("s")
     assert "\n" not in line
@@ -560,7 +560,7 @@ async def test_no_state_loses_anything_on_its_way(state: bytes) -> None:
 
 
 async def test_an_export_misses_nothing_that_is_written_meanwhile(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: ClockedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The listing is by the time of the last write, so a write moves a record to where the export has been."""
     monkeypatch.setattr("affinity.session.manager.MAX_PAGE", 2)
@@ -575,7 +575,7 @@ async def test_an_export_misses_nothing_that_is_written_meanwhile(
     assert exported == ["s4", "s3", "s2", "s0"]
 
 
-async def test_export_of_what_is_not_there(stage: Stage) -> None:
+async def test_export_of_what_is_not_there(stage: ClockedStore) -> None:
     await stage.put("s1")
     given = list[str]()
     with pytest.raises(SessionNotFound, match="'t'"):
@@ -583,7 +583,7 @@ async def test_export_of_what_is_not_there(stage: Stage) -> None:
     assert given == []
 
 
-async def test_an_import_that_is_refused_reports_its_progress_and_continues_with_skip(stage: Stage) -> None:
+async def test_an_import_that_is_refused_reports_its_progress_and_continues_with_skip(stage: ClockedStore) -> None:
     for session_id in ("a", "b", "c"):
         await stage.put(session_id, b'"new"')
     lines = await stage.lines("a", "b", "c")

@@ -248,7 +248,7 @@ async def test_all_leases_lost_at_once(host: Host, chats: Sessions[Chat]) -> Non
 # --- everything at once -----------------------------------------------------------------------------------------------
 
 
-class Chaos:
+class RandomActivities:
     """Random activities on few sessions, with random outcomes, moves, losses, cancellations and scripts. What should be
     in the store is kept beside, line by line.
     """
@@ -359,7 +359,7 @@ class Chaos:
 @pytest.mark.parametrize("elsewhere", [False, True])
 @pytest.mark.parametrize("seed", range(10))
 async def test_the_state_is_the_sum_of_what_was_applied(seed: int, elsewhere: bool) -> None:
-    chaos = Chaos(seed, elsewhere=elsewhere)
+    chaos = RandomActivities(seed, elsewhere=elsewhere)
     async with anyio.create_task_group() as tasks:
         for _ in range(200):
             tasks.start_soon(chaos.something)

@@ -78,7 +78,7 @@ async def later(context: ActivityContext, n: int) -> int:
     return n
 
 
-class Column(NamedTuple):
+class PayloadColumn(NamedTuple):
     """A payload column, and how to find a row of one instance, session or worker."""
 
     table: LiteralString
@@ -88,21 +88,21 @@ class Column(NamedTuple):
 
 
 COLUMNS: Final = [
-    Column("history", "event"),
-    Column("orchestrator_queue", "payload"),
-    Column("worker_queue", "payload"),
-    Column("session_watches", "payload"),
-    Column("instances", "custom_status"),
-    Column("session_states", "state", "session_id", "bytes"),
-    Column("session_states", "encoding", "session_id"),
-    Column("session_states", "kind", "session_id"),
-    Column("session_states", "labels", "session_id", "json"),
-    Column("session_states", "participants", "session_id", "json"),
-    Column("session_states", "schema_version", "session_id", "integer"),
-    Column("session_states", "message_count", "session_id", "integer"),
-    Column("session_states", "name", "session_id"),
-    Column("session_states", "parent", "session_id"),
-    Column("workers", "labels", "worker_id", "json"),
+    PayloadColumn("history", "event"),
+    PayloadColumn("orchestrator_queue", "payload"),
+    PayloadColumn("worker_queue", "payload"),
+    PayloadColumn("session_watches", "payload"),
+    PayloadColumn("instances", "custom_status"),
+    PayloadColumn("session_states", "state", "session_id", "bytes"),
+    PayloadColumn("session_states", "encoding", "session_id"),
+    PayloadColumn("session_states", "kind", "session_id"),
+    PayloadColumn("session_states", "labels", "session_id", "json"),
+    PayloadColumn("session_states", "participants", "session_id", "json"),
+    PayloadColumn("session_states", "schema_version", "session_id", "integer"),
+    PayloadColumn("session_states", "message_count", "session_id", "integer"),
+    PayloadColumn("session_states", "name", "session_id"),
+    PayloadColumn("session_states", "parent", "session_id"),
+    PayloadColumn("workers", "labels", "worker_id", "json"),
 ]
 
 
@@ -110,7 +110,7 @@ COLUMNS: Final = [
 class Corruption:
     """What becomes of one payload."""
 
-    column: Column
+    column: PayloadColumn
     place: float  # which row of the instance, if it has several, and where in it: 0 to 1
     how: str
     value: Any
@@ -174,15 +174,15 @@ how_and_value = (
 )
 
 
-def corruptions(column: Column) -> st.SearchStrategy[Corruption]:
+def corruptions(column: PayloadColumn) -> st.SearchStrategy[Corruption]:
     return st.builds(_corruption, st.just(column), st.floats(0, 1), how_and_value)
 
 
-def _corruption(column: Column, place: float, how_and_value: tuple[str, Any]) -> Corruption:
+def _corruption(column: PayloadColumn, place: float, how_and_value: tuple[str, Any]) -> Corruption:
     return Corruption(column, place, *how_and_value)
 
 
-class Rows:
+class DatabaseRows:
     """The rows of one database, behind the back of its provider."""
 
     def __init__(self, url: str) -> None:
@@ -201,21 +201,21 @@ class Rows:
             return None  # PostgreSQL looks itself: text in its encoding, JSON that is JSON, integers in range
         return column.table, changed
 
-    def _value(self, column: Column, changed: bytes) -> object:
+    def _value(self, column: PayloadColumn, changed: bytes) -> object:
         if column.holds == "integer":
             return int.from_bytes(changed[:3], "big")
         if column.holds == "bytes":
             return changed
         return changed if self._is_sqlite else changed.decode()
 
-    def _rows(self, column: Column, key: str) -> list[tuple[Any, bytes]]:
+    def _rows(self, column: PayloadColumn, key: str) -> list[tuple[Any, bytes]]:
         row = "ctid::text" if not self._is_sqlite else _ROW_ID[column.table]
         value = f"CAST({column.name} AS {'BLOB' if self._is_sqlite else 'text'})"
         found = self._run(f"SELECT {row}, {value} FROM {column.table} WHERE {column.key} = ?", key)
         assert found, (column, key)
         return [(at, text.encode() if isinstance(text, str) else bytes(text or b"")) for at, text in found]
 
-    def _write(self, column: Column, place: Any, value: object) -> None:
+    def _write(self, column: PayloadColumn, place: Any, value: object) -> None:
         if self._is_sqlite:
             cast = "CAST(? AS TEXT)" if column.holds in {"text", "json"} else "?"
             row = _ROW_ID[column.table]
@@ -275,7 +275,7 @@ async def until_all_have_rows(client: Client, names: Sequence[str]) -> None:
 async def play(url: str, number: int, corrupted: Sequence[Corruption]) -> None:
     sick = [f"sick-{number}-{n}" for n in range(len(corrupted))]
     healthy = [f"healthy-{number}-{n}" for n in range(HEALTHY)]
-    rows = Rows(url)
+    rows = DatabaseRows(url)
     async with Client(url) as client:
         async with worker_of(url, first_app, f"first-{number}"):
             for name in sick + healthy:

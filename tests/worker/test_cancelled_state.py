@@ -24,17 +24,17 @@ from tests.waiting import until
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
 
-class Basket(BaseModel):
+class CancelledBasket(BaseModel):
     """What a customer has chosen."""
 
     items: list[str] = []
 
 
 @dataclass
-class Shop:
+class CancelledShop:
     """An activity that adds to a basket once its gate is open, and an orchestration that waits for it or for "stop"."""
 
-    baskets: Sessions[Basket] = field(default_factory=lambda: Sessions(Basket))
+    baskets: Sessions[CancelledBasket] = field(default_factory=lambda: Sessions(CancelledBasket))
     begun: anyio.Event = field(default_factory=anyio.Event)
     gate: threading.Event = field(default_factory=threading.Event)
 
@@ -60,7 +60,7 @@ class Shop:
             async def first() -> int:
                 return (await context.select(added, stop)).index
 
-            index, _ = await context.gather(first(), context.schedule_wait("poke"))
+            index, _ = await context.gather(first(), context.schedule_wait("other"))
             if goes_on:
                 await context.schedule_wait("end")
             return int(index)
@@ -73,8 +73,8 @@ class Shop:
 
 
 @pytest.fixture
-def shop() -> Shop:
-    return Shop()
+def shop() -> CancelledShop:
+    return CancelledShop()
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def serving(app: App, url: str, name: str, **options: Any) -> Worker:
 
 
 @asynccontextmanager
-async def one_worker(shop: Shop, url: str) -> AsyncIterator[None]:
+async def one_worker(shop: CancelledShop, url: str) -> AsyncIterator[None]:
     async with serving(shop.add_orchestrations(shop.add_activity(App("all"))), url, "only"):
         yield
 
@@ -117,12 +117,12 @@ async def shop_again(client: Client) -> list[str]:
 
 @pytest.mark.parametrize("goes_on", [True, False])
 async def test_what_still_runs_when_it_is_cancelled_leaves_no_state(
-    any_url: str, client: Client, shop: Shop, goes_on: bool
+    any_url: str, client: Client, shop: CancelledShop, goes_on: bool
 ) -> None:
     async with one_worker(shop, any_url):
         await client.start("race", goes_on, instance_id="race")
         await shop.begun.wait()
-        await client.raise_event("race", "poke")
+        await client.raise_event("race", "other")
         await client.raise_event("race", "stop")
         if goes_on:
             await until(partial(_has, client, "activity_cancelled"))
@@ -137,7 +137,7 @@ async def _has(client: Client, event: str) -> bool:
 
 @pytest.mark.parametrize("goes_on", [True, False])
 async def test_a_result_that_loses_to_what_came_before_it_in_one_turn_leaves_no_state(
-    any_url: str, client: Client, shop: Shop, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+    any_url: str, client: Client, shop: CancelledShop, goes_on: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both have come while a turn of the instance was being committed: the activity is done, and its result is not."""
     held, committing = anyio.Event(), anyio.Event()
@@ -145,7 +145,7 @@ async def test_a_result_that_loses_to_what_came_before_it_in_one_turn_leaves_no_
 
     def slow(commit: Callable[..., Any]) -> Callable[..., Any]:
         async def commit_turn(provider: Any, identity: Any, turns: Any, timeouts: Any) -> Any:
-            if any('"poke"' in event and "event_raised" in event for turn in turns for event in turn.history):
+            if any('"other"' in event and "event_raised" in event for turn in turns for event in turn.history):
                 committing.set()
                 await held.wait()
             return await commit(provider, identity, turns, timeouts)
@@ -169,7 +169,7 @@ async def test_a_result_that_loses_to_what_came_before_it_in_one_turn_leaves_no_
     async with one_worker(shop, any_url):
         await client.start("race", goes_on, instance_id="race")
         await shop.begun.wait()
-        await client.raise_event("race", "poke")
+        await client.raise_event("race", "other")
         await committing.wait()
         await client.raise_event("race", "stop")
         await stopped.wait()
@@ -184,7 +184,7 @@ async def test_a_result_that_loses_to_what_came_before_it_in_one_turn_leaves_no_
 
 @pytest.mark.parametrize("goes_on", [True, False])
 async def test_a_result_that_was_sent_to_another_worker_s_instance_keeps_its_state(
-    any_url: str, client: Client, shop: Shop, goes_on: bool
+    any_url: str, client: Client, shop: CancelledShop, goes_on: bool
 ) -> None:
     """It was accepted, and is a message that waits for its orchestration: "stop" came before it and is first."""
     activities, orchestrations = shop.add_activity(App("activities")), shop.add_orchestrations(App("orchestrations"))
@@ -192,7 +192,7 @@ async def test_a_result_that_was_sent_to_another_worker_s_instance_keeps_its_sta
         async with serving(orchestrations, any_url, "owner", max_sessions_per_runtime=0):
             await client.start("race", goes_on, instance_id="race")
             await shop.begun.wait()
-        await client.raise_event("race", "poke")
+        await client.raise_event("race", "other")
         await client.raise_event("race", "stop")
         assert await record(client) is None
         shop.gate.set()

@@ -22,7 +22,7 @@ from affinity.worker.retry import DatabaseHealth
 pytestmark = pytest.mark.anyio
 
 
-class Database:
+class NumberDatabase:
     """Writes numbers, when it is let; refuses the batches that hold a number of ``bad``."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Desk:
     """A group commit on a database, and what came back in order."""
 
     def __init__(self, idempotent: bool) -> None:
-        self.database = Database()
+        self.database = NumberDatabase()
         self.commits: GroupCommit[int, int] = GroupCommit(self.database.write, DatabaseHealth("tests"), idempotent)
         self.answers: list[tuple[int, int | ProviderError]] = []
 

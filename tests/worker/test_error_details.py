@@ -28,7 +28,7 @@ pytestmark = pytest.mark.anyio
 PATIENT = RetryPolicy(max_attempts=5, initial_interval=0.0)
 
 
-class Note(BaseModel):
+class Memo(BaseModel):
     text: str = ""
 
 
@@ -48,7 +48,7 @@ class Refusal(LookupError):
 
 
 app = App("details")
-notes = Sessions(Note, kind="note", schema_version=3)
+notes = Sessions(Memo, kind="note", schema_version=3)
 app.include(notes)
 attempts: list[str] = []
 

@@ -24,7 +24,7 @@ from tests.apps import app
 
 pytestmark = pytest.mark.anyio
 
-PATIENCE: Final = 30.0
+WAIT_SECONDS: Final = 30.0
 """Seconds; a wait ends as soon as there is what it waits for."""
 
 
@@ -151,7 +151,7 @@ async def test_a_loop_that_is_blocked_is_logged_and_then_not_alive(
     async def hang(context: ActivityContext) -> None:
         """Blocks the loop until the probe says so; a sleep in between would be progress."""
         assert worker.metrics_port
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + WAIT_SECONDS
         while (not answers or answers[-1] == HTTPStatus.OK or not _blockings(caplog)) and time.monotonic() < end:
             answers.append(_alive(worker.metrics_port))
 
@@ -179,13 +179,13 @@ async def test_the_port_is_for_this_machine_unless_another_address_is_given(sqli
         options = RuntimeOptions(metrics_port=0, metrics_host=host)
         async with Worker(app, sqlite_url, options) as worker:
             with closing(socket.socket()) as other:
-                other.settimeout(PATIENCE)
+                other.settimeout(WAIT_SECONDS)
                 assert (other.connect_ex(("127.0.0.2", worker.metrics_port)) == 0) is answers
 
 
 def _alive(port: int) -> int:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/live", timeout=PATIENCE) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/live", timeout=WAIT_SECONDS) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as refused:
         refused.close()

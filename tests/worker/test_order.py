@@ -85,7 +85,7 @@ async def test_messages_of_a_turn_that_outlasts_the_lease_are_not_overtaken(
 
     Until the turn is written there is nothing to fetch, and the worker does not ask again and again.
     """
-    read, lapsed = anyio.Event(), anyio.Event()
+    read, expired = anyio.Event(), anyio.Event()
     first: set[int] = set()
     fetches = 0
     async with Worker(app, any_url, RuntimeOptions.make(poll_interval=5)) as worker:
@@ -95,8 +95,8 @@ async def test_messages_of_a_turn_that_outlasts_the_lease_are_not_overtaken(
         async def late_fetch(*args: Any, **options: Any) -> Any:
             nonlocal fetches
             fetched = await fetch(*args, **options)
-            fetches += lapsed.is_set()
-            if lapsed.is_set() and fetched.items:
+            fetches += expired.is_set()
+            if expired.is_set() and fetched.items:
                 asyncio.get_running_loop().call_later(0.05, read.set)  # once the answer is delivered
             return fetched
 
@@ -117,7 +117,7 @@ async def test_messages_of_a_turn_that_outlasts_the_lease_are_not_overtaken(
             first |= runtime.instances._in_flight
             runtime.lease.expire("a test")
             await run.raise_event("message", 1)
-            lapsed.set()
+            expired.set()
             runtime.lease.resume()
             await run.raise_event("message", 2)
             assert await run.wait(30) == [0, 1, 2]

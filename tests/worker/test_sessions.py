@@ -11,7 +11,7 @@ from affinity.worker import sessions
 from affinity.worker.sessions import HeldSessions
 
 
-class Database:
+class ScriptedDatabase:
     """Answers as the test says, and remembers what it was asked."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Database:
         return [self.left.get(session_id) for session_id in session_ids]
 
 
-class Listener:
+class RecordingListener:
     def __init__(self) -> None:
         self.told: list[tuple[str, int | None]] = []
         self.sweeps = 0
@@ -41,17 +41,17 @@ class Listener:
 
 
 @pytest.fixture
-def database() -> Database:
-    return Database()
+def database() -> ScriptedDatabase:
+    return ScriptedDatabase()
 
 
 @pytest.fixture
-def listener() -> Listener:
-    return Listener()
+def listener() -> RecordingListener:
+    return RecordingListener()
 
 
 @pytest.fixture
-def held(database: Database, listener: Listener) -> HeldSessions:
+def held(database: ScriptedDatabase, listener: RecordingListener) -> HeldSessions:
     """With a lock timeout of 0, so that a session's time seems over as soon as its work is."""
     return HeldSessions([listener], 0.0, database.check)
 
@@ -63,7 +63,7 @@ def idle(held: HeldSessions, *session_ids: str, epoch: int = 1) -> None:
 
 
 async def test_what_the_database_does_not_hold_is_lost(
-    held: HeldSessions, database: Database, listener: Listener
+    held: HeldSessions, database: ScriptedDatabase, listener: RecordingListener
 ) -> None:
     idle(held, "a", epoch=7)
     await held.sweep()
@@ -72,7 +72,9 @@ async def test_what_the_database_does_not_hold_is_lost(
     assert len(held) == 0
 
 
-async def test_what_is_still_held_gets_the_new_end(held: HeldSessions, database: Database, listener: Listener) -> None:
+async def test_what_is_still_held_gets_the_new_end(
+    held: HeldSessions, database: ScriptedDatabase, listener: RecordingListener
+) -> None:
     idle(held, "a", "b", "c")
     database.left = {"a": 1000.0, "c": 1000.0}
     await held.sweep()
@@ -83,7 +85,7 @@ async def test_what_is_still_held_gets_the_new_end(held: HeldSessions, database:
 
 
 async def test_a_new_end_that_has_come_is_asked_again(
-    held: HeldSessions, database: Database, listener: Listener
+    held: HeldSessions, database: ScriptedDatabase, listener: RecordingListener
 ) -> None:
     idle(held, "a")
     database.left = {"a": 0.0}
@@ -94,7 +96,7 @@ async def test_a_new_end_that_has_come_is_asked_again(
     assert listener.told == [("a", 1)]
 
 
-async def test_a_session_that_works_is_not_asked_for(held: HeldSessions, database: Database) -> None:
+async def test_a_session_that_works_is_not_asked_for(held: HeldSessions, database: ScriptedDatabase) -> None:
     held.begin("a", 1)
     await held.sweep()
     assert database.asked == []
@@ -103,7 +105,7 @@ async def test_a_session_that_works_is_not_asked_for(held: HeldSessions, databas
 
 @pytest.mark.parametrize("error", [ConnectionLost("gone"), DatabaseFailure("full"), SchemaMismatch("no such table")])
 async def test_a_database_that_does_not_say_takes_no_session(
-    held: HeldSessions, database: Database, listener: Listener, error: ProviderError
+    held: HeldSessions, database: ScriptedDatabase, listener: RecordingListener, error: ProviderError
 ) -> None:
     """Whatever the reason: the worker goes on, and asks again."""
     idle(held, "a")
@@ -117,7 +119,7 @@ async def test_a_database_that_does_not_say_takes_no_session(
 
 
 async def test_work_that_comes_while_the_database_is_asked_keeps_the_session(
-    held: HeldSessions, database: Database, listener: Listener
+    held: HeldSessions, database: ScriptedDatabase, listener: RecordingListener
 ) -> None:
     idle(held, "a")
     database.meanwhile = lambda: held.begin("a", 2)
@@ -127,7 +129,7 @@ async def test_work_that_comes_while_the_database_is_asked_keeps_the_session(
 
 
 async def test_a_session_that_ends_while_the_database_is_asked_is_not_notified_again(
-    held: HeldSessions, database: Database, listener: Listener
+    held: HeldSessions, database: ScriptedDatabase, listener: RecordingListener
 ) -> None:
     idle(held, "a")
     database.left = {"a": 1000.0}
@@ -137,7 +139,7 @@ async def test_a_session_that_ends_while_the_database_is_asked_is_not_notified_a
 
 
 async def test_many_are_asked_in_several_sweeps(
-    held: HeldSessions, database: Database, listener: Listener, monkeypatch: pytest.MonkeyPatch
+    held: HeldSessions, database: ScriptedDatabase, listener: RecordingListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "MAX_BATCH", 2)
     idle(held, "a", "b", "c")

@@ -105,7 +105,7 @@ class Crew:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SessionOutcome:
     """What the history and the store say of one session."""
 
     counts: Mapping[str, Sequence[int]]  # by instance: the count after each of its turns
@@ -142,10 +142,10 @@ async def _counts(client: Client, on: Mapping[str, str]) -> dict[str, dict[str, 
     return counts
 
 
-async def _outcome(client: Client, session: str, counts: Mapping[str, Sequence[int]]) -> Outcome:
+async def _outcome(client: Client, session: str, counts: Mapping[str, Sequence[int]]) -> SessionOutcome:
     record = await client.session_store.load(session)
     assert record is not None
-    return Outcome(counts, Tally.model_validate_json(record.state))
+    return SessionOutcome(counts, Tally.model_validate_json(record.state))
 
 
 @pytest.mark.first

@@ -240,13 +240,13 @@ async def test_waiting_goes_on_over_a_suspension(any_url: str, client: Client) -
     assert done == [42]
 
 
-class Line(BaseModel):
+class TextLine(BaseModel):
     text: str
 
 
 async def chats(ctx: OrchestrationContext, n: int) -> list[str]:
     """Waits for ``n`` messages."""
-    return [(await ctx.schedule_wait("message", Line)).text for _ in range(n)]
+    return [(await ctx.schedule_wait("message", TextLine)).text for _ in range(n)]
 
 
 async def test_an_event_that_does_not_fit_its_wait_does_no_harm(any_url: str, client: Client) -> None:

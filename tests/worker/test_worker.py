@@ -290,7 +290,7 @@ async def test_two_sessions_on_two_workers_do_not_bounce(any_url: str, client: C
         assert one.runtime.instances.replays + two.runtime.instances.replays <= 2
 
 
-class Listener:
+class LossListener:
     """Writes down which sessions the worker says it lost."""
 
     def __init__(self) -> None:
@@ -305,7 +305,7 @@ class Listener:
 
 async def test_listeners_hear_of_a_loss_only_when_there_is_one(any_url: str, client: Client) -> None:
     """State stays from turn to turn; it goes when the worker leaves."""
-    listener = Listener()
+    listener = LossListener()
     async with Worker(app, any_url, RuntimeOptions.make(**OPTIONS), listeners=[listener]):
         await client.wait((await client.start("walk", 20, instance_id="walk")).instance_id, timeout=30)
         assert listener.lost_sessions == []

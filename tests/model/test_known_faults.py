@@ -1,4 +1,4 @@
-"""The model finds what was once wrong, when the mend is taken out."""
+"""The model finds faults that were fixed once, when the fix is taken out."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ USUAL = 200
 """Plans within which each of them is found."""
 
 
-class Worse:
-    """A provider that lacks a mend; all else is the real one's."""
+class FaultyProvider:
+    """A provider with a fault that was fixed once; all else is the real one's."""
 
     def __init__(self, provider: Provider) -> None:
         self.provider = provider
@@ -45,18 +45,18 @@ class Worse:
     async def commit_turn(
         self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts
     ) -> Sequence[TurnResult]:
-        """As the provider would, with worse turns."""
-        return await self.provider.commit_turn(identity, [self.spoil(turn) for turn in turns], timeouts)
+        """As the provider, with faulty turns."""
+        return await self.provider.commit_turn(identity, [self.faulty(turn) for turn in turns], timeouts)
 
-    def spoil(self, turn: Turn) -> Turn:
-        """What is left of a turn."""
+    def faulty(self, turn: Turn) -> Turn:
+        """The turn, without a part of it."""
         return turn
 
 
-class KeepsWhatItsTurnCancels(Worse):
+class KeepsWhatItsTurnCancels(FaultyProvider):
     """One statement does not see its own inserts."""
 
-    def spoil(self, turn: Turn) -> Turn:
+    def faulty(self, turn: Turn) -> Turn:
         work = {item.key.activity_id for item in turn.work_items}
         timers = {message.timer[1] for message in turn.messages if message.timer is not None}
         return replace(
@@ -66,15 +66,15 @@ class KeepsWhatItsTurnCancels(Worse):
         )
 
 
-class LosesWhatIsSentToItsChild(Worse):
+class LosesWhatIsSentToItsChild(FaultyProvider):
     """For the same reason."""
 
-    def spoil(self, turn: Turn) -> Turn:
+    def faulty(self, turn: Turn) -> Turn:
         children = {child.instance_id for child in turn.instances}
         return replace(turn, messages=[m for m in turn.messages if m.instance_id not in children])
 
 
-class TakesNamesForInstances(Worse):
+class TakesNamesForInstances(FaultyProvider):
     """A turn is of whichever instance has the id now."""
 
     def __init__(self, provider: Provider) -> None:
@@ -91,11 +91,11 @@ class TakesNamesForInstances(Worse):
         self.births |= {item.instance_id: item.birth for item in fetched.items}
         return fetched
 
-    def spoil(self, turn: Turn) -> Turn:
+    def faulty(self, turn: Turn) -> Turn:
         return replace(turn, birth=self.births.get(turn.instance_id, turn.birth))
 
 
-class TakesVersionsForRecords(Worse):
+class TakesVersionsForRecords(FaultyProvider):
     """A record is whichever has the version."""
 
     @property
@@ -123,7 +123,7 @@ def database(request: pytest.FixtureRequest) -> ModelDatabase:
     "worse", [KeepsWhatItsTurnCancels, LosesWhatIsSentToItsChild, TakesNamesForInstances, TakesVersionsForRecords]
 )
 def test_the_contract(
-    look: Look, database: ModelDatabase, worse: Callable[[Provider], Worse], monkeypatch: pytest.MonkeyPatch
+    look: Look, database: ModelDatabase, worse: Callable[[Provider], FaultyProvider], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = database.provider
 
@@ -139,7 +139,7 @@ def test_the_contract(
 @pytest.mark.parametrize("verb", ["save", "delete"])
 def test_a_script_that_writes_during_a_first_claim(look: Look, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
     """It makes the row of the session before it touches the record."""
-    mend = {
+    fix = {
         "save": "WHERE %(epoch)s::bigint IS NULL AND NOT EXISTS (SELECT FROM sessions",
         "delete": "WHERE NOT %(dry_run)s ORDER BY",
     }[verb]
@@ -148,7 +148,7 @@ def test_a_script_that_writes_during_a_first_claim(look: Look, monkeypatch: pyte
         "delete": "SELECT FROM found WHERE NOT %(dry_run)s",
     }[verb]
     statement = session_store._SQL[verb]
-    for part, without in ((mend, mend.replace("WHERE", "WHERE false AND")), (overtaken, f"{overtaken} AND false")):
+    for part, without in ((fix, fix.replace("WHERE", "WHERE false AND")), (overtaken, f"{overtaken} AND false")):
         assert part in statement
         statement = statement.replace(part, without)
     monkeypatch.setattr(session_store, "_SQL", {**session_store._SQL, verb: statement})
