@@ -17,6 +17,7 @@ from affinity.cli import shell
 from affinity.cli.sessions import sessions
 from affinity.cli.shell import FAILED, INTERRUPTED, MISUSED, NO_DATABASE
 from affinity.client import open_store
+from affinity.provider.sqlite.session_store import SqliteSessionStore
 from affinity.records import SessionMetadata, SessionState, SessionStore
 from affinity.session import SessionManager
 from tests.cli.conftest import Play, document, refused, run, succeed
@@ -389,7 +390,7 @@ def test_ctrl_c_is_clean(database: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         await anyio.sleep_forever()
 
     monkeypatch.setattr(SessionManager, "prune", interrupted)
-    monkeypatch.setattr(SessionManager, "page", interrupted)
+    monkeypatch.setattr(SqliteSessionStore, "list", interrupted)
     for command in (["list"], ["export", "-o", "all.jsonl"]):
         assert refused(INTERRUPTED, "sessions", *command) == "interrupted\n"
     assert not list(database.parent.glob("*.jsonl*"))
