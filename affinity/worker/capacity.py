@@ -9,6 +9,7 @@ from affinity.limits import MIN_SHARE
 from affinity.provider.contract import OFFER_SECONDS
 from affinity.worker.activities import ActivityRunner
 from affinity.worker.commits import Commits
+from affinity.worker.options import PACK
 from affinity.worker.services import WorkerServices
 from affinity.worker.sessions import HeldSessions
 
@@ -66,7 +67,7 @@ class Capacity:
         """Reserve room for a session that this worker does not hold and that a turn offers to it, for as long as the
         offer stands. False: there is no room, or workers of newer code have some.
         """
-        if session_id in self._sessions or self._state.is_outdated:
+        if session_id in self._sessions or self._state.is_outdated or self._options.placement == PACK:
             return False  # an item of it is locked here, or another worker has it by now, or should have it
         if self._session_room() <= 0:
             self._drop_old_reservations()

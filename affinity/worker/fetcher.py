@@ -26,6 +26,7 @@ from affinity.worker.capacity import Capacity
 from affinity.worker.commits import Commits
 from affinity.worker.instances import InstanceTable
 from affinity.worker.lease import lock_timeouts
+from affinity.worker.options import PACK
 from affinity.worker.replays import Replays
 from affinity.worker.services import WorkerServices
 from affinity.worker.sessions import HeldSessions, needs_met
@@ -154,6 +155,7 @@ class Fetcher:
             uncounted_after=self._options.isolate_after,
             max_bytes=room,
             timeouts=self._timeouts,
+            pack=self._options.placement == PACK,
         )
 
     async def _make_room(self, options: FetchOptions) -> float:

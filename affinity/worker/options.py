@@ -43,6 +43,9 @@ _FLAGS: Final = {
 
 _SERVICE_LINK: Final = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
 
+SPREAD: Final = "spread"
+PACK: Final = "pack"
+
 NOT_BELOW: Final = (
     ("session_lock_timeout", "work_item_lock_timeout", "s", "a session must be locked for as long as its work"),
     ("worker_lease_timeout", "poll_interval", "s", "a worker polls at least once in a lease"),
@@ -90,6 +93,11 @@ class RuntimeOptions(BaseModel):
     """Activities that run at the same time, and threads for sync ones."""
     max_sessions_per_runtime: int = Field(default=100, ge=0, le=1_000_000)
     """Sessions held at the same time; 0: never take session work."""
+    placement: str = Field(default=SPREAD, pattern=f"^({SPREAD}|{PACK})$")
+    """Where new sessions go: ``spread`` (to the worker that is first, a share to each) or ``pack`` (to the worker with
+    the lowest ordinal that has room: the number at the end of ``worker_node_id``). See
+    docs/run/kubernetes.md#autoscaling.
+    """
     session_lock_timeout: Seconds = 300.0
     """A session without work for this long is free for any worker."""
     session_min_idle: Seconds = 30.0

@@ -93,6 +93,33 @@ async def test_releases_of_sessions_read_what_they_need(
             assert await check(partial(watched.release_session, ["rare3", "rare2"])) == ["released", "not_held"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("crowd", CROWDS)
+async def test_a_fetch_that_packs_reads_what_it_needs(
+    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
+) -> None:
+    """Of a worker whose set has two lower ordinals, with twenty sessions each: with room, and without."""
+    async with opened(postgres_migrated) as provider:
+        lower = [await registered(provider, f"w-{ordinal}") for ordinal in range(2)]
+        peer = await registered(provider, "w-2")
+        crowd_tables(admin, crowd)
+        for each in lower:
+            await each.register(capacity=21)
+            admin.execute(
+                "INSERT INTO sessions SELECT %s || i, %s, %s, nextval('epochs'), clock() + '1 h', clock(), clock()"
+                " FROM generate_series(1, 20) i",
+                [each.worker_id, each.worker_id, each.identity.incarnation],
+            )
+        at = await peer.own("i")
+        await peer.commit_one(at, work_items=[work_item(at, 1, "newcomer")])
+        async with check_plans(postgres_migrated, monkeypatch) as (watched, check):
+            own = replace(peer, provider=watched)
+            assert await check(partial(own.take, 5, pack=True)) == []
+            for each in lower:
+                await each.register(capacity=20)
+            assert (await check(partial(own.take_one, pack=True))).session_id == "newcomer"
+
+
 RARE: Final = datetime(2001, 1, 1, tzinfo=UTC)
 PAGES: Final = [
     SessionFilter(),

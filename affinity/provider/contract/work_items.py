@@ -97,6 +97,8 @@ class FetchOptions:
     unknown_after: float  # seconds after which any worker fetches an item that none registers, to fail it
     # After so many interruptions (attempts - failures) `Provider.begin_work_item` counts the delivery, not the fetch.
     uncounted_after: int = 2**31 - 1
+    # Leave sessions that no worker holds for `NEWER_SECONDS` to workers with a lower ordinal that have room.
+    pack: bool = False
     # UTF-8 bytes of payloads: the fetch takes no item after those before it have so many.
     max_bytes: int = MAX_BATCH_BYTES
     timeouts: Timeouts = field(default_factory=lambda: Timeouts(work_item_lock=30.0, session_lock=300.0))

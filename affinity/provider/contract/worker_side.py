@@ -106,6 +106,11 @@ class WorkerProvider(ProviderConnection, Protocol):
         `needs <WorkAbandon.needs>`, is not in ``names`` and a worker has given it back as unknown less than
         ``unknown_after`` seconds ago.
 
+        With ``pack`` the caller is outdated in this sense, too, when work of kind 3 is offered to no worker, and a
+        worker of the same set, which runs the same code, is alive, does not drain, has a lower ordinal, and holds fewer
+        sessions than its capacity. Workers are of one set when their ids differ only in the number at their end, which
+        is the ordinal.
+
         Every change of holder gives the session a new, greater epoch; an incarnation that claims again what no worker
         has held in between keeps the epoch. Empty when the caller is not alive or is not the current incarnation.
         """

@@ -107,6 +107,7 @@ def _choices(options: FetchOptions) -> Params:
         "unknown_after": float(options.unknown_after),
         "uncounted_after": Int8(options.uncounted_after),
         "newer_seconds": NEWER_SECONDS,
+        "pack": options.pack,
     }
 
 

@@ -10,7 +10,10 @@ WITH company AS MATERIALIZED (
     SELECT count(*) FILTER (WHERE NOT draining) AS n, coalesce(bool_or(me), false) AS alive,
         coalesce(bool_or(me AND NOT draining), false) AND %(max_sessions)s > 0 AS may_claim,
         coalesce(bool_or(me AND draining), false) AS draining,
-        CASE WHEN min(code_version) <> max(code_version) THEN is_outdated(%(worker)s) ELSE false END AS outdated
+        CASE WHEN min(code_version) <> max(code_version) THEN is_outdated(%(worker)s) ELSE false END
+        OR CASE WHEN %(pack)s AND EXISTS (
+            SELECT FROM worker_queue q WHERE q.route = 'new' AND q.visible_at <= (SELECT clock())
+        ) THEN lower_worker_has_room(%(worker)s) ELSE false END AS outdated
     FROM (
         SELECT draining, code_version, worker_id = %(worker)s AND incarnation = %(incarnation)s AS me FROM alive_workers
     ) w

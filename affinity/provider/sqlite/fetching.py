@@ -82,7 +82,7 @@ def _look(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch 
     if row is None:
         return NOTHING
     peeked = _PeekRow(*row)
-    outdated = _check_outdated(tx, identity, peeked, arguments)
+    outdated = _check_outdated(tx, identity, options, peeked, arguments)
     claims = peeked.may_claim(options)
     if peeked.own_or_free or (claims and _unheld(tx, arguments)):
         return None
@@ -99,9 +99,15 @@ def _look(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch 
     )
 
 
-def _check_outdated(tx: Tx, identity: WorkerIdentity, peeked: _PeekRow, arguments: dict[str, Any]) -> bool:
-    """Whether the caller leaves new and freed sessions to workers of newer code; then it may take older ones only."""
+def _check_outdated(
+    tx: Tx, identity: WorkerIdentity, options: FetchOptions, peeked: _PeekRow, arguments: dict[str, Any]
+) -> bool:
+    """Whether the caller leaves new and freed sessions to workers of newer code, or with a lower ordinal; then it may
+    take older ones only.
+    """
     outdated = bool(peeked.versions_differ) and is_outdated(tx, identity)
+    if options.pack and not outdated and _unheld(tx, arguments):
+        outdated = bool(tx.value(SQL["lower_has_room"], arguments))
     if outdated:
         arguments["until"] -= NEWER_SECONDS
     return outdated
@@ -142,7 +148,7 @@ def _take(tx: Tx, tokens: Tokens, identity: WorkerIdentity, options: FetchOption
     if row is None:  # the lease ended while we waited for the lock
         return NOTHING
     peeked = _PeekRow(*row)
-    outdated = _check_outdated(tx, identity, peeked, arguments)
+    outdated = _check_outdated(tx, identity, options, peeked, arguments)
     batch = _FetchBatch(tx, tokens, identity, options, arguments)
     batch.scan(arguments["own"])
     batch.scan_free(peeked.workers)

@@ -37,6 +37,19 @@ SELECT EXISTS (
               AND (q.needs IS NULL OR q.needs IN (SELECT value FROM json_each(:names))))
 );
 
+-- lower_has_room: whether a worker of the caller's set and code, with a lower ordinal, has room for a session
+-- Names of one set differ in the number at their end: among them a longer name has the greater number.
+SELECT EXISTS (
+    SELECT 1 FROM workers AS me JOIN workers AS w
+        ON rtrim(w.worker_id, '0123456789') = rtrim(me.worker_id, '0123456789')
+        AND (length(w.worker_id), w.worker_id) < (length(me.worker_id), me.worker_id)
+        AND w.code_version IS me.code_version
+    WHERE me.worker_id = :worker_id AND w.locked_until > :now AND NOT w.draining
+      AND w.capacity > (
+          SELECT count(*) FROM sessions AS s
+          WHERE s.worker_id = w.worker_id AND s.locked_until > :now AND s.incarnation = w.incarnation)
+);
+
 -- count_new: items that any worker may take with a claim, up to a limit
 SELECT count(*) FROM (SELECT 1 FROM worker_queue WHERE route = 'new' AND visible_at <= :now LIMIT :count);
 

@@ -43,6 +43,7 @@ class Choices(TypedDict, total=False):
     uncounted_after: int
     max_bytes: int
     timeouts: Timeouts
+    pack: bool
 
 
 def fetch_options(limit: int = 1, **choices: Unpack[Choices]) -> FetchOptions:
@@ -55,6 +56,7 @@ def fetch_options(limit: int = 1, **choices: Unpack[Choices]) -> FetchOptions:
         uncounted_after=choices.get("uncounted_after", 1_000),
         max_bytes=choices.get("max_bytes", MAX_BATCH_BYTES),
         timeouts=choices.get("timeouts", TIMEOUTS),
+        pack=choices.get("pack", False),
     )
 
 

@@ -4,7 +4,10 @@ fetch takes.
 
 from __future__ import annotations
 
+import pytest
+
 from affinity.limits import MIN_SHARE, fair_share
+from affinity.provider.contract import NEWER_SECONDS
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import SESSION_LOCK, SHORT_LEASE, new_instance
 from affinity.testing.conformance.providers.cluster import Cluster, concurrently
@@ -182,3 +185,67 @@ class CapacityRules(Rules):
         await cluster.pass_time(SHORT_LEASE + 1)
         assert len(await b.take_all(max_sessions=2)) == 2
         assert len(await cluster.holders()) == 2
+
+    # -- packing
+
+    async def test_packed_sessions_go_to_the_lowest_ordinal_that_has_room(self, cluster: Cluster) -> None:
+        """New sessions are left to a worker with a lower ordinal while it has room; 10 comes after 9 (contract:
+        fetch_work_item, pack).
+        """
+        w10, w9 = await cluster.worker("w-10", capacity=3), await cluster.worker("w-9", capacity=3)
+        await cluster.enqueue("a", "b", "c", "d")
+        assert await w10.take(10, pack=True) == []
+        assert len(await w9.take_all(pack=True, max_sessions=3)) == 3
+        assert len(await w10.take_all(pack=True, max_sessions=3)) == 1
+        assert sorted((await cluster.holders()).values()) == ["w-10", "w-9", "w-9", "w-9"]
+
+    async def test_packing_leaves_alone_new_sessions_only(self, cluster: Cluster) -> None:
+        """A worker that packs gets the items of its own sessions, session-free ones, and what is offered to it
+        (contract: fetch_work_item, pack).
+        """
+        high = await cluster.worker("w-1", capacity=9)
+        await cluster.use(high, "held")
+        await cluster.worker("w-0", capacity=9)
+        await cluster.enqueue("held", None, "new")
+        await cluster.offer(high, "offered")
+        taken = [item.session_id for item in await high.take_all(pack=True)]
+        assert sorted(taken, key=str) == [None, "held", "offered"]
+
+    async def test_packed_sessions_are_not_stranded(self, cluster: Cluster) -> None:
+        """What the lower worker leaves for `NEWER_SECONDS` any worker takes (contract: fetch_work_item, pack)."""
+        high = await cluster.worker("w-1", capacity=9)
+        await cluster.worker("w-0", capacity=9)
+        await cluster.enqueue("s")
+        assert await high.take(pack=True) == []
+        await cluster.advance(NEWER_SECONDS + 0.1)
+        assert (await high.take_one(pack=True)).session_id == "s"
+
+    @pytest.mark.parametrize("lower", ["dead", "draining", "of no known capacity", "of another set", "without room"])
+    async def test_packing_waits_for_no_worker_that_takes_nothing(self, cluster: Cluster, lower: str) -> None:
+        """A lower worker counts while it is alive, does not drain, has told its capacity and is of the same set
+        (contract: fetch_work_item, pack).
+        """
+        capacity = {"of no known capacity": None, "without room": 0}.get(lower, 9)
+        peer = await cluster.worker("v-0" if lower == "of another set" else "w-0", SHORT_LEASE, capacity=capacity)
+        high = await cluster.worker("w-1", capacity=9)
+        if lower == "draining":
+            await peer.drain()
+        if lower == "dead":
+            await cluster.advance(SHORT_LEASE + 1)
+        await cluster.enqueue("s")
+        assert (await high.take_one(pack=True)).session_id == "s"
+
+    @pytest.mark.parametrize(("pack", "moved"), [(True, 0), (False, 6)])
+    async def test_packed_sessions_fill_few_workers(self, cluster: Cluster, pack: bool, moved: int) -> None:
+        """Of four workers with room for ten each two suffice for twelve sessions: scale-in to two moves none that are
+        packed, and half of the others (contract: fetch_work_item, pack).
+        """
+        peers = [await cluster.worker(f"w-{ordinal}", capacity=10) for ordinal in range(4)]
+        for session in range(12):
+            await cluster.enqueue(f"s{session}")
+            for turn in range(4):  # the worker that looks first is another one each time
+                await peers[(session + turn) % 4].take(1, pack=pack, max_sessions=10)
+        demand = await peers[0].provider.desired_workers()
+        assert (demand.held, demand.desired) == (12, 2)
+        kept = {peer.worker_id for peer in peers[: demand.desired]}
+        assert len([name for name in (await cluster.holders()).values() if name not in kept]) == moved
