@@ -120,6 +120,8 @@ def check(words: list[str]) -> None:
             assert (ROOT / arguments[0]).exists(), words
         case "pytest":
             assert all((ROOT / word).exists() for word in arguments if "/" in word), words
+        case "kubectl" | "docker":  # what they read of this repository
+            assert all((ROOT / word).exists() for word in arguments if word.startswith("deploy/")), words
         case "pip" | "uvicorn":
             pass
         case _:
