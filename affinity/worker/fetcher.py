@@ -137,7 +137,7 @@ class Fetcher:
             return 0.0
         self._state.has_backlog = fetched.limit_reached and limit < FETCH_LIMIT
         self._state.unclaimed_remaining |= fetched.unclaimed_remaining
-        self._state.is_alone = fetched.alone
+        self._state.workers = fetched.workers
         self._state.is_outdated = fetched.outdated
         for item in fetched.items:
             self._activities.start(item)
@@ -224,7 +224,7 @@ class Fetcher:
             while True:
                 hint = await self._health.call(partial(hints.wait, HINT_SECONDS), self.listen)
                 if hint is not None and hint.work:
-                    self._wakeups.wake_fetcher()
+                    self._wakeups.heed(hint)
                 if hint is not None and hint.cancel:
                     self._wakeups.check_wanted.set()
 

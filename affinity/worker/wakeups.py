@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from dataclasses import dataclass, field
 
 import anyio
@@ -20,6 +21,15 @@ long they need to wake up.
 """
 
 
+FEW_WORKERS = 8
+"""So many workers fetch immediately when all are woken."""
+
+SPREAD_SECONDS = 0.002
+"""For each worker beyond these, the time over which the fetches are spread. So all workers together begin at most about
+a thousand fetches a second, however often they are woken; and the first of 64 begins after 2 ms.
+"""
+
+
 @dataclass(slots=True)
 class FetchState:
     """What the fetcher must know at its next fetch."""
@@ -30,10 +40,10 @@ class FetchState:
     """Work in the queue waits for a free slot: new work of this worker queues behind it."""
     unclaimed_remaining: bool = False
     """The last fetch took a share: other workers get time to fetch before the next."""
-    is_alone: bool = False
-    """No other worker was alive at the last fetch."""
     is_outdated: bool = False
     """A worker of newer code had room for sessions at the last fetch: new ones are left to it."""
+    workers: int = 0
+    """Workers that were alive and took work at the last fetch; 0: there was none yet."""
     waits_for_memory: bool = False
     """A fetch was put off until payloads in memory are written."""
     locks_uncertain: bool = False
@@ -44,6 +54,11 @@ class FetchState:
     """Sessions that turns in flight offer to this worker, with the monotonic time at which the offer ends."""
     next_room_at: float = 0.0
     """Monotonic time of the next attempt to make room for a session."""
+
+    @property
+    def is_alone(self) -> bool:
+        """No other worker was alive at the last fetch."""
+        return self.workers == 1
 
 
 class Wakeups:
@@ -63,6 +78,7 @@ class Wakeups:
         self._hints: dict[str | None, Hint] = {}
         self._instances: set[str] = set()
         self._hint_wanted = anyio.Event()
+        self._is_spread = False  # a fetch is due for a hint to all
 
     # -- this worker
 
@@ -70,6 +86,19 @@ class Wakeups:
         """Fetch soon: there may be work."""
         self._state.may_have_work = True
         self.fetch_wanted.set()
+
+    def heed(self, hint: Hint) -> None:
+        """Fetch soon. After a hint that all workers have received, each of many waits for a random time."""
+        longest = (self._state.workers - FEW_WORKERS) * SPREAD_SECONDS
+        if not hint.to_all or longest <= 0.0:
+            self.wake_fetcher()
+        elif not self._is_spread:
+            self._is_spread = True
+            asyncio.get_running_loop().call_later(random.uniform(0.0, longest), self._wake_spread)  # noqa: S311
+
+    def _wake_spread(self) -> None:
+        self._is_spread = False
+        self.wake_fetcher()
 
     def fetch_after(self, seconds: float) -> None:
         """Fetch when that much time has passed; the poll sees what is due after it."""

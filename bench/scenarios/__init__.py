@@ -14,6 +14,7 @@ from bench.scenarios.limit import limit
 from bench.scenarios.memory import memory
 from bench.scenarios.replicas import replicas
 from bench.scenarios.restart import restart
+from bench.scenarios.size import size
 from bench.scenarios.soak import soak
 from bench.scenarios.sqlite import sqlite
 from bench.scenarios.state import state
@@ -33,10 +34,11 @@ SCENARIOS: dict[str, Callable[[Run], Report]] = {
     "restart": restart,
     "sqlite": sqlite,
     "state": state,
+    "size": size,
     "soak": soak,
 }
 
-LONG = ("soak",)
+LONG = ("size", "soak")
 """Not part of ``all``."""
 
 ON_SQLITE = ("turns", "latency", "history", "fanout", "failover", "sqlite", "state")

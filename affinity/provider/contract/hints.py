@@ -13,6 +13,7 @@ class Hint:
 
     work: bool = True  # the queues may have work for it
     cancel: bool = False  # a work item that it has locked may have been removed
+    to_all: bool = False  # set by the provider, if it knows: all workers have received it
 
 
 class HintSource(Protocol):

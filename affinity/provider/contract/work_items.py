@@ -114,7 +114,7 @@ class WorkFetch:
     unclaimed_remaining: bool = False  # the fetch took its share of unclaimed work and left the rest to other workers
     limit_reached: bool = False  # the fetch ended at a limit: more waits for the caller now
     crowded: bool = False  # work waits that the caller could claim if it held fewer sessions
-    alone: bool = False  # no other worker is alive and takes work
+    workers: int = 1  # that are alive and take work
     draining: bool = False  # the caller is
     # Sessions to take by `take_session`, when their holders have no work of them in hand: those with a `PlannedMove` to
     # the caller that has a bound, or whose work waits.

@@ -46,7 +46,7 @@ class FetchOperations(Operations):
         params = {**caller_params(identity), **_choices(options), **_SHARES, "token": self._token(identity)}
         rows = await self._connections.fetch.run(_SQL["fetch"], {**params, "names": Texts(options.names)})
         *facts, draining, assigned, outdated = rows[0][:13]
-        offered, unheld, raced, next_due, left, cut, size, more, crowded, alone = facts
+        offered, unheld, raced, next_due, left, cut, size, more, crowded, workers = facts
         found = WorkFetch(
             items=[_work_item(row[14:]) for row in rows if row[13] is not None],
             claim_lost=bool(raced),
@@ -54,7 +54,7 @@ class FetchOperations(Operations):
             unclaimed_remaining=bool(left),
             limit_reached=more,
             crowded=bool(crowded),
-            alone=alone,
+            workers=workers,
             draining=draining,
             assigned=assigned or (),
             outdated=outdated,

@@ -182,7 +182,7 @@ SELECT c.offered, c.unheld, c.own + c.free > 0 AND NOT EXISTS (SELECT FROM picke
     s.free > s.most_free AND s.most_free < %(limit)s OR s.unheld > s.most_unheld AND s.most_unheld < %(limit)s AS left,
     c.cut, (SELECT max(total) FROM picked),
     (SELECT count(*) FROM ranked WHERE kind IN (1, 3) OR sessions <= (SELECT n FROM room)) > %(limit)s AS more,
-    (SELECT n FROM room) <= 0 AS crowded, (SELECT n FROM company) <= 1 AS alone,
+    (SELECT n FROM room) <= 0 AS crowded, (SELECT n FROM company) AS workers,
     (SELECT draining FROM company) AS draining, (SELECT sessions FROM assigned) AS assigned,
     (SELECT outdated FROM company) AS outdated, t.*
 FROM chosen c CROSS JOIN share s

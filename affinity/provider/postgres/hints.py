@@ -68,6 +68,7 @@ class _Listener:
     """The subscription of one worker: merges what comes until `wait` fetches it."""
 
     def __init__(self, channels: Sequence[str]) -> None:
+        """``channels``: that of all workers first."""
         self.channels = channels
         self._hint: Hint | None = None
         self._error: Exception | None = None
@@ -76,7 +77,7 @@ class _Listener:
     def receive(self, channel: str, payload: str) -> None:
         """Note a hint."""
         if channel in self.channels:
-            self._hint = _merge(self._hint, _decode(payload))
+            self._hint = _merge(self._hint, _decode(payload, to_all=channel == self.channels[0]))
             self._changed.set()
 
     def end(self, error: Exception) -> None:
@@ -106,11 +107,11 @@ def _encode(hint: Hint) -> str:
     return "w" * hint.work + "c" * hint.cancel
 
 
-def _decode(payload: str) -> Hint:
-    return Hint(work="w" in payload, cancel="c" in payload)
+def _decode(payload: str, *, to_all: bool) -> Hint:
+    return Hint(work="w" in payload, cancel="c" in payload, to_all=to_all)
 
 
 def _merge(one: Hint | None, other: Hint) -> Hint:
     if one is None:
         return other
-    return Hint(work=one.work or other.work, cancel=one.cancel or other.cancel)
+    return Hint(work=one.work or other.work, cancel=one.cancel or other.cancel, to_all=one.to_all and other.to_all)

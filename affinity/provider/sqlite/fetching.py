@@ -92,7 +92,7 @@ def _look(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch 
         claim_lost=False,
         next_due=None if due is None else due - tx.now,
         crowded=peeked.is_full(options) and _unheld(tx, arguments),
-        alone=peeked.workers <= 1,
+        workers=peeked.workers,
         draining=bool(peeked.draining),
         assigned=peeked.assigned_to(options),
         outdated=outdated,
@@ -160,7 +160,7 @@ def _take(tx: Tx, tokens: Tokens, identity: WorkerIdentity, options: FetchOption
     return replace(
         batch.lock(),
         crowded=crowded,
-        alone=peeked.workers <= 1,
+        workers=peeked.workers,
         draining=bool(peeked.draining),
         assigned=sorted(batch.assigned.union(peeked.assigned_to(options))),
         outdated=outdated,

@@ -136,19 +136,19 @@ class RoutingRules(Rules):
         assert fetched.crowded
 
     async def test_a_fetch_says_who_else_takes_work(self, cluster: Cluster) -> None:
-        """A fetch reports whether the caller is alone and whether it could get more with fewer sessions (contract:
-        WorkFetch.alone, crowded).
+        """A fetch reports how many workers take work, and whether it could get more with fewer sessions (contract:
+        WorkFetch.workers, crowded).
         """
         a = await cluster.worker("a")
         enqueuer = await cluster.enqueuer()
         await cluster.use(a, "s")
-        assert not (await a.fetch()).alone
+        assert (await a.fetch()).workers == 2
         await cluster.enqueue("t")
         assert [(await a.fetch(max_sessions=most)).crowded for most in (0, 1, 2)] == [False, True, False]
         await cluster.enqueue("t")
         assert not (await a.fetch(max_sessions=1)).crowded
         await enqueuer.drain()
-        assert (await a.fetch()).alone
+        assert (await a.fetch()).workers == 1
 
     async def test_a_delayed_item_becomes_visible_in_time(self, cluster: Cluster) -> None:
         """A delayed item is not fetched before its time, and ``next_due`` reports it (contract: WorkFetch)."""

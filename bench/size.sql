@@ -1,0 +1,54 @@
+-- workers: other workers, alive for as long as the benchmark takes
+INSERT INTO workers (worker_id, incarnation, locked_until, started_at, labels)
+SELECT 'holder-' || n, 'holder-' || n, clock() + interval '1 day', clock(), '{}'
+FROM generate_series(1, %(workers)s - 1) AS n
+
+-- instances: they wait for an event, and are spread over all workers
+INSERT INTO instances (instance_id, name, status, owner_worker, owner_incarnation, event_count, created_at, updated_at)
+SELECT 'waiting-' || n, 'flow', 'running', w.worker_id, w.incarnation, 2,
+    clock() - n * interval '1 ms' - interval '1 h', clock() - interval '1 h'
+FROM generate_series(1, %(instances)s) AS n
+JOIN (SELECT row_number() OVER (ORDER BY worker_id) - 1 AS place, * FROM workers) w ON w.place = n %% %(workers)s
+
+-- histories: of these instances
+INSERT INTO history (instance_id, execution_id, event_id, event, recorded_at)
+SELECT 'waiting-' || n, 1, e.id, e.event, clock() - interval '1 h'
+FROM generate_series(1, %(instances)s) AS n
+CROSS JOIN (VALUES (1, '{"type":"orchestration_started","name":"flow","input":"null"}'),
+                   (2, '{"type":"wait_scheduled","name":"go"}')) AS e (id, event)
+
+-- ended: as many as a tenth of those that wait; none is due yet
+WITH made AS (
+    INSERT INTO instances (instance_id, name, status, owner_worker, event_count, output, created_at, updated_at)
+    SELECT 'ended-' || n, 'flow', 'completed', 'holder-1', 2, 'true', clock() - n * interval '10 ms' - interval '1 h',
+        clock() - interval '1 h'
+    FROM generate_series(1, %(instances)s / 10) AS n
+    RETURNING instance_id
+)
+INSERT INTO ended_executions (instance_id, execution_id, is_last, ended_at)
+SELECT instance_id, 1, true, clock() - interval '1 h' FROM made
+
+-- sessions: held, and spread over all workers
+INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)
+SELECT 'session-' || n, w.worker_id, w.incarnation, nextval('epochs'), clock() + interval '1 day', clock(), clock()
+FROM generate_series(1, %(sessions)s) AS n
+JOIN (SELECT row_number() OVER (ORDER BY worker_id) - 1 AS place, * FROM workers) w ON w.place = n %% %(workers)s
+
+-- states: the records of these sessions
+INSERT INTO session_states (session_id, state, encoding, schema_version, kind, labels, participants, version, created_at,
+    updated_at)
+SELECT 'session-' || n, '{}', 'json', 1, 'chat', '{}', '[]', 1, t.at, t.at
+FROM generate_series(1, %(sessions)s) AS n CROSS JOIN LATERAL (SELECT clock() - n * interval '1 s' AS at) t
+
+-- due: instances that ended long ago
+WITH made AS (
+    INSERT INTO instances (instance_id, name, status, event_count, output, created_at, updated_at)
+    SELECT %(prefix)s || n, 'flow', 'completed', 2, 'true', clock() - interval '2 days', clock() - interval '2 days'
+    FROM generate_series(1, %(batch)s) AS n
+    RETURNING instance_id
+), recorded AS (
+    INSERT INTO history (instance_id, execution_id, event_id, event)
+    SELECT instance_id, 1, e, '{}' FROM made CROSS JOIN generate_series(1, 2) AS e
+)
+INSERT INTO ended_executions (instance_id, execution_id, is_last, ended_at)
+SELECT instance_id, 1, true, clock() - interval '2 days' FROM made
