@@ -84,6 +84,10 @@ class WorkerProcess:
         assert self._process.pid is not None
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        return self._process.is_alive()
+
     def wait_log(self, pattern: str) -> str:
         """The first line of the log, so far or to come, that matches."""
         with self._changed:
@@ -180,6 +184,10 @@ class Workers:
         worker = WorkerProcess(self.url, name, app, self._board, **options)
         self._all.append(worker)
         return worker
+
+    def running(self) -> list[WorkerProcess]:
+        """Those whose process has not ended."""
+        return [worker for worker in self._all if worker.is_running]
 
     def end(self) -> None:
         for worker in self._all:
