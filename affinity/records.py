@@ -295,6 +295,14 @@ class ActivityRun(NamedTuple):
     attempt: int  # deliveries of the work item, this one included
 
 
+class Hydrate(NamedTuple):
+    """What it has cost to bring a session's state into memory."""
+
+    epoch: int  # of the session
+    seconds: float
+    bytes: int | None  # of the state, where its size is known
+
+
 class Participant(Protocol):
     """Takes part in the commit of an activity's result; see ``ActivityContext.enlist``."""
 

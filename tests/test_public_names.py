@@ -22,6 +22,7 @@ ROOT: Final = Path(__file__).parent.parent
 NOT_PUBLIC: Final = {
     "ActivityScope": "a protocol that ActivityContext fulfils",
     "Codec": "a definition's; given to futures and handles by those who make them",
+    "Hydrate": "what a worker takes from a cache of sessions",
     "OpenOptions": "of a constructor that only `Sessions` calls",
     "Provider": "who writes one imports the contract, `affinity.provider.contract`, with all of its types",
     "Runtime": "the parts of a running worker, for the tests of the worker",

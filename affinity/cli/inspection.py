@@ -260,5 +260,6 @@ def _counts(found: WorkStatistics) -> Iterable[tuple[str, object]]:
     yield from ((f"instances {status}", number) for status, number in found.instances.items())
     yield from ((f"activities {state}", number) for state, number in found.work_items.items())
     yield from ((f"messages {state}", number) for state, number in found.messages.items())
+    yield "sessions waiting", found.waiting_sessions
     for what, age in (("activity", found.oldest_work_item), ("message", found.oldest_message)):
         yield f"oldest waiting {what}", None if age is None else seconds(age)

@@ -11,6 +11,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from affinity.client.background import ClientBase
 from affinity.client.calls import batches, check_deletion, check_quotas, check_resumption, retry, unknown_instance
+from affinity.client.moves import follow_moves
 from affinity.client.resets import build_reset, cut_history
 from affinity.client.views import (
     ExecutionSummary,
@@ -36,9 +37,12 @@ from affinity.provider.contract import (
     HistoryPage,
     InstanceFilter,
     InstanceStatus,
+    MoveFilter,
+    MoveReason,
     Quotas,
     Resumption,
     SessionInfo,
+    SessionMove,
     SessionRelease,
     WorkerDemand,
     WorkerInfo,
@@ -191,6 +195,7 @@ class Administration(ClientBase):
             messages=queues.messages,
             oldest_work_item=queues.oldest_work_item,
             oldest_message=queues.oldest_message,
+            waiting_sessions=queues.waiting_sessions,
         )
 
     async def list_page(
@@ -272,6 +277,58 @@ class Administration(ClientBase):
             if len(rows) < MAX_PAGE:
                 return
             after = rows[-1].session_id
+
+    async def session_moves(
+        self,
+        *,
+        session_id: str | None = None,
+        worker_id: str | None = None,
+        reason: MoveReason | None = None,
+        after: int | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> Sequence[SessionMove]:
+        """Moves of sessions with their reasons, in the order of their epochs: with ``after`` the first ones after that
+        epoch, otherwise the last ones.
+
+        Args:
+            session_id: of one session.
+            worker_id: from this worker or to it.
+            reason: with this reason.
+            after: an epoch; the last one of a page gives the next page.
+            before: an epoch; the first one of a page gives the page before.
+            limit: moves at most, from 1 to `limits.MAX_PAGE`.
+
+        Raises:
+            InvalidInput: a limit out of range, or ``after`` together with ``before``.
+        """
+        _check_limit(limit, MAX_PAGE)
+        if after is not None and before is not None:
+            raise InvalidInput("after and before contradict each other: give one of them")
+        where = MoveFilter(session_id=session_id, worker_id=worker_id, reason=reason)
+        page = partial(self._provider.list_session_moves, where, after=after, before=before, limit=limit)
+        return await retry(page)
+
+    def follow_session_moves(
+        self,
+        *,
+        session_id: str | None = None,
+        worker_id: str | None = None,
+        reason: MoveReason | None = None,
+        after: int | None = None,
+        poll_interval: float = 1.0,
+    ) -> AsyncIterator[SessionMove]:
+        """Each move once, as it happens; without end. What its hydrate costs is not known yet: see `session_moves`.
+
+        Args:
+            session_id: of one session.
+            worker_id: from this worker or to it.
+            reason: with this reason.
+            after: begin after this epoch; None: with the next move.
+            poll_interval: seconds between two looks.
+        """
+        where = MoveFilter(session_id=session_id, worker_id=worker_id, reason=reason)
+        return follow_moves(self._provider, where, after, poll_interval)
 
     async def workers(self) -> Sequence[WorkerInfo]:
         """All workers by id, alive or not."""

@@ -160,6 +160,7 @@ class WorkStatistics:
     messages: Mapping[MessageState, int]
     oldest_work_item: float | None  # seconds for which the one that waits longest could have been fetched
     oldest_message: float | None
+    waiting_sessions: int  # that have work and no holder, among as many activities as the limit
 
 
 def instance_of(info: InstanceInfo) -> Instance:

@@ -6,13 +6,14 @@ import functools
 import inspect
 import re
 import typing
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, Final, NoReturn, Protocol, TypeVar, overload, runtime_checkable
 
 from affinity.errors import InvalidApp, InvalidId, NotSerializable, OrchestrationMisuse
 from affinity.limits import check_id
 from affinity.orchestration.codec import Codec
+from affinity.records import Hydrate
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -171,6 +172,15 @@ class HasMigrations(Protocol):
 
     def check_migrations(self) -> None:
         """Raise the errors of the migrations that a load would raise."""
+        ...
+
+
+@runtime_checkable
+class HasHydrates(Protocol):
+    """A listener that hydrates sessions, such as `affinity.Sessions`; a worker reports what it has cost."""
+
+    def take_hydrates(self) -> Iterator[Hydrate]:
+        """Each hydrate since the last call."""
         ...
 
 

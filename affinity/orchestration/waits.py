@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from pydantic_core import to_json
+
 from affinity.errors import InvalidId
 from affinity.limits import check_id
 from affinity.orchestration.codec import Codec
@@ -25,10 +27,17 @@ _MOVED_PREFIX: Final = RESERVED_PREFIX + "session_moved:"
 class SessionMoved:
     """A session has a new holder: another worker, or a new start of the same one.
 
-    What the old holder had in memory is gone. See ``OrchestrationContext.schedule_session_moved``.
+    What the old holder had in memory is gone. See ``OrchestrationContext.schedule_session_moved``. Moves that were
+    recorded by the release before, or watched since then, have no more than the session's id.
     """
 
     session_id: str
+    worker_id: str | None = None
+    """The new holder."""
+    epoch: int | None = None
+    """Of the session since the move: `ActivityContext.session_epoch` of its activities there."""
+    reason: str | None = None
+    """Why it has moved: see docs/run/placement.md#why-a-session-moved."""
 
 
 MOVED: Final = Codec(SessionMoved, "data of a session's move")
@@ -52,5 +61,7 @@ def moved_name(session_id: str) -> str:
 
 
 def moved_event(session_id: str) -> EventRaised:
-    """The event that an instance which watches the session receives at each change of its holder."""
-    return EventRaised(moved_name(session_id), MOVED.encode(SessionMoved(session_id=session_id)))
+    """The event that an instance which watches the session receives at each change of its holder; `wire.read_message`
+    adds where it is now, and why.
+    """
+    return EventRaised(moved_name(session_id), to_json({"session_id": session_id}).decode())

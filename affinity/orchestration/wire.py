@@ -90,7 +90,16 @@ def read_message(text: str) -> ReceivedMessage:
     message = read_json(text)
     if not isinstance(message, dict):
         raise NotSerializable("a message must be a JSON object")
+    if "move" in message:
+        _add_move(message)
     return ReceivedMessage(_integer(message.get("execution")), _event(message.get("event")), _run(message))
+
+
+def _add_move(message: dict[str, Any]) -> None:
+    """Give the event of a session's move what the provider has added to the message; see `SessionWatch` there."""
+    event, move = message.get("event"), message["move"]
+    if isinstance(event, dict) and isinstance(move, dict) and isinstance(data := event.get("data"), dict):
+        event["data"] = {**data, **move}
 
 
 def decode_message(text: str) -> tuple[int, Event]:

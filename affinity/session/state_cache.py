@@ -25,18 +25,24 @@ Epochs are only compared: the provider gives a session a greater one whenever an
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import anyio
 from cachetools import TTLCache
 
 from affinity.errors import InvalidOptions, SessionError, UnknownSession
+from affinity.records import Hydrate
 from affinity.session.resources import SharedCall
 from affinity.telemetry import enter_session
+
+MAX_HYDRATES: Final = 10_000
+"""Hydrates that wait for a worker to report them: it does so each second."""
 
 S = TypeVar("S")
 E = TypeVar("E", bound="CacheEntry[Any]")
@@ -164,6 +170,8 @@ class StateCache(Generic[E]):
         self._current: dict[str, E] = {}
         self._current_bytes = 0
         self._retired: dict[str, E] = {}
+        self.hydrates: deque[Hydrate] = deque(maxlen=MAX_HYDRATES)
+        """Those that no worker has taken."""
         self._counts = {"hits": 0, "misses": 0, "hydrations": 0, "evictions": 0, "losses": 0, "conflicts": 0}
 
     @property
@@ -283,11 +291,13 @@ class StateCache(Generic[E]):
     async def _hydrate(self, entry: E, hydrate: Callable[[E], Awaitable[None]]) -> None:
         try:
             await self._make_room()
+            began = time.perf_counter()
             await hydrate(entry)
         except Exception:
             self._forget(entry)
             raise
         self._counts["hydrations"] += 1
+        self.hydrates.append(Hydrate(entry.epoch, time.perf_counter() - began, entry.bytes or None))
 
     def set_hydrated(self, entry: E) -> None:
         """Note that a new entry has got its state from the caller."""
@@ -384,6 +394,11 @@ class CacheLeaseListener(Generic[E]):
         not save it any more; whether a staged change may still be written, the fences of the store decide.
         """
         await self._cache.lost(session_id, epoch)
+
+    def take_hydrates(self) -> Iterator[Hydrate]:
+        """Each hydrate since the last call, for the worker's report."""
+        while self._cache.hydrates:
+            yield self._cache.hydrates.popleft()
 
     async def lost_all(self) -> None:
         """Dispose all states, concurrently, since every lease has ended."""

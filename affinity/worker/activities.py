@@ -129,6 +129,7 @@ class ActivityRunner:
         self._locks = services.lease.locks
         self._wakeups = services.wakeups
         self._observe = services.metrics.count_activity
+        self._observe_start = services.metrics.observe_start
         self._sessions = sessions
         self._commits = commits
         self._spawn_task = spawn
@@ -175,6 +176,8 @@ class ActivityRunner:
             self._commits.submit_abandon(not_begun(item, self._options.isolate_after))
             return
         self._locks.add(item.lock)
+        if item.attempts <= 1:
+            self._observe_start(item.queued_for)
         if item.session_id is not None and item.session_epoch is not None:
             self._sessions.begin(item.session_id, item.session_epoch, item.lock.key.instance_id)
         definition = self._activities.get(item.name)

@@ -17,6 +17,7 @@ import anyio
 from affinity.limits import MAX_BATCH
 from affinity.orchestration import App
 from affinity.provider.contract import Retention
+from affinity.worker.moves import MoveReporter
 from affinity.worker.services import WorkerServices
 from affinity.worker.sessions import HeldSessions
 
@@ -51,6 +52,7 @@ class Maintenance:
         self._wakeups = services.wakeups
         self._health = services.health
         self._sessions = sessions
+        self._moves = MoveReporter(services, sessions)
         self._names = names
         self._code = code
         self._full_reported = False
@@ -108,7 +110,11 @@ class Maintenance:
             interval=MAINTENANCE_SECONDS / 2,  # N workers together sweep once
             session_retention=self._options.session_retention,
             worker_retention=self._options.session_retention,
-            retention=Retention(instances=self._options.instance_retention, histories=self._options.history_retention),
+            retention=Retention(
+                instances=self._options.instance_retention,
+                histories=self._options.history_retention,
+                moves=self._options.session_move_retention,
+            ),
         )
         limit_reached = True
         while limit_reached:
@@ -116,6 +122,12 @@ class Maintenance:
             limit_reached = done.limit_reached
             if done.rerouted:
                 self._wakeups.hint(None)  # the worker that may take it now need not wait for its poll
+
+    async def moves(self) -> None:
+        """Once a second: report hydrates and count moves, if a session has come here."""
+        while True:
+            await anyio.sleep(MAINTENANCE_SECONDS)
+            await self._moves.report()
 
     async def retries(self) -> None:
         """Take over instances that other code has suspended and that this code may continue."""

@@ -7,23 +7,28 @@ import math
 import socket
 import threading
 import time
+from bisect import bisect_left
 from collections import Counter as Tallied
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
+from itertools import accumulate
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any, TypeAlias, cast, get_args
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, make_wsgi_app
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from affinity.provider.contract import InstanceCounts, InstanceStatus, Provider, QueueStatistics
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
+HYDRATE_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+START_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 CALL_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 Measured: TypeAlias = tuple[QueueStatistics, InstanceCounts]
 ReadWork: TypeAlias = Callable[[str | None], Measured | None]
@@ -60,6 +65,15 @@ class Metrics:
         self._calls = histogram("provider_call_seconds", "Time of a provider verb", CALL_SECONDS, "verb")
         self._errors = counter("provider_errors", "Provider verbs that raised", "verb", "error")
         self._batches = histogram("commit_batch_size", "Requests in one group commit", BATCH_SIZES, "kind")
+        self._moves = counter("session_moves", "Moves of sessions to this worker, by reason", "reason")
+        self._hydrates = histogram(
+            "session_hydrate_seconds", "Time in which a session's state was brought into memory", HYDRATE_SECONDS
+        ).labels(**self._labels)
+        self._started = _Durations(
+            "schedule_to_start_seconds", "Time from the queueing of an activity to its first start", self._labels
+        )
+        self.registry.register(self._started)
+        self.observe_start = self._started.observe
         self._lapses = counter("lease_lapses", "Times that the worker's lease ran out").labels(**self._labels)
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
@@ -84,6 +98,14 @@ class Metrics:
     def batch(self, kind: str) -> Callable[[int], None]:
         """An observer for the sizes of one kind of batch."""
         return self._batches.labels(**self._labels, kind=kind).observe
+
+    def count_move(self, reason: str) -> None:
+        """Count a session that has moved here."""
+        self._moves.labels(**self._labels, reason=reason).inc()
+
+    def observe_hydrate(self, seconds: float) -> None:
+        """Record a hydrate."""
+        self._hydrates.observe(seconds)
 
     def count_lease_expiry(self) -> None:
         """Count an expiry of the worker's lease."""
@@ -169,6 +191,27 @@ class _CountersCollector(Collector):
         yield family
 
 
+class _Durations(Collector):
+    """A histogram for every activity: the event loop only counts in a list; a scrape formats it."""
+
+    def __init__(self, name: str, text: str, fixed: Mapping[str, str]) -> None:
+        self._name, self._text, self._fixed = f"affinity_{name}", text, fixed
+        self._counts = [0] * (len(START_SECONDS) + 1)
+        self._sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one duration."""
+        self._counts[bisect_left(START_SECONDS, seconds)] += 1
+        self._sum += seconds
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry, in the thread of a scrape."""
+        family = HistogramMetricFamily(self._name, self._text, labels=[*self._fixed])
+        bounds = [*map(floatToGoString, START_SECONDS), "+Inf"]
+        family.add_metric([*self._fixed.values()], list(zip(bounds, accumulate(self._counts), strict=True)), self._sum)
+        yield family
+
+
 class _WorkGauges(Collector):
     """What there is in the database. Nothing is published while it does not answer."""
 
@@ -193,6 +236,8 @@ class _WorkGauges(Collector):
         yield self._gauge("instances", "Instances, by status", "status", instances)
         yield self._gauge("queued_activities", "Work items, by state", "state", queues.work_items)
         yield self._gauge("queued_messages", "Messages to instances, by state", "state", queues.messages)
+        text = "Sessions that have work and no holder"
+        yield self._plain_gauge("waiting_sessions", text, queues.waiting_sessions)
         oldest = {"activities": queues.oldest_work_item or 0.0, "messages": queues.oldest_message or 0.0}
         text = "Seconds for which the oldest one that waits could have been fetched"
         yield self._gauge("oldest_waiting_seconds", text, "queue", oldest)
@@ -204,6 +249,11 @@ class _WorkGauges(Collector):
             self._instances = {status: self._counts[status] for status in get_args(InstanceStatus)}
             self._counts.clear()
         return queues
+
+    def _plain_gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(f"affinity_{name}", text, labels=[*self._fixed])
+        family.add_metric([*self._fixed.values()], value)
+        return family
 
     def _gauge(self, name: str, text: str, label: str, values: Mapping[Any, float]) -> GaugeMetricFamily:
         family = GaugeMetricFamily(f"affinity_{name}", text, labels=(*self._fixed, label))

@@ -145,6 +145,8 @@ class RuntimeOptions(BaseModel):
     """A worker whose event loop makes no progress for this long gives up its lease."""
     session_retention: Seconds = 600.0
     """How long the row of an expired session (its last holder and epoch), or of a dead worker, is kept."""
+    session_move_retention: RetentionSeconds | None = 7 * 86_400.0
+    """How long the moves of sessions are kept (``affinity sessions moves``); none: for ever."""
     instance_retention: RetentionSeconds | None = None
     """Completed and cancelled instances that ended this long ago are removed, with their sub-orchestrations; none:
     never. Failed ones are kept: they may be reset. See docs/run/retention.md#retention.

@@ -125,7 +125,13 @@ class Runtime:
         self._tasks = tasks
         fetcher, maintenance = self.fetcher, self.maintenance
         loops = (fetcher.fetch, fetcher.replay, fetcher.listen, self.services.wakeups.send_hints)
-        rounds = (maintenance.cancellations, maintenance.expiries, maintenance.sweeps, maintenance.retries)
+        rounds = (
+            maintenance.cancellations,
+            maintenance.expiries,
+            maintenance.sweeps,
+            maintenance.moves,
+            maintenance.retries,
+        )
         for loop in (*loops, *rounds, *[group.run for group in self.commits.groups]):
             tasks.start_soon(self._guarded, loop)
 

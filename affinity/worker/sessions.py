@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -34,6 +35,10 @@ RECHECK_SECONDS = 10.0
 """Between two checks of all sessions without work: another process may have released one of them."""
 
 
+MAX_ARRIVALS = 10_000
+"""Sessions that wait for their move to be counted: that is done each second."""
+
+
 @dataclass(slots=True)
 class _Held:
     epoch: int
@@ -50,6 +55,8 @@ class HeldSessions:
         self._check = check
         self._lock_timeout = lock_timeout
         self._held: dict[str, _Held] = {}
+        self.arrivals: deque[int] = deque(maxlen=MAX_ARRIVALS)
+        """Epochs of sessions of which the first work has come, for `MoveReporter`."""
         self._recheck_at = time.monotonic() + RECHECK_SECONDS
 
     def __len__(self) -> int:
@@ -63,9 +70,12 @@ class HeldSessions:
         held = self._held.get(session_id)
         if held is None:
             held = self._held[session_id] = _Held(epoch, instance_id)
+            self.arrivals.append(epoch)
         elif held.user != instance_id:
             held.user = None
-        held.epoch = epoch
+        if held.epoch != epoch:
+            held.epoch = epoch
+            self.arrivals.append(epoch)
         held.running += 1
 
     def end(self, session_id: str) -> None:

@@ -7,15 +7,21 @@ from typing import Any
 
 import pytest
 
-from affinity.errors import InvalidId, Nondeterminism
+from affinity.errors import InvalidId, Nondeterminism, NotSerializable
 from affinity.orchestration import OrchestrationContext, SessionMoved
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution
+from affinity.orchestration.waits import MOVED as MOVED_CODEC
 from affinity.orchestration.waits import RESERVED_PREFIX, moved_event, moved_name
+from affinity.orchestration.wire import ANY_EXECUTION, decode_event, encode_event, encode_message, read_message
 
 from .harness import Live, define, new_events, run
 
 MOVED = moved_event("s")
+
+
+TOLD = '{"session_id":"s","worker_id":null,"epoch":null,"reason":null}'
+"""A move as the release before recorded it."""
 
 
 async def hears_two(ctx: OrchestrationContext) -> list[SessionMoved]:
@@ -31,7 +37,7 @@ def test_the_first_wait_of_an_execution_sets_a_watch() -> None:
     step = live.feed(ev.TimerFired(5))
     assert new_events(step)[1:] == [ev.EventAwaited(moved_name("s"))]
     live.feed(MOVED)
-    assert live.outcome == ev.OrchestrationCompleted('[{"session_id":"s"},{"session_id":"s"}]')
+    assert live.outcome == ev.OrchestrationCompleted(f"[{TOLD},{TOLD}]")
 
 
 def test_a_move_between_two_waits_is_neither_lost_nor_doubled() -> None:
@@ -58,7 +64,8 @@ def test_moves_of_sessions_and_other_events_are_distinct() -> None:
     assert not live.execution.finished
     live.feed(moved_event("a"))
     assert isinstance(live.outcome, ev.OrchestrationCompleted)
-    assert json.loads(live.outcome.result) == [{"session_id": "a"}, {"session_id": "b"}, 7]
+    a, b, other = json.loads(live.outcome.result)
+    assert (a["session_id"], b["session_id"], other) == ("a", "b", 7)
 
 
 def test_a_wait_that_was_never_recorded_has_asked_all_the_same() -> None:
@@ -77,7 +84,7 @@ def test_a_wait_that_was_never_recorded_has_asked_all_the_same() -> None:
     live.feed(MOVED)
     step = live.complete(len(live.history) - 1)
     assert ev.SessionWatched("s") not in new_events(step)
-    assert live.outcome == ev.OrchestrationCompleted('{"session_id":"s"}')
+    assert live.outcome == ev.OrchestrationCompleted(TOLD)
 
 
 def test_a_wait_that_loses_swallows_no_move() -> None:
@@ -88,7 +95,7 @@ def test_a_wait_that_loses_swallows_no_move() -> None:
     live = run(patient, ev.TimerFired(4))
     assert live.history[-2:] == [ev.EventAwaitCancelled(3), ev.EventAwaited(moved_name("s"))]
     live.feed(MOVED)
-    assert live.outcome == ev.OrchestrationCompleted('{"session_id":"s"}')
+    assert live.outcome == ev.OrchestrationCompleted(TOLD)
 
 
 def test_moves_are_carried_over() -> None:
@@ -109,7 +116,7 @@ def test_moves_are_carried_over() -> None:
     following = Live(again, execution_id=2)
     step = following.start(live.outcome.input, carried=live.outcome.carried)
     assert ev.SessionWatched("s") in new_events(step)  # once in each execution
-    assert following.outcome == ev.OrchestrationCompleted('{"session_id":"s"}')
+    assert following.outcome == ev.OrchestrationCompleted(TOLD)
 
 
 def test_asking_right_before_continue_as_new_is_recorded() -> None:
@@ -137,7 +144,8 @@ def test_a_bad_session_id(session_id: Any) -> None:
         return repr(await ctx.schedule_session_moved("é" * 128))
 
     live = run(main, moved_event("é" * 128))
-    assert live.outcome == ev.OrchestrationCompleted(f"\"SessionMoved(session_id='{'é' * 128}')\"")
+    known = f"session_id='{'é' * 128}', worker_id=None, epoch=None, reason=None"
+    assert live.outcome == ev.OrchestrationCompleted(f'"SessionMoved({known})"')
 
 
 @pytest.mark.parametrize("name", [RESERVED_PREFIX, moved_name("s")])
@@ -157,3 +165,31 @@ def test_its_future_has_a_description() -> None:
         return repr(future)
 
     assert run(main, MOVED).outcome == ev.OrchestrationCompleted("\"<move of session 's', settled>\"")
+
+
+def test_a_move_says_where_the_session_is_and_why() -> None:
+    """The provider adds it to the message; it is recorded with the event, and a replay gives it again."""
+
+    async def main(ctx: OrchestrationContext) -> str:
+        moved = await ctx.schedule_session_moved("s")
+        return f"{moved.worker_id} {moved.epoch} {moved.reason}"
+
+    sent = encode_message(ANY_EXECUTION, moved_event("s"))
+    added = sent[:-1] + ',"move":{"worker_id" : "w\\"1", "epoch" : 7, "reason" : "drained"}}'
+    event = read_message(added).event
+    live = run(main, event)
+    assert live.outcome == ev.OrchestrationCompleted('"w\\"1 7 drained"')
+    assert decode_event(encode_event(event)) == event
+    assert run(main, read_message(sent).event).outcome == ev.OrchestrationCompleted('"None None None"')
+
+
+@pytest.mark.parametrize("move", ["5", "null", "[1]", '{"epoch":"x"}'])
+def test_a_move_that_cannot_be_read_harms_the_event_only(move: str) -> None:
+    """What is no object is left out; a wrong value is an error at the wait, as for any event."""
+    text = encode_message(ANY_EXECUTION, moved_event("s"))[:-1] + f',"move":{move}}}'
+    event = read_message(text).event
+    if move.startswith("{"):
+        with pytest.raises(NotSerializable, match="data of a session's move"):
+            MOVED_CODEC.decode(event.data)  # type: ignore[union-attr]
+    else:
+        assert event == moved_event("s")

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from affinity.cli.output import seconds, table
-from affinity.cli.sessions import delete, release, show, transfer
+from affinity.cli.sessions import delete, moves, release, show, transfer
 from affinity.cli.shell import Command, Shell, command, keep_examples, with_client
 from affinity.client import Client
 from affinity.provider.contract import SessionInfo
@@ -39,6 +39,7 @@ def sessions(shell: Shell, *, worker: str | None, held: bool) -> None:
       affinity sessions list --kind chat --idle-for 7d   # records not written for a week
       affinity sessions show chat-17                     # one record with its state
       affinity sessions family chat-17                   # it and its children: messages, participants
+      affinity sessions moves chat-17                    # where it has been, and why it moved
       affinity sessions release chat-17                  # any worker may claim it now
       affinity sessions delete chat-17 --dry-run         # what would be removed, children included
       affinity sessions prune --older-than 30d --yes     # retention, for a cron job
@@ -99,6 +100,7 @@ for subcommand in (
     show.count,
     show.show,
     show.family,
+    moves.moves,
     release.release,
     delete.delete,
     delete.prune,

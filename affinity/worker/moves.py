@@ -1,0 +1,56 @@
+"""Reports to the database what hydrates have cost, and counts the moves of sessions to this worker by their reasons.
+
+Nothing of this is on the path of a turn: epochs and hydrates are noted in memory, and one round of maintenance sends
+them together. A worker to which no session moves sends nothing.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from affinity.limits import MAX_BATCH
+from affinity.orchestration.app import HasHydrates
+from affinity.provider.contract import MoveReport
+from affinity.worker.services import WorkerServices
+from affinity.worker.sessions import HeldSessions
+
+COUNTED_MOVES = 10_000
+"""Epochs of which is known that they were counted: a session that comes back at its epoch has not moved."""
+
+
+class MoveReporter:
+    """Collects the reports of one worker."""
+
+    def __init__(self, services: WorkerServices, sessions: HeldSessions) -> None:
+        self._report = services.provider.report_session_moves
+        self._health = services.health
+        self._metrics = services.metrics
+        self._sessions = sessions
+        self._sources = [one for one in sessions.listeners if isinstance(one, HasHydrates)]
+        self._counted: dict[int, None] = {}  # in the order in which they were
+
+    async def report(self) -> None:
+        """Send what has come since the last call, if anything."""
+        hydrates = self._take_hydrates()
+        arrived = self._take_arrivals()
+        reports = [*hydrates, *map(MoveReport, arrived)]
+        for start in range(0, len(reports), MAX_BATCH):
+            batch = reports[start : start + MAX_BATCH]
+            for one, reason in zip(batch, await self._health.retry(partial(self._report, batch)), strict=True):
+                if reason is not None and one.hydrate_seconds is None:
+                    self._metrics.count_move(reason)
+
+    def _take_hydrates(self) -> list[MoveReport]:
+        taken = [MoveReport(*hydrate) for source in self._sources for hydrate in source.take_hydrates()]
+        for one in taken:
+            self._metrics.observe_hydrate(one.hydrate_seconds or 0.0)
+        return taken
+
+    def _take_arrivals(self) -> list[int]:
+        arrivals = self._sessions.arrivals
+        fresh = [epoch for epoch in dict.fromkeys(arrivals) if epoch not in self._counted]
+        arrivals.clear()
+        self._counted.update(dict.fromkeys(fresh))
+        while len(self._counted) > COUNTED_MOVES:
+            del self._counted[next(iter(self._counted))]
+        return fresh
