@@ -12,7 +12,8 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from affinity.client import Client, ExternalEvent
+from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
+from affinity.client import Client, ExternalEvent, Start
 from tests.everywhere import everywhere
 from tests.processes import WorkerProcess, Workers
 from tests.scribes import check, schedule
@@ -56,3 +57,55 @@ async def _kill_one_after_the_other(workers: Workers, running: dict[str, WorkerP
         running[name].send(signal.SIGKILL)
         await anyio.sleep(1.0)
         running[name] = await to_thread.run_sync(partial(workers.start, name, APP, **OPTIONS))
+
+
+# --- in this process --------------------------------------------------------------------------------------------------
+
+line = App("line")
+OPTIONS_WITHOUT_POLL: Final[dict[str, Any]] = {
+    "poll_interval": 60.0,
+    "worker_lease_timeout": 120.0,
+    "stall_timeout": 120.0,
+}
+
+
+@line.activity
+async def pass_by(context: ActivityContext, seconds: float) -> str:
+    await anyio.sleep(seconds)
+    return context.worker_id
+
+
+@line.orchestration
+async def walk(context: OrchestrationContext, turns: int) -> int:
+    """So many ordered turns on the session of all."""
+    for _ in range(turns):
+        await context.schedule_activity(pass_by, 0.0).on_session("all", ordered=True)
+    return turns
+
+
+@line.orchestration
+async def stand(context: OrchestrationContext, seconds: float) -> bool:
+    """Stand in line for so long, then leave."""
+    place = context.schedule_activity(pass_by, 1_000.0).on_session("all", ordered=True)
+    won = await context.select(place, context.schedule_timer(seconds))
+    return won.index == 0
+
+
+async def test_the_next_one_does_not_wait_for_a_poll(any_url: str) -> None:
+    """Twenty orchestrations on two workers share an order: the worker that holds the session learns of each item that
+    has become the first, whoever has removed the one before it.
+    """
+    one, other = (RuntimeOptions.make(worker_node_id=name, **OPTIONS_WITHOUT_POLL) for name in "ab")
+    async with Worker(line, any_url, one), Worker(line, any_url, other), Client(any_url) as client:
+        with anyio.fail_after(45):
+            runs = await client.start_many([Start(walk, 5) for _ in range(20)])
+            assert [await run.wait() for run in runs] == [5] * 20
+            stands = await client.start_many([Start(stand, 0.5) for _ in range(4)])
+            last = await client.start(walk, 1)
+            assert [await run.wait() for run in stands] == [False] * 4
+            assert await last.wait() == 1
+            blocked = [await client.start(stand, 1_000.0) for _ in range(2)]
+            last = await client.start(walk, 1)
+            await client.delete(blocked[0].instance_id, force=True)
+            await client.cancel(blocked[1].instance_id)
+            assert await last.wait() == 1
