@@ -84,6 +84,13 @@ async def walk(context: OrchestrationContext, turns: int) -> int:
 
 
 @line.orchestration
+async def crowd(context: OrchestrationContext, size: int) -> list[str]:
+    """So many at once."""
+    steps = [context.schedule_activity(pass_by, 0.02).on_session("all", ordered=True) for _ in range(size)]
+    return await context.gather(*steps)
+
+
+@line.orchestration
 async def stand(context: OrchestrationContext, seconds: float) -> bool:
     """Stand in line for so long, then leave."""
     place = context.schedule_activity(pass_by, 1_000.0).on_session("all", ordered=True)
@@ -100,6 +107,7 @@ async def test_the_next_one_does_not_wait_for_a_poll(any_url: str) -> None:
         with anyio.fail_after(45):
             runs = await client.start_many([Start(walk, 5) for _ in range(20)])
             assert [await run.wait() for run in runs] == [5] * 20
+            assert len(set(await (await client.start(crowd, 10)).wait())) == 1
             stands = await client.start_many([Start(stand, 0.5) for _ in range(4)])
             last = await client.start(walk, 1)
             assert [await run.wait() for run in stands] == [False] * 4
