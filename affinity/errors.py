@@ -46,6 +46,8 @@
     │   ├── ActivityTimeout            it ran longer than its timeout
     │   ├── ActivityPoisoned           it was started too often without ending
     │   ├── UnknownActivity            no worker registers it
+    │   ├── SessionTagMismatch         it has another tag than its session
+    │   ├── NoWorkerWithTag            no live worker has its tag; raised by option
     │   └── ActivityCancelled          cancelled while it was awaited
     ├── WorkerStalled                  the worker's event loop made no progress; the worker gave up its lease
     └── SessionError
@@ -433,6 +435,16 @@ class ActivityPoisoned(ActivityError):
 
 class UnknownActivity(ActivityError):
     """No worker has registered an activity of this name for ``unregistered_timeout``."""
+
+
+class SessionTagMismatch(ActivityError):
+    """The activity has a tag, and its session has another one, or none: a session has the tag of its first work."""
+
+
+class NoWorkerWithTag(ActivityError):
+    """No worker with the activity's tag was alive for ``unregistered_timeout``, and a worker's option
+    ``missing_tag="fail"`` says that such work fails.
+    """
 
 
 class ActivityCancelled(ActivityError):

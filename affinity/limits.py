@@ -15,6 +15,12 @@ _SHOWN_BITS: Final = 128
 MAX_ID_BYTES: Final = 256
 """UTF-8 bytes of an instance, session, worker id or a registered name: fits an index row with room for two of them."""
 
+MAX_TAG_BYTES: Final = 64
+"""UTF-8 bytes of a tag: it is part of a route, which is in an index."""
+
+MAX_TAGS: Final = 8
+"""Tags of one worker: each costs one more range of an index in each of its fetches."""
+
 MAX_PAYLOAD_BYTES: Final = 2 * 1024 * 1024
 """UTF-8 bytes of one input, result or event as JSON: histories are replayed, so large data belongs in a store."""
 
@@ -189,6 +195,20 @@ def check_id(value: object, what: str) -> str:
     if size > MAX_ID_BYTES:
         raise InvalidId(f"{what} has {size} bytes as UTF-8, over the limit of {MAX_ID_BYTES}")
     return value
+
+
+def check_tag(value: object) -> str:
+    """Return ``value`` as a tag: an id of at most ``MAX_TAG_BYTES`` UTF-8 bytes without ``#``, ``:`` and ``,``.
+
+    Raises:
+        InvalidId: it is anything else; the message says what is allowed.
+    """
+    tag = check_id(value, "tag")
+    if found := next((c for c in "#:," if c in tag), None):
+        raise InvalidId(f"tag {tag!r} holds {found!r}; '#', ':' and ',' are not allowed")
+    if (size := len(tag.encode())) > MAX_TAG_BYTES:
+        raise InvalidId(f"tag has {size} bytes as UTF-8, over the limit of {MAX_TAG_BYTES}")
+    return tag
 
 
 def check_payload(json_text: str, what: str, limit: int = MAX_PAYLOAD_BYTES) -> str:

@@ -22,7 +22,7 @@ from affinity.provider.schema import SchemaReport
 @command
 def workers(shell: Shell, *, desired: bool) -> None:
     """Show the workers, also those that ended recently: state, held sessions, lease, code
-    version and since when it is deployed, labels.
+    version and since when it is deployed, tags, labels.
 
     With --desired, what an autoscaler asks for: sessions that are held, sessions that have work and wait for a holder,
     how many of them one worker may hold, and how many workers that makes.
@@ -36,7 +36,7 @@ def workers(shell: Shell, *, desired: bool) -> None:
         shell.show(demand, lambda: pairs(demand.items()))
         return
     found = with_client(shell, lambda client: client.workers())
-    columns = ("WORKER", "STATE", "SESSIONS", "LEASE", "STARTED", "CODE", "SINCE", "LABELS")
+    columns = ("WORKER", "STATE", "SESSIONS", "LEASE", "STARTED", "CODE", "SINCE", "TAGS", "LABELS")
     shell.show(found, lambda: table(columns, map(_worker_row, found), empty="no workers"))
 
 
@@ -52,6 +52,7 @@ def _worker_row(worker: WorkerInfo) -> tuple[object, ...]:
         worker.started_at,
         worker.code_version,
         worker.code_since,
+        ("only " if worker.only_tagged else "") + ",".join(worker.tags) or None,
         labels,
     )
 

@@ -195,7 +195,8 @@ def _activity(one: PendingActivity) -> str:
         return f"{one.name}: attempt {one.attempt} runs on {one.worker_id}{why}"
     if one.state == "retrying":
         return f"{one.name}: attempt {one.attempt} at {printable(one.next_attempt_at)}{why}"
-    return f"{one.name}: attempt {one.attempt} waits for a worker{why}"
+    where = "" if one.tag is None else f" with the tag {one.tag!r}" + ("" if one.has_worker else "; none is alive")
+    return f"{one.name}: attempt {one.attempt} waits for a worker{where}{why}"
 
 
 @click.command(cls=Command, short_help="Show the executions of an instance.")

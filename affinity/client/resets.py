@@ -159,7 +159,14 @@ def _step_before(events: Sequence[ev.Event | None], number: int) -> int:
 
 def _work_item(key: WorkKey, event: ev.ActivityScheduled, session_id: str | None) -> NewWorkItem:
     payload = encode_task(activity_task(event, session_id))
-    return NewWorkItem(key=key, name=event.name, payload=payload, session_id=event.session_id, ordered=event.ordered)
+    return NewWorkItem(
+        key=key,
+        name=event.name,
+        payload=payload,
+        session_id=event.session_id,
+        ordered=event.ordered,
+        tag=event.tag,
+    )
 
 
 def _answer(

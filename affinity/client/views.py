@@ -126,6 +126,8 @@ class PendingActivity:
     scheduled_at: datetime
     next_attempt_at: datetime | None  # while it is retrying
     last_error: str | None  # "ValueError: …", of the attempt before
+    tag: str | None = None  # that a worker must have to run it: its own, or that of its session
+    has_worker: bool = True  # False: it waits, and no live worker has the tag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,6 +284,8 @@ def activity_of(row: WorkItemInfo) -> PendingActivity:
         scheduled_at=row.queued_at,
         next_attempt_at=row.visible_at if is_retrying else None,
         last_error=row.last_error,
+        tag=row.tag,
+        has_worker=row.has_worker,
     )
 
 

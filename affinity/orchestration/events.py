@@ -20,8 +20,12 @@ from affinity.records import frozen
 RawJson: TypeAlias = str
 """JSON text."""
 
-ActivityFailureKind: TypeAlias = Literal["failed", "timeout", "poisoned", "unknown", "cancelled"]
-"""How an activity failed: it raised, ran too long, was started too often, is registered nowhere, or was cancelled."""
+ActivityFailureKind: TypeAlias = Literal[
+    "failed", "timeout", "poisoned", "unknown", "cancelled", "tag_mismatch", "no_worker_with_tag"
+]
+"""How an activity failed: it raised, ran too long, was started too often, is registered nowhere, was cancelled, has
+another tag than its session, or no worker has its tag.
+"""
 
 ChildFailureKind: TypeAlias = Literal["failed", "cancelled", "exists"]
 """How a sub-orchestration failed: it raised, was cancelled, or its instance id was taken."""
@@ -166,6 +170,8 @@ class ActivityScheduled:
     """Seconds that one attempt may take."""
     ordered: bool = False
     """It runs after all ordered activities of its session that were committed before it."""
+    tag: str | None = None
+    """Only workers with this tag run it."""
 
 
 @frozen()

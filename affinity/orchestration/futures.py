@@ -7,7 +7,7 @@ from hashlib import sha256
 from typing import ClassVar, Final, TypeVar
 
 from affinity import errors
-from affinity.limits import MAX_ID_BYTES, check_id, truncate
+from affinity.limits import MAX_ID_BYTES, check_id, check_tag, truncate
 from affinity.orchestration import events as ev
 from affinity.orchestration.codec import Codec, read_json
 from affinity.orchestration.retry import RetryPolicy
@@ -22,13 +22,15 @@ _ACTIVITY_ERRORS: Final[dict[ev.ActivityFailureKind, type[errors.ActivityError]]
     "poisoned": errors.ActivityPoisoned,
     "unknown": errors.UnknownActivity,
     "cancelled": errors.ActivityCancelled,
+    "tag_mismatch": errors.SessionTagMismatch,
+    "no_worker_with_tag": errors.NoWorkerWithTag,
 }
 
 
 class ActivityFuture(CommandFuture[T]):
     """The future of an activity."""
 
-    __slots__ = ("_codec", "_input", "_name", "_ordered", "_retry", "_session_id", "_timeout", "scheduled")
+    __slots__ = ("_codec", "_input", "_name", "_ordered", "_retry", "_session_id", "_tag", "_timeout", "scheduled")
 
     def __init__(
         self,
@@ -48,6 +50,7 @@ class ActivityFuture(CommandFuture[T]):
         self._timeout = timeout
         self._session_id: str | None = None
         self._ordered = False
+        self._tag: str | None = None
         self.scheduled: ev.ActivityScheduled | None = None
         """The recorded command."""
 
@@ -69,11 +72,7 @@ class ActivityFuture(CommandFuture[T]):
             InvalidId: the id is anything else.
             OrchestrationMisuse: the activity is scheduled already, or has a session; or ``ordered`` is not a bool.
         """
-        if self.schedule_id or self.settled:
-            raise errors.OrchestrationMisuse(
-                f"{self.description} is scheduled already: "
-                "call on_session before the next await, that of its id included"
-            )
+        self._check_unscheduled()
         if self._session_id is not None:
             raise errors.OrchestrationMisuse(f"{self.description} is on session {self._session_id!r} already")
         if not isinstance(ordered, bool):
@@ -81,6 +80,32 @@ class ActivityFuture(CommandFuture[T]):
         self._session_id = check_id(session_id, "session id")
         self._ordered = ordered
         return self
+
+    def with_tag(self, tag: str) -> ActivityFuture[T]:
+        """Run the activity on a worker with this tag (`RuntimeOptions.tags`); call it before the next await.
+
+        With a session: the session takes the tag of its first work and keeps it. Work with another tag then fails with
+        `SessionTagMismatch`; work without a tag runs where the session is.
+
+        Args:
+            tag: a non-empty string of at most 64 bytes, without control characters, ``#``, ``:`` and ``,``.
+
+        Raises:
+            InvalidId: it is anything else.
+            OrchestrationMisuse: the activity is scheduled already, or has a tag.
+        """
+        self._check_unscheduled()
+        if self._tag is not None:
+            raise errors.OrchestrationMisuse(f"{self.description} has the tag {self._tag!r} already")
+        self._tag = check_tag(tag)
+        return self
+
+    def _check_unscheduled(self) -> None:
+        if self.schedule_id or self.settled:
+            raise errors.OrchestrationMisuse(
+                f"{self.description} is scheduled already: "
+                "call on_session and with_tag before the next await, that of its id included"
+            )
 
     def deliver(self, event: ev.ActivityCompleted | ev.ActivityFailed) -> None:
         """Settle with the result or the failure."""
@@ -96,7 +121,7 @@ class ActivityFuture(CommandFuture[T]):
 
     def _command(self) -> ev.ActivityScheduled:
         return ev.ActivityScheduled(
-            self._name, self._input, self._session_id, self._retry, self._timeout, self._ordered
+            self._name, self._input, self._session_id, self._retry, self._timeout, self._ordered, self._tag
         )
 
     def _scheduled(self, recorded: ev.Event) -> None:

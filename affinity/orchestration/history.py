@@ -1,10 +1,10 @@
 """The history of one execution, while it is written and while it is read again.
 
 The same code runs in both cases. Live, a command of the orchestration becomes the next event. In replay, it must match
-the next recorded event. ``_IDENTITY`` lists what is compared: the activity, its session and whether it is ordered
-there, the delay of a timer, the name of an event and the session that its wait holds, the sub-orchestration. Inputs are
-not compared: code may change how it formats what it sends, and the recorded result is used. Timeouts and the duration
-of a hold are not compared either: they change no result.
+the next recorded event. ``_IDENTITY`` lists what is compared: the activity, its session, whether it is ordered there,
+and its tag; the delay of a timer, the name of an event and the session that its wait holds, the sub-orchestration.
+Inputs are not compared: code may change how it formats what it sends, and the recorded result is used. Timeouts and the
+duration of a hold are not compared either: they change no result.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _held(event: ev.EventAwaited) -> str | None:
 
 
 _IDENTITY: Final[dict[type[ev.Event], Callable[[Any], object]]] = {
-    ev.ActivityScheduled: attrgetter("name", "session_id", "ordered"),
+    ev.ActivityScheduled: attrgetter("name", "session_id", "ordered", "tag"),
     ev.ActivityCancelled: attrgetter("schedule_id"),
     ev.TimerCreated: attrgetter("delay"),
     ev.TimerCancelled: attrgetter("schedule_id"),
@@ -189,8 +189,8 @@ class History:
 def describe(event: ev.Event) -> str:
     """The type of an event and what identifies it, for a message."""
     match event:
-        case ev.ActivityScheduled(name=name, session_id=session_id, ordered=ordered):
-            identity = _arguments(name, session_id=session_id, ordered=ordered or None)
+        case ev.ActivityScheduled(name=name, session_id=session_id, ordered=ordered, tag=tag):
+            identity = _arguments(name, session_id=session_id, ordered=ordered or None, tag=tag)
         case ev.TimerCreated(delay=delay):
             identity = f"{delay:g} s"
         case ev.EventAwaited(name=name):

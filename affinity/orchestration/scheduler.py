@@ -237,6 +237,16 @@ class DurableFuture(Generic[T]):
             f"{self.description} cannot run on a session: call on_session on what schedule_activity returns"
         )
 
+    def with_tag(self, tag: str) -> DurableFuture[T]:
+        """Only activities have tags: see ``ActivityFuture.with_tag``.
+
+        Raises:
+            OrchestrationMisuse: always.
+        """
+        raise OrchestrationMisuse(
+            f"{self.description} cannot have a tag: call with_tag on what schedule_activity returns"
+        )
+
     @property
     def description(self) -> str:
         """Its name in messages: "activity 'reply'"."""

@@ -49,6 +49,8 @@ class ActivityTask:
     """Seconds that one attempt may take."""
     shown_session: str | None = None
     """The session that logs and spans show of an activity that runs on none: that of its orchestration."""
+    tag: str | None = None
+    """That the activity was scheduled with; a worker compares it with that of the session."""
 
 
 def encode_event(event: Event) -> str:
@@ -123,7 +125,7 @@ def _run(message: dict[str, Any]) -> ActivityRun | None:
 def activity_task(event: ActivityScheduled, session_id: str | None) -> ActivityTask:
     """The task of an activity of an orchestration that was started with this session."""
     shown = session_id if event.session_id is None else None
-    return ActivityTask(input=event.input, retry=event.retry, timeout=event.timeout, shown_session=shown)
+    return ActivityTask(input=event.input, retry=event.retry, timeout=event.timeout, shown_session=shown, tag=event.tag)
 
 
 def encode_task(task: ActivityTask) -> str:

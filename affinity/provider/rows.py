@@ -5,6 +5,7 @@ Times come as the engine returns them; ``time`` makes them aware datetimes.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
@@ -133,7 +134,7 @@ def to_origins(rows: Iterable[Columns], time: Time) -> list[EventOrigin]:
 def to_work_item_info(instance_id: str, row: Columns, time: Time) -> WorkItemInfo:
     """A work item as operators see it."""
     execution_id, activity_id, name, session_id, worker_id, is_later, attempts, failures, *rest = row
-    queued_at, visible_at, last_error, is_blocked = rest
+    queued_at, visible_at, last_error, is_blocked, tag, has_worker = rest
     waits: WorkItemState = "blocked" if is_blocked else "delayed" if is_later else "waiting"
     return WorkItemInfo(
         key=WorkKey(instance_id, execution_id, activity_id),
@@ -146,6 +147,8 @@ def to_work_item_info(instance_id: str, row: Columns, time: Time) -> WorkItemInf
         queued_at=time(queued_at),
         visible_at=time(visible_at),
         last_error=last_error,
+        tag=tag,
+        has_worker=bool(has_worker),
     )
 
 
@@ -161,6 +164,7 @@ def to_locked_item(item: NewWorkItem, token: Token, epoch: int | None) -> WorkIt
         failures=0,
         unknown_for=None,
         ordered=item.ordered,
+        session_tag=item.tag,
     )
 
 
@@ -205,7 +209,7 @@ def page_of_moves(rows: Iterable[Columns], time: Time, limit: int, *, newest: bo
 def to_worker(row: Columns, time: Time) -> WorkerInfo:
     """A worker's lease as operators see it."""
     worker_id, incarnation, alive, draining, expires_in, started_at, labels, sessions, *profile = row
-    capacity, drain_wanted, code_version, code_since = profile
+    capacity, drain_wanted, code_version, code_since, tags, only_tagged = profile
     return WorkerInfo(
         worker_id=worker_id,
         incarnation=incarnation,
@@ -220,6 +224,8 @@ def to_worker(row: Columns, time: Time) -> WorkerInfo:
         capacity=capacity,
         code_version=code_version,
         code_since=None if code_since is None else time(code_since),
+        tags=json.loads(tags),
+        only_tagged=bool(only_tagged),
     )
 
 

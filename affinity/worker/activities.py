@@ -23,6 +23,7 @@ from affinity.errors import (
     SessionMigrationMissing,
     SessionRecordTooNew,
     SessionSelfConflict,
+    SessionTagMismatch,
     SessionWriteConflict,
 )
 from affinity.limits import MAX_NOTED_ERROR_BYTES, truncate
@@ -180,6 +181,8 @@ class ActivityRunner:
             self._observe_start(item.queued_for)
         if item.session_id is not None and item.session_epoch is not None:
             self._sessions.begin(item.session_id, item.session_epoch, item.lock.key.instance_id)
+            if item.session_tag is not None:
+                self._sessions.set_tag(item.session_id, item.session_tag)
         definition = self._activities.get(item.name)
         if definition is None:
             self._give_back_unknown(item)
@@ -197,6 +200,11 @@ class ActivityRunner:
                 self._run(item, definition, task)
 
     def _run(self, item: WorkItem, definition: ActivityDefinition, task: ActivityTask) -> None:
+        if task.tag is not None and item.session_id is not None and task.tag != item.session_tag:
+            of_session = "no tag" if item.session_tag is None else f"the tag {item.session_tag!r}"
+            text = f"it has the tag {task.tag!r}, and its session {item.session_id!r} began with {of_session}"
+            self._fail(item, "tag_mismatch", RecordedError(SessionTagMismatch.__name__, text))
+            return
         limit = None if task.timeout is None and task.retry is None else _TimeLimit.of(item, task)
         if limit is not None and limit.seconds <= 0:
             self._fail(item, "timeout", RecordedError(ActivityTimeout.__name__, limit.message))

@@ -9,9 +9,11 @@ from affinity.limits import MIN_SHARE
 from affinity.provider.contract import OFFER_SECONDS
 from affinity.worker.activities import ActivityRunner
 from affinity.worker.commits import Commits
+from affinity.worker.lease import worker_tags
 from affinity.worker.options import PACK
 from affinity.worker.services import WorkerServices
 from affinity.worker.sessions import HeldSessions
+from affinity.worker.turns import TurnPlacement
 
 CORES = min(MIN_SHARE, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 """Session-free items of one turn that a worker starts by itself while others could have them: one for each core, and a
@@ -30,6 +32,8 @@ class Capacity:
     ) -> None:
         self.input_size = 0
         """Characters of the messages and results that are in no committed turn yet."""
+        self.placement = TurnPlacement(worker_tags(services.options), sessions.tag_of)
+        """Which new work of a turn this worker may run, by tags."""
         self._options = services.options
         self._lease = services.lease
         self._state = services.fetch_state

@@ -25,7 +25,7 @@ from affinity.worker.activities import ActivityRunner
 from affinity.worker.capacity import Capacity
 from affinity.worker.commits import Commits
 from affinity.worker.instances import InstanceTable
-from affinity.worker.lease import lock_timeouts
+from affinity.worker.lease import lock_timeouts, worker_tags
 from affinity.worker.options import PACK
 from affinity.worker.replays import Replays
 from affinity.worker.services import WorkerServices
@@ -73,6 +73,7 @@ class Fetcher:
         self._instances = instances
         self._replays = replays
         self._timeouts = lock_timeouts(services.options)
+        self._tags = worker_tags(services.options)
         self._activity_names = frozenset(app.activities) | needs_met(sessions.listeners)
         self._orchestration_names = orchestration_names(app)
 
@@ -156,6 +157,7 @@ class Fetcher:
             max_bytes=room,
             timeouts=self._timeouts,
             pack=self._options.placement == PACK,
+            tags=self._tags,
         )
 
     async def _make_room(self, options: FetchOptions) -> float:

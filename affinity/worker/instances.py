@@ -421,6 +421,7 @@ class InstanceTable:
             lock_here=self._capacity.slots_for_new_work(),
             plain_here=self._capacity.slots_for_plain_work(),
             try_reserve_session=self._capacity.try_reserve_session,
+            placement=self._capacity.placement,
         )
         if step.outcome is None:
             live.mailbox = inputs[step.consumed :]  # for the next turn: this one is large enough

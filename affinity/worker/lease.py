@@ -45,7 +45,17 @@ from cachetools import LRUCache
 
 from affinity.errors import ConnectionLost, DatabaseChanged, DatabaseFailure, ProviderError, WorkerFenced, WorkerStalled
 from affinity.limits import MAX_BATCH
-from affinity.provider.contract import Hint, Provider, Timeouts, WorkerIdentity, WorkerLease, WorkerProfile, WorkLock
+from affinity.provider.contract import (
+    NO_TAGS,
+    Hint,
+    Provider,
+    Timeouts,
+    WorkerIdentity,
+    WorkerLease,
+    WorkerProfile,
+    WorkerTags,
+    WorkLock,
+)
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.retry import FIRST_PAUSE, DatabaseHealth
 from affinity.worker.wakeups import FetchState, Wakeups
@@ -299,7 +309,14 @@ class LeaseState:
 
 def describe_worker(options: RuntimeOptions, app: str, code: str) -> WorkerProfile:
     """What a worker with these options registers of itself; ``code`` is the version of the app's code."""
-    return WorkerProfile(capacity=options.max_sessions_per_runtime, app=app, code_version=code)
+    return WorkerProfile(
+        capacity=options.max_sessions_per_runtime, app=app, code_version=code, tags=worker_tags(options)
+    )
+
+
+def worker_tags(options: RuntimeOptions) -> WorkerTags:
+    """Which work a worker with these options takes."""
+    return WorkerTags(tags=options.tags, only=options.only_tagged) if options.tags else NO_TAGS
 
 
 class LeaseRenewer:

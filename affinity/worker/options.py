@@ -23,7 +23,9 @@ from affinity.limits import (
     MAX_OUTSTANDING_BYTES,
     MAX_PAYLOAD_BYTES,
     MAX_RETENTION_SECONDS,
+    MAX_TAGS,
     check_id,
+    check_tag,
 )
 
 ENVIRONMENT_PREFIX: Final = "AFFINITY_"
@@ -98,6 +100,12 @@ class RuntimeOptions(BaseModel):
     the lowest ordinal that has room: the number at the end of ``worker_node_id``). See
     docs/run/kubernetes.md#autoscaling.
     """
+    tags: tuple[str, ...] = ()
+    """Tags of this worker, separated by commas, at most 8: it also takes work with one of them
+    (``.with_tag("gpu")``). See docs/run/placement.md#tags-and-strictness.
+    """
+    only_tagged: bool = False
+    """Take no activities without a tag, and no sessions without one."""
     session_lock_timeout: Seconds = 300.0
     """A session without work for this long is free for any worker."""
     session_min_idle: Seconds = 30.0
@@ -172,6 +180,19 @@ class RuntimeOptions(BaseModel):
         """Interruptions from which an activity runs alone: half of ``max_attempts``, and at least one."""
         return (self.max_attempts + 1) // 2
 
+    @field_validator("tags", mode="before")
+    @classmethod
+    def _split_tags(cls, value: object) -> object:
+        return [tag for each in value.split(",") if (tag := each.strip())] if isinstance(value, str) else value
+
+    @field_validator("tags")
+    @classmethod
+    def _are_tags(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        tags = tuple(dict.fromkeys(map(check_tag, value)))
+        if len(tags) > MAX_TAGS:
+            raise ValueError(f"a worker has at most {MAX_TAGS} tags, not {len(tags)}")
+        return tags
+
     @field_validator("worker_node_id", "code_version")
     @classmethod
     def _is_id(cls, value: str | None, info: ValidationInfo) -> str | None:
@@ -179,6 +200,8 @@ class RuntimeOptions(BaseModel):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
+        if self.only_tagged and not self.tags:
+            raise ValueError("only_tagged without tags: the worker would take no activities")
         wrong = [
             f"{larger} ({high:.15g} {unit}) is less than {smaller} ({low:.15g} {unit}): {why}"
             for larger, smaller, unit, why in NOT_BELOW
@@ -240,15 +263,23 @@ def describe_options() -> Sequence[OptionDescription]:
 
 def _type_of(annotation: Any) -> type[int | float | str]:
     """The type in ``X``, ``X | None`` and ``Annotated[X, …] | None``."""
-    (kind,) = {*(get_args(annotation) or [annotation])} - {NoneType}
+    if annotation is bool:
+        return bool
+    (kind, *_) = [each for each in get_args(annotation) or [annotation] if each is not NoneType]
+    if isinstance(kind, str) or kind is Ellipsis:
+        return str
     return cast("type[int | float | str]", next(iter(get_args(kind)), kind))
 
 
 def _default_text(name: str, default: object, kind: type) -> str:
     if default is None:
         return "none"
+    if isinstance(default, tuple):
+        return ",".join(default) or "none"
     if not isinstance(default, int | float):
         return default if isinstance(default, str) else "random"
+    if isinstance(default, bool):
+        return str(default).lower()
     if name.endswith("_bytes"):
         return f"{default / 2**20:g} MiB"
     return f"{default:g} s" if kind is float else f"{default:,}"

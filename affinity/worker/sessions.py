@@ -45,6 +45,7 @@ class _Held:
     user: str | None = None  # the instance whose work it had; None: several
     running: int = 0
     ends: float = 0.0  # monotonic, once nothing runs
+    tag: str | None = None  # as far as it is known
 
 
 class HeldSessions:
@@ -77,6 +78,16 @@ class HeldSessions:
             held.epoch = epoch
             self.arrivals.append(epoch)
         held.running += 1
+
+    def set_tag(self, session_id: str, tag: str) -> None:
+        """Remember the tag of a session whose work begins here."""
+        if (held := self._held.get(session_id)) is not None:
+            held.tag = tag
+
+    def tag_of(self, session_id: str) -> str | None:
+        """The tag of a session, if it is held here and the tag is known; it is from its first fetch on."""
+        held = self._held.get(session_id)
+        return held.tag if held else None
 
     def end(self, session_id: str) -> None:
         """Count a work item of the session that has ended here."""

@@ -43,6 +43,7 @@ from affinity.orchestration.wire import (
     encode_task,
 )
 from affinity.provider.contract import (
+    NO_TAGS,
     Birth,
     InstanceUpdate,
     NewInstance,
@@ -51,6 +52,7 @@ from affinity.provider.contract import (
     SessionHold,
     SessionWatch,
     Turn,
+    WorkerTags,
     WorkKey,
     WorkLock,
 )
@@ -60,10 +62,37 @@ NO_RUNS: Final[Mapping[int, ActivityRun]] = {}
 
 
 @dataclass(slots=True)
+class TurnPlacement:
+    """Which new work a worker may run itself.
+
+    Attributes:
+        tags: of the worker.
+        session_tag: the tag of a session that this worker holds, as far as it knows; None: it has none, or is unknown.
+    """
+
+    tags: WorkerTags = NO_TAGS
+    session_tag: Callable[[str], str | None] = lambda _: None
+
+    def may_run(self, event: ActivityScheduled) -> bool:
+        """Whether new work may be locked to this worker. What it should not run goes to the queue."""
+        if event.session_id is None:
+            return self.takes(event)
+        return event.tag is None or self.session_tag(event.session_id) == event.tag
+
+    def takes(self, event: ActivityScheduled) -> bool:
+        """Whether a fetch of this worker would take it if it had no session, or a new one."""
+        return not self.tags.only if event.tag is None else event.tag in self.tags.tags
+
+
+ANY_WORK: Final = TurnPlacement()
+
+
+@dataclass(slots=True)
 class _Rows:
     """The rows of one turn, while they are collected."""
 
     birth: Birth
+    placement: TurnPlacement
     work_items: list[NewWorkItem] = field(default_factory=list)
     tasks: list[ActivityTask] = field(default_factory=list)
     messages: list[NewMessage] = field(default_factory=list)
@@ -97,6 +126,7 @@ def build_turn(
     lock_here: int,
     plain_here: int | None = None,
     try_reserve_session: Callable[[str], bool] = lambda _: False,
+    placement: TurnPlacement = ANY_WORK,
 ) -> BuiltTurn:
     """Translate ``step`` of ``execution`` into the turn to commit.
 
@@ -113,10 +143,12 @@ def build_turn(
         plain_here: and at most so many session-free ones; the rest of a fan-out is for all workers. None: as many.
         try_reserve_session: reserves room for a session on this worker; returns whether there was any. Called when
             it is the only one of the step; the sessions of a fan-out are for all workers.
+        placement: which new work this worker may run, by tags.
     """
     session_id = _only_session(step) if lock_here else None
     rows = _Rows(
         birth=birth,
+        placement=placement,
         claim_here=session_id is not None and try_reserve_session(session_id),
         plain_here=lock_here if plain_here is None else plain_here,
     )
@@ -168,7 +200,9 @@ def _add_rows(rows: _Rows, execution: Execution, event_id: int, event: object, l
         case ActivityScheduled():
             key = WorkKey(me, run, event_id)
             task = activity_task(event, execution.session_id)
-            here = len(rows.work_items) < lock_here
+            here = offered = len(rows.work_items) < lock_here
+            if event.tag is not None or rows.placement.tags.only:
+                here, offered = here and rows.placement.may_run(event), here and rows.placement.takes(event)
             if event.session_id is None:
                 here = here and rows.plain_here > 0
                 rows.plain_here -= here
@@ -180,8 +214,9 @@ def _add_rows(rows: _Rows, execution: Execution, event_id: int, event: object, l
                     payload=encode_task(task),
                     session_id=event.session_id,
                     lock_here=here,
-                    claim_here=here and rows.claim_here,
+                    claim_here=offered and rows.claim_here,
                     ordered=event.ordered,
+                    tag=event.tag,
                 )
             )
         case TimerCreated():

@@ -282,6 +282,41 @@ def test_on_session_twice() -> None:
     assert run(main).outcome == ev.OrchestrationFailed("ValueError", "end")
 
 
+def test_with_tag_after_the_await_and_twice() -> None:
+    async def main(ctx: OrchestrationContext) -> None:
+        future = ctx.schedule_activity("x").with_tag("gpu").on_session("s")
+        with pytest.raises(OrchestrationMisuse, match="has the tag 'gpu' already"):
+            future.with_tag("gpu")
+        await ctx.schedule_timer(1)
+        with pytest.raises(OrchestrationMisuse, match="call on_session and with_tag before the next await"):
+            future.with_tag("eu")
+        await future
+
+    live = run(main, ev.TimerFired(3), ev.ActivityCompleted(2, "1"))
+    assert live.outcome == ev.OrchestrationCompleted("null")
+    assert live.history[1] == ev.ActivityScheduled("x", "null", "s", tag="gpu")
+
+
+def test_with_tag_where_there_is_no_activity() -> None:
+    async def main(ctx: OrchestrationContext) -> None:
+        with pytest.raises(OrchestrationMisuse, match="cannot have a tag"):
+            ctx.schedule_timer(1).with_tag("gpu")
+        raise ValueError("end")
+
+    assert run(main).outcome == ev.OrchestrationFailed("ValueError", "end")
+
+
+@pytest.mark.parametrize("tag", ["", "a\nb", "é" * 33, "a#b", "a:b", "a,b", None, 5])
+def test_with_tag_with_a_bad_tag(tag: Any) -> None:
+    async def main(ctx: OrchestrationContext) -> None:
+        future = ctx.schedule_activity("x")
+        with pytest.raises(InvalidId, match="tag"):
+            future.with_tag(tag)
+        await future.with_tag("é" * 32)
+
+    assert run(main).history[-1] == ev.ActivityScheduled("x", "null", tag="é" * 32)
+
+
 def test_a_context_is_used_by_its_own_code_only() -> None:
     kept: list[OrchestrationContext] = []
     futures: list[DurableFuture[Any]] = []

@@ -89,6 +89,12 @@ async def guid(ctx: OrchestrationContext) -> str:
             "ActivityScheduled('a', session_id='s') as event 2",
             "ActivityScheduled('a', session_id='s', ordered=True)",
         ),
+        (
+            calls_a,
+            [ev.ActivityScheduled("a", "null", tag="gpu")],
+            "ActivityScheduled('a', tag='gpu') as event 2",
+            "ActivityScheduled('a')",
+        ),
         (sleeps, [ev.TimerCreated(6.0)], "TimerCreated(6 s) as event 2", "TimerCreated(5 s)"),
         (waits, [ev.EventAwaited("f")], "EventAwaited('f') as event 2", "EventAwaited('e')"),
         (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +25,7 @@ from affinity.provider.contract import (
     TurnResult,
     WorkAck,
     WorkerIdentity,
+    WorkerTags,
     WorkItem,
 )
 from affinity.provider.postgres import PostgresProvider
@@ -53,9 +54,10 @@ async def opened(url: str, **settings: str) -> AsyncIterator[PostgresProvider]:
         yield provider
 
 
-async def registered(provider: PostgresProvider, worker_id: str = "a") -> Peer:
+async def registered(provider: PostgresProvider, worker_id: str = "a", tags: Sequence[str] = ()) -> Peer:
     """A worker on that provider object; always the same process of that name."""
-    peer = Peer(provider, WorkerIdentity(worker_id=worker_id, incarnation=Incarnation(f"{worker_id}-1")))
+    identity = WorkerIdentity(worker_id=worker_id, incarnation=Incarnation(f"{worker_id}-1"))
+    peer = Peer(provider, identity, WorkerTags(tags=tags))
     await peer.register()
     return peer
 

@@ -120,6 +120,37 @@ async def test_a_fetch_that_packs_reads_what_it_needs(
             assert (await check(partial(own.take_one, pack=True))).session_id == "newcomer"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("crowd", CROWDS)
+async def test_a_fetch_by_tags_reads_what_it_needs(
+    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
+) -> None:
+    """The same for a worker with tags, among items with another tag; and for a worker without any."""
+    async with opened(postgres_migrated) as provider:
+        plain, gpu = await registered(provider), await registered(provider, "gpu", tags=("gpu", "eu"))
+        await registered(provider, "other")
+        crowd_tables(admin, crowd)
+        admin.execute(
+            "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at,"
+            " payload, enqueued_at, tag) SELECT 'tagged', 1, i, 'work', s, r, clock(), '', clock(), 'cpu'"
+            " FROM generate_series(1, 20000) i, LATERAL (VALUES (NULL, 'free#cpu'), ('cpu' || i, 'new#cpu')) t (s, r)"
+            " WHERE (i %% 2 = 0) = (s IS NULL)".replace("%%", "%")
+        )
+        if crowd != "unknown":
+            admin.execute("VACUUM ANALYZE")
+        at = await plain.own("i")
+        kinds = ((None, "gpu"), ("s", "gpu"), (None, "eu"), ("t", "eu"), (None, None), ("u", None))
+        items = [replace(work_item(at, n, s), tag=tag) for n, (s, tag) in enumerate(kinds, 1)]
+        async with check_plans(postgres_migrated, monkeypatch) as (watched, check):
+            plain, gpu = replace(plain, provider=watched), replace(gpu, provider=watched)
+            assert (await check(partial(plain.commit_one, at, work_items=items))).committed
+            taken = [item.lock.key.activity_id for item in await check(partial(gpu.take, 4))]
+            assert sorted(taken) == [1, 2, 3, 4]
+            assert len(await check(partial(plain.take, 10))) == 2
+            assert not await check(partial(gpu.take, 10))
+            assert len(await check(partial(watched.list_work_items, "i", 10))) == 6
+
+
 RARE: Final = datetime(2001, 1, 1, tzinfo=UTC)
 PAGES: Final = [
     SessionFilter(),

@@ -29,6 +29,12 @@ def test_the_environment_gives_what_flags_leave_open() -> None:
     assert (options.worker_node_id, options.poll_interval, options.max_attempts) == ("pod-0", 0.25, 10)
 
 
+def test_tags_are_separated_by_commas() -> None:
+    assert RuntimeOptions.from_environment({"AFFINITY_TAGS": "gpu, eu,gpu"}).tags == ("gpu", "eu")
+    options = RuntimeOptions.from_environment({"AFFINITY_ONLY_TAGGED": "true"}, tags="gpu")
+    assert (options.tags, options.only_tagged) == (("gpu",), True)
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [
@@ -42,6 +48,9 @@ def test_the_environment_gives_what_flags_leave_open() -> None:
         ({"worker_node_id": "a\nb"}, ["worker_node_id", "U+000A"]),
         ({"poll_interval": float("nan")}, ["poll_interval"]),
         ({"no_such_option": 1}, ["no_such_option"]),
+        ({"tags": ("a#b",)}, ["tags", "a#b"]),
+        ({"tags": [str(n) for n in range(9)]}, ["tags", "8", "9"]),
+        ({"only_tagged": True}, ["only_tagged", "tags"]),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_values(values: dict[str, Any], said: list[str]) -> None:

@@ -42,10 +42,17 @@ Timelines
     and `renew_worker`, each time. The first that detects it begins a new timeline: no epoch and no message id is issued
     again, every worker lease has ended, every session has a new epoch.
 
+Tags
+    A work item and a session may have a tag, a worker several (`NewWorkItem.tag`, `WorkerTags`). A session takes its
+    tag from the first work that a worker claims it for, and keeps it as long as its row, which stays while the session
+    has a record of state. An item of a session that has begun goes to a worker with the *session's* tag, whatever its
+    own. A worker that finds another tag at an item than at its session (`WorkItem.session_tag`) fails the item.
+
 Routes
     ``worker_queue.route`` is ``'free'`` for session-free items, ``'new'`` for items of a session that no worker holds
     (``'new:' + worker_id`` while they are offered to that worker), ``'w:' + worker_id`` for items of a held
-    session, and ``'new:' + worker_id`` of a held session with a `PlannedMove` to that worker.
+    session, and ``'new:' + worker_id`` of a held session with a `PlannedMove` to that worker. Where any worker may take
+    the item, its tag, or that of its session, follows: ``'free#gpu'``, ``'new#gpu'``.
     ``orchestrator_queue.route`` is ``'new'`` or ``'w:' + owner``; of a suspended instance it is ``'suspended'``, which
     no fetch reads. A route is computed when the row is queued, changes when the session moves, and is only a hint for
     cost: every fetch checks the ``sessions`` or ``instances`` row, which is authoritative, and `WorkerProvider.sweep`
@@ -127,6 +134,7 @@ from affinity.provider.contract.worker_side import WorkerProvider
 from affinity.provider.contract.workers import (
     LEFT,
     NO_PROFILE,
+    NO_TAGS,
     FleetLoad,
     Incarnation,
     WorkerDemand,
@@ -135,6 +143,7 @@ from affinity.provider.contract.workers import (
     WorkerLease,
     WorkerLoad,
     WorkerProfile,
+    WorkerTags,
 )
 
 __all__ = [
@@ -146,6 +155,7 @@ __all__ = [
     "NO_PROFILE",
     "NO_QUOTAS",
     "NO_RETENTION",
+    "NO_TAGS",
     "OFFER_SECONDS",
     "SWEPT_STATUSES",
     "TOUCH_SLACK",
@@ -220,6 +230,7 @@ __all__ = [
     "WorkerLoad",
     "WorkerProfile",
     "WorkerProvider",
+    "WorkerTags",
 ]
 
 

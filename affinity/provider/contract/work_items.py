@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Final, Literal, NamedTuple, NewType, TypeAlias
 
 from affinity.limits import MAX_BATCH_BYTES
+from affinity.provider.contract.workers import NO_TAGS, WorkerTags
 from affinity.records import StateWrite, frozen
 
 Token = NewType("Token", str)
@@ -46,11 +47,15 @@ class NewWorkItem:
     payload: str
     session_id: str | None = None
     delay: float = 0.0  # seconds until it is visible
-    lock_here: bool = False  # lock it to the committing worker, if session-free, or if its session is held there
+    # Lock it to the committing worker, if session-free, or if its session is held there. With a session and a tag: only
+    # of a caller that knows that the session has this tag.
+    lock_here: bool = False
     claim_here: bool = False  # if no worker holds its session, offer it to the committing worker first
     # It has a session, and cannot be fetched or locked before all ordered items of that session are gone that were
     # committed before it, of whatever instance; within a batch, that come before it.
     ordered: bool = False
+
+    tag: str | None = None  # only workers with this tag may take it, or claim its session for it
 
     @property
     def order(self) -> str | None:
@@ -72,6 +77,9 @@ class WorkItem:
     unknown_for: float | None  # seconds since a worker first gave it back as unknown; None when none did
     queued_for: float = 0.0  # seconds since it was queued, when it was locked
     ordered: bool = False  # other ordered items of its session may wait for it to be gone
+    # Of its session. For a worker without tags: None, since it claims no session with a tag. From a commit: the item's
+    # own, since the caller asks for `NewWorkItem.lock_here` only where they are the same.
+    session_tag: str | None = None
 
     @property
     def order(self) -> str | None:
@@ -102,6 +110,7 @@ class FetchOptions:
     # UTF-8 bytes of payloads: the fetch takes no item after those before it have so many.
     max_bytes: int = MAX_BATCH_BYTES
     timeouts: Timeouts = field(default_factory=lambda: Timeouts(work_item_lock=30.0, session_lock=300.0))
+    tags: WorkerTags = NO_TAGS  # as the caller registered them
 
 
 @frozen(kw_only=True)
@@ -165,3 +174,5 @@ class WorkItemInfo:
     queued_at: datetime
     visible_at: datetime  # when it could be fetched last, or can be next
     last_error: str | None  # of the failure before: `WorkAbandon.error`
+    tag: str | None = None  # that a worker must have to take it: its own, or that of its session
+    has_worker: bool = True  # False: it waits, and no live worker has the tag

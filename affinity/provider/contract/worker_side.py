@@ -32,9 +32,9 @@ class WorkerProvider(ProviderConnection, Protocol):
         """Take the worker's name and a lease of ``lease`` seconds.
 
         A new incarnation replaces the one that had the name, alive or not, and gets all sessions that the name holds by
-        an unexpired session lock, each with a new epoch. With ``resume`` the same incarnation returns after its lease
-        has expired: it keeps those sessions, and their epochs, that no other worker has claimed. Clears draining,
-        unless an operator drains the worker (`set_drain_wanted`).
+        an unexpired session lock and whose work it takes by its tags, each with a new epoch. With ``resume`` the same
+        incarnation returns after its lease has expired: it keeps those sessions, and their epochs, that no other worker
+        has claimed. Clears draining, unless an operator drains the worker (`set_drain_wanted`).
 
         The row has the profile, and since when the version of its code is deployed: the latest time that live workers
         of this version, or the name itself, have; else now. It is now, too, when the name had another version with a
@@ -104,7 +104,7 @@ class WorkerProvider(ProviderConnection, Protocol):
         While other workers are alive and not draining, the caller gets about `limits.fair_share` of kind 2, and of the
         part of kind 3 that is offered to no worker. An item of kind 2 or 3 is passed over while its name, or what it
         `needs <WorkAbandon.needs>`, is not in ``names`` and a worker has given it back as unknown less than
-        ``unknown_after`` seconds ago.
+        ``unknown_after`` seconds ago. Of kinds 2 and 3, the caller gets items by the tags of `FetchOptions.tags`.
 
         With ``pack`` the caller is outdated in this sense, too, when work of kind 3 is offered to no worker, and a
         worker of the same set, which runs the same code, is alive, does not drain, has a lower ordinal, and holds fewer

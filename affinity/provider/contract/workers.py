@@ -32,12 +32,28 @@ class WorkerIdentity:
 
 
 @frozen(kw_only=True)
+class WorkerTags:
+    """Which work a worker takes, beside that of the sessions that it holds."""
+
+    tags: Sequence[str] = ()  # work with one of these
+    only: bool = False  # no work without a tag
+
+    def routes(self, untagged: str) -> list[str]:
+        """The routes that it reads in place of one that any worker reads: that one, and one for each tag."""
+        return [*([] if self.only else [untagged]), *(f"{untagged}#{tag}" for tag in self.tags)]
+
+
+NO_TAGS: Final = WorkerTags()
+
+
+@frozen(kw_only=True)
 class WorkerProfile:
     """What a worker tells of itself when it registers, beside its labels."""
 
     capacity: int | None = None  # sessions that it may hold; 0: it takes none; None: not told
     app: str | None = None  # name of its app: versions of one app are compared
     code_version: str | None = None  # of its code; None: not told
+    tags: WorkerTags = NO_TAGS
 
 
 NO_PROFILE: Final = WorkerProfile()
@@ -69,6 +85,8 @@ class WorkerInfo:
     code_version: str | None = None  # as it registered it
     code_since: datetime | None = None  # since when workers run this version
     restarting: bool = False  # it has left for a restart, and its sessions wait for its next start
+    tags: Sequence[str] = ()  # it takes work with one of these
+    only_tagged: bool = False  # and no other
 
 
 @frozen(kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from psycopg.types.numeric import Int8
 
@@ -12,6 +12,7 @@ from affinity.limits import MAX_BATCH, MAX_REROUTE, MIN_SHARE, SHARE_DIVISOR
 from affinity.provider.contract import (
     MAX_ASSIGNED,
     NEWER_SECONDS,
+    NO_TAGS,
     FetchOptions,
     Token,
     WorkerIdentity,
@@ -25,11 +26,16 @@ from affinity.provider.postgres.driver.wire import Params, Row
 from affinity.provider.postgres.operations import Operations, caller_params
 from affinity.provider.postgres.work_items import lengths
 from affinity.provider.rows import not_negative
-from affinity.provider.statements import load_statements
+from affinity.provider.statements import load_statements, without
 
 _SQL: Final = load_statements(__package__, "fetching.sql")
 CLAIM_ALONE: Final = _SQL["claim_alone"]
-_CLAIM: Final = (CLAIM_ALONE, _SQL["claim"])
+_FETCH: Final = {tagged: without(_SQL["fetch"], part) for tagged, part in ((False, "tagged"), (True, "plain"))}
+_CLAIM: Final = {
+    tagged: (CLAIM_ALONE, without(_SQL["claim"], part)) for tagged, part in ((False, "tagged"), (True, "plain"))
+}
+"""By whether the caller has tags."""
+
 _SHARES: Final = {
     "rounds": Int8(SHARE_DIVISOR),
     "least": Int8(MIN_SHARE),
@@ -38,13 +44,18 @@ _SHARES: Final = {
 }
 
 
+_Unheld: TypeAlias = int | list[int]
+"""Items of sessions that no worker holds; of a worker with tags by route, in the order of its routes."""
+
+
 class FetchOperations(Operations):
     """`fetch_work_item`."""
 
     async def fetch_work_item(self, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
         """One statement, unless there is a session to claim: that needs a snapshot taken after a lock."""
         params = {**caller_params(identity), **_choices(options), **_SHARES, "token": self._token(identity)}
-        rows = await self._connections.fetch.run(_SQL["fetch"], {**params, "names": Texts(options.names)})
+        statement = _FETCH[options.tags != NO_TAGS]
+        rows = await self._connections.fetch.run(statement, {**params, "names": Texts(options.names)})
         *facts, draining, assigned, outdated = rows[0][:13]
         offered, unheld, raced, next_due, left, cut, size, more, crowded, workers = facts
         found = WorkFetch(
@@ -60,7 +71,7 @@ class FetchOperations(Operations):
             outdated=outdated,
         )
         room = options.max_bytes - int(size or 0)
-        if (offered or unheld) and room > 0:
+        if (offered or _any(unheld)) and room > 0:
             found = await self._with_claims(identity, replace(options, max_bytes=room), found, offered, unheld)
         full = len(found.items) >= options.limit
         return replace(
@@ -68,7 +79,7 @@ class FetchOperations(Operations):
         )
 
     async def _with_claims(
-        self, identity: WorkerIdentity, options: FetchOptions, found: WorkFetch, offered: int, unheld: int
+        self, identity: WorkerIdentity, options: FetchOptions, found: WorkFetch, offered: int, unheld: _Unheld
     ) -> WorkFetch:
         """What was found, and what comes with the sessions that were chosen."""
         try:
@@ -81,7 +92,7 @@ class FetchOperations(Operations):
         return replace(found, items=items, claim_lost=raced or (found.claim_lost and not items))
 
     async def _claim(
-        self, identity: WorkerIdentity, options: FetchOptions, offered: int, unheld: int, *, outdated: bool
+        self, identity: WorkerIdentity, options: FetchOptions, offered: int, unheld: _Unheld, *, outdated: bool
     ) -> tuple[list[WorkItem], bool]:
         """Claim sessions for so many items of each kind; and whether a claim was lost."""
         params = {
@@ -89,17 +100,24 @@ class FetchOperations(Operations):
             **_choices(options),
             "names": list(options.names),
             "offered": Int8(offered),
-            "unheld": Int8(unheld),
+            "unheld": Int8(unheld) if isinstance(unheld, int) else unheld,
             "outdated": outdated,
             "token": self._token(identity),
             "reroute": Int8(MAX_REROUTE),
         }
-        *_, rows = await self._connections.fetch.pipeline(_CLAIM, params)
+        *_, rows = await self._connections.fetch.pipeline(_CLAIM[options.tags != NO_TAGS], params)
         return [_work_item(row[2:]) for row in rows if row[1] is not None], bool(rows[0][0])
 
 
+def _any(unheld: _Unheld) -> bool:
+    return unheld > 0 if isinstance(unheld, int) else any(unheld)
+
+
 def _choices(options: FetchOptions) -> Params:
+    tags = options.tags
+    routes: Params = {} if tags == NO_TAGS else {"free": tags.routes("free"), "new": tags.routes("new")}
     return {
+        **routes,
         **lengths(options.timeouts),
         "limit": Int8(options.limit),
         "max_bytes": Int8(options.max_bytes),
@@ -113,7 +131,7 @@ def _choices(options: FetchOptions) -> Params:
 
 def _work_item(row: Row) -> WorkItem:
     instance_id, execution_id, activity_id, token, name, payload, session_id, epoch, *counts = row
-    attempts, failures, unknown_for, queued_for, ordered = counts
+    attempts, failures, unknown_for, queued_for, ordered, *tag = counts
     return WorkItem(
         lock=WorkLock(WorkKey(instance_id, execution_id, activity_id), Token(token)),
         name=name,
@@ -125,4 +143,5 @@ def _work_item(row: Row) -> WorkItem:
         unknown_for=unknown_for,
         queued_for=queued_for,
         ordered=ordered,
+        session_tag=tag[0] if tag else None,
     )

@@ -4,6 +4,7 @@
 -- looked up by id, never by worker: `(…) IS TRUE` matches no index.
 
 -- fetch: the oldest of what the caller may have, and how many sessions it is to claim for the rest
+-- Parts: `plain` for a worker without tags, `tagged` for one that has some; so in `claim`.
 -- It reads each kind without locks, then locks what it has chosen. The second read begins where the first one found an
 -- item, so that it does not read all locked items again.
 WITH company AS MATERIALIZED (
@@ -19,12 +20,27 @@ WITH company AS MATERIALIZED (
     ) w
 ), found AS MATERIALIZED (
     -- 1: of sessions that the caller holds; 2: offered to the caller; 3: without a session; 4: of sessions that no worker holds.
-    SELECT part.kind, q.visible_at, q.session_id, q.size
+    SELECT part.kind,
+-- [tagged
+        part.route,
+-- tagged]
+        q.visible_at, q.session_id, q.size
     FROM company c
+-- [plain
     CROSS JOIN LATERAL (VALUES
         (1, %(route)s, c.alive, NULL), (2, %(offer)s, c.may_claim, NULL), (3, 'free', c.alive, NULL),
         (4, 'new', c.may_claim, CASE WHEN c.outdated THEN clock() - %(newer_seconds)s * interval '1 s' END)
     ) AS part (kind, route, is_wanted, until)
+-- plain]
+-- [tagged
+    CROSS JOIN LATERAL (
+        VALUES (1, %(route)s, c.alive, NULL), (2, %(offer)s, c.may_claim, NULL)
+        UNION ALL SELECT 3, r.name, c.alive, NULL FROM unnest(%(free)s::text[]) AS r (name)
+        UNION ALL
+        SELECT 4, r.name, c.may_claim, CASE WHEN c.outdated THEN clock() - %(newer_seconds)s * interval '1 s' END
+        FROM unnest(%(new)s::text[]) AS r (name)
+    ) AS part (kind, route, is_wanted, until)
+-- tagged]
     CROSS JOIN LATERAL (
         SELECT q.visible_at, q.session_id, octet_length(q.payload) AS size FROM deliverable_items q
         WHERE q.route = part.route
@@ -61,7 +77,12 @@ WITH company AS MATERIALIZED (
                          AND (SELECT count(*) FROM found WHERE kind = 3) > %(least)s THEN (
                 SELECT count(*)
                 FROM (SELECT FROM deliverable_items q
+-- [plain
                       WHERE q.route = 'free'
+-- plain]
+-- [tagged
+                      WHERE q.route = ANY (%(free)s::text[])
+-- tagged]
                         AND (q.unknown_since IS NULL
                              OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
                              OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
@@ -69,19 +90,34 @@ WITH company AS MATERIALIZED (
             CASE WHEN c.n > 1 AND %(limit)s > %(least)s AND (SELECT n FROM room) > 0 THEN (
                 SELECT count(*)
                 FROM (SELECT FROM worker_queue q
-                      WHERE q.route = 'new' AND q.visible_at <= (SELECT clock())
+-- [plain
+                      WHERE q.route = 'new'
+-- plain]
+-- [tagged
+                      WHERE q.route = ANY (%(new)s::text[])
+-- tagged]
+                        AND q.visible_at <= (SELECT clock())
                       LIMIT least(%(count)s, %(rounds)s * c.n * %(limit)s)) q) END AS unheld
         FROM company c OFFSET 0
     ) w
 ), ranked AS MATERIALIZED (
     -- `place`: among those of the kind. `sessions`: how many must be claimed for it and all that are older.
-    SELECT kind, visible_at, size, row_number() OVER (PARTITION BY kind ORDER BY visible_at) AS place,
+    SELECT kind,
+-- [tagged
+        route,
+-- tagged]
+        visible_at, size, row_number() OVER (PARTITION BY kind ORDER BY visible_at) AS place,
         count(*) FILTER (WHERE is_first) OVER (PARTITION BY kind IN (2, 4) ORDER BY visible_at, kind) AS sessions
     FROM (
-        SELECT kind, visible_at, size,
+        SELECT kind,
+-- [tagged
+            route,
+-- tagged]
+            visible_at, size,
             row_number() OVER (PARTITION BY kind IN (2, 4), session_id ORDER BY visible_at, kind) = 1 AS is_first
         FROM found
     ) f
+-- [plain
 ), chosen AS MATERIALIZED (
     -- The oldest of all kinds; of the same age, those first that only the caller may take.
     SELECT count(*) FILTER (WHERE kind = 1 AND fits) AS own, count(*) FILTER (WHERE kind = 2 AND fits) AS offered,
@@ -90,19 +126,45 @@ WITH company AS MATERIALIZED (
         count(*) FILTER (WHERE NOT fits) > 0 AS cut
     FROM (
         SELECT r.kind, r.visible_at,
+-- plain]
+-- [tagged
+), oldest AS MATERIALIZED (
+        SELECT r.kind, r.route, r.visible_at,
+-- tagged]
             sum(r.size) OVER (ORDER BY r.visible_at, r.kind ROWS UNBOUNDED PRECEDING) - r.size < %(max_bytes)s AS fits
         FROM ranked r CROSS JOIN share s
         WHERE (r.kind IN (1, 3) OR r.sessions <= (SELECT n FROM room))
           AND (r.kind <> 3 OR s.free IS NULL OR r.place <= s.most_free)
           AND (r.kind <> 4 OR s.unheld IS NULL OR r.place <= s.most_unheld)
         ORDER BY r.visible_at, r.kind LIMIT %(limit)s
+-- [plain
     ) oldest
+-- plain]
+-- [tagged
+), chosen AS MATERIALIZED (
+    -- The oldest of all kinds; of those of sessions that no worker holds, how many of each route.
+    SELECT count(*) FILTER (WHERE kind = 1 AND fits) AS own, count(*) FILTER (WHERE kind = 2 AND fits) AS offered,
+        count(*) FILTER (WHERE kind = 3 AND fits) AS free,
+        ARRAY (SELECT count(*) FILTER (WHERE o.fits)
+               FROM unnest(%(new)s::text[]) WITH ORDINALITY AS r (name, place) LEFT JOIN oldest o ON o.route = r.name
+               GROUP BY r.place ORDER BY r.place) AS unheld,
+        count(*) FILTER (WHERE NOT fits) > 0 AS cut
+    FROM oldest
+-- tagged]
 ), locked AS MATERIALIZED (
     SELECT q.*
+-- [plain
     FROM chosen c
     CROSS JOIN LATERAL (VALUES
         (1, %(route)s, c.own_since, c.own), (3, 'free', c.free_since, c.free)
     ) AS part (kind, route, since, most)
+-- plain]
+-- [tagged
+    FROM (
+        SELECT kind, route, min(visible_at) AS since, count(*) FILTER (WHERE fits) AS most
+        FROM oldest WHERE kind IN (1, 3) GROUP BY kind, route
+    ) part
+-- tagged]
     CROSS JOIN LATERAL (
         SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.unknown_since, q.visible_at, q.attempts,
             octet_length(q.payload) AS size
@@ -121,7 +183,11 @@ WITH company AS MATERIALIZED (
     ) q
 ), held AS MATERIALIZED (
     -- Locked, so that a session cannot change before the commit.
-    SELECT s.session_id, s.epoch, s.locked_until FROM sessions s
+    SELECT s.session_id, s.epoch, s.locked_until
+-- [tagged
+        , s.tag
+-- tagged]
+    FROM sessions s
     WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM locked))
       AND (s.worker_id = %(worker)s) IS TRUE AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
       -- With a planned move, its work is for the other worker.
@@ -135,7 +201,11 @@ WITH company AS MATERIALIZED (
     -- By bytes again: the locked items may be others than those that were chosen.
     SELECT *
     FROM (
-        SELECT l.*, held.epoch, row_number() OVER place AS n, sum(l.size) OVER place AS total
+        SELECT l.*, held.epoch,
+-- [tagged
+            held.tag,
+-- tagged]
+            row_number() OVER place AS n, sum(l.size) OVER place AS total
         FROM locked l LEFT JOIN held USING (session_id)
         WHERE l.session_id IS NULL OR held.epoch IS NOT NULL
         WINDOW place AS (ORDER BY l.visible_at, held.epoch IS NULL ROWS UNBOUNDED PRECEDING)
@@ -153,6 +223,9 @@ WITH company AS MATERIALIZED (
     RETURNING p.n, q.instance_id, q.execution_id, q.activity_id, q.lock_token, q.name, q.payload, q.session_id, p.epoch,
         p.attempts + 1, q.failures, extract(epoch FROM clock() - p.unknown_since)::float8 AS unknown_for,
         extract(epoch FROM clock() - q.enqueued_at)::float8 AS queued_for, q.order_session IS NOT NULL AS ordered
+-- [tagged
+        , p.tag
+-- tagged]
 ), assigned AS (
     -- Sessions that the caller is to take: moves with a bound, and offers that have work.
     SELECT array_agg(p.session_id) AS sessions
@@ -171,11 +244,18 @@ WITH company AS MATERIALIZED (
     SELECT extract(epoch FROM least(
         (SELECT q.visible_at FROM worker_queue q WHERE q.route = %(route)s AND q.visible_at > (SELECT clock())
          ORDER BY q.visible_at LIMIT 1),
+-- [plain
         (SELECT q.visible_at FROM worker_queue q WHERE q.route = 'free' AND q.visible_at > (SELECT clock())
          ORDER BY q.visible_at LIMIT 1),
         (SELECT q.visible_at FROM worker_queue q WHERE q.route = 'new' AND q.visible_at > (SELECT clock())
            AND %(max_sessions)s > 0
          ORDER BY q.visible_at LIMIT 1)
+-- plain]
+-- [tagged
+        (SELECT min((SELECT q.visible_at FROM worker_queue q WHERE q.route = r.name AND q.visible_at > (SELECT clock())
+                     ORDER BY q.visible_at LIMIT 1))
+         FROM unnest(%(free)s::text[] || CASE WHEN %(max_sessions)s > 0 THEN %(new)s::text[] ELSE '{}' END) AS r (name))
+-- tagged]
     ) - clock())::float8 AS next_due
 )
 SELECT c.offered, c.unheld, c.own + c.free > 0 AND NOT EXISTS (SELECT FROM picked) AS raced, i.next_due,
@@ -201,12 +281,25 @@ WITH room AS MATERIALIZED (
 ), seen AS MATERIALIZED (
     -- Only as many as were chosen are locked: other workers take the rest at the same time.
     SELECT q.*, sum(q.size) OVER (ROWS UNBOUNDED PRECEDING) AS total
+-- [plain
     FROM (VALUES
         (%(offer)s, %(offered)s, NULL),
         ('new', %(unheld)s, CASE WHEN %(outdated)s THEN clock() - %(newer_seconds)s * interval '1 s' END)
     ) AS part (route, most, until)
+-- plain]
+-- [tagged
+    FROM (
+        VALUES (%(offer)s, %(offered)s, NULL)
+        UNION ALL
+        SELECT r.*, CASE WHEN %(outdated)s THEN clock() - %(newer_seconds)s * interval '1 s' END
+        FROM unnest(%(new)s::text[], %(unheld)s::bigint[]) r
+    ) AS part (route, most, until)
+-- tagged]
     CROSS JOIN LATERAL (
         SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.unknown_since, q.visible_at, q.route,
+-- [tagged
+            q.tag,
+-- tagged]
             q.attempts, octet_length(q.payload) AS size,
             s.worker_id AS last_worker, s.incarnation AS last_incarnation,
             coalesce(s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock(), false)
@@ -228,10 +321,16 @@ WITH room AS MATERIALIZED (
     SELECT * FROM seen WHERE total - size < %(max_bytes)s
 ), wanted AS MATERIALIZED (
     SELECT session_id, last_worker, last_incarnation
+-- [tagged
+        , tag
+-- tagged]
     FROM (
         SELECT *, row_number() OVER (PARTITION BY ours ORDER BY first) AS place
         FROM (
             SELECT session_id, last_worker, last_incarnation, ours, min(visible_at) AS first
+-- [tagged
+                , (array_agg(tag ORDER BY visible_at))[1] AS tag
+-- tagged]
             FROM waiting GROUP BY session_id, last_worker, last_incarnation, ours
         ) sessions_waiting
     ) ranked
@@ -242,12 +341,23 @@ WITH room AS MATERIALIZED (
     WHERE w.worker_id = ANY (ARRAY (SELECT last_worker FROM wanted)) AND w.locked_until <= clock()
     FOR SHARE SKIP LOCKED
 ), claimed AS (
-    INSERT INTO sessions AS s (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)
+    INSERT INTO sessions AS s (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at
+-- [tagged
+        , tag
+-- tagged]
+    )
     SELECT session_id, %(worker)s, %(incarnation)s, nextval('epochs'), clock() + %(session_lock)s * interval '1 s',
         clock(), clock()
+-- [tagged
+        , tag
+-- tagged]
     FROM wanted ORDER BY session_id
     ON CONFLICT (session_id) DO UPDATE
     SET worker_id = excluded.worker_id, incarnation = excluded.incarnation,
+-- [tagged
+        -- A row that no work has made has no tag yet.
+        tag = CASE WHEN s.worker_id = '' THEN excluded.tag ELSE s.tag END,
+-- tagged]
         -- A new value: the one above may be from before a wait for another claim, which has a later one.
         epoch = CASE WHEN s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s THEN s.epoch
                 ELSE nextval('epochs') END,
@@ -263,8 +373,14 @@ WITH room AS MATERIALIZED (
        OR NOT EXISTS (SELECT FROM workers w WHERE w.worker_id = s.worker_id AND w.incarnation = s.incarnation)
           AND EXISTS (SELECT FROM wanted l WHERE l.last_incarnation = s.incarnation AND l.last_worker = s.worker_id)
     RETURNING s.session_id, s.epoch
+-- [tagged
+        , s.tag
+-- tagged]
 ), picked AS MATERIALIZED (
     SELECT w.instance_id, w.execution_id, w.activity_id, w.unknown_since, w.attempts, c.epoch,
+-- [tagged
+        c.tag,
+-- tagged]
         row_number() OVER (ORDER BY w.visible_at) AS n
     FROM waiting w JOIN claimed c USING (session_id)
 ), others AS MATERIALIZED (
@@ -290,6 +406,9 @@ WITH room AS MATERIALIZED (
     RETURNING p.n, q.instance_id, q.execution_id, q.activity_id, q.lock_token, q.name, q.payload, q.session_id, p.epoch,
         p.attempts + 1, q.failures, extract(epoch FROM clock() - p.unknown_since)::float8 AS unknown_for,
         extract(epoch FROM clock() - q.enqueued_at)::float8 AS queued_for, q.order_session IS NOT NULL AS ordered
+-- [tagged
+        , p.tag
+-- tagged]
 )
 SELECT (SELECT n FROM room) > 0 AND (SELECT count(*) FROM claimed) <= (SELECT count(*) - 1 FROM wanted)
        OR (SELECT n FROM room) > 0 AND NOT EXISTS (SELECT FROM waiting) AS raced,

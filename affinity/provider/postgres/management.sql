@@ -6,8 +6,11 @@ ORDER BY event_id
 
 -- work_items: of one instance
 SELECT q.execution_id, q.activity_id, q.name, coalesce(q.session_id, q.order_session), w.worker_id,
-    q.visible_at > clock(), q.attempts, q.failures, q.enqueued_at, q.visible_at, q.last_error, q.route = 'blocked'
+    q.visible_at > clock(), q.attempts, q.failures, q.enqueued_at, q.visible_at, q.last_error, q.route = 'blocked',
+    coalesce(t.tag, q.tag),
+    t.tag IS NULL OR EXISTS (SELECT FROM workers a WHERE a.locked_until > clock() AND t.tag = ANY (a.tags))
 FROM worker_queue q
+CROSS JOIN LATERAL (SELECT substring(q.route FROM '^(?:free|new)#(.*)$') AS tag) t
 LEFT JOIN alive_workers w
     ON w.worker_id = q.lock_worker AND w.incarnation = q.lock_incarnation AND q.locked_until > clock()
 WHERE q.instance_id = %(instance)s

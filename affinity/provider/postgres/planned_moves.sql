@@ -6,7 +6,11 @@ WITH wanted AS MATERIALIZED (
     SELECT m.n, m.session_id, m.target, m.within, m.reason,
         CASE WHEN h.session_id IS NULL THEN 'not_held'
              WHEN h.worker_id = m.target THEN 'at_target'
-             WHEN NOT EXISTS (SELECT FROM alive_workers w WHERE w.worker_id = m.target AND NOT w.draining)
+             WHEN NOT EXISTS (
+                 SELECT FROM workers w CROSS JOIN sessions s
+                 WHERE w.worker_id = m.target AND w.locked_until > clock() AND NOT w.draining
+                   AND s.session_id = m.session_id
+                   AND CASE WHEN s.tag IS NULL THEN NOT w.only_tagged ELSE s.tag = ANY (w.tags) END)
                  THEN 'unavailable'
              WHEN m.within IS NULL AND (
                  h.next_worker IS NOT NULL

@@ -40,6 +40,7 @@ class ReleaseOperations(Operations):
         params = {
             **caller_params(identity),
             "max_sessions": Int8(options.max_sessions),
+            "new": options.tags.routes("new"),
             "names": list(options.names),
             "limit": Int8(options.limit),
             "min_idle": float(min_idle),

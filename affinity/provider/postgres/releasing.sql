@@ -38,7 +38,7 @@ WITH company AS MATERIALIZED (
 ), waiting AS MATERIALIZED (
     SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.visible_at
     FROM deliverable_items q
-    WHERE q.route = 'new' AND (SELECT may_claim FROM company) AND EXISTS (SELECT FROM idle)
+    WHERE q.route = ANY (%(new)s) AND (SELECT may_claim FROM company) AND EXISTS (SELECT FROM idle)
       AND q.visible_at <= (
           SELECT clock() - CASE WHEN n > 1 THEN %(offer_seconds)s ELSE 0 END * interval '1 s' FROM company)
       AND q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))

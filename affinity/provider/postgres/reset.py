@@ -9,6 +9,7 @@ from psycopg.types.numeric import Int8
 from affinity.provider.contract import Reset
 from affinity.provider.postgres.driver.arrays import Floats, Ints, Texts
 from affinity.provider.postgres.operations import Operations
+from affinity.provider.postgres.turn_columns import RESTRICT, restriction_params
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "reset.sql")
@@ -41,5 +42,9 @@ class ResetOperations(Operations):
             "watch": Texts(watches.values()),
             "item_order": Texts(item.order for item in items),
         }
-        ((done,),) = await self._connections.quick.run(_SQL["reset"], params)
+        statement = _SQL["reset"]
+        if restricted := [item for item in items if item.tag is not None]:
+            statement += ", " + RESTRICT
+            params.update(restriction_params(restricted))
+        ((done, *_),) = await self._connections.quick.run(statement, params)
         return bool(done)

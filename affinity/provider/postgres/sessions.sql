@@ -15,5 +15,7 @@ WHERE s.session_id = ANY (%(session)s)
 
 -- check: for how long the caller holds sessions
 SELECT k.n, extract(epoch FROM h.locked_until - clock())::float8
-FROM unnest(%(session)s) WITH ORDINALITY AS k (session_id, n) JOIN held_sessions h USING (session_id)
+FROM unnest(%(session)s) WITH ORDINALITY AS k (session_id, n)
+-- OFFSET 0: one session after the other, never by their worker, which may have many.
+CROSS JOIN LATERAL (SELECT * FROM held_sessions WHERE session_id = k.session_id OFFSET 0) h
 WHERE (h.worker_id = %(worker)s) IS TRUE AND h.incarnation = %(incarnation)s

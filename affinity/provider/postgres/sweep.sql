@@ -56,6 +56,7 @@ WITH RECURSIVE routed (session_id, route, n) AS (
     SELECT m.session_id, m.route, coalesce(h.route, 'new') AS right_route
     FROM routed m LEFT JOIN held_sessions h ON h.session_id = m.session_id
     WHERE m.route <> coalesce(h.route, 'new') AND NOT (m.route > 'new:' AND m.route < 'new;')
+      AND NOT (m.route > 'new#' AND m.route < 'new$' AND h.worker_id IS NULL)
 ), route (name) AS (
     -- Each distinct route to a worker once, in the same way: what a dead one leaves behind does not wait for its window,
     -- nor does what one was offered and has not taken in time.
@@ -129,6 +130,8 @@ WITH RECURSIVE routed (session_id, route, n) AS (
       -- Without the row, the next claim would be the first one, of which no watcher is notified. A trigger keeps the row if a
       -- watch was committed between this snapshot and the lock.
       AND NOT EXISTS (SELECT FROM session_watches w WHERE w.session_id = x.session_id)
+      -- Nor would a session have its tag any more that may go on from its record.
+      AND (x.tag IS NULL OR NOT EXISTS (SELECT FROM session_states r WHERE r.session_id = x.session_id))
     FOR UPDATE OF x SKIP LOCKED
 ), removed_sessions AS (
     DELETE FROM sessions s USING old_sessions o WHERE s.session_id = o.session_id

@@ -18,6 +18,11 @@ from affinity.provider.postgres.session_store import state_columns
 
 Columns: TypeAlias = dict[LiteralString, ArrayColumn]
 
+RESTRICT: Final[LiteralString] = (
+    "restrict_items_1(%(restricted_instance)s, %(restricted_execution)s, %(restricted_activity)s, %(restricted_tag)s)"
+)
+"""Called behind a statement that has queued work items; for `restriction_params`."""
+
 _NOTHING: Final = InstanceUpdate(status="running")
 
 
@@ -67,6 +72,16 @@ def commit_columns(turns: Sequence[Turn], sent: Sequence[Sequence[NewWorkItem]])
     if any(turn.runs for turn in turns):
         columns |= _run_columns(turns)
     return columns
+
+
+def restriction_params(items: Sequence[NewWorkItem]) -> Columns:
+    """The parameters of ``restrict_items_1``: the items that not every worker may take."""
+    return {
+        "restricted_instance": Texts([item.key.instance_id for item in items]),
+        "restricted_execution": Ints([item.key.execution_id for item in items]),
+        "restricted_activity": Ints([item.key.activity_id for item in items]),
+        "restricted_tag": Texts([item.tag for item in items]),
+    }
 
 
 def fence_check_columns(turns: Sequence[Turn]) -> Columns:

@@ -33,8 +33,10 @@ from affinity.provider.postgres.errors import BATCH_REFUSED
 from affinity.provider.postgres.operations import Operations
 from affinity.provider.postgres.releasing import release_params
 from affinity.provider.postgres.turn_columns import (
+    RESTRICT,
     commit_columns,
     fence_check_columns,
+    restriction_params,
     sent_items,
 )
 from affinity.provider.postgres.work_items import lengths
@@ -94,6 +96,9 @@ class TurnOperations(Operations):
         if released := [session_id for turn in turns for session_id in turn.release_sessions]:
             call = call.replace("SELECT ", "SELECT release_sessions_2(%(release)s, %(reroute)s), ", 1)
             params.update(release_params(released))
+        if restricted := [item for of_turn in sent for item in of_turn if item.tag is not None]:
+            call = call.replace("SELECT ", f"SELECT {RESTRICT}, ", 1)
+            params.update(restriction_params(restricted))
         ((*_, held, epochs, locked, holders),) = await self._connections.commit.run(call, params)
         answer = _Answer(token, dict(zip(held or (), epochs or (), strict=True)), locked, holders)
         numbers = count(1)

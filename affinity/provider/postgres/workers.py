@@ -34,6 +34,8 @@ class WorkerOperations(Operations):
             "capacity": profile.capacity,
             "app": profile.app,
             "code": profile.code_version,
+            "tags": list(profile.tags.tags),
+            "only_tagged": profile.tags.only,
         }
         params = {**caller_params(identity), **told, "lease": lease, "reroute": MAX_REROUTE}
         statements = ";".join([LEARN, _SQL["resume" if resume else "register"], _SQL["reclaim_routes"]])

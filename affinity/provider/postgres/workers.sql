@@ -1,30 +1,35 @@
 -- register: take the name and its sessions, each with a new epoch; a trigger notifies watchers
 INSERT INTO workers AS w (worker_id, incarnation, locked_until, draining, started_at, labels, capacity, app,
-    code_version, code_since)
+    code_version, code_since, tags, only_tagged)
 VALUES (%(worker)s, %(incarnation)s, clock() + %(lease)s * interval '1 s', false, clock(), %(labels)s::jsonb,
-    %(capacity)s, %(app)s, %(code)s, version_since(%(worker)s, %(app)s, %(code)s))
+    %(capacity)s, %(app)s, %(code)s, version_since(%(worker)s, %(app)s, %(code)s), %(tags)s,
+    %(only_tagged)s)
 ON CONFLICT (worker_id) DO UPDATE
 SET incarnation = excluded.incarnation, locked_until = clock() + %(lease)s * interval '1 s', draining = false,
     started_at = clock(), labels = excluded.labels, capacity = excluded.capacity, app = excluded.app,
-    code_version = excluded.code_version, code_since = excluded.code_since
+    code_version = excluded.code_version, code_since = excluded.code_since, tags = excluded.tags,
+    only_tagged = excluded.only_tagged
 RETURNING clock();
 
 UPDATE sessions s SET incarnation = %(incarnation)s, epoch = nextval('epochs')
 FROM (
     SELECT session_id FROM sessions
     WHERE worker_id = %(worker)s AND locked_until > clock()
+      AND CASE WHEN tag IS NULL THEN NOT %(only_tagged)s ELSE tag = ANY (%(tags)s) END
     ORDER BY session_id FOR NO KEY UPDATE
 ) own
 WHERE s.session_id = own.session_id AND s.incarnation <> %(incarnation)s;
 
 -- resume: come back under the same incarnation, unless another has the name
 INSERT INTO workers AS w (worker_id, incarnation, locked_until, draining, started_at, labels, capacity, app,
-    code_version, code_since)
+    code_version, code_since, tags, only_tagged)
 VALUES (%(worker)s, %(incarnation)s, clock() + %(lease)s * interval '1 s', false, clock(), %(labels)s::jsonb,
-    %(capacity)s, %(app)s, %(code)s, version_since(%(worker)s, %(app)s, %(code)s))
+    %(capacity)s, %(app)s, %(code)s, version_since(%(worker)s, %(app)s, %(code)s), %(tags)s,
+    %(only_tagged)s)
 ON CONFLICT (worker_id) DO UPDATE
 SET locked_until = clock() + %(lease)s * interval '1 s', draining = false, labels = excluded.labels,
-    capacity = excluded.capacity
+    capacity = excluded.capacity,
+    tags = excluded.tags, only_tagged = excluded.only_tagged
 WHERE w.incarnation = %(incarnation)s
 RETURNING clock();
 
@@ -32,7 +37,7 @@ RETURNING clock();
 UPDATE worker_queue q SET route = %(route)s
 FROM (
     SELECT q.instance_id, q.execution_id, q.activity_id
-    FROM sessions s JOIN worker_queue q ON q.session_id = s.session_id AND q.route = 'new'
+    FROM sessions s JOIN worker_queue q ON q.session_id = s.session_id AND q.route >= 'new' AND q.route < 'new:'
     WHERE s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
     LIMIT %(reroute)s FOR NO KEY UPDATE OF q SKIP LOCKED
 ) stray
@@ -145,7 +150,8 @@ UPDATE orchestrator_queue o SET route = 'new' FROM messages m WHERE o.id = m.id
 SELECT w.worker_id, w.incarnation, w.locked_until > clock(), w.draining,
     extract(epoch FROM w.locked_until - clock())::float8, w.started_at, w.labels::text,
     (SELECT count(*) FROM held_sessions h WHERE h.worker_id = w.worker_id AND h.incarnation = w.incarnation),
-    w.capacity, w.drain_wanted, w.code_version, w.code_since
+    w.capacity, w.drain_wanted, w.code_version, w.code_since,
+    array_to_json(w.tags)::text, w.only_tagged
 FROM workers w ORDER BY w.worker_id
 
 -- demand: how many workers the sessions need

@@ -5,7 +5,7 @@ only when there is an item to take or a stale route to repair. It reads four ind
 workers' sessions:
 
     own     items of sessions that the caller holds. If it no longer holds the session, the route is stale.
-    free    session-free items: a share of them.
+    free    session-free items: a share of them. One range for each tag of the caller, as for new.
     offer   items whose session no worker holds, and that are offered to the caller; read only while it may claim a
             session. If the session is held by now, the route is stale.
     new     items whose session no worker holds, and that any worker may claim: a share of them.
@@ -67,7 +67,13 @@ class _CandidateRow(NamedTuple):
     lease: Lease | None
     visible_at: float
     ordered: bool
+    tag: str | None
     route: str  # on which it was found
+
+    def session_tag(self) -> str | None:
+        """The tag of its session; its own, if its session begins with it."""
+        begun = self.lease is not None and self.lease.has_begun
+        return self.lease.tag if begun and self.lease is not None else self.tag
 
 
 def fetch(database: Database, tokens: Tokens, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
@@ -175,12 +181,14 @@ class _FetchBatch:
     ) -> None:
         self._tx = tx
         self._tokens = tokens
+        self._new = frozenset(options.tags.routes(NEW))
         self._identity = identity
         self._options = options
         self._arguments = arguments
         self._found: list[_CandidateRow] = []
         self._picked: dict[int, _CandidateRow] = {}
         self._claimed: dict[str, Lease | None] = {}  # with their former lease
+        self._tags: dict[str | None, str | None] = {}  # of sessions with picked items
         self._stale: defaultdict[str, set[str]] = defaultdict(set)  # sessions by the route that their items should have
         self._share: int | None = None  # of the sessions that any worker may claim
         self.assigned: set[str] = set()
@@ -190,13 +198,16 @@ class _FetchBatch:
 
     def scan_free(self, workers: int) -> None:
         """Find session-free items: a share, if there are other ``workers`` than the caller."""
-        self.scan(FREE, self._share_of("count_free", workers) if workers > 1 else self._options.limit)
+        share = self._share_of("count_free", workers) if workers > 1 else self._options.limit
+        found = [one for route in self._options.tags.routes(FREE) for one in self._scan(route)]
+        self._found += sorted(found, key=_age)[:share]
 
     def scan_new(self, workers: int) -> None:
         """Find items whose session any worker may claim, and how many of these sessions the caller may claim."""
         if workers > 1:
             self._share = self._share_of("count_new", workers)
-        self.scan(NEW)
+        for route in self._options.tags.routes(NEW):
+            self.scan(route)
 
     def _share_of(self, count: str, workers: int) -> int:
         """The share of one fetch of what ``workers``, the caller among them, may take."""
@@ -209,28 +220,33 @@ class _FetchBatch:
         self._left |= share < min(waiting, limit)
         return share
 
-    def scan(self, route: str, most: int = MAX_BATCH) -> None:
-        """Find what may be taken in one range, and repair the stale routes in it."""
+    def scan(self, route: str) -> None:
+        """Find what may be taken in one range."""
+        self._found += self._scan(route)
+
+    def _scan(self, route: str) -> list[_CandidateRow]:
+        """What may be taken in one range; the stale routes in it are repaired."""
         for spare in SPARES:
             found = [one for one in self._read(route, spare) if self._check_route(one, route)]
             if not self._repair():
                 break
         else:
             self._raced = True
-        self._found += found[: min(most, self._options.limit)]
+        return found[: self._options.limit]
 
     def pick(self, room: int) -> None:
         """Choose the oldest of what was found, with up to ``room`` new sessions."""
         for one in sorted(self._found, key=_age):
             if len(self._picked) < self._options.limit and self._reserve_session(one, room):
                 self._picked[one.id] = one
+                self._tags.setdefault(one.session_id, one.session_tag())
 
     def _reserve_session(self, one: _CandidateRow, room: int) -> bool:
         """Reserve the item's session, unless it is held or reserved; returns False when there is no room for it."""
         session_id = one.session_id
         if session_id is None or session_id in self._claimed or (one.lease is not None and one.lease.held):
             return True
-        is_new = one.route == NEW
+        is_new = one.route in self._new
         if len(self._claimed) >= room or (is_new and self._share == 0):
             return False
         if is_new and self._share is not None:
@@ -247,7 +263,8 @@ class _FetchBatch:
         wanted = {one.session_id for one in picked}
         self._claimed = {name: lease for name, lease in self._claimed.items() if name in wanted}
         session_lock = self._options.timeouts.session_lock
-        claimed = sessions.claim(self._tx, self._identity, self._claimed, session_lock)
+        tags = {name: self._tags[name] for name in self._claimed}
+        claimed = sessions.claim(self._tx, self._identity, self._claimed, session_lock, tags)
         held = {one.session_id for one in picked if one.session_id is not None and one.session_id not in claimed}
         sessions.touch(self._tx, self._identity, held, session_lock)
         tokens = {one.id: self._tokens.next() for one in picked}
@@ -265,6 +282,7 @@ class _FetchBatch:
                 unknown_for=one.unknown_for,
                 queued_for=one.queued_for,
                 ordered=one.ordered,
+                session_tag=None if one.session_id is None else self._tags[one.session_id],
             )
             for one in picked
         ]
@@ -285,7 +303,7 @@ class _FetchBatch:
     def _read(self, route: str, spare: int) -> list[_CandidateRow]:
         own = route == self._arguments["own"]
         limits = {"route": route, "any_name": own, "limit": self._options.limit + spare}
-        if route != NEW:
+        if route not in self._new:
             limits["until"] = self._tx.now
         return [_candidate(row, route) for row in self._tx.gather(SQL["scan"], {**self._arguments, **limits})]
 
@@ -298,7 +316,7 @@ class _FetchBatch:
             self.assigned.add(session_id)  # behind `sessions.take`
             return False
         right_route = NEW if lease is None else lease.route
-        if right_route == route or (right_route == NEW and route == self._arguments["offer"]):
+        if right_route == route or (right_route == NEW and (route == self._arguments["offer"] or route in self._new)):
             return True
         self._stale[right_route].add(session_id)
         return False
@@ -318,7 +336,7 @@ def _age(one: _CandidateRow) -> tuple[float, int]:
 
 def _candidate(row: list[Any], route: str) -> _CandidateRow:
     row_id, instance_id, execution_id, activity_id, name, session_id, attempts, failures, *rest = row
-    unknown_for, queued_for, visible_at, ordered, *lease = rest
+    unknown_for, queued_for, visible_at, ordered, tag, *lease = rest
     return _CandidateRow(
         id=row_id,
         key=WorkKey(instance_id, execution_id, activity_id),
@@ -331,6 +349,7 @@ def _candidate(row: list[Any], route: str) -> _CandidateRow:
         lease=None if lease[0] is None else Lease(*lease),
         visible_at=visible_at,
         ordered=bool(ordered),
+        tag=tag,
         route=route,
     )
 
@@ -350,6 +369,8 @@ def _arguments(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> dict[
         "most_assigned": MAX_ASSIGNED,
         "own": own_route(identity.worker_id),
         "offer": offer_route(identity.worker_id),
+        "free": to_json(options.tags.routes(FREE)),
+        "new": to_json(options.tags.routes(NEW)),
         "names": to_json(list(options.names)),
         "unknown_before": tx.now - options.unknown_after,
         "uncounted_after": options.uncounted_after,

@@ -13,7 +13,7 @@ SELECT w.draining,
                   OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
        ) OR EXISTS (
            SELECT 1 FROM worker_queue AS q
-           WHERE q.route = 'free' AND q.visible_at <= :now
+           WHERE q.route IN (SELECT value FROM json_each(:free)) AND q.visible_at <= :now
              AND (q.lock_token IS NULL OR q.locked_until <= :now
                   OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
              AND (q.unknown_since IS NULL OR q.unknown_since <= :unknown_before
@@ -29,7 +29,8 @@ WHERE w.worker_id = :worker_id AND w.incarnation = :incarnation AND w.locked_unt
 -- peek_new: whether there is something to fetch that claims a session
 SELECT EXISTS (
     SELECT 1 FROM worker_queue AS q
-    WHERE q.route IN ('new', :offer) AND q.visible_at <= CASE q.route WHEN 'new' THEN :until ELSE :now END
+    WHERE q.route IN (SELECT value FROM json_each(:new) UNION ALL SELECT :offer)
+      AND q.visible_at <= CASE q.route WHEN :offer THEN :now ELSE :until END
       AND (q.lock_token IS NULL OR q.locked_until <= :now
            OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
       AND (q.unknown_since IS NULL OR q.unknown_since <= :unknown_before
@@ -51,12 +52,14 @@ SELECT EXISTS (
 );
 
 -- count_new: items that any worker may take with a claim, up to a limit
-SELECT count(*) FROM (SELECT 1 FROM worker_queue WHERE route = 'new' AND visible_at <= :now LIMIT :count);
+SELECT count(*) FROM (
+    SELECT 1 FROM worker_queue WHERE route IN (SELECT value FROM json_each(:new)) AND visible_at <= :now LIMIT :count
+);
 
 -- count_free: session-free items that may be fetched, up to a limit
 SELECT count(*) FROM (
     SELECT 1 FROM worker_queue AS q
-    WHERE q.route = 'free' AND q.visible_at <= :now
+    WHERE q.route IN (SELECT value FROM json_each(:free)) AND q.visible_at <= :now
       AND (q.lock_token IS NULL OR q.locked_until <= :now
            OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
       AND (q.unknown_since IS NULL OR q.unknown_since <= :unknown_before
@@ -69,19 +72,21 @@ SELECT count(*) FROM (
 SELECT min(due) FROM (
     SELECT min(visible_at) AS due FROM worker_queue WHERE route = :own AND visible_at > :now
     UNION ALL
-    SELECT min(visible_at) FROM worker_queue WHERE route = 'free' AND visible_at > :now
+    SELECT (SELECT min(visible_at) FROM worker_queue WHERE route = j.value AND visible_at > :now) FROM json_each(:free) AS j
     UNION ALL
-    SELECT min(visible_at) FROM worker_queue WHERE route = 'new' AND visible_at > :now AND :claims
+    SELECT (SELECT min(visible_at) FROM worker_queue WHERE route = j.value AND visible_at > :now AND :claims)
+    FROM json_each(:new) AS j
 );
 
 -- scan: visible items of one route that are not locked, oldest first, with the leases of their sessions
 SELECT json_group_array(json_array(
     id, instance_id, execution_id, activity_id, name, session_id, attempts, failures, unknown_for, queued_for, visible_at,
-    order_number IS NOT NULL, worker_id, incarnation, epoch, held, next_worker
+    order_number IS NOT NULL, tag, worker_id, incarnation, epoch, held, next_worker, session_tag
 ))
 FROM (
     SELECT q.id, q.instance_id, q.execution_id, q.activity_id, q.name, q.session_id, q.attempts, q.failures,
            :now - q.unknown_since AS unknown_for, :now - q.enqueued_at AS queued_for, q.visible_at, q.order_number,
+           q.tag, s.tag AS session_tag,
            s.worker_id, s.incarnation, s.epoch, s.locked_until > :now AND w.worker_id IS NOT NULL AS held,
            CASE WHEN s.next_worker IS NULL OR s.next_until <= :now THEN NULL ELSE (
                SELECT n.worker_id FROM workers AS n

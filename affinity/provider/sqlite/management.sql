@@ -5,12 +5,16 @@ ORDER BY event_id;
 
 -- work_items: of one instance
 SELECT q.execution_id, q.activity_id, q.name, coalesce(q.session_id, q.order_session), w.worker_id, q.visible_at > :now,
-       q.attempts, q.failures, q.enqueued_at, q.visible_at, q.last_error, q.route = 'blocked'
-FROM worker_queue AS q
+       q.attempts, q.failures, q.enqueued_at, q.visible_at, q.last_error, q.route = 'blocked',
+       coalesce(q.route_tag, q.tag), q.route_tag IS NULL OR EXISTS (
+           SELECT 1 FROM workers AS a, json_each(a.tags) AS has WHERE a.locked_until > :now AND has.value = q.route_tag)
+FROM (
+    SELECT *, iif(route GLOB 'free#*' OR route GLOB 'new#*', substr(route, instr(route, '#') + 1), NULL) AS route_tag
+    FROM worker_queue WHERE instance_id = :instance_id
+) AS q
 LEFT JOIN workers AS w
     ON w.worker_id = q.lock_worker AND w.incarnation = q.lock_incarnation AND w.locked_until > :now
     AND q.locked_until > :now
-WHERE q.instance_id = :instance_id
 ORDER BY q.execution_id, q.activity_id
 LIMIT :limit;
 

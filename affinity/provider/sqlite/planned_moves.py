@@ -24,7 +24,7 @@ def _plan(tx: Tx, move: PlannedMove, lease: Lease | None) -> PlanOutcome:
         return "not_held"
     if lease.worker_id == move.to:
         return "at_target"
-    if not workers.takes_work(tx, move.to):
+    if not workers.takes_work(tx, move.to, lease.tag):
         return "unavailable"
     named = {"session_id": move.session_id, "now": tx.now}
     if move.within is None and (lease.next_worker is not None or tx.value(SQL["has_work_or_hold"], named)):
@@ -44,6 +44,6 @@ def take(
     wanted = {"session_ids": to_json(list(session_ids)), "worker_id": identity.worker_id, "now": tx.now}
     idle = sorted(tx.gather(SQL["idle"], wanted))[:room]
     former = sessions.read_leases(tx, idle)
-    epochs = sessions.claim(tx, identity, dict(former), session_lock)
+    epochs = sessions.claim(tx, identity, dict(former), session_lock, tags={})
     tx.run(SQL["keep_holds"], {"session_ids": to_json(idle)})
     return [TakenSession(name, epochs[name], former[name].worker_id) for name in idle]

@@ -14,7 +14,7 @@ from affinity.provider.contract import (
 )
 from affinity.provider.sqlite import sessions
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
-from affinity.provider.sqlite.sessions import Lease, offer_route
+from affinity.provider.sqlite.sessions import NEW, Lease, offer_route
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "releasing.sql")
@@ -42,6 +42,7 @@ def release_idle(
     others, held = caller
     looked_for = {
         "names": to_json(list(options.names)),
+        "new": to_json(options.tags.routes(NEW)),
         "since": tx.now - (OFFER_SECONDS if others else 0.0),
         "limit": options.limit,
     }
@@ -54,5 +55,5 @@ def release_idle(
     freed: list[str] = tx.gather(SQL["idle"], {**who, **rest})
     sessions.free(tx, identity, freed, "room_needed")
     for_us = to_json(waiting[: max(0, room + len(freed))])
-    tx.run(SQL["offer"], {"session_ids": for_us, "route": offer_route(identity.worker_id)})
+    tx.run(SQL["offer"], {"session_ids": for_us, "route": offer_route(identity.worker_id), "new": looked_for["new"]})
     return freed

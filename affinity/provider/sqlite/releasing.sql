@@ -23,7 +23,7 @@ FROM (
         FROM worker_queue AS q
         LEFT JOIN sessions AS s ON s.session_id = q.session_id AND s.locked_until > :now
         LEFT JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND w.locked_until > :now
-        WHERE q.route = 'new' AND q.visible_at <= :since AND w.worker_id IS NULL
+        WHERE q.route IN (SELECT value FROM json_each(:new)) AND q.visible_at <= :since AND w.worker_id IS NULL
           AND (q.lock_token IS NULL OR q.locked_until <= :now
                OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
           AND q.name IN (SELECT value FROM json_each(:names))
@@ -54,4 +54,4 @@ FROM (
 
 -- offer: leave items of sessions that no worker holds to one of them
 UPDATE worker_queue SET route = :route
-WHERE session_id IN (SELECT value FROM json_each(:session_ids)) AND route = 'new';
+WHERE session_id IN (SELECT value FROM json_each(:session_ids)) AND route IN (SELECT value FROM json_each(:new));

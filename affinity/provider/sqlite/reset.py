@@ -62,4 +62,4 @@ def _row(item: NewWorkItem, leases: Mapping[str, Lease], orders: OrderPlacer) ->
         return blocked_row(item, place)
     lease = None if item.session_id is None else leases.get(item.session_id)
     route = FREE if item.session_id is None else NEW if lease is None else lease.route
-    return (item.key, item.name, item.session_id, route, item.delay, None, item.payload, item.order, place)
+    return (item.key, item.name, item.session_id, route, item.delay, None, item.payload, item.order, place, item.tag)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from affinity.limits import MAX_PAGE, MAX_REROUTE
-from affinity.provider.contract import TOUCH_SLACK, MoveReason, SessionInfo, WorkerIdentity
+from affinity.provider.contract import TOUCH_SLACK, MoveReason, SessionInfo, WorkerIdentity, WorkerTags
 from affinity.provider.rows import to_session
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.statements import load_statements
@@ -27,6 +27,7 @@ class Lease(NamedTuple):
     epoch: int
     held: bool
     next_worker: str | None  # to which a plan that has not ended moves it
+    tag: str | None
 
     def served_by(self, identity: WorkerIdentity) -> bool:
         """Whether this very incarnation holds it now, and starts its work: no plan moves it elsewhere."""
@@ -47,6 +48,11 @@ class Lease(NamedTuple):
         if not self.held:
             return NEW
         return own_route(self.worker_id) if self.next_worker is None else offer_route(self.next_worker)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether work has claimed the session, and has given it its tag: `renew_epochs` makes rows too."""
+        return self.worker_id != ""
 
 
 def own_route(worker_id: str) -> str:
@@ -122,30 +128,38 @@ def count_drained(tx: Tx, identity: WorkerIdentity) -> int:
     return drained
 
 
-def claim(tx: Tx, identity: WorkerIdentity, former: Mapping[str, Lease | None], timeout: float) -> dict[str, int]:
+def claim(
+    tx: Tx,
+    identity: WorkerIdentity,
+    former: Mapping[str, Lease | None],
+    timeout: float,
+    tags: Mapping[str, str | None],
+) -> dict[str, int]:
     """Claim sessions that no worker holds; their epochs.
 
     ``former`` has the row of each session, if there is one: an incarnation that comes back to its own keeps the epoch.
+    ``tags`` has the tag of the work for which it is claimed: that of a session that begins.
     """
     if not former:
         return {}
     fresh = [session_id for session_id, lease in former.items() if lease is None or not lease.of(identity)]
     epochs = {session_id: lease.epoch for session_id, lease in former.items() if lease is not None}
     epochs |= zip(fresh, _next_epochs(tx, len(fresh)), strict=True)
-    tx.many(SQL["claim"], list(epochs.items()), {**_of(tx, identity), "locked_until": tx.now + timeout})
+    rows = [(session_id, epoch, tags.get(session_id)) for session_id, epoch in epochs.items()]
+    tx.many(SQL["claim"], rows, {**_of(tx, identity), "locked_until": tx.now + timeout})
     reroute(tx, epochs, own_route(identity.worker_id))
     _notify_watchers(tx, [session_id for session_id in fresh if _had_holder(former[session_id])])
     return epochs
 
 
 def _had_holder(former: Lease | None) -> bool:
-    """Whether a worker ever held the session: `renew_epochs` makes rows for which none did."""
-    return former is not None and former.worker_id != ""
+    return former is not None and former.has_begun
 
 
-def inherit(tx: Tx, identity: WorkerIdentity) -> None:
-    """Give a new incarnation the sessions that its name holds, each with a new epoch."""
-    session_ids = read_held_by_name(tx, identity)
+def inherit(tx: Tx, identity: WorkerIdentity, tags: WorkerTags) -> None:
+    """Give a new incarnation the sessions that its name holds and whose work it takes, each with a new epoch."""
+    taken = {"tags": to_json(list(tags.tags)), "only_tagged": tags.only}
+    session_ids: list[str] = tx.gather(SQL["to_inherit"], {**_of(tx, identity), **taken})
     epochs = _next_epochs(tx, len(session_ids))
     tx.many(SQL["inherit"], list(zip(session_ids, epochs, strict=True)), _of(tx, identity))
     _notify_watchers(tx, session_ids)

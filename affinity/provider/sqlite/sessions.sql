@@ -1,6 +1,11 @@
 -- of_worker: sessions that the name holds by an unexpired lock
 SELECT json_group_array(session_id) FROM sessions WHERE worker_id = :worker_id AND locked_until > :now;
 
+-- to_inherit: those of them whose work a worker with these tags takes
+SELECT json_group_array(session_id) FROM sessions
+WHERE worker_id = :worker_id AND locked_until > :now
+  AND iif(tag IS NULL, NOT :only_tagged, tag IN (SELECT value FROM json_each(:tags)));
+
 -- count_held: sessions that an incarnation holds
 SELECT count(*) FROM sessions WHERE worker_id = :worker_id AND locked_until > :now AND incarnation = :incarnation;
 
@@ -9,7 +14,7 @@ SELECT json_group_array(json_array(
     s.session_id, s.worker_id, s.incarnation, s.epoch, s.locked_until > :now AND w.worker_id IS NOT NULL,
     CASE WHEN s.next_worker IS NULL OR s.next_until <= :now THEN NULL ELSE (
         SELECT n.worker_id FROM workers AS n WHERE n.worker_id = s.next_worker AND n.locked_until > :now AND NOT n.draining
-    ) END
+    ) END, s.tag
 ))
 FROM json_each(:session_ids) AS j
 CROSS JOIN sessions AS s ON s.session_id = j.value
@@ -24,9 +29,10 @@ FROM json_each(:rows) AS j
 WHERE sessions.session_id = j.value ->> 0;
 
 -- claim: make sessions the caller's; only its epoch tells a new lease from one that went on
-INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)
-SELECT value ->> 0, :worker_id, :incarnation, value ->> 1, :locked_until, :now, :now FROM json_each(:rows) WHERE true
+INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at, tag)
+SELECT value ->> 0, :worker_id, :incarnation, value ->> 1, :locked_until, :now, :now, value ->> 2 FROM json_each(:rows) WHERE true
 ON CONFLICT (session_id) DO UPDATE SET
+    tag = CASE sessions.worker_id WHEN '' THEN excluded.tag ELSE sessions.tag END,
     claimed_at = CASE epoch WHEN excluded.epoch THEN claimed_at ELSE excluded.claimed_at END,
     worker_id = excluded.worker_id,
     incarnation = excluded.incarnation,

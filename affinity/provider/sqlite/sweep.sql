@@ -111,6 +111,8 @@ DELETE FROM sessions WHERE session_id IN (
     CROSS JOIN sessions AS s ON s.worker_id = names.worker_id AND s.locked_until < :expired_before
     WHERE NOT EXISTS (SELECT 1 FROM worker_queue AS q WHERE q.session_id = s.session_id)
       AND NOT EXISTS (SELECT 1 FROM session_watches AS watch WHERE watch.session_id = s.session_id)
+      -- nor would a session have its tag any more that may go on from its record
+      AND (s.tag IS NULL OR NOT EXISTS (SELECT 1 FROM session_states AS r WHERE r.session_id = s.session_id))
     LIMIT :limit
 );
 

@@ -44,13 +44,14 @@ WHERE lock_incarnation = :incarnation AND lock_token NOT IN (SELECT value FROM j
 -- insert: queue items; those that come with a token are locked to the committer
 INSERT INTO worker_queue (
     instance_id, execution_id, activity_id, name, session_id, route, visible_at,
-    lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at, payload, order_session, order_number
+    lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at, payload, order_session, order_number,
+    tag
 )
 SELECT value ->> '$[0][0]', value ->> '$[0][1]', value ->> '$[0][2]', value ->> 1, value ->> 2, value ->> 3,
        :now + max(value ->> 4, 0.0),
        iif(value ->> 5 IS NULL, NULL, :worker_id), iif(value ->> 5 IS NULL, NULL, :incarnation), value ->> 5,
        iif(value ->> 5 IS NULL, NULL, :locked_until), value ->> 5 IS NOT NULL, :now, value ->> 6,
-       value ->> 7, value ->> 8
+       value ->> 7, value ->> 8, value ->> 9
 FROM json_each(:rows);
 
 -- last_in_order: the number of the last ordered item of a session; 0: there is none

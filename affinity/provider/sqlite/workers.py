@@ -44,10 +44,9 @@ def read_caller(tx: Tx, identity: WorkerIdentity) -> CallerRow:
     return CallerRow(alive=row[1] > tx.now, draining=bool(row[2]))
 
 
-def takes_work(tx: Tx, worker_id: str) -> bool:
-    """Whether a worker of this name is alive and not draining."""
-    row = tx.row(SQL["get"], {"worker_id": worker_id})
-    return row is not None and row[1] > tx.now and not row[2]
+def takes_work(tx: Tx, worker_id: str, tag: str | None) -> bool:
+    """Whether a worker of this name is alive, not draining, and takes sessions with this tag."""
+    return bool(tx.value(SQL["takes"], {"worker_id": worker_id, "now": tx.now, "tag": tag}))
 
 
 def register(
@@ -66,10 +65,11 @@ def register(
     timeline.advance(tx)
     code = {"app": profile.app, "code_version": profile.code_version}
     told: dict[str, Any] = {"labels": json.dumps(dict(labels)), "capacity": profile.capacity, **code}
+    told |= {"tags": json.dumps(list(profile.tags.tags)), "only_tagged": profile.tags.only}
     told["code_since"] = _version_since(tx, identity, code)
     tx.run(SQL["put"], {**_named(identity), **told, "locked_until": tx.now + lease, "now": tx.now})
     if not resume and not known:  # an incarnation that registers twice has lost an answer, not its sessions
-        sessions.inherit(tx, identity)
+        sessions.inherit(tx, identity, profile.tags)
     return _lease(tx, lease)
 
 

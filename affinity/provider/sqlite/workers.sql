@@ -1,10 +1,17 @@
 -- get: who has the name, until when
 SELECT incarnation, locked_until, draining FROM workers WHERE worker_id = :worker_id;
 
+-- takes: whether a worker is alive, not draining, and takes sessions with a tag
+SELECT EXISTS (
+    SELECT 1 FROM workers
+    WHERE worker_id = :worker_id AND locked_until > :now AND NOT draining
+      AND iif(:tag IS NULL, NOT only_tagged, :tag IN (SELECT value FROM json_each(tags))));
+
 -- put: take the name and a lease; a new incarnation is a new start
 INSERT INTO workers (worker_id, incarnation, locked_until, started_at, labels, capacity, app, code_version,
-    code_since)
-VALUES (:worker_id, :incarnation, :locked_until, :now, :labels, :capacity, :app, :code_version, :code_since)
+    code_since, tags, only_tagged)
+VALUES (:worker_id, :incarnation, :locked_until, :now, :labels, :capacity, :app, :code_version, :code_since, :tags,
+    :only_tagged)
 ON CONFLICT (worker_id) DO UPDATE SET
     started_at = CASE incarnation WHEN excluded.incarnation THEN started_at ELSE excluded.started_at END,
     incarnation = excluded.incarnation,
@@ -14,7 +21,9 @@ ON CONFLICT (worker_id) DO UPDATE SET
     capacity = excluded.capacity,
     app = excluded.app,
     code_version = excluded.code_version,
-    code_since = excluded.code_since;
+    code_since = excluded.code_since,
+    tags = excluded.tags,
+    only_tagged = excluded.only_tagged;
 
 -- version_since: since when the version is deployed that a worker registers, and the one of its name before
 SELECT (
@@ -53,7 +62,8 @@ SELECT worker_id, incarnation, locked_until > :now, draining, locked_until - :no
        CASE WHEN locked_until > :now THEN (
            SELECT count(*) FROM sessions AS s
            WHERE s.worker_id = workers.worker_id AND s.locked_until > :now AND s.incarnation = workers.incarnation
-       ) ELSE 0 END, capacity, drain_wanted, code_version, code_since
+       ) ELSE 0 END, capacity, drain_wanted, code_version, code_since,
+       tags, only_tagged
 FROM workers
 ORDER BY worker_id;
 

@@ -15,6 +15,7 @@ from affinity.errors import Contention
 from affinity.limits import MAX_BATCH
 from affinity.provider.contract import (
     NO_RETENTION,
+    NO_TAGS,
     Incarnation,
     NewWorkItem,
     OrchestrationItem,
@@ -23,6 +24,7 @@ from affinity.provider.contract import (
     SessionInfo,
     Sweep,
     WorkerIdentity,
+    WorkerTags,
     WorkItem,
     WorkKey,
 )
@@ -78,9 +80,11 @@ class Cluster:
         identity = WorkerIdentity(worker_id=worker_id, incarnation=Incarnation(secrets.token_hex(8)))
         return Peer(await self.open(), identity)
 
-    async def worker(self, worker_id: str, lease: float = LONG_LEASE, **profile: Any) -> Peer:
+    async def worker(
+        self, worker_id: str, lease: float = LONG_LEASE, tags: WorkerTags = NO_TAGS, **profile: Any
+    ) -> Peer:
         """A new process of that name, registered; a second one is a restart of the first."""
-        peer = await self.peer(worker_id)
+        peer = replace(await self.peer(worker_id), tags=tags)
         await peer.register(lease, **profile)
         return peer
 
@@ -93,7 +97,7 @@ class Cluster:
 
     async def beside(self, peer: Peer) -> Peer:
         """The same process with a further provider object."""
-        return Peer(await self.open(), peer.identity)
+        return Peer(await self.open(), peer.identity, peer.tags)
 
     # -- time
 
@@ -141,10 +145,10 @@ class Cluster:
         return self._enqueuer
 
     async def enqueue(
-        self, *session_ids: str | None, name: str = ACTIVITY, delay: float = 0.0, ordered: bool = False
+        self, *session_ids: str | None, name: str = ACTIVITY, delay: float = 0.0, **fields: Any
     ) -> list[WorkKey]:
         """Queue one work item for each session named; None makes a session-free one."""
-        items = [replace(self._new_item(session_id, name, delay), ordered=ordered) for session_id in session_ids]
+        items = [replace(self._new_item(session_id, name, delay), **fields) for session_id in session_ids]
         enqueuer = await self.enqueuer()
         assert self._instance is not None
         for start in range(0, len(items), MAX_BATCH):

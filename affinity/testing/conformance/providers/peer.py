@@ -9,6 +9,7 @@ from typing import Any, Final, TypedDict, Unpack
 from affinity.errors import Contention
 from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES
 from affinity.provider.contract import (
+    NO_TAGS,
     InstanceInfo,
     OrchestrationFetch,
     OrchestrationItem,
@@ -25,6 +26,7 @@ from affinity.provider.contract import (
     WorkerIdentity,
     WorkerLease,
     WorkerProfile,
+    WorkerTags,
     WorkFetch,
     WorkItem,
     WorkLock,
@@ -65,6 +67,7 @@ class Peer:
 
     provider: Provider
     identity: WorkerIdentity
+    tags: WorkerTags = NO_TAGS
 
     @property
     def worker_id(self) -> str:
@@ -73,7 +76,7 @@ class Peer:
     # -- its lease
 
     async def register(self, lease: float = LONG_LEASE, *, resume: bool = False, **profile: Any) -> WorkerLease:
-        told = WorkerProfile(**profile)
+        told = WorkerProfile(tags=self.tags, **profile)
         return await self.provider.register_worker(self.identity, lease, {}, resume=resume, profile=told)
 
     async def renew_lease(self, lease: float = SHORT_LEASE) -> WorkerLease | None:
@@ -89,7 +92,8 @@ class Peer:
 
     async def fetch(self, limit: int = 1, **choices: Unpack[Choices]) -> WorkFetch:
         """One call of `fetch_work_item`."""
-        return await self.provider.fetch_work_item(self.identity, fetch_options(limit, **choices))
+        options = replace(fetch_options(limit, **choices), tags=self.tags)
+        return await self.provider.fetch_work_item(self.identity, options)
 
     async def take(self, limit: int = 1, **choices: Unpack[Choices]) -> list[WorkItem]:
         """Fetch, and repeat immediately while the provider reports a lost claim (design 4.8)."""

@@ -36,6 +36,7 @@ from affinity.testing.conformance.providers.state_batches import StateBatchRules
 from affinity.testing.conformance.providers.states import StateRules
 from affinity.testing.conformance.providers.suspension import SuspensionRules
 from affinity.testing.conformance.providers.sweeping import SweepRules
+from affinity.testing.conformance.providers.tags import TagRules
 from affinity.testing.conformance.providers.takeover import TakeoverRules
 from affinity.testing.conformance.providers.timelines import TimelineRules
 from affinity.testing.conformance.providers.touching import TouchRules
@@ -51,6 +52,7 @@ class ProviderConformance(
     RoutingRules,
     TakeoverRules,
     RolloutRules,
+    TagRules,
     TouchRules,
     LockRules,
     CapacityRules,

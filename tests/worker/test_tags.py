@@ -1,0 +1,96 @@
+"""Tags: which workers run an activity, which tag a session has, and what is said where no worker has the tag."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from affinity import RuntimeOptions, Worker
+from affinity.client import Client, PendingActivity
+from tests.everywhere import everywhere
+from tests.processes import FAST as OPTIONS
+from tests.processes import Workers
+from tests.tagged_app import app
+
+pytestmark = pytest.mark.timeout(180)
+
+APP = "tests.tagged_app:app"
+
+
+@pytest.fixture
+async def client(any_url: str) -> AsyncIterator[Client]:
+    async with Client(any_url) as client:
+        yield client
+
+
+@asynccontextmanager
+async def working(url: str, **workers: dict[str, Any]) -> AsyncIterator[None]:
+    """Workers of these names, with these options, in this process."""
+    async with AsyncExitStack() as stack:
+        for name, options in workers.items():
+            values = {**OPTIONS, "worker_node_id": name, **options}
+            await stack.enter_async_context(Worker(app, url, RuntimeOptions.make(**values)))
+        yield
+
+
+async def _waiting(client: Client, instance_id: str) -> PendingActivity:
+    """Its activity, once it is queued."""
+    with anyio.fail_after(60):
+        while not (found := await client.activities(instance_id)):
+            await anyio.sleep(0.02)
+    return found[0]
+
+
+@everywhere
+async def test_two_processes_one_with_a_tag(workers: Workers, client: Client) -> None:
+    """Work with a tag runs on the worker that has it, also later work of its session, retries, and after
+    ``continue_as_new``. The worker with the tag takes nothing else.
+    """
+    for worker in [workers.launch("cpu", APP), workers.launch("gpu", APP, tags="gpu", only_tagged=True)]:
+        worker.ready()
+    found = await client.wait((await client.start("tour", 2)).instance_id, timeout=60)
+    assert set(found.pop("plain")) == {"cpu"}
+    assert {worker for several in found.values() for worker in several} == {"gpu"}
+    assert len(found) == 5
+    rows = {row.worker_id: (list(row.tags), row.only_tagged) for row in await client.workers()}
+    assert rows == {"gpu": (["gpu"], True), "cpu": ([], False)}
+
+
+async def test_a_worker_with_a_tag_takes_untagged_work_too(any_url: str, client: Client) -> None:
+    """Unless it is to take nothing else."""
+    async with working(any_url, gpu={"tags": ("gpu",)}):
+        found = await client.wait((await client.start("tour", 1)).instance_id, timeout=60)
+        assert {worker for several in found.values() for worker in several} == {"gpu"}
+
+
+async def test_another_tag_than_that_of_the_session_is_an_error(any_url: str, client: Client) -> None:
+    """The first work gives the session its tag, or none; the error says so at the await, and the session goes on."""
+    async with working(any_url, w={"tags": ("gpu", "eu")}):
+        run = await client.start("mismatch", ["gpu", "eu", None, "gpu"], instance_id="tagged")
+        text = "SessionTagMismatch: it has the tag 'eu', and its session 'tagged' began with the tag 'gpu'"
+        assert await client.wait(run.instance_id, timeout=60) == ["ran", text, "ran", "ran"]
+        run = await client.start("mismatch", [None, "eu", None], instance_id="plain")
+        text = "SessionTagMismatch: it has the tag 'eu', and its session 'plain' began with no tag"
+        assert await client.wait(run.instance_id, timeout=60) == ["ran", text, "ran"]
+
+
+async def test_a_worker_without_tags_refuses_a_tag_for_its_session(any_url: str, client: Client) -> None:
+    """The session is held there, so that is where the work of another tag is refused."""
+    async with working(any_url, w={}):
+        run = await client.start("mismatch", [None, "eu", None], instance_id="plain")
+        text = "SessionTagMismatch: it has the tag 'eu', and its session 'plain' began with no tag"
+        assert await client.wait(run.instance_id, timeout=60) == ["ran", text, "ran"]
+
+
+async def test_work_whose_tag_no_worker_has_waits_and_says_so(any_url: str, client: Client) -> None:
+    """It runs when a worker with the tag comes."""
+    async with working(any_url, cpu={}):
+        run = await client.start("tagged", "gpu")
+        waiting = await _waiting(client, run.instance_id)
+        assert (waiting.state, waiting.tag, waiting.has_worker) == ("waiting", "gpu", False)
+        async with working(any_url, gpu={"tags": ("gpu",)}):
+            assert await client.wait(run.instance_id, timeout=60) == "gpu"
