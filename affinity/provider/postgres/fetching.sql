@@ -34,7 +34,7 @@ WITH company AS MATERIALIZED (
 -- plain]
 -- [tagged
     CROSS JOIN LATERAL (
-        VALUES (1, %(route)s, c.alive, NULL), (2, %(offer)s, c.may_claim, NULL)
+        VALUES (1, %(route)s, c.alive, NULL::timestamptz), (2, %(offer)s, c.may_claim, NULL)
         UNION ALL SELECT 3, r.name, c.alive, NULL FROM unnest(%(free)s::text[]) AS r (name)
         UNION ALL
         SELECT 4, r.name, c.may_claim, CASE WHEN c.outdated THEN clock() - %(newer_seconds)s * interval '1 s' END
@@ -289,7 +289,7 @@ WITH room AS MATERIALIZED (
 -- plain]
 -- [tagged
     FROM (
-        VALUES (%(offer)s, %(offered)s, NULL)
+        VALUES (%(offer)s, %(offered)s, NULL::timestamptz)
         UNION ALL
         SELECT r.*, CASE WHEN %(outdated)s THEN clock() - %(newer_seconds)s * interval '1 s' END
         FROM unnest(%(new)s::text[], %(unheld)s::bigint[]) r
