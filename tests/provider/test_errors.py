@@ -30,8 +30,9 @@ from affinity.errors import (
     StatementTimeout,
 )
 from affinity.provider import has_password, migrate, open_provider, redact
-from affinity.provider.postgres.errors import FIRST_WRITE, classify
-from affinity.provider.sqlite import SqliteProvider, errors
+from affinity.provider.postgres.driver.errors import FIRST_WRITE, classify
+from affinity.provider.sqlite import SqliteProvider
+from affinity.provider.sqlite.driver import errors
 from affinity.records import SessionState
 from tests.provider.harnesses import sqlite_error
 from tests.provider.postgres_stage import administrator, opened, registered, terminate

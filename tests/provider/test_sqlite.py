@@ -33,7 +33,7 @@ from affinity.provider.contract import (
     WorkKey,
 )
 from affinity.provider.history import read_whole_history
-from affinity.provider.sqlite import Clock, SqliteProvider
+from affinity.provider.sqlite import Clock, SqliteProvider, driver
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.database import Database
 from affinity.provider.sqlite.driver.transaction import PORTION
@@ -252,9 +252,11 @@ HARMLESS = re.compile(
 
 
 def statements() -> list[Any]:
-    files = sorted(Path(package.__file__).parent.glob("*.sql"))
     loaded = [
-        (file.stem, name, sql) for file in files for name, sql in load_statements(package.__name__, file.name).items()
+        (file.stem, name, sql)
+        for each in (package, driver)
+        for file in sorted(Path(str(each.__file__)).parent.glob("*.sql"))
+        for name, sql in load_statements(each.__name__, file.name).items()
     ]
     return [pytest.param(sql, id=f"{file}:{name}") for file, name, sql in loaded if name not in RARE | IN_PARTS]
 
@@ -269,7 +271,7 @@ async def test_no_statement_scans_a_table(path: Path, sql: LiteralString) -> Non
 
 async def test_a_file_that_is_set_back_twice_to_one_moment_issues_no_id_again(path: Path) -> None:
     """Though its ids are ahead of the clock, because of a timeline that began shortly before that moment."""
-    steps = load_statements(package.__name__, "timeline.sql")
+    steps = load_statements(driver.__name__, "timeline.sql")
     reached = []
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('orchestrator_queue', 0)")

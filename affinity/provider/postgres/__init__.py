@@ -23,8 +23,6 @@ Files with the same name do the same in `affinity.provider.sqlite`; the SQL of e
     sweep               repair of stale routes, removal of dead rows
     hints               wake-ups between processes
     migration           bringing the schema up to date, and refusing one that this code cannot use
-    timeline            whether this is still the database that was opened
-    errors              the engine's errors as those of `affinity.errors`
 
 Files that only this engine has:
 
@@ -32,7 +30,7 @@ Files that only this engine has:
     turn_columns        a batch of turns as arguments of the commit's function
     rights              roles with the rights of a client or a worker
     sequences           sequences that are behind their tables, after a restore
-    driver/             the wire protocol: connections, arrays, the URL
+    driver/             the wire protocol: connections, arrays, the URL, errors, the timeline
     migrations/         the schema, step by step
 """
 

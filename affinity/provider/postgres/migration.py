@@ -19,9 +19,9 @@ from affinity.errors import PoolerRefused
 from affinity.limits import LOCK_TIMEOUT_SECONDS, MIGRATION_PAUSES
 from affinity.provider.postgres import sequences
 from affinity.provider.postgres.driver.connections import connect
+from affinity.provider.postgres.driver.errors import WITHOUT_POOLER, translated
 from affinity.provider.postgres.driver.target import MARKER, Target
 from affinity.provider.postgres.driver.wire import Params, Row
-from affinity.provider.postgres.errors import WITHOUT_POOLER, translated
 from affinity.provider.postgres.rights import renew_rights
 from affinity.provider.schema import (
     Migration,

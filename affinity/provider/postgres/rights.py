@@ -17,9 +17,9 @@ from psycopg import AsyncConnection, sql
 from affinity.errors import InvalidOptions
 from affinity.limits import LOCK_TIMEOUT_SECONDS
 from affinity.provider.postgres.driver.connections import connect
+from affinity.provider.postgres.driver.errors import translated
 from affinity.provider.postgres.driver.target import Target
 from affinity.provider.postgres.driver.wire import Row
-from affinity.provider.postgres.errors import translated
 
 _FUNCTIONS: Final[LiteralString] = "GRANT EXECUTE ON FUNCTION {s}.create_instances_1, {s}.send_messages_1 TO {r}"
 _GRANTS: Final[dict[str, Sequence[LiteralString]]] = {

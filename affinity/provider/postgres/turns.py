@@ -29,7 +29,7 @@ from affinity.provider.contract import (
     TurnResult,
     WorkerIdentity,
 )
-from affinity.provider.postgres.errors import BATCH_REFUSED
+from affinity.provider.postgres.driver.errors import BATCH_REFUSED
 from affinity.provider.postgres.operations import Operations
 from affinity.provider.postgres.releasing import release_params
 from affinity.provider.postgres.turn_columns import (

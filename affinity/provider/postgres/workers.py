@@ -8,8 +8,8 @@ from typing import Final
 
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import NO_PROFILE, WorkerDemand, WorkerIdentity, WorkerInfo, WorkerLease, WorkerProfile
+from affinity.provider.postgres.driver.timeline import LEARN
 from affinity.provider.postgres.operations import Operations, caller_params, same_time
-from affinity.provider.postgres.timeline import LEARN
 from affinity.provider.rows import to_worker, worker_fenced
 from affinity.provider.statements import load_statements
 

@@ -25,8 +25,6 @@ file beside it:
     sweep               repair of stale routes, removal of dead rows
     hints               wake-ups between processes
     migration           bringing the schema up to date, and refusing one that this code cannot use
-    timeline            whether this is still the database that was opened
-    errors              the engine's errors as those of `affinity.errors`
 
 Files that only this engine has:
 
@@ -36,7 +34,7 @@ Files that only this engine has:
     session_state_list  records of session state: listing and counting
     payloads            reading payloads up to a number of bytes
     tokens              names for locks
-    driver/             the connection, its transactions, its thread and the clock
+    driver/             the connection, its transactions, its thread, the clock, errors, the timeline
     migrations/         the schema, step by step
 """
 

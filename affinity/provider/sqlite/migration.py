@@ -29,14 +29,11 @@ from affinity.provider.schema import (
     report_repaired,
     this_release,
 )
-from affinity.provider.sqlite import timeline
+from affinity.provider.sqlite.driver import timeline
 from affinity.provider.sqlite.driver.clock import Clock
 from affinity.provider.sqlite.driver.database import MAX_WAIT, connect, retry_while_busy
+from affinity.provider.sqlite.driver.errors import FAILURES, translate
 from affinity.provider.sqlite.driver.transaction import Tx
-from affinity.provider.sqlite.errors import FAILURES, translate
-from affinity.provider.statements import load_statements
-
-SQL: Final = load_statements(__package__, "timeline.sql")
 
 MIGRATIONS: Final = load_migrations(__package__)
 """All there are; the schema version is their number."""
@@ -132,12 +129,12 @@ def _find_behind(connection: sqlite3.Connection, version: int) -> list[str]:
     """Epochs, if some are in use that were not issued yet. SQLite itself keeps ids of messages ahead."""
     if version <= STRICT:  # some tables are missing
         return []
-    (behind,) = connection.execute(SQL["is_behind"], {"limit": RECENT_RECORDS}).fetchone()
+    (behind,) = connection.execute(timeline.SQL["is_behind"], {"limit": RECENT_RECORDS}).fetchone()
     return ["epochs"] if behind else []
 
 
 def _repair(tx: Tx) -> None:
-    tx.run(SQL["raise_to_used"])
+    tx.run(timeline.SQL["raise_to_used"])
     timeline.begin(tx)
 
 

@@ -18,7 +18,8 @@ from affinity.provider.contract import (
     WorkerProfile,
 )
 from affinity.provider.rows import to_worker, worker_fenced
-from affinity.provider.sqlite import sessions, timeline
+from affinity.provider.sqlite import sessions
+from affinity.provider.sqlite.driver import timeline
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.messages import reroute_messages

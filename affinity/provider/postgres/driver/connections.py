@@ -43,10 +43,10 @@ import psycopg
 from psycopg import AsyncConnection
 
 from affinity.errors import ConnectionLost, ReadOnly
+from affinity.provider.postgres.driver.errors import is_prepared_anew, translate
 from affinity.provider.postgres.driver.target import COLD, HOT, Target
+from affinity.provider.postgres.driver.timeline import LEARN, TimelineCheck
 from affinity.provider.postgres.driver.wire import Outcome, Params, Row, WireProtocol
-from affinity.provider.postgres.errors import is_prepared_anew, translate
-from affinity.provider.postgres.timeline import LEARN, TimelineCheck
 from affinity.provider.timeline import Timeline
 
 CALL_TIMEOUT: Final = 40.0

@@ -1,1 +1,1 @@
-"""A connection to the file, its transactions, and the thread that it lives on."""
+"""A connection to the file, its transactions, the thread that it lives on, errors, and the timeline."""

@@ -14,9 +14,9 @@ from typing import Concatenate, Final, LiteralString, ParamSpec, TypeVar
 
 from affinity.errors import DatabaseChanged, SchemaMismatch
 from affinity.provider.sqlite.driver.clock import Clock
+from affinity.provider.sqlite.driver.errors import FAILURES, is_busy, translate
+from affinity.provider.sqlite.driver.timeline import learn
 from affinity.provider.sqlite.driver.transaction import Tx
-from affinity.provider.sqlite.errors import FAILURES, is_busy, translate
-from affinity.provider.sqlite.timeline import learn
 from affinity.provider.timeline import Timeline
 
 P = ParamSpec("P")

@@ -8,7 +8,7 @@ from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.statements import load_statements
 from affinity.provider.timeline import Timeline
 
-_SQL: Final = load_statements(__package__, "timeline.sql")
+SQL: Final = load_statements(__package__, "timeline.sql")
 
 
 def learn(tx: Tx, known: Timeline) -> tuple[str, int]:
@@ -22,11 +22,11 @@ def learn(tx: Tx, known: Timeline) -> tuple[str, int]:
 
 def advance(tx: Tx) -> None:
     """Move the timeline on: an earlier backup has not reached this point."""
-    tx.run(_SQL["advance"])
+    tx.run(SQL["advance"])
 
 
 def _read(tx: Tx) -> tuple[str, int]:
-    row = tx.row(_SQL["learn"])
+    row = tx.row(SQL["learn"])
     assert row is not None
     return row[0], row[1]
 
@@ -37,4 +37,4 @@ def begin(tx: Tx) -> None:
     """
     # The leases first: a new epoch of a session that is held would be recorded as a move.
     for name in ("begin", "end_leases", "raise_epochs", "renew_epochs", "begin_message_ids", "raise_message_ids"):
-        tx.run(_SQL[name], {"now": tx.now})
+        tx.run(SQL[name], {"now": tx.now})
