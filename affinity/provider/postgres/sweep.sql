@@ -146,11 +146,14 @@ WITH RECURSIVE routed (session_id, route, n) AS (
 ), old_moves AS MATERIALIZED (
     -- The oldest ones, if the very oldest is old enough.
     SELECT m.epoch, m.moved_at FROM session_moves m
-    WHERE (SELECT moved_at FROM session_moves ORDER BY epoch LIMIT 1) < clock() - %(move_retention)s::float8 * interval '1 s'
+    -- A scalar subquery: it is asked once, not for each row.
+    WHERE (SELECT (SELECT moved_at FROM session_moves ORDER BY epoch LIMIT 1)
+                  < clock() - %(move_retention)s::float8 * interval '1 s')
     ORDER BY m.epoch LIMIT %(reroute)s FOR UPDATE SKIP LOCKED
 ), removed_moves AS (
-    DELETE FROM session_moves m USING old_moves o
-    WHERE m.epoch = o.epoch AND o.moved_at < clock() - %(move_retention)s::float8 * interval '1 s'
+    -- By a list: a join could be planned to begin with all rows.
+    DELETE FROM session_moves m WHERE m.epoch = ANY (ARRAY (
+        SELECT epoch FROM old_moves WHERE moved_at < clock() - %(move_retention)s::float8 * interval '1 s'))
     RETURNING 1
 ), old_workers AS MATERIALIZED (
     SELECT x.worker_id FROM workers x WHERE x.locked_until < clock() - %(worker_retention)s * interval '1 s' AND NOT x.drain_wanted

@@ -45,5 +45,5 @@ WHERE epoch = :epoch AND hydrate_seconds IS NULL;
 
 -- remove: the oldest ones, up to a number
 DELETE FROM session_moves
-WHERE epoch IN (SELECT epoch FROM session_moves ORDER BY epoch LIMIT :limit) AND moved_at < :before
-  AND (SELECT moved_at FROM session_moves ORDER BY epoch LIMIT 1) < :before;
+WHERE epoch IN (SELECT epoch FROM session_moves WHERE epoch > 0 ORDER BY epoch LIMIT :limit) AND moved_at < :before
+  AND (SELECT moved_at FROM session_moves WHERE epoch > 0 ORDER BY epoch LIMIT 1) < :before;

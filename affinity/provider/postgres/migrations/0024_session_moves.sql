@@ -62,10 +62,12 @@ BEGIN
             UPDATE sessions SET freed_by = NULL WHERE session_id = NEW.session_id AND freed_by IS NOT NULL;
         END IF;
     END IF;
+    IF why IS NULL THEN
+        RETURN NULL;
+    END IF;
     INSERT INTO session_moves (epoch, session_id, from_worker, to_worker, reason, moved_at, queued)
-    SELECT NEW.epoch, NEW.session_id, CASE WHEN TG_OP = 'UPDATE' THEN nullif(OLD.worker_id, '') END, NEW.worker_id, why,
-        clock(), (SELECT count(*) FROM (SELECT FROM worker_queue q WHERE q.session_id = NEW.session_id LIMIT 1000) q)
-    WHERE why IS NOT NULL
+    VALUES (NEW.epoch, NEW.session_id, CASE WHEN TG_OP = 'UPDATE' THEN nullif(OLD.worker_id, '') END, NEW.worker_id, why,
+        clock(), (SELECT count(*) FROM (SELECT FROM worker_queue q WHERE q.session_id = NEW.session_id LIMIT 1000) q))
     ON CONFLICT DO NOTHING; -- after a restore that set the sequence back: no claim fails for that
     RETURN NULL;
 END $$;

@@ -8,7 +8,7 @@ import pytest
 
 from affinity.errors import DatabaseChanged
 from affinity.limits import MAX_MOVE_QUEUED
-from affinity.provider.contract import MoveFilter, MoveReport, Retention, SessionMove, SessionWatch
+from affinity.provider.contract import MoveFilter, MoveReport, PlannedMove, Retention, SessionMove, SessionWatch
 from affinity.provider.timeline import Timeline
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import (
@@ -162,6 +162,23 @@ class MoveRules(Rules):
         await a.go_on(at, consumed=message_ids(at), release_sessions=["s"])
         await cluster.use(a, "s")
         assert await _last(cluster) == ("s", "a", "released", "b")
+
+    async def test_moved(self, cluster: Cluster) -> None:
+        """A session that another worker takes by a plan has the reason of the plan; one whose holder died before that
+        has not (contract: PlannedMove).
+        """
+        a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
+        for name, reason in (("s", "moved"), ("t", "rebalanced")):
+            await cluster.use(a, name)
+            plan = PlannedMove(session_id=name, to="b", within=60.0, reason=reason)  # type: ignore[arg-type]
+            assert await a.provider.move_session([plan]) == ["planned"]
+            await b.provider.take_session(b.identity, [name], max_sessions=10, session_lock=SESSION_LOCK)
+            assert await _last(cluster) == (name, "b", reason, "a")
+        await cluster.use(a, "u")
+        assert await a.provider.move_session([PlannedMove(session_id="u", to="b", within=60.0)]) == ["planned"]
+        await cluster.pass_time(SHORT_LEASE + 1)
+        await cluster.use(b, "u")
+        assert await _last(cluster) == ("u", "b", "lease_expired", "a")
 
     async def test_the_reason_of_a_release_ends_with_the_next_claim(self, cluster: Cluster) -> None:
         """The reason of a release is not that of a later move: not when the same incarnation claimed the session in
