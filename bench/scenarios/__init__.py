@@ -14,6 +14,7 @@ from bench.scenarios.limit import limit
 from bench.scenarios.memory import memory
 from bench.scenarios.replicas import replicas
 from bench.scenarios.restart import restart
+from bench.scenarios.rollout import rollout
 from bench.scenarios.size import size
 from bench.scenarios.soak import soak
 from bench.scenarios.sqlite import sqlite
@@ -32,6 +33,7 @@ SCENARIOS: dict[str, Callable[[Run], Report]] = {
     "idle": idle,
     "memory": memory,
     "restart": restart,
+    "rollout": rollout,
     "sqlite": sqlite,
     "state": state,
     "size": size,
@@ -41,5 +43,5 @@ SCENARIOS: dict[str, Callable[[Run], Report]] = {
 LONG = ("size", "soak")
 """Not part of ``all``."""
 
-ON_SQLITE = ("turns", "latency", "history", "fanout", "failover", "sqlite", "state")
+ON_SQLITE = ("turns", "latency", "history", "fanout", "failover", "rollout", "sqlite", "state")
 """Those that ``--provider sqlite`` knows; the others count what only a PostgreSQL server tells."""

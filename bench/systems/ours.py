@@ -17,7 +17,7 @@ from affinity.provider import migrate
 from affinity.records import SessionStore
 from bench.chats import Chat
 from bench.systems.base import PATIENCE, SESSIONS, Dialect, Launch
-from bench.systems.ours_app import Fan, Flood, Route, Told, chats
+from bench.systems.ours_app import Fan, Flood, Route, Stay, Told, chats
 from bench.work import Walk
 
 T = TypeVar("T")
@@ -61,6 +61,11 @@ class OurClient:
 
     def start_waiting(self, ids: Sequence[str]) -> None:
         self.call(lambda client: client.start_many([Start("waiting", None, one) for one in ids]))
+
+    def start_staying(self, ids: Sequence[str], pause: float, stop: str) -> None:
+        """Start instances whose turns, of ``pause`` seconds, go on until there is a file ``stop``."""
+        starts = [Start("stay", Stay(pause=pause, stop=stop), one) for one in ids]
+        self.call(lambda client: client.start_many(starts))
 
     def release(self, ids: Sequence[str]) -> None:
         self.call(lambda client: client.raise_events([ExternalEvent(one, "go") for one in ids]))

@@ -73,6 +73,37 @@ async def walk(context: OrchestrationContext, route: Route) -> list[Stamp]:
     ]
 
 
+class Stay(BaseModel):
+    """Turns on the instance's own session, until a file is there."""
+
+    pause: float
+    stop: str
+
+
+class StayStep(Step):
+    """One of them."""
+
+    stop: str
+
+
+@app.activity
+async def stay_step(context: ActivityContext, this: StayStep) -> tuple[int, int, float, bool]:
+    """A turn; the last element says whether another one follows."""
+    made = stamp(this.turn)
+    await anyio.sleep(this.pause)
+    return (*made, not await anyio.Path(this.stop).exists())
+
+
+@app.orchestration
+async def stay(context: OrchestrationContext, order: Stay) -> list[tuple[int, int, float, bool]]:
+    """Turns, one after the other, until told to stop."""
+    ran: list[tuple[int, int, float, bool]] = []
+    while not ran or ran[-1][3]:
+        this = StayStep(turn=len(ran), pause=order.pause, stop=order.stop)
+        ran.append(await context.schedule_activity(stay_step, this).on_session(context.instance_id))
+    return ran
+
+
 @app.activity
 def burn(context: ActivityContext, this: Burn) -> Stamp:
     """Keeps a core busy, on a thread of the worker."""
