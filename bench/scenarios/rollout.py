@@ -90,7 +90,7 @@ def _replace(
         stop.touch()
         stays = [_check(output) for output in bed.client.outputs(ids)]
         moves = anyio.run(_count_moves, bed.url)
-    gaps = [max(after.at - before.at for before, after in pairwise(stamps)) for stamps in stays]
+    gaps = [max(after.at - before.at for before, after in pairwise(stamps) if after.at > began) for stamps in stays]
     meanwhile = sum(began <= one.at < ended for stamps in stays for one in stamps)
     values = {
         MOVES: mean(moves[one] for one in ids),

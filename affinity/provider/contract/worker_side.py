@@ -97,9 +97,10 @@ class WorkerProvider(ProviderConnection, Protocol):
            offered to no worker. The fetch claims their sessions, while the caller holds fewer than ``max_sessions``, is
            not draining and is alive. A session whose items do not fit is not claimed.
 
-        While live workers that do not drain run a newer version of the caller's app (`register_worker`), and one of
-        them has room for a session, the caller is `outdated <WorkFetch.outdated>`: it takes of kind 3 what is offered
-        to it, and what has been visible, and of a session that has been free, for `NEWER_SECONDS`.
+        While live workers that do not drain run a newer version of the caller's app (`register_worker`), take all the
+        work that it takes (`WorkerTags`), and one of them has room for a session, the caller is
+        `outdated <WorkFetch.outdated>`: it takes of kind 3 what is offered to it, and what has been visible, and of a
+        session that has been free, for `NEWER_SECONDS`.
 
         While other workers are alive and not draining, the caller gets about `limits.fair_share` of kind 2, and of the
         part of kind 3 that is offered to no worker. An item of kind 2 or 3 is passed over while its name, or what it

@@ -34,19 +34,25 @@ SELECT (
 );
 
 -- newer_room: how many more sessions each live worker may hold that runs a newer version of the caller's app, the newest
+-- Among workers that take all the work that the caller takes.
+WITH me AS (
+    SELECT app, code_version, code_since, tags, only_tagged FROM workers WHERE worker_id = :worker_id
+), able AS (
+    SELECT w.worker_id, w.incarnation, w.code_version, w.code_since, w.capacity
+    FROM me JOIN workers AS w ON w.app = me.app AND w.locked_until > :now AND NOT w.draining
+    WHERE (me.only_tagged OR NOT w.only_tagged)
+      AND NOT EXISTS (SELECT value FROM json_each(me.tags) EXCEPT SELECT value FROM json_each(w.tags))
+), newest AS (
+    SELECT code_version, code_since FROM able WHERE code_version IS NOT NULL
+    ORDER BY code_since DESC, code_version LIMIT 1
+)
 SELECT n.capacity - (
     SELECT count(*) FROM sessions AS s
     WHERE s.worker_id = n.worker_id AND s.locked_until > :now AND s.incarnation = n.incarnation
 ) AS room
-FROM workers AS me
-JOIN workers AS newest ON newest.worker_id = (
-    SELECT w.worker_id FROM workers AS w
-    WHERE w.app = me.app AND w.code_version IS NOT NULL AND w.locked_until > :now AND NOT w.draining
-    ORDER BY w.code_since DESC, w.code_version LIMIT 1
-)
-JOIN workers AS n ON n.app = me.app AND n.code_version = newest.code_version AND n.locked_until > :now AND NOT n.draining
-WHERE me.worker_id = :worker_id AND newest.code_version <> me.code_version AND newest.code_since > me.code_since
-  AND room > 0;
+FROM me JOIN newest ON newest.code_version <> me.code_version AND newest.code_since > me.code_since
+JOIN able AS n ON n.code_version = newest.code_version
+WHERE room > 0;
 
 -- extend: move the end of a lease; also to now, which ends it
 UPDATE workers SET locked_until = :locked_until WHERE worker_id = :worker_id AND incarnation = :incarnation;

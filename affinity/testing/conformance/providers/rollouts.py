@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
-from affinity.provider.contract import NEWER_SECONDS, WorkerInfo
+from affinity.provider.contract import NEWER_SECONDS, WorkerInfo, WorkerTags
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import LONG_LEASE, SESSION_LOCK, SHORT_LEASE
 from affinity.testing.conformance.providers.cluster import Cluster
@@ -188,6 +189,20 @@ class RolloutRules(Rules):
         await cluster.worker("silent")
         await cluster.enqueue("s")
         assert (await old.take_one()).session_id == "s"
+
+    async def test_newer_code_without_the_tags_is_not_waited_for(self, cluster: Cluster) -> None:
+        """A worker is newer only if it takes all the work that the other one takes (contract: fetch_work_item)."""
+        gpu = WorkerTags(tags=("gpu",))
+        old = await cluster.worker("old", tags=gpu, **OLD)
+        await cluster.worker("other", **NEW)
+        await cluster.worker("only", tags=replace(gpu, only=True), **NEW)
+        await cluster.enqueue("s", tag="gpu")
+        await cluster.enqueue("t")
+        assert [item.session_id for item in await old.take(10)] == ["s", "t"]
+        new = await cluster.worker("new", tags=gpu, **NEW)
+        await cluster.enqueue("u", tag="gpu")
+        assert (await old.fetch(10)).outdated
+        assert (await new.take_one()).session_id == "u"
 
     async def test_a_restart_does_not_make_code_newer(self, cluster: Cluster) -> None:
         """A version is as new as the first of its workers, also where one starts again or is added (contract:
