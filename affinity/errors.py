@@ -23,7 +23,7 @@
     │   ├── Duplicate                  a row that must be new exists; a retry does not help
     │   ├── DatabaseChanged            another database, or one that has lost commits: state in memory is invalid
     │   └── WorkerFenced               another process has taken this worker's name
-    ├── ClientError                    the request does not fit the instance
+    ├── ClientError                    the request does not fit the instance, or the worker
     │   ├── UnknownInstance
     │   ├── InstanceExists             the id belongs to an instance of another orchestration
     │   ├── InstanceFinished
@@ -31,6 +31,7 @@
     │   │   └── TooManyUnreadEvents    the instance has too many unread events
     │   ├── InstanceNotFinished        delete without force
     │   ├── InstanceNotSuspended       resume of an instance that runs or has ended
+    │   ├── UnknownWorker
     │   └── WaitTimeout
     ├── OrchestrationError             an orchestration has ended, or broke a rule of replay
     │   ├── OrchestrationFailed        it raised; for its parent or client
@@ -329,6 +330,10 @@ class InstanceNotFinished(ClientError):
 
 class InstanceNotSuspended(ClientError):
     """The instance is not suspended, and cannot be resumed."""
+
+
+class UnknownWorker(ClientError):
+    """No worker has this name, nor had it lately."""
 
 
 class WaitTimeout(ClientError, TimeoutError):

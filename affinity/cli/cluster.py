@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from typing import Final
 
 import anyio
 import click
 
 from affinity import provider
 from affinity.cli.arguments import LIMIT
-from affinity.cli.output import pairs, seconds, table
+from affinity.cli.output import compact, pairs, seconds, table
 from affinity.cli.shell import Command, Shell, command, with_client
 from affinity.client import Client
 from affinity.provider.contract import Quotas, WorkerInfo
 from affinity.provider.schema import SchemaReport
 
+WATCH_SECONDS: Final = 1.0
+"""Between two looks of `affinity workers --watch`."""
+
 
 @click.command(cls=Command, short_help="Show the workers.")
 @click.option("--desired", is_flag=True, help="Show instead how many workers the sessions need.")
+@click.option("--watch", is_flag=True, help="Show them every second, until Ctrl-C; with --json one line each time.")
 @command
-def workers(shell: Shell, *, desired: bool) -> None:
+def workers(shell: Shell, *, desired: bool, watch: bool) -> None:
     """Show the workers, also those that ended recently: state, held sessions, lease, code
     version and since when it is deployed, tags, labels.
 
@@ -29,20 +35,48 @@ def workers(shell: Shell, *, desired: bool) -> None:
 
     Examples:
       affinity workers
+      affinity workers --watch
       affinity workers --desired --json
     """
+    if desired and watch:
+        raise click.UsageError("--watch shows the workers: it contradicts --desired")
+    if watch:
+        with_client(shell, partial(_watch_workers, shell))
     if desired:
         demand = asdict(with_client(shell, lambda client: client.desired_workers()))
         shell.show(demand, lambda: pairs(demand.items()))
         return
     found = with_client(shell, lambda client: client.workers())
+    shell.show(found, partial(_show_workers, found))
+
+
+async def _watch_workers(shell: Shell, client: Client) -> None:
+    while True:
+        found = await client.workers()
+        if shell.as_json:
+            click.echo(compact(found))
+        else:
+            click.clear()  # nothing where there is no terminal
+            _show_workers(found)
+        await anyio.sleep(WATCH_SECONDS)
+
+
+def _show_workers(found: Sequence[WorkerInfo]) -> None:
     columns = ("WORKER", "STATE", "SESSIONS", "LEASE", "STARTED", "CODE", "SINCE", "TAGS", "LABELS")
-    shell.show(found, lambda: table(columns, map(_worker_row, found), empty="no workers"))
+    table(columns, map(_worker_row, found), empty="no workers")
 
 
 def _worker_row(worker: WorkerInfo) -> tuple[object, ...]:
-    marks = {"dead": not worker.alive, "restarting": worker.restarting, "draining": worker.draining, "alive": True}
+    marks = {
+        "dead": not worker.alive,
+        "restarting": worker.restarting,
+        "drained": worker.drain_wanted and not worker.sessions,
+        "draining": worker.draining,
+        "alive": True,
+    }
     state = next(name for name, is_set in marks.items() if is_set)
+    if worker.drain_wanted and state != "drained":
+        state += " (to be drained)" if state == "dead" else " (by an operator)"
     labels = " ".join(f"{name}={value}" for name, value in worker.labels.items())
     return (
         worker.worker_id,
@@ -55,6 +89,28 @@ def _worker_row(worker: WorkerInfo) -> tuple[object, ...]:
         ("only " if worker.only_tagged else "") + ",".join(worker.tags) or None,
         labels,
     )
+
+
+@click.command(cls=Command, short_help="Drain workers without ending them.")
+@click.argument("worker_ids", metavar="WORKER...", nargs=-1, required=True)
+@command
+def drain(shell: Shell, *, worker_ids: tuple[str, ...]) -> None:
+    """Drain the workers WORKER…: they take nothing new, finish what runs, and give their sessions up as work ends.
+
+    They stay registered and alive, and drain again when they are restarted, until `affinity resume --worker WORKER`.
+    `affinity workers --watch` shows how far they are.
+
+    Examples:
+      affinity drain worker-3
+      affinity drain worker-3 worker-4 --json
+    """
+
+    async def run(client: Client) -> None:
+        for worker_id in worker_ids:
+            await client.drain_worker(worker_id)
+
+    with_client(shell, run)
+    shell.show({"workers": dict.fromkeys(worker_ids, "draining")}, lambda: None)
 
 
 @click.command(cls=Command, short_help="Bring the database's schema up to date.")

@@ -97,12 +97,15 @@ def cancel(shell: Shell, instance_id: str, reason: str) -> None:
     shell.show({"instance_id": instance_id, "cancel_requested": True}, lambda: None)
 
 
-@click.command(cls=Command, short_help="Resume suspended instances.")
+@click.command(cls=Command, short_help="Resume suspended instances, or drained workers.")
 @click.argument("instance_ids", metavar="[ID]...", nargs=-1)
+@click.option("--worker", "workers", metavar="WORKER", multiple=True, help="Instead: let this worker take work again.")
 @click.option("--all", "everything", is_flag=True, help="All suspended instances.")
 @click.option("--reason", help="With --all, only those that were suspended for this: Nondeterminism, ….")
 @command
-def resume(shell: Shell, instance_ids: tuple[str, ...], everything: bool, reason: str | None) -> None:
+def resume(
+    shell: Shell, instance_ids: tuple[str, ...], workers: tuple[str, ...], everything: bool, reason: str | None
+) -> None:
     """Resume the suspended instances ID…: workers repeat the step at which they were suspended.
 
     `affinity list --status suspended` lists them, and `affinity show ID` shows the reason. Exit code 1 when one of them
@@ -111,7 +114,13 @@ def resume(shell: Shell, instance_ids: tuple[str, ...], everything: bool, reason
     Examples:
       affinity resume chat-17 chat-18
       affinity resume --all --reason Nondeterminism
+      affinity resume --worker worker-3        # after `affinity drain worker-3`
     """
+    if workers:
+        if instance_ids or everything or reason is not None:
+            raise click.UsageError("--worker resumes workers: it contradicts ids, --all and --reason")
+        _resume_workers(shell, workers)
+        return
     if everything == bool(instance_ids) or (reason is not None and not everything):
         raise click.UsageError("give ids, or --all, which --reason may narrow")
 
@@ -127,6 +136,15 @@ def resume(shell: Shell, instance_ids: tuple[str, ...], everything: bool, reason
     )
     if not everything and set(outcome.values()) != {"resumed"}:
         click.get_current_context().exit(FAILED)
+
+
+def _resume_workers(shell: Shell, worker_ids: tuple[str, ...]) -> None:
+    async def run(client: Client) -> None:
+        for worker_id in worker_ids:
+            await client.resume_worker(worker_id)
+
+    with_client(shell, run)
+    shell.show({"workers": dict.fromkeys(worker_ids, "resumed")}, lambda: None)
 
 
 @click.command(cls=Command, short_help="Open an instance again at an earlier event.")

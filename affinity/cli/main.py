@@ -85,6 +85,7 @@ for command in (
     instances.prune,
     sessions,
     cluster.workers,
+    cluster.drain,
     cluster.migrate,
     cluster.quotas,
     demo,

@@ -1,6 +1,6 @@
 """The client: start orchestrations, send them events, wait for them, inspect them."""
 
-from affinity.client.administration import EndedStatus, PrunedInstances
+from affinity.client.administration import EndedStatus, PrunedInstances, SessionMoveOutcome
 from affinity.client.client import Client, Handle, open_store
 from affinity.client.requests import ExternalEvent, Start
 from affinity.client.views import (
@@ -32,6 +32,7 @@ __all__ = [
     "PendingActivity",
     "PrunedInstances",
     "Quotas",
+    "SessionMoveOutcome",
     "Start",
     "TreeNode",
     "WorkStatistics",

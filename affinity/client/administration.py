@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Final, Literal, TypeAlias, get_args
+
+import anyio
 
 from affinity.client.background import ClientBase
 from affinity.client.calls import batches, check_deletion, check_quotas, check_resumption, retry, unknown_instance
@@ -29,16 +32,18 @@ from affinity.client.views import (
     record_of,
     tree_of,
 )
-from affinity.errors import Contention, InvalidInput
+from affinity.errors import Contention, InvalidInput, ProviderError, UnknownWorker
 from affinity.limits import MAX_COUNT, MAX_PAGE, MAX_RETENTION_SECONDS, SCRAPE_COUNT, check_id
 from affinity.provider.contract import (
     FINISHED,
+    Hint,
     HistoryCursor,
     HistoryPage,
     InstanceFilter,
     InstanceStatus,
     MoveFilter,
     MoveReason,
+    PlannedMove,
     Quotas,
     Resumption,
     SessionInfo,
@@ -48,6 +53,14 @@ from affinity.provider.contract import (
     WorkerInfo,
 )
 from affinity.provider.history import history_pages
+
+MOVE_SECONDS: Final = 60.0
+"""For how long a move by hand waits for running work of its session, unless another time is given."""
+
+MOVE_POLL_SECONDS: Final = 0.1
+"""Between two looks at a session that is to move."""
+
+SessionMoveOutcome: TypeAlias = Literal["planned", "moved", "given_up", "not_held", "unavailable"]
 
 MAX_RESETS: Final = 20
 """Attempts to reset an instance that takes a turn between the reading of its history and the reset."""
@@ -436,6 +449,88 @@ class Administration(ClientBase):
         return release
 
     # -- removing
+
+    async def move_session(
+        self, session_id: str, to: str, *, within: float = MOVE_SECONDS, wait: bool = False
+    ) -> SessionMoveOutcome:
+        """Move a session from its holder to another worker, without failing an activity.
+
+        What runs of the session ends on the holder and is committed; nothing new of it starts there. Then the other
+        worker takes the session with its waiting work; it is warned before, so that it can hydrate ahead
+        (`SessionListener.on_assigned`). If running work does not end in time, or the other worker does not take the
+        session, it stays where it is and goes on there. A second call replaces the first.
+
+        Args:
+            session_id: the session.
+            to: id of the worker.
+            within: seconds in which running work must end, up to `limits.MAX_RETENTION_SECONDS`.
+            wait: return when the session has moved, or when the move was given up.
+
+        Returns:
+            "planned", without ``wait``; "moved", also if the worker holds it already; "given_up"; "not_held", if no
+            worker holds it: then any worker takes it with its next work; or "unavailable", if the worker named is not
+            alive or takes no work.
+
+        Raises:
+            InvalidInput: an id is refused, or a time is out of range.
+            ConnectionLost: the move may or may not have been planned.
+        """
+        if not 0 < within <= MAX_RETENTION_SECONDS:
+            raise InvalidInput(f"within = {within!r}: must be seconds, more than 0")
+        plan = PlannedMove(
+            session_id=check_id(session_id, "session id"), to=check_id(to, "worker id"), within=float(within)
+        )
+        (outcome,) = await retry(partial(self._provider.move_session, [plan]))
+        if outcome == "planned":
+            with suppress(ProviderError):  # only a hint
+                await self._provider.wake({to: Hint()})
+            return await self.await_session_move(session_id, to) if wait else "planned"
+        return "moved" if outcome == "at_target" else "not_held" if outcome == "not_held" else "unavailable"
+
+    async def await_session_move(self, session_id: str, to: str) -> SessionMoveOutcome:
+        """Wait for the end of a planned move: "moved" or "given_up".
+
+        Raises:
+            InvalidId: an id is refused.
+        """
+        check_id(session_id, "session id")
+        while True:
+            (found,) = await retry(partial(self._provider.get_session, [session_id]))
+            if found is None or found.worker_id == to:
+                return "given_up" if found is None else "moved"
+            if found.next_worker != to:
+                return "given_up"
+            await anyio.sleep(MOVE_POLL_SECONDS)
+
+    # -- workers
+
+    async def drain_worker(self, worker_id: str) -> None:
+        """Drain a worker without ending it: it takes nothing new, finishes what runs, and gives its sessions up as
+        their work ends. It stays registered, and drains again after a restart, until `resume_worker`.
+
+        Raises:
+            UnknownWorker: there is none of this name.
+            InvalidId: the id is refused.
+        """
+        await self._set_drain_wanted(worker_id, wanted=True)
+
+    async def resume_worker(self, worker_id: str) -> None:
+        """Let a worker take work again after `drain_worker`.
+
+        Raises:
+            UnknownWorker: there is none of this name.
+            InvalidId: the id is refused.
+        """
+        await self._set_drain_wanted(worker_id, wanted=False)
+
+    async def _set_drain_wanted(self, worker_id: str, *, wanted: bool) -> None:
+        name = check_id(worker_id, "worker id")
+        if not await retry(partial(self._provider.set_drain_wanted, name, wanted=wanted)):
+            raise UnknownWorker(f"there is no worker {name!r}")
+        with suppress(ProviderError):  # only a hint: it learns it with its next renewal
+            await self._provider.wake({name: Hint()})
+
+    # -- deleting
 
     async def delete(self, instance_id: str, *, force: bool = False, keep_children: bool = False) -> None:
         """Remove a finished instance with its history, or with ``force`` any; and with it its sub-orchestrations and

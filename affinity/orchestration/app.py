@@ -167,6 +167,18 @@ class SessionListener(Protocol):
 
 
 @runtime_checkable
+class AssignmentListener(Protocol):
+    """A session listener that is also notified of sessions that are to move to this worker."""
+
+    async def on_assigned(self, session_id: str) -> None:
+        """The session will move to this worker as soon as the work of it that runs on its holder has ended; it may stay
+        there after all. Called once for each move, beside the worker's own work: load ahead what its activities will
+        need, for as long as it takes. Nothing waits for it.
+        """
+        ...
+
+
+@runtime_checkable
 class HasMigrations(Protocol):
     """A listener with migrations, which a worker checks at its start, such as `affinity.Sessions`."""
 

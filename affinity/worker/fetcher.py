@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -39,6 +40,9 @@ HINT_SECONDS = 60.0
 
 ROOM_SECONDS = 0.5
 """Between two attempts of a full worker to make room for work that no other worker takes."""
+
+ASSIGNED_SECONDS = 0.1
+"""Between two attempts to take a session that is to move here, while work of it runs on its holder."""
 
 FETCH_LIMIT = 200
 """Work items, and instances, that one fetch takes at most: one statement stays short."""
@@ -145,6 +149,12 @@ class Fetcher:
         pause = self._options.poll_interval if fetched.next_due is None else fetched.next_due
         if fetched.crowded:
             pause = min(pause, await self._make_room(options))
+        if fetched.assigned:
+            pause = min(pause, await self._take_assigned(fetched.assigned))
+        else:
+            self._sessions.assigned.clear()
+        if fetched.draining:
+            self._lease.begin_operator_drain()
         return 0.0 if fetched.claim_lost or fetched.items else pause
 
     def _fetch_options(self, limit: int, room: int) -> FetchOptions:
@@ -176,6 +186,24 @@ class Fetcher:
             logger.info("session %s is released: it is idle, and new ones wait", session_id)
             self._sessions.recheck(session_id)
         return 0.0 if released else ROOM_SECONDS
+
+    async def _take_assigned(self, session_ids: Sequence[str]) -> float:
+        """Take sessions that are to move here, once their holders have no work of them in hand; returns the seconds
+        until the next fetch.
+        """
+        self._sessions.assign(session_ids)
+        take = self._provider.take_session(
+            self._identity,
+            session_ids,
+            max_sessions=self._options.max_sessions_per_runtime,
+            session_lock=self._options.session_lock_timeout,
+        )
+        taken = await self._lease.calls.watch("fetch", take, repeated=True)
+        for session_id, epoch, former in taken:
+            logger.info("session %s has moved here from worker %s", session_id, former)
+            self._sessions.add(session_id, epoch)
+            self._wakeups.hint_others(former, sessions=True)
+        return 0.0 if taken else ASSIGNED_SECONDS
 
     # -- messages
 
@@ -229,6 +257,8 @@ class Fetcher:
                     self._wakeups.heed(hint)
                 if hint is not None and hint.cancel:
                     self._wakeups.check_wanted.set()
+                if hint is not None and hint.sessions:
+                    self._sessions.recheck_all()
 
 
 def orchestration_names(app: App) -> frozenset[str]:

@@ -224,6 +224,9 @@ class LeaseState:
         self.generation = 0
         self.is_expired = False
         self.is_draining = False
+        self.is_drained_by_operator = False
+        self.drain_wanted = anyio.Event()
+        """Set when an operator drains the worker."""
         self.ended = anyio.Event()
         self.error: BaseException | None = None
         """Why the worker has ended."""
@@ -248,7 +251,7 @@ class LeaseState:
     @property
     def is_serving(self) -> bool:
         """Whether new work may be taken."""
-        return self.is_alive and not self.is_draining
+        return self.is_alive and not self.is_draining and not self.is_drained_by_operator
 
     def now(self) -> float:
         """The database's time in Unix seconds, extrapolated from its last answer."""
@@ -263,8 +266,22 @@ class LeaseState:
     # -- changes; the lease renewer has them called on the worker's loop
 
     def note_renewal(self, lease: WorkerLease) -> None:
-        """Note the database's time."""
+        """Note the database's time, and whether an operator drains the worker."""
+        if lease.draining:
+            self.begin_operator_drain()
         self._database_time = (lease.database_time.timestamp(), time.monotonic())
+
+    def begin_operator_drain(self) -> None:
+        """Take nothing new, until an operator resumes the worker."""
+        if not self.is_draining and not self.is_drained_by_operator:
+            self.is_drained_by_operator = True
+            self.drain_wanted.set()
+
+    def end_operator_drain(self) -> None:
+        """Take work again."""
+        self.is_drained_by_operator = False
+        self.drain_wanted = anyio.Event()
+        self._wakeups.wake_fetcher()
 
     def expire(self, reason: str) -> None:
         """The lease is about to end: stop all that it covers."""

@@ -26,6 +26,9 @@ logger = logging.getLogger("affinity.worker")
 MAINTENANCE_SECONDS = 1.0
 """Between two rounds of maintenance: bounds how late an unhinted cancellation or an expired session is noticed."""
 
+DRAIN_STEP_SECONDS = 0.1
+"""Between two searches for sessions that a draining worker can free."""
+
 FULL_RATIO = 0.9
 """Share of ``max_sessions_per_runtime`` below which the warning that a worker is full re-arms."""
 
@@ -128,6 +131,22 @@ class Maintenance:
         while True:
             await anyio.sleep(MAINTENANCE_SECONDS)
             await self._moves.report()
+
+    async def operator_drains(self) -> None:
+        """While an operator drains this worker: free its sessions as their work ends, until it is resumed."""
+        free = partial(self._provider.free_drained_sessions, self._identity)
+        while True:
+            await self._lease.drain_wanted.wait()
+            logger.warning("worker %s: an operator drains it; it takes nothing new", self._identity.worker_id)
+            held: int | None = len(self._sessions) + 1
+            while held is not None:
+                before, held = held, await self._health.retry(free)
+                if held is not None and held < before:
+                    self._sessions.recheck_all()
+                    self._wakeups.hint_others(None)  # for what was freed
+                await anyio.sleep(DRAIN_STEP_SECONDS if held else MAINTENANCE_SECONDS)
+            logger.warning("worker %s: resumed; it takes work again", self._identity.worker_id)
+            self._lease.end_operator_drain()
 
     async def retries(self) -> None:
         """Take over instances that other code has suspended and that this code may continue."""

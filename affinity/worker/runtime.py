@@ -38,7 +38,7 @@ from affinity.worker.commits import Commits
 from affinity.worker.fetcher import Fetcher, orchestration_names
 from affinity.worker.instances import InstanceTable
 from affinity.worker.lease import LeaseState, describe_worker
-from affinity.worker.maintenance import Maintenance, code_version
+from affinity.worker.maintenance import DRAIN_STEP_SECONDS, Maintenance, code_version
 from affinity.worker.metrics import Metrics
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.replays import Replays
@@ -48,9 +48,6 @@ from affinity.worker.sessions import HeldSessions
 from affinity.worker.wakeups import FetchState, Wakeups
 
 logger = logging.getLogger("affinity.worker")
-
-DRAIN_STEP_SECONDS = 0.1
-"""Between two searches for sessions that a draining worker can free."""
 
 
 class Runtime:
@@ -87,7 +84,9 @@ class Runtime:
         )
         code = options.code_version or code_version(app)
         self.profile = describe_worker(options, app.name, code)
-        self.sessions = HeldSessions(listeners, options.session_lock_timeout, partial(provider.check_session, identity))
+        self.sessions = HeldSessions(
+            listeners, options.session_lock_timeout, partial(provider.check_session, identity), self._spawn
+        )
         self.commits = Commits(services)
         self.activities = ActivityRunner(app, services, sessions=self.sessions, commits=self.commits, spawn=self._spawn)
         self.capacity = Capacity(services, self.activities, self.sessions, self.commits)
@@ -131,6 +130,7 @@ class Runtime:
             maintenance.sweeps,
             maintenance.moves,
             maintenance.retries,
+            maintenance.operator_drains,
         )
         for loop in (*loops, *rounds, *[group.run for group in self.commits.groups]):
             tasks.start_soon(self._guarded, loop)

@@ -16,13 +16,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from affinity.errors import ProviderError
 from affinity.limits import MAX_BATCH
-from affinity.orchestration.app import SessionListener
+from affinity.orchestration.app import AssignmentListener, SessionListener
 from affinity.session import Sessions
 
 logger = logging.getLogger("affinity.worker")
@@ -30,6 +30,9 @@ logger = logging.getLogger("affinity.worker")
 CheckSession: TypeAlias = Callable[[Sequence[str]], Awaitable[Sequence[float | None]]]
 """`Provider.check_session` of this worker: for each session the seconds for which it is still held, or None."""
 
+
+Spawn: TypeAlias = Callable[..., None]
+"""Runs a coroutine function with arguments beside the loops of the worker."""
 
 RECHECK_SECONDS = 10.0
 """Between two checks of all sessions without work: another process may have released one of them."""
@@ -51,13 +54,18 @@ class _Held:
 class HeldSessions:
     """Sessions by id, with the number of their work items that run here."""
 
-    def __init__(self, listeners: Iterable[SessionListener], lock_timeout: float, check: CheckSession) -> None:
+    def __init__(
+        self, listeners: Iterable[SessionListener], lock_timeout: float, check: CheckSession, spawn: Spawn
+    ) -> None:
         self.listeners = tuple(listeners)
+        self._spawn = spawn
         self._check = check
         self._lock_timeout = lock_timeout
         self._held: dict[str, _Held] = {}
         self.arrivals: deque[int] = deque(maxlen=MAX_ARRIVALS)
         """Epochs of sessions of which the first work has come, for `MoveReporter`."""
+        self.assigned: set[str] = set()
+        """Sessions that are to move here, of which the listeners know."""
         self._recheck_at = time.monotonic() + RECHECK_SECONDS
 
     def __len__(self) -> int:
@@ -89,6 +97,21 @@ class HeldSessions:
         held = self._held.get(session_id)
         return held.tag if held else None
 
+    def add(self, session_id: str, epoch: int) -> None:
+        """Add a session that has moved here, without work so far."""
+        self.assigned.discard(session_id)
+        self._held[session_id] = _Held(epoch, ends=self._end())
+        self.arrivals.append(epoch)
+
+    def assign(self, session_ids: Collection[str]) -> None:
+        """Notify the listeners of the sessions that are to move here, of each once: they may hydrate ahead."""
+        new = [session_id for session_id in session_ids if session_id not in self.assigned]
+        self.assigned = set(session_ids)
+        for listener in self.listeners:
+            if isinstance(listener, AssignmentListener):
+                for session_id in new:
+                    self._spawn(_notify, listener.on_assigned(session_id))
+
     def end(self, session_id: str) -> None:
         """Count a work item of the session that has ended here."""
         if (held := self._held.get(session_id)) is not None:
@@ -109,6 +132,10 @@ class HeldSessions:
         held = self._held.get(session_id)
         if held is not None and held.running == 0:
             held.ends = 0.0
+
+    def recheck_all(self) -> None:
+        """Have the next sweep ask the database which sessions are still held."""
+        self._recheck_at = 0.0
 
     async def remove(self, session_id: str) -> None:
         """Remove a session that was given up, and notify the listeners."""

@@ -128,10 +128,9 @@ class Wakeups:
         if worker != self._worker_id:
             self.hint_others(worker, cancel=cancel)
 
-    def hint_others(self, worker: str | None, *, cancel: bool = False) -> None:
-        """Wake ``worker``, or all others (None)."""
-        before = self._hints.get(worker)
-        self._hints[worker] = Hint(work=True, cancel=cancel or (before is not None and before.cancel))
+    def hint_others(self, worker: str | None, *, cancel: bool = False, sessions: bool = False) -> None:
+        """Wake ``worker``, or all others (None); ``sessions`` says that some that it held may have moved."""
+        self._hints[worker] = Hint(cancel=cancel, sessions=sessions).merge(self._hints.get(worker))
         self._hint_wanted.set()
 
     def hint_owner(self, instance_id: str) -> None:

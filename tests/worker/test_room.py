@@ -96,7 +96,7 @@ async def test_a_worker_asks_for_what_may_have_been_released(monkeypatch: pytest
         asked.append(sorted(map(str, session_ids)))  # type: ignore[call-overload]
         return [100.0 for _ in asked[-1]]
 
-    held = HeldSessions([], 100.0, check)
+    held = HeldSessions([], 100.0, check, lambda *_: None)
     for name in ("a", "b", "busy"):
         held.begin(name, 1, "i")
     for name in ("a", "b"):

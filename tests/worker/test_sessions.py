@@ -53,7 +53,7 @@ def listener() -> RecordingListener:
 @pytest.fixture
 def held(database: ScriptedDatabase, listener: RecordingListener) -> HeldSessions:
     """With a lock timeout of 0, so that a session's time seems over as soon as its work is."""
-    return HeldSessions([listener], 0.0, database.check)
+    return HeldSessions([listener], 0.0, database.check, lambda *_: None)
 
 
 def idle(held: HeldSessions, *session_ids: str, epoch: int = 1) -> None:

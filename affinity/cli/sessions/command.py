@@ -7,12 +7,12 @@ from typing import Any
 import click
 
 from affinity.cli.output import seconds, table
-from affinity.cli.sessions import delete, moves, release, show, transfer
+from affinity.cli.sessions import delete, move, moves, release, show, transfer
 from affinity.cli.shell import Command, Shell, command, keep_examples, with_client
 from affinity.client import Client
 from affinity.provider.contract import SessionInfo
 
-_COLUMNS = ("SESSION", "HELD", "WORKER", "EPOCH", "IDLE", "ENDS IN", "QUEUED")
+_COLUMNS = ("SESSION", "HELD", "WORKER", "EPOCH", "IDLE", "ENDS IN", "QUEUED", "MOVES TO")
 
 
 class _Group(click.Group):
@@ -41,6 +41,7 @@ def sessions(shell: Shell, *, worker: str | None, held: bool) -> None:
       affinity sessions family chat-17                   # it and its children: messages, participants
       affinity sessions moves chat-17                    # where it has been, and why it moved
       affinity sessions release chat-17                  # any worker may claim it now
+      affinity sessions move chat-17 --to worker-2 --wait
       affinity sessions delete chat-17 --dry-run         # what would be removed, children included
       affinity sessions prune --older-than 30d --yes     # retention, for a cron job
       affinity sessions export -o sessions.jsonl         # one JSON line a record
@@ -92,6 +93,7 @@ def _lease_row(session: SessionInfo) -> tuple[object, ...]:
         seconds(session.idle),
         seconds(session.expires_in) if session.held else None,
         session.queued,
+        session.next_worker,
     )
 
 
@@ -102,6 +104,7 @@ for subcommand in (
     show.family,
     moves.moves,
     release.release,
+    move.move,
     delete.delete,
     delete.prune,
     transfer.export,

@@ -13,7 +13,19 @@ class Hint:
 
     work: bool = True  # the queues may have work for it
     cancel: bool = False  # a work item that it has locked may have been removed
+    sessions: bool = False  # a session that it holds may have moved
     to_all: bool = False  # set by the provider, if it knows: all workers have received it
+
+    def merge(self, other: Hint | None) -> Hint:
+        """Both hints in one."""
+        if other is None:
+            return self
+        return Hint(
+            work=self.work or other.work,
+            cancel=self.cancel or other.cancel,
+            sessions=self.sessions or other.sessions,
+            to_all=self.to_all and other.to_all,
+        )
 
 
 class HintSource(Protocol):

@@ -77,7 +77,7 @@ class _Listener:
     def receive(self, channel: str, payload: str) -> None:
         """Note a hint."""
         if channel in self.channels:
-            self._hint = _merge(self._hint, _decode(payload, to_all=channel == self.channels[0]))
+            self._hint = _decode(payload, to_all=channel == self.channels[0]).merge(self._hint)
             self._changed.set()
 
     def end(self, error: Exception) -> None:
@@ -104,14 +104,8 @@ def _channel(target: Target, worker_id: str | None) -> str:
 
 
 def _encode(hint: Hint) -> str:
-    return "w" * hint.work + "c" * hint.cancel
+    return "w" * hint.work + "c" * hint.cancel + "s" * hint.sessions
 
 
 def _decode(payload: str, *, to_all: bool) -> Hint:
-    return Hint(work="w" in payload, cancel="c" in payload, to_all=to_all)
-
-
-def _merge(one: Hint | None, other: Hint) -> Hint:
-    if one is None:
-        return other
-    return Hint(work=one.work or other.work, cancel=one.cancel or other.cancel, to_all=one.to_all and other.to_all)
+    return Hint(work="w" in payload, cancel="c" in payload, sessions="s" in payload, to_all=to_all)

@@ -66,9 +66,7 @@ class Subscription:
 
     def receive(self, hint: Hint) -> None:
         """Merge a hint with those that wait; on this subscription's own loop."""
-        if self._pending is not None:
-            hint = Hint(work=hint.work or self._pending.work, cancel=hint.cancel or self._pending.cancel)
-        self._pending = hint
+        self._pending = hint.merge(self._pending)
         self._came.set()
 
     def post(self, hint: Hint) -> None:
