@@ -181,6 +181,13 @@ def session_verbs(peer: Peer, at: OrchestrationItem) -> list[Callable[[], Awaita
         messages = [message.payload for found in await peer.take_instances() for message in found.messages]
         assert messages.count("moved") == 1
 
+    async def planned() -> None:
+        assert await peer.plan("v", "c") == "planned"
+
+    async def taken() -> None:
+        assert list((await other.fetch()).assigned) == ["v"]
+        assert await other.take_moved("v") == ["v"]
+
     return [
         fetch,
         fused,
@@ -191,6 +198,9 @@ def session_verbs(peer: Peer, at: OrchestrationItem) -> list[Callable[[], Awaita
         partial(hold, 2, holds=[SessionHold("u", 7, 600.0)], watches=[SessionWatch("u", "moved")]),
         partial(hold, 3, ended_holds=[7]),
         other.register,
+        planned,
+        taken,
+        lambda: peer.provider.get_session(["v"]),
         lambda: peer.give_back(hand["u"], release_session=True),
         move,
         told,

@@ -58,7 +58,8 @@ WITH company AS MATERIALIZED (
                       AND (s.next_worker IS NULL OR s.next_until <= clock())
                   FROM sessions s WHERE s.session_id = q.session_id)
               WHEN 3 THEN true
-              ELSE (SELECT h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s OR h.next_worker IS NOT NULL
+              ELSE (SELECT h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s
+                        OR EXISTS (SELECT FROM planned_moves m WHERE m.session_id = h.session_id)
                     FROM held_sessions h WHERE h.session_id = q.session_id) IS NOT TRUE
               END
         ORDER BY q.visible_at LIMIT %(limit)s + 1
@@ -311,7 +312,8 @@ WITH room AS MATERIALIZED (
               WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND NOT draining)
           AND (q.unknown_since IS NULL OR q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s))
                OR q.unknown_since <= clock() - %(unknown_after)s * interval '1 s')
-          AND (SELECT h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s OR h.next_worker IS NOT NULL
+          AND (SELECT h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s
+                        OR EXISTS (SELECT FROM planned_moves m WHERE m.session_id = h.session_id)
                FROM held_sessions h WHERE h.session_id = q.session_id) IS NOT TRUE
           AND q.visible_at <= coalesce(part.until, 'infinity')
           AND (s.locked_until BETWEEN part.until AND clock()) IS NOT TRUE

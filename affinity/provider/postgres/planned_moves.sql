@@ -13,7 +13,7 @@ WITH wanted AS MATERIALIZED (
                    AND CASE WHEN s.tag IS NULL THEN NOT w.only_tagged ELSE s.tag = ANY (w.tags) END)
                  THEN 'unavailable'
              WHEN m.within IS NULL AND (
-                 h.next_worker IS NOT NULL
+                 (SELECT true FROM planned_moves p WHERE p.session_id = m.session_id)
                  OR (SELECT true FROM worker_queue q WHERE q.session_id = m.session_id LIMIT 1)
                  OR (SELECT true FROM session_holds x
                      WHERE x.session_id = m.session_id AND x.until > clock() LIMIT 1)) THEN 'busy'

@@ -3,7 +3,8 @@ SELECT s.session_id, s.worker_id, s.incarnation, s.epoch,
     EXISTS (SELECT FROM held_sessions h WHERE h.session_id = s.session_id),
     extract(epoch FROM s.locked_until - clock())::float8, extract(epoch FROM clock() - s.touched_at)::float8,
     (SELECT count(*) FROM worker_queue q WHERE q.session_id = s.session_id),
-    (SELECT h.next_worker FROM held_sessions h WHERE h.session_id = s.session_id)
+    (SELECT m.next_worker FROM held_sessions h JOIN planned_moves m ON m.session_id = h.session_id
+     WHERE h.session_id = s.session_id)
 FROM sessions s
 -- [page
 WHERE %(after)s::text IS NULL OR s.session_id > %(after)s

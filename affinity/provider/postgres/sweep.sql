@@ -13,7 +13,9 @@ UPDATE sweeps SET last_sweep = '-infinity'
 WITH planned AS MATERIALIZED (
     SELECT p.session_id, p.is_over OR p.next_until IS NULL AS is_over
     FROM (
-        SELECT s.session_id, s.next_until, h.next_worker IS NULL AS is_over,
+        SELECT s.session_id, s.next_until,
+            (SELECT true FROM held_sessions h JOIN planned_moves m ON m.session_id = h.session_id
+             WHERE h.session_id = s.session_id) IS NULL AS is_over,
             -- Nothing of it runs, and its work has waited: nothing keeps the worker from taking it.
             (SELECT true FROM worker_queue q
              WHERE q.session_id = s.session_id AND q.route = 'new:' || s.next_worker
@@ -21,8 +23,11 @@ WITH planned AS MATERIALIZED (
             AND (SELECT true FROM worker_queue q
                  WHERE q.session_id = s.session_id AND q.lock_incarnation = s.incarnation AND q.locked_until > clock()
                  LIMIT 1) IS NULL AS is_refused
-        FROM sessions s LEFT JOIN held_sessions h USING (session_id)
-        WHERE s.next_worker IS NOT NULL OFFSET 0
+        -- By worker, in the order of the index, and so many: no plan reads the sessions that stay where they are.
+        FROM workers n CROSS JOIN LATERAL (
+            SELECT * FROM sessions WHERE next_worker = n.worker_id ORDER BY next_until LIMIT %(window)s
+        ) s
+        OFFSET 0
     ) p
     WHERE p.is_over
        OR p.is_refused AND (p.next_until > clock() + %(offer_seconds)s * interval '1 s') IS NOT FALSE
@@ -53,9 +58,10 @@ WITH RECURSIVE routed (session_id, route, n) AS (
     ) next
     WHERE m.n < %(window)s
 ), wrong AS MATERIALIZED (
-    SELECT m.session_id, m.route, coalesce(h.route, 'new') AS right_route
+    SELECT m.session_id, m.route, coalesce(p.route, 'w:' || h.worker_id, 'new') AS right_route
     FROM routed m LEFT JOIN held_sessions h ON h.session_id = m.session_id
-    WHERE m.route <> coalesce(h.route, 'new') AND NOT (m.route > 'new:' AND m.route < 'new;')
+    LEFT JOIN planned_moves p ON p.session_id = h.session_id
+    WHERE m.route <> coalesce(p.route, 'w:' || h.worker_id, 'new') AND NOT (m.route > 'new:' AND m.route < 'new;')
       AND NOT (m.route > 'new#' AND m.route < 'new$' AND h.worker_id IS NULL)
 ), route (name) AS (
     -- Each distinct route to a worker once, in the same way: what a dead one leaves behind does not wait for its window,
@@ -85,9 +91,10 @@ WITH RECURSIVE routed (session_id, route, n) AS (
     ) o
     LIMIT %(reroute)s
 ), stale_items AS MATERIALIZED (
-    SELECT o.instance_id, o.execution_id, o.activity_id, coalesce(h.route, 'new') AS route
+    SELECT o.instance_id, o.execution_id, o.activity_id, coalesce(p.route, 'w:' || h.worker_id, 'new') AS route
     FROM orphans o LEFT JOIN held_sessions h ON h.session_id = o.session_id
-    WHERE o.route <> coalesce(h.route, 'new')
+    LEFT JOIN planned_moves p ON p.session_id = h.session_id
+    WHERE o.route <> coalesce(p.route, 'w:' || h.worker_id, 'new')
     UNION
     (SELECT q.instance_id, q.execution_id, q.activity_id, w.right_route
      FROM wrong w JOIN worker_queue q ON q.session_id = w.session_id AND q.route = w.route

@@ -150,7 +150,10 @@ WITH ours AS MATERIALIZED (
         route = CASE
             WHEN q.session_id IS NULL THEN 'free'
             WHEN q.session_id IN (SELECT session_id FROM held) THEN 'new'
-            ELSE coalesce((SELECT h.route FROM held_sessions h WHERE h.session_id = q.session_id), 'new')
+            ELSE coalesce((
+                SELECT coalesce(m.route, 'w:' || h.worker_id)
+                FROM held_sessions h LEFT JOIN planned_moves m ON m.session_id = h.session_id
+                WHERE h.session_id = q.session_id), 'new')
         END
     FROM ours o
     WHERE q.instance_id = o.instance_id AND q.execution_id = o.execution_id AND q.activity_id = o.activity_id

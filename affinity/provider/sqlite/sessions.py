@@ -84,13 +84,13 @@ def check(tx: Tx, identity: WorkerIdentity, session_ids: Sequence[str]) -> list[
 
 
 def list_page(tx: Tx, after: str | None, limit: int) -> list[SessionInfo]:
-    arguments = {"now": tx.now, "after": after or "", "limit": min(limit, MAX_PAGE), "session_ids": None}
+    arguments = {"now": tx.now, "after": after or "", "limit": min(limit, MAX_PAGE)}
     return [to_session(row) for row in tx.rows(SQL["list"], arguments)]
 
 
 def get(tx: Tx, session_ids: Sequence[str]) -> list[SessionInfo | None]:
-    arguments = {"now": tx.now, "after": "", "limit": len(session_ids), "session_ids": to_json(list(session_ids))}
-    found = {row[0]: to_session(row) for row in tx.rows(SQL["list"], arguments)}
+    rows = tx.rows(SQL["get"], {"now": tx.now, "session_ids": to_json(list(session_ids))})
+    found = {row[0]: to_session(row) for row in rows}
     return [found.get(session_id) for session_id in session_ids]
 
 

@@ -201,12 +201,13 @@ BEGIN
         SELECT array_agg(p.locked ORDER BY p.k), array_agg(p.holder ORDER BY p.k), array_agg(p.route ORDER BY p.k)
         INTO locked, holders, routes
         FROM (
-            SELECT w.k, coalesce(h.next_worker, h.worker_id) AS holder, h.route,
+            SELECT w.k, coalesce(m.next_worker, h.worker_id) AS holder, coalesce(m.route, 'w:' || h.worker_id) AS route,
                 (_item_here IS NULL OR _item_here[w.k] AND _item_delay[w.k] <= 0) AND may_lock
                 -- With the epoch as it is, or not at all: a writer without a lease gives the session another.
                 AND (w.session_id IS NULL OR (h.session_id = ANY (held)) IS TRUE) AND blocked[w.k] IS NOT TRUE AS locked
             FROM unnest(_item_session) WITH ORDINALITY AS w (session_id, k)
-            LEFT JOIN held_sessions h ON h.session_id = w.session_id) p;
+            LEFT JOIN held_sessions h ON h.session_id = w.session_id
+            LEFT JOIN planned_moves m ON m.session_id = h.session_id) p;
         INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
             lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at, order_session, order_number)
         SELECT _instance[w.n], _execution[w.n], _item_activity[w.k], _item_name[w.k],
