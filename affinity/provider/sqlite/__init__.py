@@ -13,6 +13,7 @@ file beside it:
     sessions            session leases: check, list
     releasing           session leases: release by hand, and to make room for others
     planned_moves       sessions that move to a named worker: by hand, or because it was offered them
+    moves               the records of moves: list, report what hydrates cost
     session_store       the records of session state
     suspension          suspended instances: suspend, retry, resume
     reset               opening an instance again at an earlier point of its history
