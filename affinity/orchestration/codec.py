@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from pydantic_core import from_json
 
 from affinity.errors import InvalidApp, NotSerializable, problem_of
-from affinity.limits import MAX_PAYLOAD_BYTES, check_depth, check_payload
+from affinity.limits import MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, check_depth, check_payload
 
 
 class Codec:
@@ -31,12 +31,13 @@ class Codec:
         InvalidApp: pydantic has no schema for the type.
     """
 
-    __slots__ = ("_adapter", "_limit", "declared", "what")
+    __slots__ = ("_adapter", "_limit", "_short", "declared", "what")
 
     def __init__(self, declared: Any, what: str, limit: int = MAX_PAYLOAD_BYTES) -> None:
         self.declared = declared
         self.what = what
         self._limit = limit
+        self._short = min(MAX_PAYLOAD_DEPTH, limit // 4)  # a character has at most four bytes
         try:
             self._adapter = _adapter(declared)
         except Exception as error:
@@ -53,10 +54,11 @@ class Codec:
             text = self._adapter.serializer.to_json(value, warnings="error").decode()
         except Exception:
             value, text = self._encode_converted(value)
-        check_depth(text, self.what)
+        if len(text) > self._short:  # a shorter one is neither too deep nor too large
+            check_payload(check_depth(text, self.what), self.what, self._limit)
         if "null" in text:  # pydantic writes it for a None of any type, and for NaN
             self._check_null(value, text)
-        return check_payload(text, self.what, self._limit)
+        return text
 
     def decode(self, text: str) -> Any:
         """Return the value that JSON ``text`` stands for.

@@ -274,7 +274,7 @@ class Execution:
             consumed=consumed,
             holds=begun,
             ended_holds=over,
-            unread=self._report_unread(),
+            unread=self._report_unread() if self._unread != 0 or self._scheduler.inbox.buffered else None,
         )
 
     def _report_unread(self) -> int | None:

@@ -128,6 +128,7 @@ class ActivityRunner:
         self._options = services.options
         self._lease = services.lease
         self._locks = services.lease.locks
+        self._isolate_after = services.options.isolate_after
         self._wakeups = services.wakeups
         self._observe = services.metrics.count_activity
         self._observe_start = services.metrics.observe_start
@@ -152,7 +153,7 @@ class ActivityRunner:
     @property
     def free_slots(self) -> int:
         """How many more may start."""
-        if self.isolation.keeps_others_out:
+        if self.isolation.is_on and self.isolation.keeps_others_out:
             return 0
         return max(0, self._options.worker_concurrency - len(self._running) - self._threads.left_behind)
 
@@ -174,7 +175,7 @@ class ActivityRunner:
         Without a lease it is given back, and so it is while the worker drains.
         """
         if not self._lease.is_serving:
-            self._commits.submit_abandon(not_begun(item, self._options.isolate_after))
+            self._commits.submit_abandon(not_begun(item, self._isolate_after))
             return
         self._locks.add(item.lock)
         if item.attempts <= 1:
@@ -209,7 +210,7 @@ class ActivityRunner:
         if limit is not None and limit.seconds <= 0:
             self._fail(item, "timeout", RecordedError(ActivityTimeout.__name__, limit.message))
             return
-        if not is_isolated(item, self._options.isolate_after):
+        if not is_isolated(item, self._isolate_after):
             self._spawn(item, definition, task, limit)
             return
 
@@ -228,7 +229,7 @@ class ActivityRunner:
     def _give_back(self, item: WorkItem) -> None:
         """Give back what was never handed to code."""
         self._end(item)
-        self._commits.submit_abandon(not_begun(item, self._options.isolate_after))
+        self._commits.submit_abandon(not_begun(item, self._isolate_after))
 
     def _count_isolated(self, item: WorkItem, then: Callable[[bool | None], None]) -> None:
         """See `Isolation`."""
@@ -304,8 +305,9 @@ class ActivityRunner:
             self._lease.end_by_defect(broken)
         if not self._running:
             self._empty.set()
-        self.isolation.end(running.item.lock)
-        self.isolation.proceed()
+        if self.isolation.is_on:
+            self.isolation.end(running.item.lock)
+            self.isolation.proceed()
 
     async def _in_thread(self, running: _Running, definition: ActivityDefinition, arguments: tuple[Any, ...]) -> Any:
         """Run sync code. A thread cannot be killed: once cancelled it is left behind, and keeps its slot until it
@@ -396,11 +398,11 @@ class ActivityRunner:
         elif item.session_id is None:
             logger.info("activity %s is not registered here; leaving it to workers that know it", item.name)
             self._end(item)
-            self._commits.submit_abandon(replace(not_begun(item, self._options.isolate_after), unknown=True))
+            self._commits.submit_abandon(replace(not_begun(item, self._isolate_after), unknown=True))
         else:
             text = "activity %s of %s is not registered here; giving session %s back"
             logger.warning(text, item.name, item.lock.key.instance_id, item.session_id)
-            self._give_back_with_session(item.session_id, not_begun(item, self._options.isolate_after))
+            self._give_back_with_session(item.session_id, not_begun(item, self._isolate_after))
 
     def _is_unreadable_here(self, error: BaseException, item: WorkItem) -> TypeGuard[SessionRecordTooNew]:
         is_own = isinstance(error, SessionRecordTooNew) and error.session_id == item.session_id

@@ -51,9 +51,10 @@ class Capacity:
         """How many new work items this worker would run immediately: none while others wait in the queue for a slot,
         and one less while some may.
         """
-        if not self._lease.is_serving or self._state.has_backlog or not self.free_bytes(self._activities.size):
+        state = self._state
+        if state.has_backlog or not self._lease.is_serving or not self.free_bytes(self._activities.size):
             return 0
-        return max(0, self.free_slots() - self._state.may_have_work)
+        return max(0, self._activities.free_slots - state.reserved_slots - state.may_have_work)
 
     def slots_for_plain_work(self) -> int:
         """How many new session-free items of one turn this worker would run immediately, if it has slots for them.
@@ -93,11 +94,7 @@ class Capacity:
     @property
     def outstanding_bytes(self) -> int:
         """About how many bytes are in memory of what was fetched, or has come of it, and is not written."""
-        return self._activities.size + self._unwritten_bytes
-
-    @property
-    def _unwritten_bytes(self) -> int:
-        return self.input_size + self._commits.size
+        return self._activities.size + self.input_size + self._commits.size
 
     def free_bytes(self, running: int = 0) -> int:
         """How many bytes the next fetch may bring; 0 while that is little.
@@ -105,6 +102,6 @@ class Capacity:
         Payloads of activities that are ``running`` count for the fetch of other activities only: activities may wait
         for messages, while all else is written sooner or later.
         """
-        room = self._options.max_outstanding_bytes - self._unwritten_bytes - running
+        room = self._options.max_outstanding_bytes - self.input_size - self._commits.size - running
         batch = self._options.max_batch_bytes
         return min(room, batch) if room >= batch // LEAST_BATCH else 0

@@ -215,7 +215,8 @@ class InstanceTable:
             return
         size = payload_size(event)
         self._capacity.input_size += size
-        live.mailbox.append(Input(event, size, lock=item.lock, run=run, staged=staged, order=item.order))
+        order = item.session_id if item.ordered else None
+        live.mailbox.append(Input(event, size, lock=item.lock, run=run, staged=staged, order=order))
         self._pump(live)
 
     def deliver(self, items: Sequence[OrchestrationItem]) -> bool:

@@ -71,6 +71,8 @@ class Isolation:
         self._count = count
         self._over = over
         self._isolated: _IsolatedItem | None = None
+        self.is_on = False
+        """Whether there is an isolated item: read for each activity, so it is no property."""
 
     @property
     def keeps_others_out(self) -> bool:
@@ -94,7 +96,7 @@ class Isolation:
         """
         if self._isolated is not None:
             return False
-        self._isolated = _IsolatedItem(item, run, since=time.monotonic())
+        self._isolated, self.is_on = _IsolatedItem(item, run, since=time.monotonic()), True
         asyncio.get_running_loop().call_later(ISOLATION_TIMEOUT, self.proceed)
         self.proceed()
         return True
@@ -116,7 +118,7 @@ class Isolation:
     def clear(self) -> None:
         """Isolate the item no more."""
         if self._isolated is not None:
-            self._isolated = None
+            self._isolated, self.is_on = None, False
             self._over()
 
     def _handle_count(self, one: _IsolatedItem, counted: bool | None) -> None:

@@ -251,7 +251,9 @@ class LeaseState:
     @property
     def is_serving(self) -> bool:
         """Whether new work may be taken."""
-        return self.is_alive and not self.is_draining and not self.is_drained_by_operator
+        # As `is_alive`, which is not called: each turn asks.
+        stops = self.is_draining or self.is_drained_by_operator or self.is_expired
+        return not stops and self.error is None and time.monotonic() < self.ends_at
 
     def now(self) -> float:
         """The database's time in Unix seconds, extrapolated from its last answer."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, LiteralString, TypeAlias
+from typing import Final, LiteralString, NamedTuple, TypeAlias
 
 from affinity.provider.contract import (
     FINISHED,
@@ -38,10 +38,10 @@ def ends(turn: Turn) -> bool:
 
 def sent_items(turn: Turn) -> Sequence[NewWorkItem]:
     """Those of its work items that are queued at all: not where the same turn cancels them, or ends its instance."""
+    if turn.update is None and not turn.cancel_activities:  # nearly always
+        return turn.work_items
     if finishes(turn):
         return ()
-    if not turn.cancel_activities:
-        return turn.work_items
     return [item for item in turn.work_items if item.key.activity_id not in turn.cancel_activities]
 
 
@@ -54,22 +54,22 @@ def commit_columns(turns: Sequence[Turn], sent: Sequence[Sequence[NewWorkItem]])
     """
     items = [item for of_turn in sent for item in of_turn]
     columns = {**_turn_columns(turns), **_ack_columns(turns), **_item_columns(sent, items)}
-    ordered = any(item.ordered for item in items)
-    if ordered or not all(item.lock_here and not item.claim_here and item.delay <= 0 for item in items):
+    if not all(item.lock_here and not (item.claim_here or item.ordered) and item.delay <= 0 for item in items):
         columns |= _place_columns(items)
-    if ordered:
-        columns |= {"item_order": Texts([item.order for item in items])}
-    if any(turn.update is not None or turn.custom_status is not None or turn.unread is not None for turn in turns):
+        if any(item.ordered for item in items):
+            columns |= {"item_order": Texts([item.order for item in items])}
+    needs = _needs(turns)
+    if needs.updates:
         columns |= _update_columns(turns)
-    if any(map(_does_more, turns)):
+    if needs.removals:
         columns |= {**_removal_columns(turns), **_child_columns(turns), **_message_columns(turns)}
-    if any(map(_holds, turns)):
+    if needs.holds:
         columns |= {**_hold_columns(turns), **_watch_columns(turns)}
-    if any(turn.states for turn in turns):
+    if needs.states:
         writes = [write for turn in turns for write in turn.states]
         writes.sort(key=lambda write: write.new.session_id)
         columns |= state_columns(writes)
-    if any(turn.runs for turn in turns):
+    if needs.runs:
         columns |= _run_columns(turns)
     return columns
 
@@ -100,19 +100,33 @@ def fence_check_columns(turns: Sequence[Turn]) -> Columns:
     }
 
 
-def _does_more(turn: Turn) -> bool:
-    return bool(
-        turn.consumed
-        or turn.messages
-        or turn.instances
-        or turn.cancel_activities
-        or turn.cancel_timers
-        or finishes(turn)
-    )
+class _Needs(NamedTuple):
+    """The groups of columns that a batch has a use for."""
+
+    updates: bool
+    removals: bool
+    holds: bool
+    states: bool
+    runs: bool
 
 
-def _holds(turn: Turn) -> bool:
-    return bool(turn.holds or turn.ended_holds or turn.watches) or ends(turn)
+def _needs(turns: Sequence[Turn]) -> _Needs:
+    """One loop with plain conditions: most turns have a use for none."""
+    updates = removals = holds = states = runs = False
+    for turn in turns:
+        if turn.update is not None or turn.custom_status is not None or turn.unread is not None:
+            updates = True
+            removals = removals or finishes(turn)
+            holds = holds or ends(turn)
+        if turn.consumed or turn.messages or turn.instances or turn.cancel_activities or turn.cancel_timers:
+            removals = True
+        if turn.holds or turn.ended_holds or turn.watches:
+            holds = True
+        if turn.states:
+            states = True
+        if turn.runs:
+            runs = True
+    return _Needs(updates, removals, holds, states, runs)
 
 
 def _numbered(turns: Sequence[Turn]) -> Iterable[tuple[int, Turn]]:

@@ -104,7 +104,10 @@ class TurnOperations(Operations):
         numbers = count(1)
         places = [[answer.place(next(numbers), item) for item in of_turn] for of_turn in sent]
         return {
-            turn.instance_id: TurnResult(committed=True, placed=_placed(turn, of_turn, found))
+            turn.instance_id: TurnResult(
+                committed=True,
+                placed=found if len(of_turn) == len(turn.work_items) else _placed(turn, of_turn, found),
+            )
             for turn, of_turn, found in zip(turns, sent, places, strict=True)
         }
 
@@ -139,8 +142,6 @@ _NOT_ALL_PASS: Final = frozenset({BATCH_REFUSED, UniqueViolation.sqlstate})
 
 def _placed(turn: Turn, sent: Sequence[NewWorkItem], places: list[Placed]) -> list[Placed]:
     """The places of all its work items, when ``places`` has those of the items that were sent."""
-    if len(sent) == len(turn.work_items):
-        return places
     found = {item.key: place for item, place in zip(sent, places, strict=True)}
     return [found.get(item.key, _NOT_QUEUED) for item in turn.work_items]
 
