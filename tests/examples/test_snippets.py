@@ -24,6 +24,9 @@ PYTHON_MARKERS = {"", "part", *SIGNATURES}
 PROGRAMS = [block for block in blocks("python") if not block.marker]
 WITH_PARTS = [page for page in PAGES if program_of(page)]
 FILES = sorted({match[1] for block in blocks() if (match := re.fullmatch(r"(?:from|output of) (.+)", block.marker))})
+LONG_FILES = {name for name in FILES if "/test_" in name or name == "examples/tutorial/step10.py"}
+"""Programs that take two seconds or more: they start workers or servers several times."""
+
 TYPED = [ROOT / "examples" / name for name in ("tutorial", "testing", "web")]
 COMMANDS = [block for block in blocks("sh") if block.marker not in ("demo", "test")]
 
@@ -74,8 +77,9 @@ def test_the_parts_of_the_pages_and_their_programs_have_the_types_that_they_say(
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG_FILES else name for name in FILES]
+)
 def test_a_program_is_as_shown_and_prints_what_is_shown(name: str, tmp_path: Path) -> None:
     """The blocks of a page that name the same file: lines of it, and lines that it prints."""
     file = ROOT / name
@@ -145,7 +149,7 @@ def parse(command: click.Command, arguments: list[str], parent: click.Context | 
 def test_commands_and_options_in_the_text_exist(page: Path) -> None:
     for text in re.findall(r"`affinity ([a-z][^`]*)`", page.read_text()):
         command: click.Command = main
-        if text.startswith(("lease ", "client ")):  # names of connections in the database
+        if text.split()[0] in ("lease", "client", "store"):  # names of connections in the database
             continue
         for word in text.replace("…", " ").split():
             if isinstance(command, click.Group) and word in command.commands:
