@@ -12,8 +12,10 @@ A turn goes through these parts::
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -40,7 +42,7 @@ from affinity.worker.instances import InstanceTable
 from affinity.worker.lease import LeaseState, describe_worker
 from affinity.worker.maintenance import DRAIN_STEP_SECONDS, Maintenance, code_version
 from affinity.worker.metrics import Metrics
-from affinity.worker.options import RuntimeOptions
+from affinity.worker.options import PACK, RuntimeOptions
 from affinity.worker.replays import Replays
 from affinity.worker.retry import Backoff, DatabaseHealth
 from affinity.worker.services import WorkerServices
@@ -48,6 +50,12 @@ from affinity.worker.sessions import HeldSessions
 from affinity.worker.wakeups import FetchState, Wakeups
 
 logger = logging.getLogger("affinity.worker")
+
+DEMAND_SECONDS = 2.0
+"""How long a draining worker waits to be told how many workers are needed."""
+
+ORDINAL = re.compile(r"\d+$")
+"""In the name of a worker, as a StatefulSet numbers its pods."""
 
 
 class Runtime:
@@ -69,6 +77,8 @@ class Runtime:
         self._options = options
         self._health = health
         self._tasks: TaskGroup | None = None
+        self.restart_grace = options.restart_grace
+        """For how long the sessions stay with the name when this incarnation has left."""
         state = FetchState()
         wakeups = Wakeups(provider, identity.worker_id, options.poll_interval, state)
         self.lease = LeaseState(identity.worker_id, state, wakeups, metrics.count_lease_expiry)
@@ -189,6 +199,8 @@ class Runtime:
         self.lease.is_draining = True
         self.activities.give_back_waiting()
         logger.info("worker %s: draining, %d activities run", self._identity.worker_id, len(self.activities))
+        if self.restart_grace and await self._leaves_for_good():
+            self.restart_grace = 0.0
         with anyio.move_on_after(self._options.drain_timeout) as limit:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._guarded, self._free_sessions)
@@ -207,9 +219,18 @@ class Runtime:
         await self.lease.ended.wait()
         scope.cancel()
 
+    async def _leaves_for_good(self) -> bool:
+        """Whether scale-in ends this worker, as far as it can tell: it packs, and needs no worker of its ordinal."""
+        ordinal = ORDINAL.search(self._identity.worker_id)
+        if ordinal is None or self._options.placement != PACK:
+            return False
+        with anyio.move_on_after(DEMAND_SECONDS), suppress(ProviderError):
+            return int(ordinal[0]) >= max(1, (await self._provider.desired_workers()).desired)
+        return False
+
     async def _free_sessions(self) -> None:
         while True:
-            restarts = self._options.restart_grace > 0
+            restarts = self.restart_grace > 0
             await self._health.retry(partial(self._provider.drain_worker, self._identity, restarts=restarts))
             self.services.wakeups.hint_others(None)
             await anyio.sleep(DRAIN_STEP_SECONDS)

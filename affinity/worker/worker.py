@@ -340,9 +340,10 @@ class Worker:
             yield asked
         finally:
             with anyio.move_on_after(LEAVE_SECONDS, shield=True), contextlib.suppress(ProviderError):
-                if self.options.restart_grace:  # what has ended since the drain's last look
+                grace = self.runtime.restart_grace
+                if grace:  # what has ended since the drain's last look
                     await provider.drain_worker(self.identity, restarts=True)
-                await provider.release_worker(self.identity, restart_grace=self.options.restart_grace)
+                await provider.release_worker(self.identity, restart_grace=grace)
                 await provider.wake({None: Hint()})
 
     @asynccontextmanager

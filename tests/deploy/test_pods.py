@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby, pairwise
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import anyio
@@ -11,6 +11,7 @@ import pytest
 from anyio import to_thread
 
 from affinity.client import Client
+from affinity.provider import migrate
 from tests.deploy.kustomize import DEPLOY, build
 from tests.deploy.load import FOLDER, Count, Served, go_on, read_served
 from tests.deploy.pods import Pod
@@ -42,7 +43,7 @@ class Workload:
         name = f"affinity-workers-{ordinal}"
         log = self._place / f"{name}.log"
         pod = Pod(self._manifests, name, log, app="tests.deploy.load:app", secrets=self._secrets, **self._different)
-        self.pods[ordinal:] = [pod]
+        self.pods[ordinal : ordinal + 1] = [pod]
 
     async def scale(self, replicas: int) -> None:
         """As the controller does with `podManagementPolicy: Parallel`: the highest ordinals end, all at once."""
@@ -95,12 +96,11 @@ class Load:
         await self.until(lambda all_: all(serves(all_[before:], session) >= 3 for session in self._sessions))
 
     async def end(self) -> list[Served]:
-        """Stop the sessions and check what became of them: every turn has one result, and is in the state once, in order;
-        no turn was served twice; and no session had two holders at a time.
+        """Stop the sessions and check what became of them: every turn has one result, and is in the state once, in
+        order; no turn was served twice; and no session had two holders at a time.
         """
         (self._place / "stop").touch()
         store = self._client.session_store
-        served = read_served(self._place)
         for session in self._sessions:
             turns = await self._client.wait(session, timeout=PATIENCE)
             record = await store.load(session)
@@ -127,10 +127,11 @@ def check_holders(served: Sequence[Served]) -> None:
         assert (before.epoch == after.epoch) <= (before.worker == after.worker)
 
 
-def moves(served: Sequence[Served], session: str) -> int:
-    """How often the session changed its holder, a new start of the same name included."""
-    own = sorted((one for one in served if one.session == session), key=lambda one: one.began)
-    return len([epoch for epoch, _ in groupby(one.epoch for one in own)]) - 1
+def moves(served: Sequence[Served]) -> list[int]:
+    """How often each session changed its holder, a new start of the same name included."""
+    return [
+        len({one.epoch for one in served if one.session == session}) - 1 for session in {one.session for one in served}
+    ]
 
 
 @pytest.fixture
@@ -141,43 +142,73 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def autoscaled(postgres_database: str, place: Path) -> Iterator[Workload]:
-    """With room for half of the sessions in each pod, so that two suffice."""
-    most = str(SESSIONS // 2)
-    workload = Workload("autoscaled", postgres_database, place, AFFINITY_MAX_SESSIONS_PER_RUNTIME=most)
+def workload(postgres_database: str, place: Path) -> Iterator[Callable[..., Workload]]:
+    """The pods of an overlay."""
+    made: list[Workload] = []
+
+    def make(overlay: str, **different: str) -> Workload:
+        made.append(Workload(overlay, postgres_database, place, **different))
+        return made[-1]
+
     try:
-        yield workload
+        yield make
     finally:
-        workload.end()
+        for each in made:
+            each.end()
 
 
-async def test_scaling_loses_and_doubles_nothing(autoscaled: Workload, postgres_database: str, place: Path) -> None:
-    """From two pods to four, and to one that takes half of the sessions, and back to two, which take all."""
-    await autoscaled.scale(2)
+@pytest.fixture
+async def client(postgres_database: str) -> AsyncIterator[Client]:
+    await migrate(postgres_database)
     async with Client(postgres_database) as client:
-        load = Load(client, place)
-        await registered(client, 2)
-        await load.start()
-        await load.goes_on()
-        assert (await client.desired_workers()).desired == 2
-        await autoscaled.scale(4)
-        await registered(client, 4)
-        await load.goes_on()
-        demand = await client.desired_workers()
-        assert (demand.held, demand.desired) == (SESSIONS, 2)
-        held = {row.worker_id: row.sessions for row in await client.workers() if row.alive}
-        assert held == {f"affinity-workers-{n}": SESSIONS // 2 if n < 2 else 0 for n in range(4)}
-        await autoscaled.scale(2)  # what the autoscaler does: it moves nothing, since the sessions are packed
-        await load.goes_on()
-        assert [moves(read_served(place), f"session-{n}") for n in range(SESSIONS)] == [0] * SESSIONS
-        await autoscaled.scale(1)
-        with anyio.fail_after(PATIENCE):
-            while (await client.desired_workers()).waiting != SESSIONS // 2:
-                await anyio.sleep(0.1)
-        assert (await client.desired_workers()).desired == 2
-        await autoscaled.scale(2)
-        await load.goes_on()
-        await load.end()
+        yield client
+
+
+@pytest.mark.slow
+async def test_autoscaling_loses_and_doubles_nothing(
+    workload: Callable[..., Workload], client: Client, place: Path
+) -> None:
+    """From two pods, which have room for all sessions, to four, to one, and to two. The sessions are packed: those that
+    are not needed have none, and those of the one that is needed go to its next start.
+    """
+    most = str(SESSIONS // 2)
+    pods, load = workload("autoscaled", AFFINITY_MAX_SESSIONS_PER_RUNTIME=most), Load(client, place)
+    await pods.scale(2)
+    await registered(client, 2)
+    await load.start()
+    await load.goes_on()
+    await pods.scale(4)
+    await registered(client, 4)
+    await load.goes_on()
+    demand = await client.desired_workers()
+    assert (demand.held, demand.desired) == (SESSIONS, 2)
+    held = {row.worker_id: row.sessions for row in await client.workers()}
+    assert held == {f"affinity-workers-{n}": SESSIONS // 2 if n < 2 else 0 for n in range(4)}
+    await pods.scale(1)
+    assert sum(moves(read_served(place))) == 0
+    assert (await client.desired_workers()).desired == 2
+    await pods.scale(2)
+    await load.goes_on()
+    assert [n for n in moves(await load.end()) if n] == [1] * (SESSIONS // 2)
+
+
+@pytest.mark.slow
+async def test_scale_in_hands_sessions_over(workload: Callable[..., Workload], client: Client, place: Path) -> None:
+    """From two pods to four, and to one, with the sessions on all of them, and none left to a next start."""
+    pods, load = workload("postgres", AFFINITY_RESTART_GRACE="0"), Load(client, place)
+    await pods.scale(2)
+    await registered(client, 2)
+    await pods.scale(4)
+    await registered(client, 4)
+    await load.start()
+    await load.goes_on()
+    before = {row.worker_id: row.sessions for row in await client.workers()}
+    assert before["affinity-workers-0"] < SESSIONS
+    await pods.scale(1)
+    await load.goes_on()
+    served = await load.end()
+    assert {one.worker for one in served[-SESSIONS:]} == {"affinity-workers-0"}
+    assert sum(moves(served)) >= SESSIONS - before["affinity-workers-0"]
 
 
 async def registered(client: Client, workers: int) -> None:
@@ -187,7 +218,35 @@ async def registered(client: Client, workers: int) -> None:
             await anyio.sleep(0.1)
 
 
-@pytest.mark.parametrize("any_url", ["sqlite", "postgresql"], indirect=True)
-async def test_scaling_by_hand(any_url: str, place: Path) -> None:
-    """N to N+2 to N-1."""
-    assert any_url
+@pytest.mark.slow
+async def test_a_restart_of_each_pod_moves_each_session_at_most_once(
+    workload: Callable[..., Workload], client: Client, place: Path
+) -> None:
+    """As a rolling update does, the highest ordinal first, of the overlay with a fixed number of pods."""
+    pods, load = workload("postgres"), Load(client, place)
+    await pods.scale(3)
+    await registered(client, 3)
+    await load.start()
+    await load.goes_on()
+    for ordinal in (2, 1, 0):
+        await pods.restart(ordinal)
+        await load.goes_on()
+    assert max(moves(await load.end())) <= 1
+
+
+async def test_the_pod_with_a_file_goes_on_where_it_was(tmp_path: Path, place: Path) -> None:
+    """The overlay with SQLite: one pod, restarted under load."""
+    url = f"sqlite:///{tmp_path / 'affinity.db'}"
+    await migrate(url)
+    pods = Workload("sqlite-single", "", place, AFFINITY_URL=url)
+    try:
+        await pods.scale(1)
+        async with Client(url) as client:
+            load = Load(client, place)
+            await load.start()
+            await load.goes_on()
+            await pods.restart(0)
+            await load.goes_on()
+            assert moves(await load.end()) == [1] * SESSIONS
+    finally:
+        pods.end()
