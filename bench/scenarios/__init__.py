@@ -12,6 +12,7 @@ from bench.scenarios.fanout import fanout
 from bench.scenarios.idle import idle
 from bench.scenarios.limit import limit
 from bench.scenarios.memory import memory
+from bench.scenarios.order import order
 from bench.scenarios.replicas import replicas
 from bench.scenarios.restart import restart
 from bench.scenarios.rollout import rollout
@@ -36,6 +37,7 @@ SCENARIOS: dict[str, Callable[[Run], Report]] = {
     "rollout": rollout,
     "sqlite": sqlite,
     "state": state,
+    "order": order,
     "size": size,
     "soak": soak,
 }
@@ -43,5 +45,5 @@ SCENARIOS: dict[str, Callable[[Run], Report]] = {
 LONG = ("size", "soak")
 """Not part of ``all``."""
 
-ON_SQLITE = ("turns", "latency", "history", "fanout", "failover", "rollout", "sqlite", "state")
+ON_SQLITE = ("turns", "latency", "history", "fanout", "failover", "rollout", "sqlite", "state", "order")
 """Those that ``--provider sqlite`` knows; the others count what only a PostgreSQL server tells."""

@@ -39,9 +39,10 @@ class OurClient:
     def start(self, ids: Sequence[str], walk: Walk) -> None:
         self.start_on({one: [] for one in ids}, walk)
 
-    def start_on(self, sessions: Mapping[str, Sequence[str]], walk: Walk) -> None:
-        """Start one walk for each id, on the sessions that are given for it."""
-        self._start({one: _route(walk, names) for one, names in sessions.items()})
+    def start_on(self, sessions: Mapping[str, Sequence[str]], walk: Walk, *, ordered: bool = False) -> None:
+        """Start one walk for each id, on the sessions that are given for it; ``ordered``: in their orders."""
+        routes = {one: _route(walk, names) for one, names in sessions.items()}
+        self._start({one: route.model_copy(update={"ordered": ordered}) for one, route in routes.items()})
 
     def start_with_state(self, sessions: Mapping[str, Sequence[str]], walk: Walk, size: int) -> None:
         """The same for workers of the app ``stateful``: each turn changes its session's state of ``size`` bytes."""
@@ -76,11 +77,11 @@ class OurClient:
 
         return self.call(wait)
 
-    def flood(self, session: str, items: int) -> None:
+    def flood(self, session: str, items: int, *, ordered: bool = False) -> None:
         name = f"flood-{session}-{time.monotonic_ns()}"
 
         async def queue(client: Client) -> None:
-            handle = await client.start("flood", Flood(session=session, items=items), instance_id=name)
+            handle = await client.start("flood", Flood(session=session, items=items, ordered=ordered), instance_id=name)
             while (await handle.status()).event_count <= items:  # noqa: ASYNC110 -- another process queues them
                 await anyio.sleep(0.02)
 

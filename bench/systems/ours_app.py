@@ -26,6 +26,7 @@ class Route(BaseModel):
     turns: int
     pause: float = 0.0
     sessions: list[str] = []  # empty: the instance's own
+    ordered: bool = False
 
 
 class Flood(BaseModel):
@@ -33,6 +34,7 @@ class Flood(BaseModel):
 
     session: str
     items: int
+    ordered: bool = False
 
 
 class Fan(BaseModel):
@@ -67,7 +69,7 @@ async def walk(context: OrchestrationContext, route: Route) -> list[Stamp]:
     sessions = route.sessions or [context.instance_id]
     return [
         await context.schedule_activity(step, Step(turn=turn, pause=route.pause)).on_session(
-            sessions[turn % len(sessions)]
+            sessions[turn % len(sessions)], ordered=route.ordered
         )
         for turn in range(route.turns + 1)
     ]
@@ -180,4 +182,5 @@ async def block(context: ActivityContext) -> None:
 @foreign.orchestration
 async def flood(context: OrchestrationContext, order: Flood) -> None:
     """Queues many activities on a session."""
-    await context.gather(*(context.schedule_activity(block).on_session(order.session) for _ in range(order.items)))
+    blocks = [context.schedule_activity(block) for _ in range(order.items)]
+    await context.gather(*(one.on_session(order.session, ordered=order.ordered) for one in blocks))
