@@ -63,7 +63,7 @@ class WorkItemPlacer:
         place = None if item.order is None else self._orders.next_place(item.order)
         if place is not None and place > 1:
             self._rows.append(blocked_row(item, place))
-            return Placed(item=None, holder=lease.worker_id if lease is not None and lease.held else None)
+            return Placed(item=None, holder=lease.serving if lease is not None and lease.held else None)
         token = self._tokens.next() if self._locks_here(item, lease) else None
         route = self._route(item, lease)
         row = (item.key, item.name, item.session_id, route, item.delay, token, item.payload)

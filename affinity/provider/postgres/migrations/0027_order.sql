@@ -53,8 +53,8 @@ BEGIN
         FROM unnest(_session) WITH ORDINALITY AS s (id, k)) p;
 END $$;
 
--- The first item of an order is removed: the next one takes its place, and its route. It waits for whoever removes that
--- one at this moment.
+-- The first item of an order is removed: the next one takes its place, with the route that its session has. It waits for
+-- whoever removes that one at this moment.
 CREATE FUNCTION promote_next() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     following worker_queue;
@@ -63,7 +63,9 @@ BEGIN
         SELECT q.* INTO following FROM worker_queue q WHERE q.order_session = OLD.order_session
         ORDER BY q.order_number LIMIT 1;
         EXIT WHEN NOT FOUND OR following.route <> 'blocked';
-        UPDATE worker_queue q SET session_id = q.order_session, route = OLD.route
+        UPDATE worker_queue q
+        SET session_id = q.order_session, route = coalesce(
+            (SELECT h.route FROM held_sessions h WHERE h.session_id = OLD.order_session), 'new')
         WHERE q.instance_id = following.instance_id AND q.execution_id = following.execution_id
           AND q.activity_id = following.activity_id;
         EXIT WHEN FOUND;

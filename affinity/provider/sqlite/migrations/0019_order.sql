@@ -9,11 +9,15 @@ ALTER TABLE worker_queue ADD COLUMN order_number INTEGER;
 
 CREATE INDEX worker_queue_by_order ON worker_queue (order_session, order_number) WHERE order_session IS NOT NULL;
 
--- The first item of an order is removed: the next one takes its place, and its route.
+-- The first item of an order is removed: the next one takes its place. Its route is that of a planned move of the session,
+-- or else the one to its holder that the first one had; a stale one is repaired, as all are.
 CREATE TRIGGER promote_next AFTER DELETE ON worker_queue
 WHEN OLD.order_session IS NOT NULL AND OLD.route <> 'blocked'
 BEGIN
-    UPDATE worker_queue SET session_id = order_session, route = OLD.route
+    UPDATE worker_queue SET session_id = order_session, route = coalesce(
+        (SELECT 'new:' || s.next_worker FROM sessions AS s WHERE s.session_id = OLD.order_session),
+        iif(OLD.route > 'w:', OLD.route, 'new')
+    )
     WHERE route = 'blocked' AND id = (
         SELECT q.id FROM worker_queue AS q WHERE q.order_session = OLD.order_session ORDER BY q.order_number LIMIT 1
     );

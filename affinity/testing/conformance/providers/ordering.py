@@ -7,7 +7,15 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from affinity.provider.contract import InstanceUpdate, NewWorkItem, OrchestrationItem, Timeouts, WorkItem, WorkKey
+from affinity.provider.contract import (
+    InstanceUpdate,
+    NewWorkItem,
+    OrchestrationItem,
+    Timeouts,
+    WorkerTags,
+    WorkItem,
+    WorkKey,
+)
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import (
     ITEM_LOCK,
@@ -310,6 +318,38 @@ class OrderRules(Rules):
         await cluster.sweep_all()
         assert await a.take(10) == []
         assert [item.lock.key for item in await b.take(10)] == [second]
+
+    async def test_a_planned_move_takes_the_order_along(self, cluster: Cluster) -> None:
+        """While a session is to move, its first item is ended by the holder, and the next one runs on the new holder
+        (contract: PlannedMove).
+        """
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        keys = await cluster.enqueue("s", "s", "s", ordered=True)
+        (running,) = await a.take(10)
+        assert await a.plan("s", "b") == "planned"
+        keys += await cluster.enqueue("s", ordered=True)
+        assert await b.take_moved("s") == []
+        assert await a.ack(running) == [True]
+        assert await a.take(10) == []
+        assert await b.take_moved("s") == ["s"]
+        assert await drained(b) == keys[1:]
+        assert await cluster.holders() == {"s": "b"}
+
+    async def test_a_session_with_a_tag_keeps_its_order(self, cluster: Cluster) -> None:
+        """Ordered items of a session with a tag run on workers with that tag, one after the other (contract:
+        NewWorkItem.tag).
+        """
+        a, b = await cluster.worker("a"), await cluster.worker("b", tags=WorkerTags(tags=("gpu",)))
+        at = await a.own("i")
+        at = await a.go_on(at, work_items=[ordered(at, number, tag="gpu") for number in (1, 2, 3, 4)])
+        assert await a.take(10) == []
+        await a.go_on(at, cancel_activities=[1])
+        assert await a.take(10) == []
+        (running,) = await b.take(10)
+        assert await b.ack(running) == [True]
+        await cluster.pass_time(SESSION_LOCK + 1)
+        assert await a.take(10) == []
+        assert [running.lock.key.activity_id, *(key.activity_id for key in await drained(b))] == [2, 3, 4]
 
     async def test_a_sweep_leaves_the_order_alone(self, cluster: Cluster) -> None:
         """Sweeps, and claims of sessions with many items, deliver nothing before its turn (contract: sweep)."""
