@@ -65,7 +65,9 @@ BEGIN
         EXIT WHEN NOT FOUND OR following.route <> 'blocked';
         UPDATE worker_queue q
         SET session_id = q.order_session, route = coalesce(
-            (SELECT h.route FROM held_sessions h WHERE h.session_id = OLD.order_session), 'new')
+            (SELECT coalesce(m.route, 'w:' || h.worker_id)
+             FROM held_sessions h LEFT JOIN planned_moves m ON m.session_id = h.session_id
+             WHERE h.session_id = OLD.order_session), 'new')
         WHERE q.instance_id = following.instance_id AND q.execution_id = following.execution_id
           AND q.activity_id = following.activity_id;
         EXIT WHEN FOUND;
