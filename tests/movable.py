@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 import anyio
 from pydantic import BaseModel
 
 from affinity import ActivityContext, App, OrchestrationContext, Sessions
+
+logger = logging.getLogger("movable")
 
 PAUSE = 0.02
 """Seconds of work between reading and changing the state."""
@@ -44,7 +48,7 @@ class Assignments:
         self.seen.add(session_id)
 
     async def lost(self, session_id: str, epoch: int | None = None) -> None:
-        pass
+        logger.warning("lost %s", session_id)
 
     async def sweep(self) -> None:
         pass

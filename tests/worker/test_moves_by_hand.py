@@ -115,13 +115,14 @@ async def test_a_move_waits_for_running_work_and_warns_the_new_holder(workers: W
 
 @everywhere
 async def test_an_idle_session_moves_at_once(workers: Workers, client: Client) -> None:
-    """Without work of it; its next turn runs there, from the state that the former holder has saved."""
-    workers.start("a", APP)
+    """Without work of it; the former holder lets its copy go."""
+    a = workers.start("a", APP)
     await _start(client, Plan(session_id="idle", rounds=2))
     await _result(client, "idle")
     workers.start("b", APP)
     assert await client.move_session("idle", "b", wait=True) == "moved"
     assert await _holder(client, "idle") == "b"
+    a.wait_log("lost idle")
     assert await client.move_session("idle", "nobody", wait=True) == "unavailable"
     assert await client.move_session("never", "b", wait=True) == "not_held"
 
