@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,6 +19,7 @@ from affinity.provider import open_provider
 from affinity.provider.contract import Incarnation, WorkerIdentity
 from tests.client.conftest import Puppet
 from tests.commands import new_runner
+from tests.processes import ROOT
 
 Play: TypeAlias = Callable[[Callable[[Puppet], Awaitable[object]]], None]
 
@@ -80,3 +84,9 @@ def refused(code: int, *arguments: str, stdin: str | None = None) -> str:
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
     return result.stderr
+
+
+def launch(*arguments: str, **streams: Any) -> subprocess.Popen[str]:
+    """The command in a process of its own."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen([sys.executable, "-m", "affinity", *arguments], text=True, env=environment, **streams)

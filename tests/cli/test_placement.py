@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from affinity.cli.shell import FAILED, INTERRUPTED, MISUSED
-from tests.cli.conftest import Play, document, refused, run, succeed
-from tests.cli.test_processes import launch
+from tests.cli.conftest import Play, document, launch, refused, run, succeed
 from tests.processes import PATIENCE, open_workers
 
 
@@ -27,7 +26,7 @@ def test_a_session_is_moved_between_processes(directory: Path) -> None:
         wanted = {"sessions": {"s": "moved", "never": "not_held"}}
         assert document("sessions", "move", "s", "never", "--to", "two", code=FAILED) == wanted
         assert "unavailable" in run("sessions", "move", "s", "--to", "nobody", "--within", "5m").stdout
-        (move,) = document("sessions", "moves", "s", "--reason", "moved")["moves"]
+        (move,) = document("sessions", "moves", "s", "--reason", "moved")
         assert (move["from_worker"], move["to_worker"]) == ("one", "two")
 
 

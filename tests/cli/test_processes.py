@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from affinity.cli.shell import INTERRUPTED
-from tests.cli.conftest import document, succeed
-from tests.processes import PATIENCE, ROOT, open_workers
-
-
-def launch(*arguments: str, **streams: Any) -> subprocess.Popen[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen([sys.executable, "-m", "affinity", *arguments], text=True, env=environment, **streams)
+from tests.cli.conftest import document, launch, succeed
+from tests.processes import PATIENCE, open_workers
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, INTERRUPTED)])
