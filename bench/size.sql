@@ -28,11 +28,13 @@ WITH made AS (
 INSERT INTO ended_executions (instance_id, execution_id, is_last, ended_at)
 SELECT instance_id, 1, true, clock() - interval '1 h' FROM made
 
--- sessions: held, and spread over all workers
+-- sessions: held; some by the worker that is measured, and the others spread over the others
 INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)
-SELECT 'session-' || n, w.worker_id, w.incarnation, nextval('epochs'), clock() + interval '1 day', clock(), clock()
+SELECT 'session-' || n, w.id, w.id, nextval('epochs'), clock() + interval '1 day', clock(), clock()
 FROM generate_series(1, %(sessions)s) AS n
-JOIN (SELECT row_number() OVER (ORDER BY worker_id) - 1 AS place, * FROM workers) w ON w.place = n %% %(workers)s
+CROSS JOIN LATERAL (
+    SELECT CASE WHEN n <= %(own)s THEN 'measured' ELSE 'holder-' || n %% (%(workers)s - 1) + 1 END AS id
+) w
 
 -- states: the records of these sessions
 INSERT INTO session_states (session_id, state, encoding, schema_version, kind, labels, participants, version, created_at,

@@ -9,6 +9,7 @@ from bench.run import Run
 from bench.scenarios.backlog import backlog
 from bench.scenarios.failover import failover
 from bench.scenarios.fanout import fanout
+from bench.scenarios.fleet import fleet
 from bench.scenarios.idle import idle
 from bench.scenarios.limit import limit
 from bench.scenarios.memory import memory
@@ -38,11 +39,12 @@ SCENARIOS: dict[str, Callable[[Run], Report]] = {
     "sqlite": sqlite,
     "state": state,
     "order": order,
+    "fleet": fleet,
     "size": size,
     "soak": soak,
 }
 
-LONG = ("size", "soak")
+LONG = ("fleet", "size", "soak")
 """Not part of ``all``."""
 
 ON_SQLITE = ("turns", "latency", "history", "fanout", "failover", "rollout", "sqlite", "state", "order")
