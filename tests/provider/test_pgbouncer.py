@@ -130,3 +130,69 @@ async def test_a_provider_that_meets_a_pooler_later_tries_again(
             assert caught.value.retryable
             monkeypatch.setattr(connection, "_conninfo", direct)
             assert await worker.take(1) == []
+
+
+# --- what a pooler passes on, as docs/run/databases.md says -----------------------------------------------------------
+
+
+@pytest.fixture(params=["session", "transaction"])
+def passing(request: pytest.FixtureRequest, postgres_migrated: str, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """The mode and the URL of a pooler that ignores settings."""
+    with pooler(tmp_path, postgres_migrated, mode=request.param, ignored=IGNORES, query="") as url:
+        yield request.param, url
+
+
+def test_notifications_are_sent_in_each_mode_and_received_in_session_mode(
+    passing: tuple[str, str], postgres_migrated: str
+) -> None:
+    """In transaction mode LISTEN is accepted, and nothing comes: a server session that no client has is not read."""
+    mode, url = passing
+    with (
+        psycopg.connect(postgres_migrated, autocommit=True) as direct,
+        psycopg.connect(url, autocommit=True) as pooled,
+    ):
+        direct.execute("LISTEN a")
+        pooled.execute("LISTEN b")
+        pooled.execute("NOTIFY a")
+        assert [notice.channel for notice in direct.notifies(timeout=30.0, stop_after=1)] == ["a"]
+        direct.execute("NOTIFY b")
+        came = [notice.channel for notice in pooled.notifies(timeout=30.0 if mode == "session" else 1.0, stop_after=1)]
+        assert came == (["b"] if mode == "session" else [])
+
+
+def test_settings_stay_with_a_client_in_session_mode_only(passing: tuple[str, str]) -> None:
+    """In transaction mode the next client has them, and the first one misses them on another server session."""
+    mode, url = passing
+    show = "SELECT current_setting('search_path')"
+    with psycopg.connect(url, autocommit=True) as one, psycopg.connect(url, autocommit=True) as two:
+        one.execute("SET search_path = kept")
+        assert two.execute(show).fetchone() == (("kept",) if mode == "transaction" else ('"$user", public',))
+        with two.transaction():  # takes the server session that the first one had
+            two.execute("SELECT 1")
+            assert one.execute(show).fetchone() == (("kept",) if mode == "session" else ('"$user", public',))
+
+
+def test_a_message_of_several_statements_is_one_transaction_in_each_mode(passing: tuple[str, str]) -> None:
+    """With a lock of the transaction, and the name of the application."""
+    _, url = passing
+    with psycopg.connect(url, autocommit=True, application_name="through a pooler") as client:
+        cursor = client.execute(
+            "SELECT pg_advisory_xact_lock(7); SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 7"
+        )
+        cursor.nextset()
+        assert cursor.fetchone() == (1,)
+        assert client.execute("SELECT current_setting('application_name')").fetchone() == ("through a pooler",)
+
+
+def test_statements_stay_prepared_in_session_mode_only(passing: tuple[str, str]) -> None:
+    """By SQL; later versions of PgBouncer prepare those of the protocol anew, on whichever server session it is."""
+    mode, url = passing
+    with psycopg.connect(url, autocommit=True) as one, psycopg.connect(url, autocommit=True) as two:
+        one.execute("PREPARE kept AS SELECT 1")
+        with two.transaction():
+            two.execute("SELECT 1")
+            if mode == "session":
+                assert one.execute("EXECUTE kept").fetchone() == (1,)
+            else:
+                with pytest.raises(psycopg.errors.InvalidSqlStatementName):
+                    one.execute("EXECUTE kept")
