@@ -17,10 +17,9 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, Self
 from weakref import WeakSet
 
 from cachetools import LRUCache
@@ -29,20 +28,17 @@ from affinity.errors import (
     AffinityError,
     DatabaseChanged,
     ExecutionLimitReached,
-    NotSerializable,
     OrchestrationPoisoned,
-    OrchestrationUnreadable,
     ProviderError,
     UnknownOrchestration,
 )
 from affinity.orchestration import App
 from affinity.orchestration.engine import Execution, Step
-from affinity.orchestration.events import Event, OrchestrationStarted, TimerFired, payload_size
+from affinity.orchestration.events import Event, OrchestrationStarted, payload_size
 from affinity.orchestration.failures import describe_error
-from affinity.orchestration.wire import ANY_EXECUTION, encode_message, read_message
+from affinity.orchestration.wire import encode_message
 from affinity.provider.contract import (
     FINISHED,
-    Birth,
     InstanceUpdate,
     OrchestrationItem,
     Placed,
@@ -56,10 +52,20 @@ from affinity.provider.contract import (
     WorkKey,
     WorkLock,
 )
-from affinity.records import ActivityRun, StateWrite
+from affinity.records import ActivityRun
 from affinity.worker.activities import ActivityRunner
 from affinity.worker.capacity import Capacity
 from affinity.worker.commits import Commits
+from affinity.worker.live import (
+    NOOP,
+    HistoryPoint,
+    Input,
+    LiveInstance,
+    log_failure,
+    read_input,
+    runs_of,
+    unwanted_results,
+)
 from affinity.worker.replays import Replay, Replays
 from affinity.worker.results import StagedResult, requeue_after_conflict
 from affinity.worker.retry import is_retryable
@@ -77,71 +83,6 @@ LARGEST_MOVE = 1024
 
 NOT_THE_CODE = (OrchestrationPoisoned, ExecutionLimitReached, ProviderError)
 """Errors that suspend an instance until an operator resumes it: other code alone does not correct them."""
-
-NOOP = TimerFired(schedule_id=0)
-"""Stands for a message to an execution that has ended: consumed with the next turn, and dropped by replay like any
-stale timer.
-"""
-
-
-@dataclass(slots=True)
-class Input:
-    """An input of an instance: a queued message, or the result of a work item that ran here."""
-
-    event: Event
-    size: int  # characters of its payload
-    message_id: int | None = None
-    lock: WorkLock | None = None
-    run: ActivityRun | None = None  # of the activity that has this result; None: the first attempt, on this worker
-    staged: StagedResult | None = None
-    order: str | None = None  # the session whose ordered items wait for the item to be gone
-    error: Exception | None = None  # why the message cannot be read; the event is `NOOP` then
-
-    @property
-    def state(self) -> StateWrite | None:
-        """Session state that goes with the result."""
-        return None if self.staged is None else self.staged.state
-
-    def settle(self, applied: bool) -> None:
-        """Settle the session state that goes with the result: whether the result is in the history, as far as this
-        worker knows.
-        """
-        if self.staged is not None:
-            self.staged.settle(applied)
-
-
-@dataclass(slots=True)
-class LiveInstance:
-    """An instance whose coroutine is in memory."""
-
-    execution: Execution
-    birth: Birth
-    mailbox: list[Input] = field(default_factory=list)
-    committing: bool = False
-    replay: Replay | None = None  # until the coroutine is at the end of the history
-    unread: list[QueuedMessage] = field(default_factory=list)  # messages that wait for the replay
-    size: int = 0  # characters of its history: what the coroutine may hold
-    remote_holder: str | None = None  # the other worker on whose sessions the last turns placed their work
-    remote_turns: int = 0
-
-    @property
-    def idle(self) -> bool:
-        """Whether it may be dropped without losing an input, a turn or a replay."""
-        return not self.committing and not self.mailbox and self.replay is None
-
-
-class _Point(NamedTuple):
-    """A point in the history of an instance: the fence of what is written there."""
-
-    instance_id: str
-    birth: Birth
-    execution_id: int
-    event_count: int
-
-    @classmethod
-    def of(cls, known: OrchestrationItem | Turn) -> Self:
-        """Where a fetch found the instance, or where a turn of it begins."""
-        return cls(known.instance_id, known.birth, known.execution_id, known.event_count)
 
 
 class InstanceTable:
@@ -274,7 +215,7 @@ class InstanceTable:
         if live.replay is not None:
             live.unread += messages
             return
-        live.mailbox += [_input(message, live.execution) for message in messages]
+        live.mailbox += [read_input(message, live.execution) for message in messages]
         self._pump(live)
 
     # -- loading
@@ -284,14 +225,14 @@ class InstanceTable:
         try:
             live = self._new(item)
         except Exception as error:
-            self._suspend(_Point.of(item), item.name, error)
+            self._suspend(HistoryPoint.of(item), item.name, error)
             return
         if live is None:
             self._give_back_unknown(item)
             return
         self._live[item.instance_id] = live
         if item.event_count or self._is_suspect(item):
-            done = partial(self._finish_replay, live, _Point.of(item))
+            done = partial(self._finish_replay, live, HistoryPoint.of(item))
             live.replay = Replay(live.execution, done, is_suspect=self._is_suspect(item))
             self._replays.add(live.replay)
         self._feed(live, item.messages)
@@ -311,7 +252,7 @@ class InstanceTable:
             )
         return LiveInstance(Execution(definition, item.instance_id, item.execution_id, item.session_id), item.birth)
 
-    def _finish_replay(self, live: LiveInstance, at: _Point, error: Exception | None) -> None:
+    def _finish_replay(self, live: LiveInstance, at: HistoryPoint, error: Exception | None) -> None:
         """Go on with an instance whose replay has ended; suspend it after an error."""
         self._wakeups.wake_for_memory()
         if error is not None:
@@ -322,11 +263,11 @@ class InstanceTable:
         self._grow(live, live.replay.size)
         live.replay = None
         messages, live.unread = live.unread, []
-        live.mailbox[:0] = [_input(message, live.execution) for message in messages]
+        live.mailbox[:0] = [read_input(message, live.execution) for message in messages]
         self._pump(live)
         self._shrink()
 
-    def _suspend(self, at: _Point, name: str, error: Exception) -> None:
+    def _suspend(self, at: HistoryPoint, name: str, error: Exception) -> None:
         """Suspend an instance that cannot go on, though its code has not failed: it waits for an operator or for other
         code. Every suspension is decided here. No row of the instance need be readable.
         """
@@ -356,7 +297,7 @@ class InstanceTable:
         label = item.name if item.version is None else f"{item.name}@{item.version}"
         if item.unknown_for is not None and item.unknown_for >= self._options.unregistered_timeout:
             unknown = UnknownOrchestration(f"no worker registers the orchestration {label!r}")
-            self._suspend(_Point.of(item), item.name, unknown)
+            self._suspend(HistoryPoint.of(item), item.name, unknown)
             return
         if label not in self._warned:
             self._warned.add(label)
@@ -376,7 +317,7 @@ class InstanceTable:
             self._step(live, inputs)
         except Exception as error:
             live.mailbox = inputs
-            at = _Point(execution.instance_id, live.birth, execution.execution_id, before)
+            at = HistoryPoint(execution.instance_id, live.birth, execution.execution_id, before)
             self._suspend(at, execution.definition.name, error)
 
     def _step(self, live: LiveInstance, inputs: list[Input]) -> None:
@@ -408,7 +349,7 @@ class InstanceTable:
 
     def _submit(self, live: LiveInstance, step: Step, inputs: list[Input]) -> None:
         consumed = inputs[: step.consumed]
-        unwanted = _unwanted(step, consumed)
+        unwanted = unwanted_results(step, consumed)
         first = live.execution.event_count == len(step.events)
         built = build_turn(
             live.execution,
@@ -418,7 +359,7 @@ class InstanceTable:
             consumed=[i.message_id for i in consumed if i.message_id is not None],
             acks=[i.lock for i in consumed if i.lock is not None],
             states=[state for i in consumed if (state := i.state) is not None and id(i) not in unwanted],
-            runs=_runs(step, consumed),
+            runs=runs_of(step, consumed),
             lock_here=self._capacity.slots_for_new_work(),
             plain_here=self._capacity.slots_for_plain_work(),
             try_reserve_session=self._capacity.try_reserve_session,
@@ -462,7 +403,7 @@ class InstanceTable:
         self._promote(built, result.placed, inputs)
         self._spread(built.turn)
         if step.outcome is not None:
-            _log_failure(live.execution)
+            log_failure(live.execution)
             self._drop(live)
             self._wakeups.wake_fetcher()
         elif not self._move_to_holder(live, result.placed):
@@ -480,7 +421,7 @@ class InstanceTable:
         self._drop(live)
         if not isinstance(result, TurnResult | DatabaseChanged) and not is_retryable(result):
             name = live.execution.definition.name
-            self._suspend(_Point.of(turn), name, result)  # the database does not take what it contains
+            self._suspend(HistoryPoint.of(turn), name, result)  # the database does not take what it contains
         self._wakeups.wake_fetcher()
 
     def _still_good(self, inputs: list[Input], result: TurnResult) -> list[Input]:
@@ -664,59 +605,6 @@ class InstanceTable:
                 count, size = count - 1, size - live.size
         for live in excess:
             self._drop(live)
-
-
-def _log_failure(execution: Execution) -> None:
-    """Log what the orchestration has raised, with its traceback, once its end is committed. After a replay there is
-    nothing to log.
-    """
-    if (error := execution.error) is None:
-        return
-    session = "" if execution.session_id is None else f", session {execution.session_id}"
-    logger.error(
-        "orchestration %s of %s failed (version %s, execution %d%s): %s: %s",
-        execution.name,
-        execution.instance_id,
-        execution.version,
-        execution.execution_id,
-        session,
-        *describe_error(error),
-        exc_info=error,
-        extra={
-            "instance_id": execution.instance_id,
-            "execution_id": execution.execution_id,
-            "session_id": execution.session_id,
-        },
-    )
-
-
-def _input(message: QueuedMessage, execution: Execution) -> Input:
-    """The message as an input of this execution."""
-    try:
-        addressed, event, run = read_message(message.payload)
-    except NotSerializable as error:
-        unreadable = OrchestrationUnreadable(f"message {message.id} cannot be read: {error}")
-        return Input(NOOP, len(message.payload), message_id=message.id, error=unreadable)
-    if addressed not in {ANY_EXECUTION, execution.execution_id} and not execution.expects(addressed, event):
-        event = NOOP
-    return Input(event, len(message.payload), message_id=message.id, run=None if event is NOOP else run)
-
-
-def _unwanted(step: Step, inputs: Sequence[Input]) -> Collection[int]:
-    """Results with session state that the step has not recorded, by the `id` of the input: no code waits for them.
-    Their work items are removed, and their state is not written, since the history does not have them.
-    """
-    with_state = [i for i in inputs if i.state is not None]
-    if not with_state:
-        return ()
-    recorded = {id(event) for _, event in step.events}
-    return {id(i) for i in with_state if id(i.event) not in recorded}
-
-
-def _runs(step: Step, inputs: Sequence[Input]) -> Mapping[int, ActivityRun]:
-    """The runs whose results are among the inputs, by the ids of the events that the inputs have become."""
-    runs = {id(i.event): i.run for i in inputs if i.run is not None}
-    return {n: runs[id(event)] for n, event in step.events if id(event) in runs} if runs else {}
 
 
 def _new_guid() -> str:
