@@ -1,0 +1,155 @@
+"""Moves of sessions: their reasons with real processes, reports of hydrates, metrics, what a watcher learns."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+import anyio
+import pytest
+from pydantic import BaseModel
+
+from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, SessionMove, Sessions, Worker
+from affinity.client import Client
+from tests.everywhere import everywhere
+from tests.processes import FAST, Workers
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+
+
+@everywhere
+async def test_a_session_tells_where_it_was_and_why(workers: Workers, client: Client) -> None:
+    """One session over a kill, a drain and a restart."""
+    first = workers.start("first")
+    await client.start("visits", 3, instance_id="s")
+    await _until(client, ["new"])
+    first.send(signal.SIGKILL)
+    first.wait()
+    second = workers.start("second")
+    await client.raise_event("s", "next")
+    await _until(client, ["new", "lease_expired"])
+    third = workers.start("third")
+    await _until_idle(client)
+    second.send(signal.SIGTERM)
+    assert second.wait() == 0
+    await client.raise_event("s", "next")
+    await _until(client, ["new", "lease_expired", "drained"])
+    third.send(signal.SIGKILL)
+    third.wait()
+    workers.start("third")
+    moves = await _until(client, ["new", "lease_expired", "drained", "restart"])
+    assert [(move.from_worker, move.to_worker) for move in moves] == [
+        (None, "first"),
+        ("first", "second"),
+        ("second", "third"),
+        ("third", "third"),
+    ]
+    assert [move.epoch for move in moves] == sorted({move.epoch for move in moves})
+    assert [move.moved_at for move in moves] == sorted(move.moved_at for move in moves)
+    assert await client.session_moves(worker_id="second") == moves[1:3]
+    assert await client.session_moves(reason="drained", after=0) == moves[2:3]
+
+
+async def _moves(client: Client) -> list[SessionMove]:
+    return list(await client.session_moves(session_id="s"))
+
+
+async def _until(client: Client, reasons: list[str]) -> list[SessionMove]:
+    with anyio.fail_after(60):
+        while True:
+            moves = await _moves(client)
+            if [move.reason for move in moves] == reasons:
+                return moves
+            assert len(moves) <= len(reasons), moves
+            await anyio.sleep(0.05)
+
+
+async def _until_idle(client: Client) -> None:
+    """The session's work has ended: a drain frees it immediately."""
+    with anyio.fail_after(60):
+        while any(lease.queued for lease in [lease async for lease in client.sessions()]):
+            await anyio.sleep(0.05)
+
+
+class Notes(BaseModel):
+    lines: list[str] = []
+
+
+@dataclass
+class Diary:
+    """An app with the state of a session, and an orchestration that is notified of its moves."""
+
+    notes: Sessions[Notes]
+    app: App
+
+    @classmethod
+    def make(cls) -> Diary:
+        notes, app = Sessions(Notes), App("diary")
+        app.include(notes)
+
+        @app.activity
+        async def write(context: ActivityContext, line: str) -> int:
+            async with notes.open(context) as state:
+                state.lines.append(line)
+                return len(state.lines)
+
+        @app.orchestration
+        async def keep(context: OrchestrationContext, turns: int) -> int:
+            for n in range(turns):
+                written = await context.schedule_activity(write, f"line {n}").on_session("s")
+            return written
+
+        @app.orchestration
+        async def watch(context: OrchestrationContext) -> list[object]:
+            moved = await context.schedule_session_moved("s")
+            return [moved.session_id, moved.worker_id, moved.epoch, moved.reason]
+
+        return cls(notes, app)
+
+
+async def test_hydrates_and_moves_are_reported_once_and_not_by_turns(any_url: str) -> None:
+    """Thirty turns on one session: one move, one hydrate, one or two reports; a second start hydrates what is saved."""
+    options = RuntimeOptions.make(**FAST, worker_node_id="w")
+    sizes = []
+    async with Client(any_url) as client:
+        for reasons in (["new"], ["new", "drained"]):
+            async with Worker(Diary.make().app, any_url, options) as worker:
+                run = await client.start("keep", 30)
+                assert await client.wait(run.instance_id, timeout=60) == 30 * len(reasons)
+                with anyio.fail_after(60):
+                    while (move := (await _moves(client))[-1]).hydrate_seconds is None:
+                        await anyio.sleep(0.05)
+                    while _metric(worker, "session_moves_total", reason=reasons[-1]) != 1:
+                        await anyio.sleep(0.05)
+                assert [move.reason for move in await _moves(client)] == reasons
+                assert 0 < move.hydrate_seconds < 60
+                sizes.append(move.hydrate_bytes or 0)
+                assert _metric(worker, "session_hydrate_seconds_count") == 1
+                calls = _metric(worker, "provider_call_seconds_count", verb="report_session_moves")
+                assert calls is not None
+                assert 1 <= calls <= 2
+                assert _metric(worker, "schedule_to_start_seconds_count") == 30
+                assert _metric(worker, "schedule_to_start_seconds_bucket", le="+Inf") == 30
+    assert sizes[1] > sizes[0]
+
+
+async def test_a_watcher_learns_where_and_why(any_url: str) -> None:
+    """Its `SessionMoved` names the worker, the epoch and the reason that the table has."""
+    options = RuntimeOptions.make(**FAST, worker_node_id="w")
+    async with Client(any_url) as client:
+        async with Worker(Diary.make().app, any_url, options):
+            await client.start("watch", instance_id="i")
+            await client.wait((await client.start("keep", 1)).instance_id, timeout=60)
+            with anyio.fail_after(60):
+                while len(await client.history("i")) < 2:
+                    await anyio.sleep(0.05)
+        async with Worker(Diary.make().app, any_url, options):
+            await client.wait((await client.start("keep", 1)).instance_id, timeout=60)
+            told = await client.wait("i", timeout=60)
+        (*_, last) = await _moves(client)
+        assert told == ["s", "w", last.epoch, last.reason]
+        assert last.reason == "drained"
+
+
+def _metric(worker: Worker, name: str, **labels: str) -> float | None:
+    return worker.metrics.registry.get_sample_value(f"affinity_{name}", {"worker": "w", **labels})
