@@ -94,6 +94,10 @@ async def test_a_rollout_and_its_rollback(before: Path, empty_url: str) -> None:
                 assert new.wait() == 0
                 await traffic.goes_on()
                 await say(client, "other", 2)
+                moves = [move for move in await client.session_moves() if move.reason != "new"]
+                assert {(move.from_worker, move.to_worker) for move in moves} == {("old", "new"), ("new", "old")}
+                reasons = {move.reason for move in moves}
+                assert {"drained"} <= reasons <= {"drained", "lease_expired"}, moves  # a busy machine may end a lease
             told = await traffic.end()
     assert [(one["word"], one["heard"]) for one in told] == [(str(n), n) for n in range(1, len(told) + 1)]
     assert [code for code, _ in groupby(one["code"] for one in told)] == [str(before), CODE, str(before)]

@@ -23,6 +23,7 @@ from affinity.provider.contract import (
     FINISHED,
     Birth,
     Incarnation,
+    MoveReport,
     Provider,
     Quotas,
     Release,
@@ -99,6 +100,7 @@ async def test_clients_and_workers_need_no_more(url: str) -> None:
         assert len((await client.list_page()).items) >= 3
         assert [row.worker_id for row in await client.workers()] == [worker.identity.worker_id]
         assert "s" in [row.session_id async for row in client.sessions()]
+        assert [(row.session_id, row.reason) for row in await client.session_moves()] == [("s", "new")]
         assert (await client.quotas()).instances is None
         assert await client.session_store.load("s") is None
 
@@ -118,6 +120,7 @@ REFUSED: Final[dict[str, Callable[[Provider], Awaitable[object]]]] = {
     "delete_instance": lambda p: p.delete_instance(["i"], force=True),
     "prune_instances": lambda p: p.prune_instances(FINISHED, 0.0),
     "prune_histories": lambda p: p.prune_histories(0.0),
+    "report_session_moves": lambda p: p.report_session_moves([MoveReport(1, 1.0, 1)]),
     "sweep": lambda p: p.sweep(interval=0.0, session_retention=1.0, worker_retention=1.0),
     "save": lambda p: p.states.save(state("s")),
     "delete": lambda p: p.states.delete(["s"]),

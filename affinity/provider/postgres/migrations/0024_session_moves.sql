@@ -48,8 +48,8 @@ BEGIN
             WHEN NEW.worker_id = OLD.worker_id THEN 'restart'
             -- Which of the two has ended first.
             WHEN OLD.locked_until <= clock() THEN coalesce((
-                SELECT CASE WHEN w.locked_until < OLD.locked_until THEN 'lease_expired'
-                            WHEN w.draining THEN 'drained' END -- freed by a worker of the release before
+                SELECT CASE WHEN w.draining THEN 'drained' -- freed by a worker of the release before
+                            WHEN w.locked_until < OLD.locked_until THEN 'lease_expired' END
                 FROM workers w WHERE w.worker_id = OLD.worker_id AND w.incarnation = OLD.incarnation
             ), 'idle_expired')
             ELSE 'lease_expired'

@@ -53,9 +53,9 @@ BEGIN
             WHEN OLD.freed_by IS NOT NULL THEN OLD.freed_by
             WHEN NEW.worker_id = OLD.worker_id THEN 'restart'
             WHEN OLD.locked_until > now THEN 'lease_expired'
+            WHEN draining THEN 'drained' -- freed by a worker of the release before
             -- Which of the two has ended first.
             WHEN ends < OLD.locked_until THEN 'lease_expired'
-            WHEN draining THEN 'drained' -- freed by a worker of the release before
             ELSE 'idle_expired'
         END AS reason
         FROM (
