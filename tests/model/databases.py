@@ -170,8 +170,10 @@ class SqliteModelDatabase:
         return self._path.with_name(f"{self._path.name}.kept")
 
 
-BOOKKEEPING: Final = frozenset({"counters", "sweeps", "schema_versions", "applied_migrations", "timeline"})
-"""Tables whose rows are the provider's own: there from the start, and no more of them however much is done."""
+BOOKKEEPING: Final = frozenset(
+    {"counters", "sweeps", "schema_versions", "applied_migrations", "timeline", "session_moves"}
+)
+"""Tables whose rows are the provider's own: there from the start; and the log of moves, which retention bounds."""
 
 # The clock is a sequence, so that every reading moves it, whichever transaction reads.
 PREPARE: Final[LiteralString] = """

@@ -46,6 +46,7 @@ from affinity.worker.instances import InstanceTable
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.replays import Replays
 from affinity.worker.results import StagedResult
+from affinity.worker.turns import ANY_WORK
 from tests.model.cluster_state import TIMEOUTS
 from tests.model.databases import ModelDatabase
 from tests.model.leases import Violation
@@ -289,6 +290,7 @@ class TableWorker:
         self.replays = Replays(self.read_history, self.written)
         part: Any = self  # each part of a worker that the table asks
         self.wakeups = self.lease = self.metrics = part
+        self.placement = ANY_WORK
         self.table = InstanceTable(
             app,
             part,
