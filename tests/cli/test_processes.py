@@ -27,6 +27,21 @@ def test_a_worker_runs_orchestrations_until_it_is_signalled(directory: Path, num
     assert not any(session["held"] for session in document("sessions"))
 
 
+def test_workers_are_shown_with_their_code_and_while_they_restart(directory: Path) -> None:
+    with open_workers(f"sqlite:///{directory}/affinity.db") as workers:
+        worker = workers.start("one", code_version="1.2.3", restart_grace=60.0)
+        succeed("start", "walk", "--input", "3", "--wait", "--timeout", str(PATIENCE))
+        (row,) = document("workers")
+        assert (row["code_version"], row["restarting"]) == ("1.2.3", False)
+        assert row["code_since"]
+        assert "1.2.3" in succeed("workers")
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0
+    (row,) = document("workers")
+    assert (row["alive"], row["restarting"], row["sessions"]) == (True, True, 1)
+    assert "restarting" in succeed("workers")
+
+
 def test_a_worker_tells_a_script_how_it_ended(directory: Path) -> None:
     (directory / "kitchen_app.py").write_text("import affinity\n\napp = affinity.App('kitchen')\n")
     process = launch(
