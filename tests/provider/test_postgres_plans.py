@@ -13,7 +13,7 @@ import pytest
 
 from affinity.records import SessionFilter, SessionState
 from affinity.testing.conformance.providers.builders import fetch_options, work_item
-from tests.provider.postgres_plans import CROWDS, Crowd, check_plans, crowd_tables
+from tests.provider.postgres_plans import CROWDS, MANY, Crowd, check_plans, crowd_tables
 from tests.provider.postgres_stage import (
     administrator,
     hot_verbs,
@@ -191,3 +191,32 @@ async def test_a_page_of_records_costs_the_same_among_many(
                 assert found, where
             assert await check(partial(watched.states.families, [f"rare{number}" for number in range(1, 21)]))
             assert await check(partial(watched.states.count, SessionFilter(participant="rare"))) > 0
+
+
+@pytest.mark.slow
+async def test_a_fetch_of_older_code_does_not_read_what_it_leaves_to_newer(
+    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many new sessions have work; a worker of newer code has room for them."""
+    async with opened(postgres_migrated) as provider:
+        old = await registered(provider)
+        await old.register(app="app", capacity=10, code_version="1")
+        await (await registered(provider, "other")).register(app="app", capacity=10, code_version="2")
+        async with check_plans(postgres_migrated, monkeypatch) as (watched, check):
+            admin.execute(
+                "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at,"
+                " payload, enqueued_at) SELECT 'x', 1, i, 'work', 's' || i, 'new', now() + '60 s', '', now()"
+                " FROM generate_series(1, %s) i",
+                [MANY],
+            )
+            (until_visible,) = admin.execute(
+                "SELECT extract(epoch FROM max(visible_at) - clock())::float8 FROM worker_queue"
+            ).fetchone() or (0.0,)
+            await provider.advance_clock(until_visible + 0.01)
+
+            async def fetch() -> None:
+                fetched = await replace(old, provider=watched).fetch(10)
+                assert fetched.outdated
+                assert not fetched.items
+
+            await check(fetch)
