@@ -245,6 +245,8 @@ def answer(url: str, until: float) -> int:
             with urllib.request.urlopen(url, timeout=5) as response:  # noqa: S310 -- a port of our own
                 status: int = response.status
                 return status
+        except urllib.error.HTTPError as error:
+            return error.code
         except urllib.error.URLError:
             if time.monotonic() > until:
                 raise

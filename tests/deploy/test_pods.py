@@ -78,10 +78,12 @@ class Load:
     def __init__(self, client: Client, place: Path) -> None:
         self._client = client
         self._place = place
-        self._sessions = [f"session-{number}" for number in range(SESSIONS)]
+        self._sessions: list[str] = []
 
-    async def start(self) -> None:
-        for session in self._sessions:
+    async def start(self, sessions: int = SESSIONS) -> None:
+        """So many more sessions."""
+        for _ in range(sessions):
+            self._sessions.append(session := f"session-{len(self._sessions)}")
             await self._client.start(go_on, session, instance_id=session)
 
     async def until(self, is_so: Callable[[Sequence[Served]], bool]) -> None:
@@ -168,28 +170,29 @@ async def client(postgres_database: str) -> AsyncIterator[Client]:
 async def test_autoscaling_loses_and_doubles_nothing(
     workload: Callable[..., Workload], client: Client, place: Path
 ) -> None:
-    """From two pods, which have room for all sessions, to four, to one, and to two. The sessions are packed: those that
-    are not needed have none, and those of the one that is needed go to its next start.
+    """From two pods to four, to one, and to two, while two have room for all sessions. The sessions are packed: pods
+    that are not needed have none, and those of the one that is needed go to its next start.
     """
-    most = str(SESSIONS // 2)
-    pods, load = workload("autoscaled", AFFINITY_MAX_SESSIONS_PER_RUNTIME=most), Load(client, place)
+    half = SESSIONS // 2
+    pods, load = workload("autoscaled", AFFINITY_MAX_SESSIONS_PER_RUNTIME=str(half)), Load(client, place)
     await pods.scale(2)
     await registered(client, 2)
-    await load.start()
+    await load.start(half)
     await load.goes_on()
     await pods.scale(4)
     await registered(client, 4)
+    await load.start(half)
     await load.goes_on()
     demand = await client.desired_workers()
     assert (demand.held, demand.desired) == (SESSIONS, 2)
     held = {row.worker_id: row.sessions for row in await client.workers()}
-    assert held == {f"affinity-workers-{n}": SESSIONS // 2 if n < 2 else 0 for n in range(4)}
+    assert held == {f"affinity-workers-{n}": half if n < 2 else 0 for n in range(4)}
     await pods.scale(1)
     assert sum(moves(read_served(place))) == 0
     assert (await client.desired_workers()).desired == 2
     await pods.scale(2)
     await load.goes_on()
-    assert [n for n in moves(await load.end()) if n] == [1] * (SESSIONS // 2)
+    assert [n for n in moves(await load.end()) if n] == [1] * half
 
 
 @pytest.mark.slow
