@@ -66,14 +66,14 @@ UPDATE worker_queue SET route = :route WHERE id IN (
 );
 
 -- reroute_planned: route items of sessions that are to move to the workers that will have them
-UPDATE worker_queue SET route = planned.route
+UPDATE worker_queue SET route = stale.right_route
 FROM (
-    SELECT q.id, 'new:' || s.next_worker AS route FROM sessions AS s
+    SELECT q.id, 'new:' || s.next_worker AS right_route FROM sessions AS s
     CROSS JOIN worker_queue AS q ON q.session_id = s.session_id AND q.route <> 'new:' || s.next_worker
     WHERE s.next_worker IS NOT NULL AND s.locked_until > :now
     LIMIT :limit
-) AS planned
-WHERE worker_queue.id = planned.id;
+) AS stale
+WHERE worker_queue.id = stale.id;
 
 -- end_plans: planned moves of which nothing comes
 UPDATE sessions SET next_worker = NULL, next_until = NULL, next_reason = NULL
