@@ -236,7 +236,16 @@ async def test_only_wake_sends_hints_to_the_workers_that_share_a_provider(provid
 
 # --- plans ----------------------------------------------------------------------------------------------------------
 
-RARE = {"release_unknown_locks", "counts", "count_instances", "renew_epochs", "untried", "is_behind", "count_suspended"}
+RARE = {
+    "release_unknown_locks",
+    "counts",
+    "demand",
+    "count_instances",
+    "renew_epochs",
+    "untried",
+    "is_behind",
+    "count_suspended",
+}
 """Statements that may read a whole table: after a lost reply, for status pages, when a quota is set, when a timeline
 begins, at a migration; or all that is suspended, every ten seconds or up to a limit.
 """
@@ -246,7 +255,7 @@ IN_PARTS = {"list_states"}
 
 HARMLESS = re.compile(
     r"SCAN (json_each|j|CONSTANT ROW|workers|w|\(subquery-\d+\)|stale|routes|names|bounds|rewritten|doomed|timeline"
-    r"|tree|t|sqlite_sequence|sized|summed|quotas|parents|p|up|u|member|m|partly|run|r)( |$)"
+    r"|tree|t|sqlite_sequence|sized|summed|quotas|parents|p|up|u|member|m|partly|run|r|planned|able|n|a|me|newest)( |$)"
 )
 """Scans of arguments, of what a statement has made itself, of the few workers, and of tables with one row."""
 
