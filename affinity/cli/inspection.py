@@ -195,6 +195,8 @@ def _activity(one: PendingActivity) -> str:
         return f"{one.name}: attempt {one.attempt} runs on {one.worker_id}{why}"
     if one.state == "retrying":
         return f"{one.name}: attempt {one.attempt} at {printable(one.next_attempt_at)}{why}"
+    if one.state == "blocked":
+        return f"{one.name}: waits for an ordered activity of session {one.session_id!r} that is before it"
     where = "" if one.tag is None else f" with the tag {one.tag!r}" + ("" if one.has_worker else "; none is alive")
     return f"{one.name}: attempt {one.attempt} waits for a worker{where}{why}"
 

@@ -32,8 +32,10 @@ ExecutionStatus: TypeAlias = InstanceStatus | Literal["continued", "ended"]
 reset has replaced, and those of whose history only the beginning is kept.
 """
 
-ActivityState: TypeAlias = Literal["running", "waiting", "retrying"]
-"""It runs, it can be fetched by a worker, or it waits for its next attempt."""
+ActivityState: TypeAlias = Literal["running", "waiting", "retrying", "blocked"]
+"""It runs, it can be fetched by a worker, it waits for its next attempt, or an ordered one of its session is before
+it.
+"""
 
 _ERROR_TEXTS: Final = {"type": "Error", "message": "", "stack": ""}
 _RESULTS: Final = frozenset({"activity_completed", "activity_failed"})
@@ -272,13 +274,14 @@ def execution_of(row: ExecutionInfo, instance: InstanceInfo) -> ExecutionSummary
 def activity_of(row: WorkItemInfo) -> PendingActivity:
     """The activity that a work item stands for."""
     is_running = row.state == "running"
+    is_blocked = row.state == "blocked"
     is_retrying = row.state == "delayed" and row.failures > 0
     return PendingActivity(
         execution_id=row.key.execution_id,
         activity_id=row.key.activity_id,
         name=row.name,
         session_id=row.session_id,
-        state="running" if is_running else "retrying" if is_retrying else "waiting",
+        state="running" if is_running else "blocked" if is_blocked else "retrying" if is_retrying else "waiting",
         attempt=row.attempts if is_running else row.attempts + 1,
         worker_id=row.worker_id,
         scheduled_at=row.queued_at,

@@ -7,8 +7,11 @@ from datetime import timedelta
 
 import anyio
 import pytest
+from anyio import to_thread
+from click.testing import CliRunner
 
 from affinity import ActivityContext, App, Client, OrchestrationContext, RetryPolicy, RuntimeOptions, Worker
+from affinity.cli import main
 from affinity.errors import InvalidInput, UnknownInstance
 
 pytestmark = pytest.mark.anyio
@@ -24,6 +27,13 @@ async def refuse(context: ActivityContext) -> None:
 @app.orchestration
 async def stuck(context: OrchestrationContext) -> None:
     await context.schedule_activity(refuse, retry=RetryPolicy(initial_interval=60))
+
+
+@app.orchestration
+async def line(context: OrchestrationContext) -> None:
+    retry = RetryPolicy(initial_interval=60)
+    steps = [context.schedule_activity(refuse, retry=retry).on_session("s", ordered=True) for _ in range(2)]
+    await context.gather(*steps)
 
 
 @app.orchestration
@@ -68,6 +78,18 @@ async def test_an_activity_in_back_off_has_its_next_time_and_its_last_error(clie
     found = await client.statistics()
     assert found.instances["running"] == 1
     assert found.work_items == {"running": 0, "waiting": 0, "delayed": 1, "blocked": 0}
+
+
+async def test_an_ordered_activity_behind_another_is_blocked(client: Client, any_url: str) -> None:
+    handle = await client.start(line)
+    with anyio.fail_after(30):
+        while [one.state for one in await handle.activities()] != ["retrying", "blocked"]:
+            await anyio.sleep(0.01)
+    first, second = await handle.activities()
+    assert (first.session_id, second.session_id, second.attempt, second.next_attempt_at) == ("s", "s", 1, None)
+    assert (await client.statistics()).work_items == {"running": 0, "waiting": 0, "delayed": 1, "blocked": 1}
+    shown = await to_thread.run_sync(CliRunner().invoke, main, ["--url", any_url, "show", handle.instance_id])
+    assert "refuse: waits for an ordered activity of session 's' that is before it" in shown.output
 
 
 async def test_executions_have_their_status_and_times(client: Client) -> None:
