@@ -44,6 +44,7 @@ from affinity.orchestration import (
 from affinity.provider import migrate
 from affinity.provider.contract import (
     Delivery,
+    FleetLoad,
     InstanceStatus,
     MessageState,
     MoveReason,
@@ -55,6 +56,7 @@ from affinity.provider.contract import (
     Suspension,
     WorkerDemand,
     WorkerInfo,
+    WorkerLoad,
     WorkItemState,
 )
 from affinity.records import (
@@ -102,6 +104,7 @@ __all__ = [
     "ExecutionSummary",
     "ExternalEvent",
     "Failure",
+    "FleetLoad",
     "Handle",
     "HistoryRecord",
     "Imported",
@@ -157,6 +160,7 @@ __all__ = [
     "Worker",
     "WorkerDemand",
     "WorkerInfo",
+    "WorkerLoad",
     "migrate",
     "open_store",
 ]

@@ -1,4 +1,4 @@
-"""The commands on the database and its workers: workers, migrate, quotas."""
+"""The commands on the database and its workers: workers, rebalance, migrate, quotas."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from affinity.cli.arguments import LIMIT
 from affinity.cli.output import compact, pairs, seconds, table
 from affinity.cli.shell import Command, Shell, command, with_client
 from affinity.client import Client
-from affinity.provider.contract import Quotas, WorkerInfo
+from affinity.provider.contract import FleetLoad, Quotas, WorkerInfo
 from affinity.provider.schema import SchemaReport
 
 WATCH_SECONDS: Final = 1.0
@@ -175,6 +175,49 @@ def _show_schema(shell: Shell, found: SchemaReport) -> None:
         "behind": found.behind,
     }
     shell.show(document, lambda: pairs(lines))
+
+
+@click.command(cls=Command, short_help="Show how full the workers are; suspend rebalancing.")
+@click.option("--suspend/--resume", default=None, help="Have no worker offer sessions to others any more, or again.")
+@command
+def rebalance(shell: Shell, *, suspend: bool | None) -> None:
+    """Show how many sessions each live worker holds and its share of them by capacity, and whether workers that hold
+    more than their share may offer sessions to others. With --suspend none does, until --resume.
+
+    A worker says how many it holds every rebalance_interval seconds.
+
+    Examples:
+      affinity rebalance
+      affinity rebalance --suspend
+      affinity rebalance --resume --json
+    """
+
+    async def run(client: Client) -> FleetLoad:
+        if suspend is not None:
+            await client.suspend_rebalancing(suspended=suspend)
+        return await client.load()
+
+    load = with_client(shell, run)
+    shares = load.shares()
+    document = {
+        "suspended": load.suspended,
+        "workers": [{**asdict(worker), "share": shares.get(worker.worker_id)} for worker in load.workers],
+    }
+
+    def show() -> None:
+        columns = ("WORKER", "SESSIONS", "SHARE", "CAPACITY", "RUNS FOR")
+        rows = [
+            (one.worker_id, one.sessions, _rounded(shares.get(one.worker_id)), one.capacity, seconds(one.age))
+            for one in load.workers
+        ]
+        table(columns, rows, empty="no workers")
+        click.echo(f"rebalancing: {'suspended' if load.suspended else 'on'}")
+
+    shell.show(document, show)
+
+
+def _rounded(share: float | None) -> str | None:
+    return None if share is None else f"{share:.1f}"
 
 
 @click.command(cls=Command, short_help="Show or set the limits of the database.")

@@ -88,6 +88,7 @@ for command in (
     cluster.drain,
     cluster.migrate,
     cluster.quotas,
+    cluster.rebalance,
     demo,
 ):
     main.add_command(command)

@@ -36,6 +36,7 @@ from affinity.errors import Contention, InvalidInput, ProviderError, UnknownWork
 from affinity.limits import MAX_COUNT, MAX_PAGE, MAX_RETENTION_SECONDS, SCRAPE_COUNT, check_id
 from affinity.provider.contract import (
     FINISHED,
+    FleetLoad,
     Hint,
     HistoryCursor,
     HistoryPage,
@@ -352,6 +353,16 @@ class Administration(ClientBase):
         counted: keep at least one worker for it.
         """
         return await retry(self._provider.desired_workers)
+
+    async def load(self) -> FleetLoad:
+        """How full the live workers are, as they said last, and whether rebalancing is suspended."""
+        return await retry(self._provider.get_load)
+
+    async def suspend_rebalancing(self, *, suspended: bool = True) -> None:
+        """Have no worker offer sessions to others any more, or (False) again. Offers that were made stay, while their
+        sessions are idle.
+        """
+        await retry(partial(self._provider.suspend_rebalancing, suspended=suspended))
 
     async def quotas(self) -> Quotas:
         """The limits of this database; off by default."""

@@ -179,6 +179,15 @@ class AssignmentListener(Protocol):
 
 
 @runtime_checkable
+class MovePolicy(Protocol):
+    """A listener that may keep sessions on their worker, such as `affinity.Sessions`."""
+
+    def may_move(self, session_id: str) -> bool:
+        """Whether the session may be offered to another worker while it is idle."""
+        ...
+
+
+@runtime_checkable
 class HasMigrations(Protocol):
     """A listener with migrations, which a worker checks at its start, such as `affinity.Sessions`."""
 

@@ -54,6 +54,7 @@ class SessionCache(CacheLeaseListener[CacheEntry[S]], Generic[S]):
         max_bytes: int | None = None,
         size_of: Callable[[S], int] | None = None,
         idle_timeout: float | None = 600.0,
+        movable: bool = True,
         timer: Callable[[], float] = time.monotonic,
     ) -> None:
         """An empty cache.
@@ -67,6 +68,7 @@ class SessionCache(CacheLeaseListener[CacheEntry[S]], Generic[S]):
             max_bytes: of all states at most, unless those in use have more; by ``size_of``. None: no bound.
             size_of: how many bytes of memory a state takes; called after each hydrate and each `use` without an error.
             idle_timeout: seconds without use after which a state is removed; None: never.
+            movable: whether a session may be offered to a worker with more room while its state is idle in memory here.
             timer: a monotonic clock in seconds, of this process: it decides on memory only, never on a lease.
 
         Raises:
@@ -76,6 +78,7 @@ class SessionCache(CacheLeaseListener[CacheEntry[S]], Generic[S]):
             raise InvalidOptions(f"max_bytes = {max_bytes!r} needs size_of, which measures a state")
         self._hydrate_state, self._checkpoint_state, self._dispose_state = hydrate, checkpoint, dispose
         self._size_of = size_of
+        self._movable = movable
         self._cache = StateCache[CacheEntry[S]](
             CacheEntry,
             dispose=self._dispose,

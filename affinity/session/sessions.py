@@ -65,6 +65,7 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
         max_bytes: int | None = None,
         size_of: Callable[[S], int] | None = None,
         idle_timeout: float | None = 600.0,
+        movable: bool = True,
         timer: Callable[[], float] = time.monotonic,
     ) -> None:
         """Define the states of one kind; nothing is loaded yet.
@@ -98,6 +99,7 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
             max_bytes: of all states at most, unless those in use have more. None: no bound.
             size_of: how many bytes a state takes. Default: the size of its encoded form.
             idle_timeout: seconds without use after which a state is removed from memory; None: never.
+            movable: whether a session may be offered to a worker with more room while its state is idle in memory here.
             timer: a monotonic clock in seconds, of this process: it decides on memory only, never on a lease.
 
         Raises:
@@ -121,6 +123,7 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
             overrides=FieldOverrides(state),
         )
         self._store, self._auto_save, self._follow_leases = store, auto_save, follow_leases
+        self._movable = movable
         self._cache = StateCache[CachedState[S]](
             CachedState,
             dispose=self._schema.close,

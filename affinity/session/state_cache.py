@@ -174,6 +174,9 @@ class StateCache(Generic[E]):
         """Those that no worker has taken."""
         self._counts = {"hits": 0, "misses": 0, "hydrations": 0, "evictions": 0, "losses": 0, "conflicts": 0}
 
+    def __contains__(self, session_id: str) -> bool:
+        return session_id in self._current
+
     @property
     def stats(self) -> CacheStats:
         """The counters now."""
@@ -386,6 +389,13 @@ class CacheLeaseListener(Generic[E]):
     """Removes cached states when the worker loses their leases: a `SessionListener` of `affinity.orchestration.app`."""
 
     _cache: StateCache[E]
+    _movable: bool
+
+    def may_move(self, session_id: str) -> bool:
+        """Whether the worker may offer the session to another one while it is idle: any session if the object is
+        ``movable``, else one without a state in memory.
+        """
+        return self._movable or session_id not in self._cache
 
     async def lost(self, session_id: str, epoch: int | None = None) -> None:
         """Dispose the state of a session whose lease, up to ``epoch`` (None: any), has ended.

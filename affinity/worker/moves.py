@@ -44,6 +44,8 @@ class MoveReporter:
         taken = [MoveReport(*hydrate) for source in self._sources for hydrate in source.take_hydrates()]
         for one in taken:
             self._metrics.observe_hydrate(one.hydrate_seconds or 0.0)
+        if taken:
+            self._sessions.note_hydrates({one.epoch: one.hydrate_seconds or 0.0 for one in taken})
         return taken
 
     def _take_arrivals(self) -> list[int]:

@@ -151,6 +151,14 @@ class RuntimeOptions(BaseModel):
     """
     stall_timeout: Seconds = 60.0
     """A worker whose event loop makes no progress for this long gives up its lease."""
+    rebalance: str = Field(default="offer", pattern="^(offer|off)$")
+    """``offer``: when this worker holds more than its share of the sessions, it offers idle ones to workers with more
+    room; ``off``: it keeps them. See docs/run/placement.md#rebalancing.
+    """
+    rebalance_interval: Seconds = 10.0
+    """Between two looks at how full the other workers are; jittered."""
+    rebalance_after: float = Field(default=60.0, ge=0, le=86_400, allow_inf_nan=False)
+    """No worker offers sessions while one of the workers has run for less than this long, or drains."""
     session_retention: Seconds = 600.0
     """How long the row of an expired session (its last holder and epoch), or of a dead worker, is kept."""
     session_move_retention: RetentionSeconds | None = 7 * 86_400.0

@@ -43,6 +43,7 @@ from affinity.worker.lease import LeaseState, describe_worker
 from affinity.worker.maintenance import DRAIN_STEP_SECONDS, Maintenance, code_version
 from affinity.worker.metrics import Metrics
 from affinity.worker.options import PACK, RuntimeOptions
+from affinity.worker.rebalancing import Rebalancer
 from affinity.worker.replays import Replays
 from affinity.worker.retry import Backoff, DatabaseHealth
 from affinity.worker.services import WorkerServices
@@ -122,6 +123,7 @@ class Runtime:
             replays=self.replays,
         )
         self.maintenance = Maintenance(services, self.sessions, names=orchestration_names(app), code=code)
+        self.rebalancer = Rebalancer(services, self.sessions)
         # Each of these parts needs one that is made after it.
         self.activities.deliver_result = self.instances.deliver_result
         self.lease.stop_work = self._stop_work
@@ -141,6 +143,7 @@ class Runtime:
             maintenance.moves,
             maintenance.retries,
             maintenance.operator_drains,
+            self.rebalancer.run,
         )
         for loop in (*loops, *rounds, *[group.run for group in self.commits.groups]):
             tasks.start_soon(self._guarded, loop)

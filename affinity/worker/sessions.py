@@ -16,13 +16,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 from typing import TypeAlias
 
 from affinity.errors import ProviderError
 from affinity.limits import MAX_BATCH
-from affinity.orchestration.app import AssignmentListener, SessionListener
+from affinity.orchestration.app import AssignmentListener, MovePolicy, SessionListener
 from affinity.session import Sessions
 
 logger = logging.getLogger("affinity.worker")
@@ -49,6 +50,12 @@ class _Held:
     running: int = 0
     ends: float = 0.0  # monotonic, once nothing runs
     tag: str | None = None  # as far as it is known
+    idle_since: float = 0.0  # monotonic, once nothing runs
+    begun: float = 0.0  # monotonic
+    uses: int = 0  # work items that have started here
+    rests_until: float = 0.0  # monotonic: it has come by a planned move, and is not offered before
+    offered: bool = False  # to another worker, which has not taken it yet
+    hydrate_seconds: float = 0.0  # of its last hydrate here
 
 
 class HeldSessions:
@@ -59,6 +66,7 @@ class HeldSessions:
     ) -> None:
         self.listeners = tuple(listeners)
         self._spawn = spawn
+        self._policies = [one for one in self.listeners if isinstance(one, MovePolicy)]
         self._check = check
         self._lock_timeout = lock_timeout
         self._held: dict[str, _Held] = {}
@@ -78,7 +86,7 @@ class HeldSessions:
         """Count a work item of the session that starts here; it belongs to that instance."""
         held = self._held.get(session_id)
         if held is None:
-            held = self._held[session_id] = _Held(epoch, instance_id)
+            held = self._held[session_id] = _Held(epoch, instance_id, begun=time.monotonic())
             self.arrivals.append(epoch)
         elif held.user != instance_id:
             held.user = None
@@ -86,6 +94,8 @@ class HeldSessions:
             held.epoch = epoch
             self.arrivals.append(epoch)
         held.running += 1
+        held.uses += 1
+        held.offered = False  # the offer is over, or was not taken
 
     def set_tag(self, session_id: str, tag: str) -> None:
         """Remember the tag of a session whose work begins here."""
@@ -100,7 +110,9 @@ class HeldSessions:
     def add(self, session_id: str, epoch: int) -> None:
         """Add a session that has moved here, without work so far."""
         self.assigned.discard(session_id)
-        self._held[session_id] = _Held(epoch, ends=self._end())
+        now = time.monotonic()
+        ends = now + self._lock_timeout
+        self._held[session_id] = _Held(epoch, ends=ends, idle_since=now, begun=now, rests_until=ends)
         self.arrivals.append(epoch)
 
     def assign(self, session_ids: Collection[str]) -> None:
@@ -116,7 +128,8 @@ class HeldSessions:
         """Count a work item of the session that has ended here."""
         if (held := self._held.get(session_id)) is not None:
             held.running = max(0, held.running - 1)  # a session that was lost and came back counts anew
-            held.ends = self._end()
+            held.idle_since = now = time.monotonic()
+            held.ends = now + self._lock_timeout
 
     def running(self, session_id: str) -> int:
         """Work items of the session that run here."""
@@ -126,6 +139,39 @@ class HeldSessions:
     def only_users(self) -> dict[str, str]:
         """By session without work, the instance whose work it had, where it was one only."""
         return {name: held.user for name, held in self._held.items() if held.user and not held.running}
+
+    # -- moves to other workers
+
+    def movable(self, *, idle: float, most: int) -> list[str]:
+        """Sessions that may be offered to other workers, at most so many: without work for ``idle`` seconds, not
+        offered yet, at rest since they came from another worker, and none that a listener keeps here. Those first whose
+        state costs least: the time of its hydrate, times the rate at which the session is used.
+        """
+        now = time.monotonic()
+        found = [
+            (held.hydrate_seconds * held.uses / (now - held.begun + 1.0), name)
+            for name, held in self._held.items()
+            if not held.running
+            and not held.offered
+            and now >= max(held.idle_since + idle, held.rests_until)
+            and all(policy.may_move(name) for policy in self._policies)
+        ]
+        return [name for _, name in nsmallest(most, found)]
+
+    def note_offers(self, session_ids: Iterable[str]) -> None:
+        """Note that these are offered, until work of them comes here."""
+        for session_id in session_ids:
+            if (held := self._held.get(session_id)) is not None:
+                held.offered = True
+
+    def note_hydrates(self, seconds: Mapping[int, float]) -> None:
+        """Note how long hydrates took here, by epoch."""
+        for held in self._held.values():
+            held.hydrate_seconds = seconds.get(held.epoch, held.hydrate_seconds)
+
+    def count_offered(self) -> int:
+        """How many are offered to other workers, and have not gone."""
+        return sum(held.offered for held in self._held.values())
 
     def recheck(self, session_id: str) -> None:
         """Have the next sweep ask the database whether the session is still held."""
@@ -183,9 +229,6 @@ class HeldSessions:
             if seconds is not None and (held := self._held.get(session_id)) is not None:
                 held.ends = max(held.ends, now + seconds)
         return [session_id for session_id, seconds in left.items() if seconds is None]
-
-    def _end(self) -> float:
-        return time.monotonic() + self._lock_timeout
 
 
 async def _notify(notification: Awaitable[None]) -> None:

@@ -14,6 +14,7 @@ from bench.scenarios.idle import idle
 from bench.scenarios.limit import limit
 from bench.scenarios.memory import memory
 from bench.scenarios.order import order
+from bench.scenarios.rebalance import rebalance
 from bench.scenarios.replicas import replicas
 from bench.scenarios.restart import restart
 from bench.scenarios.rollout import rollout
@@ -30,6 +31,7 @@ SCENARIOS: dict[str, Callable[[Run], Report]] = {
     "backlog": backlog,
     "replicas": replicas,
     "fanout": fanout,
+    "rebalance": rebalance,
     "limit": limit,
     "failover": failover,
     "idle": idle,

@@ -107,6 +107,16 @@ class FleetLoad:
     workers: Sequence[WorkerLoad]  # those that are alive, by id
     suspended: bool  # no worker may offer sessions: `AdministrationProvider.suspend_rebalancing`
 
+    def shares(self) -> dict[str, float]:
+        """How many sessions each would hold if all were filled alike, by capacity; empty while one does not say how
+        many it holds or may hold.
+        """
+        held = [worker.sessions for worker in self.workers if worker.sessions is not None]
+        room = {worker.worker_id: worker.capacity for worker in self.workers if worker.capacity is not None}
+        if not len(held) == len(room) == len(self.workers) or not sum(room.values()):
+            return {}
+        return {name: sum(held) * capacity / sum(room.values()) for name, capacity in room.items()}
+
 
 @frozen(kw_only=True)
 class WorkerDemand:

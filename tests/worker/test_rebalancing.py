@@ -1,0 +1,166 @@
+"""Which sessions a worker offers, to whom and when: the decisions, without a database."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from affinity.provider.contract import FleetLoad, WorkerLoad
+from affinity.session import SessionCache
+from affinity.worker import sessions
+from affinity.worker.rebalancing import LEAST_SURPLUS, MOST_OFFERS, choose_targets
+from affinity.worker.sessions import HeldSessions
+
+
+def load(name: str, held: int | None, capacity: int | None = 100, *, age: float = 1_000.0, **more: bool) -> WorkerLoad:
+    """A worker."""
+    draining = more.get("draining", False)
+    return WorkerLoad(worker_id=name, sessions=held, capacity=capacity, draining=draining, age=age)
+
+
+def choose(*loads: WorkerLoad, me: str = "me", pending: int = 0) -> list[str]:
+    return choose_targets(FleetLoad(workers=loads, suspended=False), me, settled_after=60.0, pending=pending)
+
+
+def test_a_worker_that_holds_much_more_than_its_share_offers() -> None:
+    """To those that hold less than theirs, a few in each round."""
+    targets = choose(load("me", 100), load("full", 60), load("new", 20), load("newer", 20))
+    assert len(targets) == MOST_OFFERS
+    assert set(targets) <= {"new", "newer"}
+
+
+def test_offers_follow_what_the_others_lack() -> None:
+    """The emptier worker gets more of them; none gets more than it lacks to its share."""
+    rounds = [choose(load("me", 100), load("a", 0), load("b", 47)) for _ in range(400)]
+    chosen = Counter(name for one in rounds for name in one)
+    assert chosen["a"] > 5 * chosen["b"] > 0
+    assert max(Counter(one)["b"] for one in rounds) <= 2
+
+
+def test_the_share_follows_the_capacity() -> None:
+    """A worker that may hold three times as many sessions has three times the share."""
+    assert choose(load("me", 75, 300), load("b", 25, 100)) == []
+    assert set(choose(load("me", 50, 100), load("b", 50, 300))) == {"b"}
+    assert choose(load("me", 50, 300), load("none", 0, 0)) == []
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [load("b", 95)],
+        [load("b", 0, draining=True)],
+        [load("b", 0, age=59.0)],
+        [load("b", None)],
+        [load("b", 0, None)],
+        [],
+    ],
+    ids=["near its share", "one drains", "one is young", "one says nothing", "one has no capacity", "alone"],
+)
+def test_no_offers(others: Sequence[WorkerLoad]) -> None:
+    """Near its share, while the fleet changes, or while a worker of the release before runs."""
+    assert choose(load("me", 100), *others) == []
+
+
+def test_few_sessions_are_not_worth_a_move() -> None:
+    """However uneven the shares are, the surplus must be so many sessions."""
+    assert choose(load("me", 2 * LEAST_SURPLUS - 1), load("b", 0)) == []
+    assert choose(load("me", 2 * LEAST_SURPLUS), load("b", 0)) == ["b"]
+
+
+def test_offers_that_are_not_taken_yet_count_as_gone() -> None:
+    """A session without work stays until its next; more offers would not make it faster."""
+    assert choose(load("me", 100), load("b", 0), pending=45) == []
+
+
+class Clock:
+    """In place of the monotonic clock of the sessions."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(sessions, "time", clock)
+    return clock
+
+
+async def held_until_the_end(session_ids: Sequence[str]) -> Sequence[float | None]:
+    return [1_000.0] * len(session_ids)
+
+
+def spawn(*_: object) -> None:
+    raise AssertionError("no session is assigned here")
+
+
+def used(held: HeldSessions, session_id: str, times: int = 1, epoch: int = 1) -> None:
+    for _ in range(times):
+        held.begin(session_id, epoch)
+        held.end(session_id)
+
+
+async def test_idle_sessions_are_offered_once(clock: Clock) -> None:
+    """Not those with work, nor before they were idle for long enough, nor those that are offered; until work comes."""
+    held = HeldSessions([], 300.0, held_until_the_end, spawn)
+    used(held, "idle")
+    held.begin("busy", 1)
+    clock.now += 29
+    assert held.movable(idle=30, most=5) == []
+    clock.now += 1
+    assert held.movable(idle=30, most=5) == ["idle"]
+    held.note_offers(["idle"])
+    assert held.count_offered() == 1
+    assert held.movable(idle=30, most=5) == []
+    used(held, "idle")
+    clock.now += 30
+    assert held.count_offered() == 0
+    assert held.movable(idle=30, most=5) == ["idle"]
+
+
+async def test_the_cheapest_go_first(clock: Clock) -> None:
+    """By the time of the hydrate and by how often the session is used."""
+    held = HeldSessions([], 300.0, held_until_the_end, spawn)
+    for epoch, (name, times, seconds) in enumerate((("often", 50, 1.0), ("slow", 5, 20.0), ("cheap", 5, 0.1))):
+        used(held, name, times, epoch)
+        held.note_hydrates({epoch: seconds})
+    clock.now += 60
+    assert held.movable(idle=30, most=5) == ["cheap", "often", "slow"]
+    assert held.movable(idle=30, most=1) == ["cheap"]
+
+
+async def test_a_cache_may_keep_its_sessions(clock: Clock) -> None:
+    """``movable=False``: while it has their states in memory."""
+
+    async def hydrate(session_id: str) -> str:
+        return session_id
+
+    class Context:
+        session_id, session_epoch = "kept", 1
+
+    cache = SessionCache[str](hydrate=hydrate, movable=False)
+    held = HeldSessions([cache], 300.0, held_until_the_end, spawn)
+    used(held, "kept")
+    used(held, "other")
+    async with cache.use(Context()):
+        pass
+    clock.now += 60
+    assert held.movable(idle=30, most=5) == ["other"]
+    await cache.lost("kept")
+    assert sorted(held.movable(idle=30, most=5)) == ["kept", "other"]
+
+
+async def test_a_session_that_has_come_stays_for_a_while(clock: Clock) -> None:
+    """For ``session_lock_timeout``: no session moves twice within that."""
+    held = HeldSessions([], 300.0, held_until_the_end, spawn)
+    held.add("moved", 2)
+    clock.now += 299
+    used(held, "moved", epoch=2)
+    assert held.movable(idle=0, most=5) == []
+    clock.now += 1
+    assert held.movable(idle=0, most=5) == ["moved"]
