@@ -10,6 +10,7 @@ from affinity.provider.contract import (
     FetchOptions,
     Incarnation,
     Release,
+    Retention,
     SessionInfo,
     WorkAbandon,
     WorkAck,
@@ -85,8 +86,11 @@ class WorkSteps(ClusterState):
         await self._look()
 
     async def _sweep(self, retention: float) -> None:
+        kept = Retention(moves=retention)
         for _ in range(100):
-            done = await self.provider.sweep(interval=0.0, session_retention=retention, worker_retention=retention)
+            done = await self.provider.sweep(
+                interval=0.0, session_retention=retention, worker_retention=retention, retention=kept
+            )
             # A provider may keep the row of a worker that the lock of a session names still.
             named = {row.worker_id for row in self.sessions.values() if row.expires_in > 0}
             rows = {row.worker_id for row in await self.provider.list_workers()}
