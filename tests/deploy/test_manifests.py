@@ -39,6 +39,8 @@ OWN_KINDS: Final = {
 
 SECRETS: Final = {("affinity-database", "url"): "postgresql://db/app"}
 
+METRIC: Final = b"affinity_held_sessions"
+
 SECONDS_TO_STOP: Final = 10.0
 """docs/run/deploy.md: to stop the lease renewer and release the name."""
 
@@ -228,25 +230,25 @@ def test_the_probes_are_answered(manifests: Manifests, pod: Pod, port: int) -> N
     until = time.monotonic() + startup["periodSeconds"] * startup["failureThreshold"]
     for probe in (startup, container["livenessProbe"]):
         assert probe["httpGet"]["port"] == metrics["name"]
-        assert answer(f"http://127.0.0.1:{port}{probe['httpGet']['path']}", until) == 200
+        assert METRIC not in answer(f"http://127.0.0.1:{port}{probe['httpGet']['path']}", until)  # on all other paths
     if monitor := manifests.get(("ServiceMonitor", "affinity-workers")):
         (endpoint,) = monitor["spec"]["endpoints"]
-        assert answer(f"http://127.0.0.1:{port}{endpoint['path']}", until) == 200
+        assert METRIC in answer(f"http://127.0.0.1:{port}{endpoint['path']}", until)
     while "running app" not in pod.log():
         assert time.monotonic() < until, pod.log()
         time.sleep(0.1)
     assert pod.end_stop(pod.begin_stop()) == 0, pod.log()
 
 
-def answer(url: str, until: float) -> int:
-    """The status; asked again until it is connected."""
+def answer(url: str, until: float) -> bytes:
+    """The body, of a status that says yes; asked again until it is connected."""
     while True:
         try:
             with urllib.request.urlopen(url, timeout=5) as response:  # noqa: S310 -- a port of our own
-                status: int = response.status
-                return status
-        except urllib.error.HTTPError as error:
-            return error.code
+                body: bytes = response.read()
+                return body
+        except urllib.error.HTTPError:
+            raise
         except urllib.error.URLError:
             if time.monotonic() > until:
                 raise
