@@ -49,6 +49,7 @@
     │   ├── UnknownActivity            no worker registers it
     │   ├── SessionTagMismatch         it has another tag than its session
     │   ├── NoWorkerWithTag            no live worker has its tag; raised by option
+    │   ├── SessionBusy                it was not started within its fail_after
     │   └── ActivityCancelled          cancelled while it was awaited
     ├── WorkerStalled                  the worker's event loop made no progress; the worker gave up its lease
     └── SessionError
@@ -449,6 +450,12 @@ class SessionTagMismatch(ActivityError):
 class NoWorkerWithTag(ActivityError):
     """No worker with the activity's tag was alive for ``unregistered_timeout``, and a worker's option
     ``missing_tag="fail"`` says that such work fails.
+    """
+
+
+class SessionBusy(ActivityError):
+    """The activity was not started within the ``fail_after`` of its session: the session's holder had no free slot, or
+    no worker held the session.
     """
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
+from pydantic import BaseModel
+
 from affinity import ActivityContext, App, OrchestrationContext, RetryPolicy
 from affinity.errors import ActivityError
 
@@ -62,3 +65,37 @@ async def tagged(context: OrchestrationContext, tag: str) -> str:
     """One activity with the tag, on no session."""
     worker: str = await context.schedule_activity(where, 0).with_tag(tag)
     return worker
+
+
+@app.activity
+async def blocks(context: ActivityContext, seconds: float) -> str:
+    """Keeps a slot of its worker for so long."""
+    await anyio.sleep(seconds)
+    return context.worker_id
+
+
+@app.orchestration
+async def hogs(context: OrchestrationContext, seconds: float) -> str:
+    """Keeps a slot of a worker with the tag "busy"."""
+    worker: str = await context.schedule_activity(blocks, seconds).with_tag("busy")
+    return worker
+
+
+class Strict(BaseModel):
+    """How work of a session waits."""
+
+    wait: float | None = None
+    fail_after: float | None = None
+
+
+@app.orchestration
+async def strict(context: OrchestrationContext, how: Strict) -> list[str]:
+    """The session begins on a worker; after an event, work of it waits for that worker's slot."""
+    found: list[str] = [await context.schedule_activity(where, 0).on_session(context.instance_id)]
+    await context.schedule_wait("go")
+    try:
+        work = context.schedule_activity(where, 1)
+        found.append(await work.on_session(context.instance_id, wait=how.wait, fail_after=how.fail_after))
+    except ActivityError as error:
+        found.append(f"{type(error).__name__}: {error.message}")
+    return found

@@ -166,6 +166,8 @@ def _work_item(key: WorkKey, event: ev.ActivityScheduled, session_id: str | None
         session_id=event.session_id,
         ordered=event.ordered,
         tag=event.tag,
+        takeover_after=event.wait,
+        fail_after=event.fail_after,
     )
 
 

@@ -21,10 +21,10 @@ RawJson: TypeAlias = str
 """JSON text."""
 
 ActivityFailureKind: TypeAlias = Literal[
-    "failed", "timeout", "poisoned", "unknown", "cancelled", "tag_mismatch", "no_worker_with_tag"
+    "failed", "timeout", "poisoned", "unknown", "cancelled", "tag_mismatch", "no_worker_with_tag", "busy"
 ]
 """How an activity failed: it raised, ran too long, was started too often, is registered nowhere, was cancelled, has
-another tag than its session, or no worker has its tag.
+another tag than its session, no worker has its tag, or it was not started in time.
 """
 
 ChildFailureKind: TypeAlias = Literal["failed", "cancelled", "exists"]
@@ -172,6 +172,10 @@ class ActivityScheduled:
     """It runs after all ordered activities of its session that were committed before it."""
     tag: str | None = None
     """Only workers with this tag run it."""
+    wait: float | None = None
+    """Seconds after which another worker may take its session over, whose holder has no free slot."""
+    fail_after: float | None = None
+    """Seconds after which it fails when it was not started."""
 
 
 @frozen()

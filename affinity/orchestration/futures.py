@@ -7,7 +7,7 @@ from hashlib import sha256
 from typing import ClassVar, Final, TypeVar
 
 from affinity import errors
-from affinity.limits import MAX_ID_BYTES, check_id, check_tag, truncate
+from affinity.limits import MAX_ID_BYTES, MAX_TIMER_SECONDS, check_id, check_tag, truncate
 from affinity.orchestration import events as ev
 from affinity.orchestration.codec import Codec, read_json
 from affinity.orchestration.retry import RetryPolicy
@@ -24,13 +24,26 @@ _ACTIVITY_ERRORS: Final[dict[ev.ActivityFailureKind, type[errors.ActivityError]]
     "cancelled": errors.ActivityCancelled,
     "tag_mismatch": errors.SessionTagMismatch,
     "no_worker_with_tag": errors.NoWorkerWithTag,
+    "busy": errors.SessionBusy,
 }
 
 
 class ActivityFuture(CommandFuture[T]):
     """The future of an activity."""
 
-    __slots__ = ("_codec", "_input", "_name", "_ordered", "_retry", "_session_id", "_tag", "_timeout", "scheduled")
+    __slots__ = (
+        "_codec",
+        "_fail_after",
+        "_input",
+        "_name",
+        "_ordered",
+        "_retry",
+        "_session_id",
+        "_tag",
+        "_timeout",
+        "_wait",
+        "scheduled",
+    )
 
     def __init__(
         self,
@@ -51,6 +64,8 @@ class ActivityFuture(CommandFuture[T]):
         self._session_id: str | None = None
         self._ordered = False
         self._tag: str | None = None
+        self._wait: float | None = None
+        self._fail_after: float | None = None
         self.scheduled: ev.ActivityScheduled | None = None
         """The recorded command."""
 
@@ -59,7 +74,9 @@ class ActivityFuture(CommandFuture[T]):
         """Its name in messages."""
         return f"activity {self._name!r}"
 
-    def on_session(self, session_id: str, *, ordered: bool = False) -> ActivityFuture[T]:
+    def on_session(
+        self, session_id: str, *, ordered: bool = False, wait: float | None = None, fail_after: float | None = None
+    ) -> ActivityFuture[T]:
         """Run the activity on the worker that holds this session; call it before the next await.
 
         Args:
@@ -67,10 +84,15 @@ class ActivityFuture(CommandFuture[T]):
             ordered: begin it when all ordered activities of this session have ended that were scheduled before it, by
                 whichever orchestration: they run one after the other, in the order in which their turns were committed,
                 and those of one turn in the order of the calls. A retry keeps its place. Others run beside them.
+            wait: when the session's holder has had no free slot for it for so many seconds, and nothing of the session
+                runs, another worker with room takes the session over. None: the session stays with its holder.
+            fail_after: fail with `SessionBusy` when it was not started for so many seconds. None: wait as long as it
+                takes. Both count from when it is scheduled, and anew from each retry.
 
         Raises:
             InvalidId: the id is anything else.
-            OrchestrationMisuse: the activity is scheduled already, or has a session; or ``ordered`` is not a bool.
+            OrchestrationMisuse: the activity is scheduled already, or has a session; ``ordered`` is not a bool, or
+                ``wait`` or ``fail_after`` not a positive number of seconds.
         """
         self._check_unscheduled()
         if self._session_id is not None:
@@ -79,6 +101,8 @@ class ActivityFuture(CommandFuture[T]):
             raise errors.OrchestrationMisuse(f"ordered is True or False, not {ordered!r:.80}")
         self._session_id = check_id(session_id, "session id")
         self._ordered = ordered
+        self._wait = _check_seconds("wait", wait)
+        self._fail_after = _check_seconds("fail_after", fail_after)
         return self
 
     def with_tag(self, tag: str) -> ActivityFuture[T]:
@@ -121,7 +145,15 @@ class ActivityFuture(CommandFuture[T]):
 
     def _command(self) -> ev.ActivityScheduled:
         return ev.ActivityScheduled(
-            self._name, self._input, self._session_id, self._retry, self._timeout, self._ordered, self._tag
+            self._name,
+            self._input,
+            self._session_id,
+            self._retry,
+            self._timeout,
+            self._ordered,
+            self._tag,
+            self._wait,
+            self._fail_after,
         )
 
     def _scheduled(self, recorded: ev.Event) -> None:
@@ -131,6 +163,16 @@ class ActivityFuture(CommandFuture[T]):
 
     def _cancelled_error(self) -> Exception:
         return errors.ActivityCancelled(self._name, "ActivityCancelled", "cancelled by its orchestration")
+
+
+def _check_seconds(name: str, value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= MAX_TIMER_SECONDS:
+        raise errors.OrchestrationMisuse(
+            f"{name} is a number of seconds, more than 0 and at most {MAX_TIMER_SECONDS:g}, not {value!r:.80}"
+        )
+    return float(value)
 
 
 class TimerFuture(CommandFuture[None]):

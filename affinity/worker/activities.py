@@ -17,7 +17,9 @@ import anyio.to_thread
 from affinity.errors import (
     ActivityTimeout,
     NotSerializable,
+    NoWorkerWithTag,
     PayloadTooLarge,
+    SessionBusy,
     SessionMigrationAmbiguous,
     SessionMigrationFailed,
     SessionMigrationMissing,
@@ -32,7 +34,7 @@ from affinity.orchestration.app import ActivityDefinition
 from affinity.orchestration.events import ActivityCompleted, ActivityFailed, ActivityFailureKind, Event
 from affinity.orchestration.failures import RecordedError, describe_error, recorded, stack_of
 from affinity.orchestration.wire import ActivityTask, decode_task
-from affinity.provider.contract import WorkAbandon, WorkItem, WorkKey, WorkLock
+from affinity.provider.contract import WaitFailure, WorkAbandon, WorkItem, WorkKey, WorkLock
 from affinity.session.stores import RetryingStore
 from affinity.session.writer import enter_activity
 from affinity.telemetry import enter_session
@@ -377,6 +379,20 @@ class ActivityRunner:
         self._end(item)
         failed = ActivityFailed(item.lock.key.activity_id, kind, *failure)
         self.deliver_result(item, failed, None)
+
+    def fail_waiting(self, item: WorkItem, why: WaitFailure) -> None:
+        """Fail an item that was locked to this worker for that only: it has waited for as long as it may."""
+        if not self._lease.is_serving:
+            return  # its lock ends with the lease
+        self._locks.add(item.lock)
+        on = "" if item.session_id is None else f" on session {item.session_id!r}"
+        text = {
+            "busy": f"it was not started{on} within its fail_after",
+            "no_worker_with_tag": f"no worker with its tag was alive for {self._options.unregistered_timeout:g} s",
+        }[why]
+        error = SessionBusy if why == "busy" else NoWorkerWithTag
+        # Nothing of the session runs here for it.
+        self._fail(replace(item, session_id=None), why, RecordedError(error.__name__, text))
 
     def _end(self, item: WorkItem) -> None:
         self._locks.discard(item.lock)

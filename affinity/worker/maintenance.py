@@ -7,6 +7,7 @@ from __future__ import annotations
 import inspect
 import logging
 import random
+from collections.abc import Callable
 from functools import partial
 from hashlib import sha256
 from importlib.metadata import version
@@ -16,7 +17,7 @@ import anyio
 
 from affinity.limits import MAX_BATCH
 from affinity.orchestration import App
-from affinity.provider.contract import Retention
+from affinity.provider.contract import Retention, WaitFailure, WorkItem
 from affinity.worker.moves import MoveReporter
 from affinity.worker.services import WorkerServices
 from affinity.worker.sessions import HeldSessions
@@ -34,6 +35,9 @@ FULL_RATIO = 0.9
 
 RETRY_SECONDS = 10.0
 """Between two searches for instances that other code has suspended."""
+
+WAITS_LIMIT = 200
+"""Items that have waited for as long as they may, and that one call attends to; the next one a second later."""
 
 RETRY_LIMIT = 200
 """Suspended instances that are taken over in one statement."""
@@ -59,6 +63,8 @@ class Maintenance:
         self._names = names
         self._code = code
         self._full_reported = False
+        self.fail_waiting: Callable[[WorkItem, WaitFailure], None]
+        """Fails an item that is locked to this worker; set by the worker."""
 
     async def cancellations(self) -> None:
         """Find running activities whose work item was taken away: at a hint, else every second once they run that
@@ -125,6 +131,28 @@ class Maintenance:
             limit_reached = done.limit_reached
             if done.rerouted:
                 self._wakeups.hint(None)  # the worker that may take it now need not wait for its poll
+            if done.swept:
+                await self._end_waits()
+
+    async def _end_waits(self) -> None:
+        """Fail work that has waited for as long as it may, and free sessions of busy holders for other workers."""
+        fails = self._options.missing_tag == "fail"
+        end = partial(
+            self._provider.end_waits,
+            self._identity,
+            limit=WAITS_LIMIT,
+            tag_timeout=self._options.unregistered_timeout if fails else None,
+            item_lock=self._options.work_item_lock_timeout,
+        )
+        ended = await self._health.call(end, self.sweeps)
+        for item, why in ended.failed:
+            self.fail_waiting(item, why)
+        for session_id in ended.freed:
+            logger.info(
+                "session %s is freed for another worker: its holder has had no free slot for its work", session_id
+            )
+        if ended.freed:
+            self._wakeups.hint(None)
 
     async def moves(self) -> None:
         """Once a second: report hydrates and count moves, if a session has come here."""

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -106,6 +106,10 @@ class RuntimeOptions(BaseModel):
     """
     only_tagged: bool = False
     """Take no activities without a tag, and no sessions without one."""
+    missing_tag: Literal["wait", "fail"] = "wait"
+    """What becomes of an activity when no worker with its tag was alive for ``unregistered_timeout``: it waits
+    (``wait``) or fails with ``NoWorkerWithTag`` (``fail``). Give all workers the same value.
+    """
     session_lock_timeout: Seconds = 300.0
     """A session without work for this long is free for any worker."""
     session_min_idle: Seconds = 30.0

@@ -126,6 +126,7 @@ class Runtime:
         self.rebalancer = Rebalancer(services, self.sessions)
         # Each of these parts needs one that is made after it.
         self.activities.deliver_result = self.instances.deliver_result
+        self.maintenance.fail_waiting = self.activities.fail_waiting
         self.lease.stop_work = self._stop_work
         self.lease.cancel_work = self.activities.cancel_locks
 

@@ -217,6 +217,8 @@ def _add_rows(rows: _Rows, execution: Execution, event_id: int, event: object, l
                     claim_here=offered and rows.claim_here,
                     ordered=event.ordered,
                     tag=event.tag,
+                    takeover_after=event.wait,
+                    fail_after=event.fail_after,
                 )
             )
         case TimerCreated():

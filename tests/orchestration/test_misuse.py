@@ -317,6 +317,18 @@ def test_with_tag_with_a_bad_tag(tag: Any) -> None:
     assert run(main).history[-1] == ev.ActivityScheduled("x", "null", tag="é" * 32)
 
 
+@pytest.mark.parametrize("seconds", [0, -1.0, True, "2", float("nan"), float("inf")])
+def test_on_session_with_a_wrong_wait(seconds: Any) -> None:
+    async def main(ctx: OrchestrationContext) -> None:
+        with pytest.raises(OrchestrationMisuse, match="wait is a number of seconds"):
+            ctx.schedule_activity("x").on_session("s", wait=seconds)
+        with pytest.raises(OrchestrationMisuse, match="fail_after is a number of seconds"):
+            ctx.schedule_activity("x").on_session("s", fail_after=seconds)
+        await ctx.schedule_activity("y").on_session("s", wait=2, fail_after=5)
+
+    assert ev.ActivityScheduled("y", "null", "s", wait=2.0, fail_after=5.0) in run(main).history
+
+
 def test_a_context_is_used_by_its_own_code_only() -> None:
     kept: list[OrchestrationContext] = []
     futures: list[DurableFuture[Any]] = []

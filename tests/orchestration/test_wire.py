@@ -37,7 +37,7 @@ SAMPLES: list[ev.Event] = [
     ev.ActivityScheduled("reply", '"hi"', "session-1", RETRY, 2.5),
     ev.ActivityScheduled("reply", "1"),
     ev.ActivityScheduled("reply", "1", "session-1", ordered=True),
-    ev.ActivityScheduled("reply", "1", "session-1", tag="gpu"),
+    ev.ActivityScheduled("reply", "1", "session-1", tag="gpu", wait=2.0, fail_after=5.0),
     ev.ActivityCompleted(3, "[true]"),
     ev.ActivityFailed(3, "failed", "ValueError", 'quote " and \\ and \n and é'),
     ev.ActivityFailed(3, "failed", "E", "m", DETAILS),

@@ -112,6 +112,7 @@ REFUSED: Final[dict[str, Callable[[Provider], Awaitable[object]]]] = {
     "fetch_work_item": lambda p: p.fetch_work_item(ME, fetch_options()),
     "fetch_orchestration_item": lambda p: p.fetch_orchestration_item(ME, limit=1, names=(), unknown_after=1.0),
     "release_unknown_locks": lambda p: p.release_unknown_locks(ME, []),
+    "end_waits": lambda p: p.end_waits(ME, limit=1, tag_timeout=1.0, item_lock=1.0),
     "release_instance": lambda p: p.release_instance(ME, [Release(instance_id="i")]),
     "resume_instance": lambda p: p.resume_instance(["i"]),
     "reset_instance": lambda p: p.reset_instance(

@@ -11,6 +11,7 @@ import pytest
 
 from affinity import RuntimeOptions, Worker
 from affinity.client import Client, PendingActivity
+from affinity.errors import OrchestrationFailed
 from tests.everywhere import everywhere
 from tests.processes import FAST as OPTIONS
 from tests.processes import Workers
@@ -94,3 +95,45 @@ async def test_work_whose_tag_no_worker_has_waits_and_says_so(any_url: str, clie
         assert (waiting.state, waiting.tag, waiting.has_worker) == ("waiting", "gpu", False)
         async with working(any_url, gpu={"tags": ("gpu",)}):
             assert await client.wait(run.instance_id, timeout=60) == "gpu"
+
+
+async def test_work_whose_tag_no_worker_has_fails_by_option(any_url: str, client: Client) -> None:
+    """After ``unregistered_timeout``, with a typed error at the await."""
+    async with working(any_url, cpu={"missing_tag": "fail", "unregistered_timeout": 1.0}):
+        run = await client.start("tagged", "gpu")
+        with pytest.raises(OrchestrationFailed, match="NoWorkerWithTag: no worker with its tag was alive for 1 s"):
+            await client.wait(run.instance_id, timeout=60)
+
+
+@asynccontextmanager
+async def a_full_holder(url: str, client: Client, how: dict[str, float]) -> AsyncIterator[str]:
+    """An instance whose session is held by the worker "holder", which has no free slot by now."""
+    holder = {"worker_concurrency": 1, "tags": ("busy",)}
+    async with working(url, holder=holder):
+        run = await client.start("strict", how)
+        with anyio.fail_after(60):
+            while not [lease async for lease in client.sessions() if lease.held and not lease.queued]:
+                await anyio.sleep(0.02)
+        hog = await client.start("hogs", 60.0)
+        with anyio.fail_after(60):
+            while not [one for one in await client.activities(hog.instance_id) if one.state == "running"]:
+                await anyio.sleep(0.02)
+        async with working(url, other={}):
+            await client.raise_event(run.instance_id, "go", None)
+            yield run.instance_id
+        await client.cancel(hog.instance_id)
+
+
+async def test_a_worker_with_a_free_slot_takes_the_session_over(any_url: str, client: Client) -> None:
+    """``wait``: the session moves, with a reason."""
+    async with a_full_holder(any_url, client, {"wait": 0.5}) as instance_id:
+        assert await client.wait(instance_id, timeout=60) == ["holder", "other"]
+        moves = await client.session_moves(session_id=instance_id)
+        assert "holder_busy" in {move.reason for move in moves}
+
+
+async def test_work_that_is_not_started_in_time_fails(any_url: str, client: Client) -> None:
+    """``fail_after``: a typed error at the await; the session stays where it is."""
+    async with a_full_holder(any_url, client, {"fail_after": 0.5}) as instance_id:
+        text = f"SessionBusy: it was not started on session {instance_id!r} within its fail_after"
+        assert await client.wait(instance_id, timeout=60) == ["holder", text]

@@ -56,11 +56,20 @@ class NewWorkItem:
     ordered: bool = False
 
     tag: str | None = None  # only workers with this tag may take it, or claim its session for it
+    # Seconds that it waits unlocked, from when it is visible and from each give-back, until `WorkerProvider.end_waits`
+    # frees its session for other workers, and until that verb returns it to be failed. None: as long as it takes.
+    takeover_after: float | None = None
+    fail_after: float | None = None
 
     @property
     def order(self) -> str | None:
         """The session in whose order it stands."""
         return self.session_id if self.ordered else None
+
+    @property
+    def is_restricted(self) -> bool:
+        """Whether it has a tag, or does not wait as long as it takes."""
+        return self.tag is not None or self.takeover_after is not None or self.fail_after is not None
 
 
 @frozen(kw_only=True)
@@ -129,6 +138,18 @@ class WorkFetch:
     # the caller that has a bound, or whose work waits.
     assigned: Sequence[str] = ()
     outdated: bool = False  # a worker of newer code has room: new and freed sessions are left to it
+
+
+WaitFailure: TypeAlias = Literal["busy", "no_worker_with_tag"]
+"""Why an item is not waited for any longer: `NewWorkItem.fail_after` has passed, or no worker has its tag."""
+
+
+@frozen(kw_only=True)
+class EndedWaits:
+    """Answer to `Provider.end_waits`."""
+
+    failed: Sequence[tuple[WorkItem, WaitFailure]] = ()  # locked to the caller, which fails them
+    freed: Sequence[str] = ()  # sessions that other workers may claim
 
 
 @frozen(kw_only=True)

@@ -13,7 +13,15 @@ from affinity.provider.contract.instances import OrchestrationFetch
 from affinity.provider.contract.retention import NO_RETENTION, Retention, Sweep
 from affinity.provider.contract.sessions import MoveReason, MoveReport, TakenSession
 from affinity.provider.contract.turns import Release, Suspend, Turn, TurnResult
-from affinity.provider.contract.work_items import FetchOptions, Timeouts, WorkAbandon, WorkAck, WorkFetch, WorkLock
+from affinity.provider.contract.work_items import (
+    EndedWaits,
+    FetchOptions,
+    Timeouts,
+    WorkAbandon,
+    WorkAck,
+    WorkFetch,
+    WorkLock,
+)
 from affinity.provider.contract.workers import NO_PROFILE, FleetLoad, WorkerIdentity, WorkerLease, WorkerProfile
 
 
@@ -160,6 +168,21 @@ class WorkerProvider(ProviderConnection, Protocol):
         For a worker that lost the reply of a fetch or commit: items may be locked to it under tokens that it does not
         know, and would otherwise wait for their lock to expire. The caller has no fetch and no commit in flight
         meanwhile. The lost delivery is not counted as an attempt, unless it is in ``delivered``: its code may have run.
+        """
+        ...
+
+    async def end_waits(
+        self, identity: WorkerIdentity, *, limit: int, tag_timeout: float | None, item_lock: float
+    ) -> EndedWaits:
+        """Attend to up to ``limit`` items of each kind that have waited for as long as they may, whichever worker holds
+        their sessions.
+
+        An item whose ``fail_after`` has passed is locked to the caller for ``item_lock`` seconds, which is no attempt.
+        So is, with a ``tag_timeout``, an item that has waited so many seconds for a worker with its tag, and none was
+        alive in that time. The session of an item whose ``takeover_after`` has passed is freed (reason ``holder_busy``)
+        if nothing of it runs, no move of it is planned, and another worker takes its work and has room
+        (`WorkerProfile.capacity`); if not, the verb tries again after ``takeover_after``. Nothing when the caller is
+        not alive or not current.
         """
         ...
 

@@ -59,7 +59,7 @@ class FetchOperations(Operations):
         *facts, draining, assigned, outdated = rows[0][:13]
         offered, unheld, raced, next_due, left, cut, size, more, crowded, workers = facts
         found = WorkFetch(
-            items=[_work_item(row[14:]) for row in rows if row[13] is not None],
+            items=[to_work_item(row[14:]) for row in rows if row[13] is not None],
             claim_lost=bool(raced),
             next_due=not_negative(next_due),
             unclaimed_remaining=bool(left),
@@ -106,7 +106,7 @@ class FetchOperations(Operations):
             "reroute": Int8(MAX_REROUTE),
         }
         *_, rows = await self._connections.fetch.pipeline(_CLAIM[options.tags != NO_TAGS], params)
-        return [_work_item(row[2:]) for row in rows if row[1] is not None], bool(rows[0][0])
+        return [to_work_item(row[2:]) for row in rows if row[1] is not None], bool(rows[0][0])
 
 
 def _any(unheld: _Unheld) -> bool:
@@ -129,7 +129,8 @@ def _choices(options: FetchOptions) -> Params:
     }
 
 
-def _work_item(row: Row) -> WorkItem:
+def to_work_item(row: Row) -> WorkItem:
+    """A row of the statements that lock work items."""
     instance_id, execution_id, activity_id, token, name, payload, session_id, epoch, *counts = row
     attempts, failures, unknown_for, queued_for, ordered, *tag = counts
     return WorkItem(

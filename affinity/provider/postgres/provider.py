@@ -25,6 +25,7 @@ from affinity.provider.postgres.sessions import SessionOperations
 from affinity.provider.postgres.suspension import SuspensionOperations
 from affinity.provider.postgres.sweep import SweepOperations
 from affinity.provider.postgres.turns import TurnOperations
+from affinity.provider.postgres.waits import WaitOperations
 from affinity.provider.postgres.work_items import WorkItemOperations
 from affinity.provider.postgres.workers import WorkerOperations
 from affinity.provider.schema import Progress, SchemaReport, log_progress
@@ -49,6 +50,7 @@ class PostgresProvider(
     WorkerOperations,
     FetchOperations,
     WorkItemOperations,
+    WaitOperations,
     OrchestrationOperations,
     TurnOperations,
     SessionOperations,

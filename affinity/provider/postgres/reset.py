@@ -43,7 +43,7 @@ class ResetOperations(Operations):
             "item_order": Texts(item.order for item in items),
         }
         statement = _SQL["reset"]
-        if restricted := [item for item in items if item.tag is not None]:
+        if restricted := [item for item in items if item.is_restricted]:
             statement += ", " + RESTRICT
             params.update(restriction_params(restricted))
         ((done, *_),) = await self._connections.quick.run(statement, params)

@@ -19,7 +19,8 @@ from affinity.provider.postgres.session_store import state_columns
 Columns: TypeAlias = dict[LiteralString, ArrayColumn]
 
 RESTRICT: Final[LiteralString] = (
-    "restrict_items_1(%(restricted_instance)s, %(restricted_execution)s, %(restricted_activity)s, %(restricted_tag)s)"
+    "restrict_items_1(%(restricted_instance)s, %(restricted_execution)s, %(restricted_activity)s, %(restricted_tag)s,"
+    " %(takeover_after)s, %(fail_after)s)"
 )
 """Called behind a statement that has queued work items; for `restriction_params`."""
 
@@ -81,6 +82,8 @@ def restriction_params(items: Sequence[NewWorkItem]) -> Columns:
         "restricted_execution": Ints([item.key.execution_id for item in items]),
         "restricted_activity": Ints([item.key.activity_id for item in items]),
         "restricted_tag": Texts([item.tag for item in items]),
+        "takeover_after": Floats([item.takeover_after for item in items]),
+        "fail_after": Floats([item.fail_after for item in items]),
     }
 
 

@@ -96,7 +96,7 @@ class TurnOperations(Operations):
         if released := [session_id for turn in turns for session_id in turn.release_sessions]:
             call = call.replace("SELECT ", "SELECT release_sessions_2(%(release)s, %(reroute)s), ", 1)
             params.update(release_params(released))
-        if restricted := [item for of_turn in sent for item in of_turn if item.tag is not None]:
+        if restricted := [item for of_turn in sent for item in of_turn if item.is_restricted]:
             call = call.replace("SELECT ", f"SELECT {RESTRICT}, ", 1)
             params.update(restriction_params(restricted))
         ((*_, held, epochs, locked, holders),) = await self._connections.commit.run(call, params)

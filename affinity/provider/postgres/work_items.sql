@@ -147,6 +147,9 @@ WITH ours AS MATERIALIZED (
         attempts = q.attempts - (NOT o.counted)::int, failures = q.failures + o.failed::int,
         unknown_since = CASE WHEN o.unknown THEN coalesce(q.unknown_since, clock()) ELSE q.unknown_since END,
         needs = CASE WHEN o.unknown THEN o.needs ELSE q.needs END, last_error = coalesce(o.error, q.last_error),
+        waits_since = CASE WHEN q.attend_at IS NOT NULL THEN clock() + greatest(o.delay, 0) * interval '1 s' END,
+        attend_at = CASE WHEN q.attend_at IS NOT NULL
+                         THEN clock() + (greatest(o.delay, 0) + least(q.takeover_after, q.fail_after)) * interval '1 s' END,
         route = CASE
             WHEN q.session_id IS NULL THEN 'free'
             WHEN q.session_id IN (SELECT session_id FROM held) THEN 'new'

@@ -67,7 +67,9 @@ class WorkItemPlacer:
         token = self._tokens.next() if self._locks_here(item, lease) else None
         route = self._route(item, lease)
         row = (item.key, item.name, item.session_id, route, item.delay, token, item.payload)
-        self._rows.append(row if place is None and item.tag is None else (*row, item.order, place, item.tag))
+        self._rows.append(
+            row if place is None and not item.is_restricted else (*row, item.order, place, *restriction(item))
+        )
         if token is None:
             return Placed(item=None, holder=lease.serving if lease is not None and lease.held else None)
         if item.session_id is not None:
@@ -99,4 +101,9 @@ class WorkItemPlacer:
 
 def blocked_row(item: NewWorkItem, place: int) -> tuple[Any, ...]:
     """What "insert" takes for an ordered item that is not the first."""
-    return (item.key, item.name, None, BLOCKED, item.delay, None, item.payload, item.order, place, item.tag)
+    return (item.key, item.name, None, BLOCKED, item.delay, None, item.payload, item.order, place, *restriction(item))
+
+
+def restriction(item: NewWorkItem) -> tuple[Any, ...]:
+    """The last columns of a row that "insert" takes: which workers may take the item, and how long it waits."""
+    return (item.tag, item.takeover_after, item.fail_after)

@@ -18,6 +18,7 @@ from affinity.provider.contract import (
     NO_RETENTION,
     Deletion,
     Delivery,
+    EndedWaits,
     EventOrigin,
     ExecutionInfo,
     FetchOptions,
@@ -79,6 +80,7 @@ from affinity.provider.sqlite import (
     releasing,
     sessions,
     suspension,
+    waits,
     work_items,
     workers,
 )
@@ -291,6 +293,12 @@ class SqliteProvider:
         self, identity: WorkerIdentity, *, names: Collection[str], code: str, limit: int
     ) -> Sequence[str]:
         return await self._write(suspension.retry, identity, names=names, code=code, limit=limit)
+
+    async def end_waits(
+        self, identity: WorkerIdentity, *, limit: int, tag_timeout: float | None, item_lock: float
+    ) -> EndedWaits:
+        end = partial(waits.end_waits, limit=limit, tag_timeout=tag_timeout, item_lock=item_lock)
+        return await self._writer.call(end, self._tokens, identity)
 
     # -- repair and hints
 

@@ -9,6 +9,7 @@ from affinity.provider.contract import (
     OFFER_SECONDS,
     FetchOptions,
     Incarnation,
+    MoveReason,
     SessionRelease,
     WorkerIdentity,
 )
@@ -20,11 +21,11 @@ from affinity.provider.statements import load_statements
 SQL: Final = load_statements(__package__, "releasing.sql")
 
 
-def release(tx: Tx, session_ids: Collection[str]) -> list[SessionRelease]:
+def release(tx: Tx, session_ids: Collection[str], reason: MoveReason = "released") -> list[SessionRelease]:
     leases = {name: lease for name, lease in sessions.read_leases(tx, session_ids).items() if lease.held}
     busy = set(tx.gather(SQL["busy"], {"session_ids": to_json(list(leases)), "now": tx.now}))
     for name in leases.keys() - busy:
-        sessions.free(tx, _holder(leases[name]), [name], "released")
+        sessions.free(tx, _holder(leases[name]), [name], reason)
     return ["not_held" if name not in leases else "busy" if name in busy else "released" for name in session_ids]
 
 

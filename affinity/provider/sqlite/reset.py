@@ -10,7 +10,7 @@ from affinity.provider.contract import NewMessage, NewWorkItem, Reset
 from affinity.provider.sqlite import holds, suspension, turns, work_items
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.messages import reroute_all_messages, send
-from affinity.provider.sqlite.placing import OrderPlacer, blocked_row
+from affinity.provider.sqlite.placing import OrderPlacer, blocked_row, restriction
 from affinity.provider.sqlite.sessions import FREE, NEW, Lease, read_leases
 from affinity.provider.statements import load_statements
 
@@ -62,4 +62,15 @@ def _row(item: NewWorkItem, leases: Mapping[str, Lease], orders: OrderPlacer) ->
         return blocked_row(item, place)
     lease = None if item.session_id is None else leases.get(item.session_id)
     route = FREE if item.session_id is None else NEW if lease is None else lease.route
-    return (item.key, item.name, item.session_id, route, item.delay, None, item.payload, item.order, place, item.tag)
+    return (
+        item.key,
+        item.name,
+        item.session_id,
+        route,
+        item.delay,
+        None,
+        item.payload,
+        item.order,
+        place,
+        *restriction(item),
+    )

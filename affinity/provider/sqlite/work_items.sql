@@ -29,7 +29,10 @@ UPDATE worker_queue SET
     failures = failures + :failed,
     unknown_since = CASE WHEN :unknown THEN coalesce(unknown_since, :now) ELSE unknown_since END,
     needs = CASE WHEN :unknown THEN :needs ELSE needs END,
-    last_error = coalesce(:error, last_error)
+    last_error = coalesce(:error, last_error),
+    waits_since = :now + max(:delay, 0),
+    attend_at = iif(attend_at IS NULL, NULL, :now + max(:delay, 0) + min(
+        coalesce(takeover_after, fail_after), coalesce(fail_after, takeover_after)))
 WHERE id = :id;
 
 -- begin: count a delivery that its fetch did not count
@@ -45,13 +48,17 @@ WHERE lock_incarnation = :incarnation AND lock_token NOT IN (SELECT value FROM j
 INSERT INTO worker_queue (
     instance_id, execution_id, activity_id, name, session_id, route, visible_at,
     lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at, payload, order_session, order_number,
-    tag
+    tag, takeover_after, fail_after, waits_since, attend_at
 )
 SELECT value ->> '$[0][0]', value ->> '$[0][1]', value ->> '$[0][2]', value ->> 1, value ->> 2, value ->> 3,
        :now + max(value ->> 4, 0.0),
        iif(value ->> 5 IS NULL, NULL, :worker_id), iif(value ->> 5 IS NULL, NULL, :incarnation), value ->> 5,
        iif(value ->> 5 IS NULL, NULL, :locked_until), value ->> 5 IS NOT NULL, :now, value ->> 6,
-       value ->> 7, value ->> 8, value ->> 9
+       value ->> 7, value ->> 8, value ->> 9, value ->> 10, value ->> 11,
+       :now + max(value ->> 4, 0.0),
+       -- NULL if both are
+       :now + max(value ->> 4, 0.0) + min(
+           coalesce(value ->> 10, value ->> 11), coalesce(value ->> 11, value ->> 10))
 FROM json_each(:rows);
 
 -- last_in_order: the number of the last ordered item of a session; 0: there is none

@@ -8,6 +8,14 @@ ALTER TABLE sessions ADD COLUMN tag TEXT;
 
 ALTER TABLE worker_queue ADD COLUMN tag TEXT;
 
+-- Seconds that an item waits for a slot of the holder of its session before another worker may take the session over, and
+-- before it fails; since when it waits, and when that is to be looked at. NULL: as long as it takes.
+ALTER TABLE worker_queue ADD COLUMN takeover_after REAL;
+ALTER TABLE worker_queue ADD COLUMN fail_after REAL;
+ALTER TABLE worker_queue ADD COLUMN waits_since REAL;
+ALTER TABLE worker_queue ADD COLUMN attend_at REAL;
+CREATE INDEX worker_queue_attend ON worker_queue (attend_at) WHERE attend_at IS NOT NULL;
+
 -- Add the tag to a route that any worker would read, and to an offer to a worker without the tag. A session's own tag
 -- decides, once work has given it one: also for an item without a tag, and for one with another tag, which the holder
 -- refuses. Triggers, so that it holds for every statement, those of the release before included.

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 from affinity.provider.contract import (
     FINISHED,
     OFFER_SECONDS,
+    EndedWaits,
     Hint,
     HistoryCursor,
     HistoryPage,
@@ -259,6 +260,23 @@ async def release_unknown_locks(fixtures: FaultFixtures) -> Attempt:
         lambda: fixtures.provider.release_unknown_locks(fixtures.me, []),
         lambda: fixtures.assert_comes_again(item),
     )
+
+
+@_verb
+async def end_waits(fixtures: FaultFixtures) -> Attempt:
+    (key,) = await fixtures.cluster.enqueue(None, fail_after=1.0)
+    await fixtures.cluster.advance(2.0)
+    attempt = Attempt(lambda: fixtures.provider.end_waits(fixtures.me, limit=10, tag_timeout=None, item_lock=30.0))
+
+    async def check(result: EndedWaits) -> None:
+        found = [item.lock.key for item, _ in result.failed]
+        assert found == [key] or (attempt.unknown and not found)
+
+    async def recover() -> None:
+        await fixtures.clean.release_unknown()
+
+    attempt.check, attempt.recover = check, recover
+    return attempt
 
 
 # --- sessions

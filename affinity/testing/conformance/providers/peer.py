@@ -10,6 +10,7 @@ from affinity.errors import Contention
 from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES
 from affinity.provider.contract import (
     NO_TAGS,
+    EndedWaits,
     InstanceInfo,
     OrchestrationFetch,
     OrchestrationItem,
@@ -144,6 +145,11 @@ class Peer:
 
     async def begin(self, item: WorkItem) -> bool:
         return await self.provider.begin_work_item(self.identity, item.lock, item.attempts)
+
+    async def end_waits(self, tag_timeout: float | None = None, limit: int = 100) -> EndedWaits:
+        return await self.provider.end_waits(
+            self.identity, limit=limit, tag_timeout=tag_timeout, item_lock=TIMEOUTS.work_item_lock
+        )
 
     # -- sessions
 

@@ -43,6 +43,7 @@ from affinity.testing.conformance.providers.touching import TouchRules
 from affinity.testing.conformance.providers.trees import TreeRules
 from affinity.testing.conformance.providers.turns import TurnRules
 from affinity.testing.conformance.providers.unknown import UnknownRules
+from affinity.testing.conformance.providers.waits import WaitRules
 from affinity.testing.conformance.providers.watches import WatchRules
 from affinity.testing.conformance.providers.workers import WorkerRules
 
@@ -53,6 +54,7 @@ class ProviderConformance(
     TakeoverRules,
     RolloutRules,
     TagRules,
+    WaitRules,
     TouchRules,
     LockRules,
     CapacityRules,

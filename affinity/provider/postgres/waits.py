@@ -1,0 +1,42 @@
+"""Work that has waited for as long as it may: it fails, or its session is freed for other workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from psycopg.types.numeric import Int8
+
+from affinity.limits import MAX_REROUTE
+from affinity.provider.contract import EndedWaits, WorkerIdentity
+from affinity.provider.postgres.driver.arrays import Texts
+from affinity.provider.postgres.fetching import to_work_item
+from affinity.provider.postgres.operations import Operations, caller_params
+from affinity.provider.statements import load_statements
+
+_SQL: Final = load_statements(__package__, "waits.sql")
+
+
+class WaitOperations(Operations):
+    """`end_waits`."""
+
+    async def end_waits(
+        self, identity: WorkerIdentity, *, limit: int, tag_timeout: float | None, item_lock: float
+    ) -> EndedWaits:
+        params = {
+            **caller_params(identity),
+            "limit": Int8(limit),
+            "tag_timeout": tag_timeout,
+            "item_lock": float(item_lock),
+            "token": self._token(identity),
+        }
+        rows = await self._connections.misc.run(_SQL["end_waits"], params)
+        failed = [(to_work_item(row[2:]), row[1]) for row in rows if row[1] is not None]
+        sessions = rows[0][0]
+        return EndedWaits(failed=failed, freed=await self._release_busy(sessions) if sessions else ())
+
+    async def _release_busy(self, session_ids: Sequence[str]) -> Sequence[str]:
+        """Should it not come to this, the items are due again a while later."""
+        params = {"release": Texts(session_ids), "reroute": Int8(MAX_REROUTE)}
+        ((freed,),) = await self._connections.misc.run(_SQL["release_busy"], params)
+        return list(freed)
