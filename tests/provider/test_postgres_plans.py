@@ -149,6 +149,15 @@ async def test_a_fetch_by_tags_reads_what_it_needs(
             assert len(await check(partial(plain.take, 10))) == 2
             assert not await check(partial(gpu.take, 10))
             assert len(await check(partial(watched.list_work_items, "i", 10))) == 6
+            waiting = [replace(work_item(at, n, f"w{n}"), fail_after=1.0, takeover_after=0.5) for n in (11, 12)]
+            assert (await check(partial(plain.commit_one, replace(at, event_count=1), work_items=waiting))).committed
+            admin.execute("UPDATE worker_queue SET attend_at = attend_at - '1 s'::interval, waits_since = clock()")
+            assert not (await check(partial(gpu.end_waits, 60.0))).failed
+            admin.execute(
+                "UPDATE worker_queue SET waits_since = waits_since - '2 s'::interval, attend_at = waits_since"
+                " WHERE attend_at IS NOT NULL"
+            )
+            assert len((await check(partial(gpu.end_waits, 60.0))).failed) == 2
 
 
 RARE: Final = datetime(2001, 1, 1, tzinfo=UTC)

@@ -6,6 +6,7 @@ Files with the same name do the same in `affinity.provider.sqlite`; the SQL of e
     workers             names and their leases: register, renew, drain, release, list
     fetching            work items: fetch, and claim the sessions that no worker holds
     work_items          work items in hand: renew, check, ack, abandon, begin
+    waits               work that has waited for as long as it may
     orchestrations      instances as workers see them: fetch, read histories, release
     turns               the commit of turns
     sessions            session leases: check, list

@@ -81,7 +81,7 @@ BEGIN
     PERFORM FROM sessions s WHERE s.session_id = ANY (_session) ORDER BY s.session_id FOR NO KEY UPDATE;
     freed := ARRAY(
         SELECT s.session_id FROM sessions s JOIN held_sessions h ON h.session_id = s.session_id
-        WHERE s.session_id = ANY (_session) AND h.next_worker IS NULL
+        WHERE s.session_id = ANY (_session) AND (s.next_worker IS NULL OR s.next_until <= clock())
           AND NOT EXISTS (
               SELECT FROM worker_queue q
               WHERE q.session_id = s.session_id AND q.lock_incarnation = s.incarnation AND q.locked_until > clock())
