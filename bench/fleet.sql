@@ -12,3 +12,6 @@ WHERE datname = current_database() AND application_name LIKE 'affinity %%' AND a
 
 -- transactions: of the database so far; each call of a worker is one
 SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()
+
+-- begun: walks of which a turn was committed
+SELECT count(*) FROM affinity.instances WHERE starts_with(instance_id, 'killed-') AND event_count > 3

@@ -153,19 +153,21 @@ def _hint(run: Run, report: Report, crew: Sequence[WorkerProcess], bed: Bed, adm
 
 
 def _kill(run: Run, report: Report, bed: Bed, holders: Sequence[WorkerProcess], sessions: Sequence[str]) -> None:
-    """All holders at once, while each session has a turn under way or waiting."""
-    walk = Walk(turns=run.sized(10, 24), pause=run.sized(40, 5) / 10)
+    """All holders at once, when each session has had a turn on them."""
+    walk = Walk(turns=run.sized(15, 24), pause=run.sized(40, 5) / 10)
     ids = {f"killed-{session}": [session] for session in sessions}
     bed.ours.start_on(ids, walk)
-    time.sleep(run.sized(6, 1))
     with psycopg.connect(bed.url, autocommit=True) as admin:
+        while _number(admin, "begun") < len(sessions):
+            time.sleep(0.1)
         most = _number(admin, "connections")
     killed = time.monotonic()
     for holder in holders:
         holder.kill()
     gone = {holder.pid for holder in holders}
     walks = [walk.check(output) for output in bed.client.outputs(list(ids))]
-    waits = [min(one.at for one in stamps if one.pid not in gone and one.at > killed) - killed for stamps in walks]
+    later = [[one.at for one in stamps if one.pid not in gone and one.at > killed] for stamps in walks]
+    waits = [min(times) - killed for times in later if times]  # a walk may have ended before the last one has begun
     workers = len(holders) + run.sized(WORKERS - KILLED, 2)
     values = {P50: median(waits), LAST: max(waits), CONNECTIONS: most / workers}
     run.note(report, f"{len(sessions):,} sessions", run.ours, values)
