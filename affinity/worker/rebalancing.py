@@ -87,9 +87,10 @@ class Rebalancer:
         while True:
             await anyio.sleep(self._options.rebalance_interval * random.uniform(0.9, 1.1))  # noqa: S311
             if self._lease.is_serving:
-                await self._round()
+                await self.run_round()
 
-    async def _round(self) -> None:
+    async def run_round(self) -> None:
+        """Tell the load, and offer sessions if there are too many here."""
         held = len(self._sessions)
         load = await self._health.call(partial(self._provider.exchange_load, self._identity, held), self.run)
         if not self._offers or load.suspended or not self._has_gained(load, held):

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import pytest
 
-from affinity.provider.contract import FleetLoad, WorkerLoad
+from affinity.provider.contract import (
+    FleetLoad,
+    Incarnation,
+    PlannedMove,
+    PlanOutcome,
+    Provider,
+    WorkerIdentity,
+    WorkerLoad,
+)
 from affinity.session import SessionCache
-from affinity.worker import sessions
-from affinity.worker.rebalancing import LEAST_SURPLUS, MOST_OFFERS, choose_targets
+from affinity.worker import RuntimeOptions, sessions
+from affinity.worker.rebalancing import LEAST_SURPLUS, MOST_OFFERS, ROUNDS_WITHOUT_GAIN, Rebalancer, choose_targets
+from affinity.worker.retry import DatabaseHealth
+from affinity.worker.services import WorkerServices
 from affinity.worker.sessions import HeldSessions
 
 
@@ -164,3 +176,102 @@ async def test_a_session_that_has_come_stays_for_a_while(clock: Clock) -> None:
     assert held.movable(idle=0, most=5) == []
     clock.now += 1
     assert held.movable(idle=0, most=5) == ["moved"]
+
+
+@dataclass
+class Fleet:
+    """In place of a provider: one other worker, to which each session may go."""
+
+    suspended: bool = False
+    other: str = "other"
+    outcome: PlanOutcome = "planned"
+    moves: list[PlannedMove] = field(default_factory=list)
+    held: int = 0
+
+    async def exchange_load(self, identity: WorkerIdentity, held: int) -> FleetLoad:
+        self.held = held
+        return FleetLoad(workers=[load(identity.worker_id, held), load(self.other, 0)], suspended=self.suspended)
+
+    async def move_session(self, moves: Sequence[PlannedMove]) -> Sequence[PlanOutcome]:
+        self.moves += moves
+        return [self.outcome] * len(moves)
+
+
+def rebalancer(fleet: Fleet, held: HeldSessions, **options: Any) -> Rebalancer:
+    unused = cast("Any", None)
+    services = WorkerServices(
+        provider=cast("Provider", fleet),
+        identity=WorkerIdentity(worker_id="me", incarnation=Incarnation("i")),
+        options=RuntimeOptions.make(worker_node_id="me", **options),
+        health=DatabaseHealth("me"),
+        metrics=unused,
+        fetch_state=unused,
+        wakeups=unused,
+        lease=unused,
+    )
+    return Rebalancer(services, held)
+
+
+def filled(clock: Clock, count: int) -> HeldSessions:
+    """That many sessions, idle for a minute."""
+    held = HeldSessions([], 300.0, held_until_the_end, spawn)
+    for n in range(count):
+        used(held, f"session-{n}")
+    clock.now += 60
+    return held
+
+
+async def test_a_round_offers_a_few_sessions(clock: Clock) -> None:
+    """It tells the load, and offers a tenth of the sessions, each once."""
+    fleet, held = Fleet(), filled(clock, 30)
+    one = rebalancer(fleet, held)
+    await one.run_round()
+    assert fleet.held == 30
+    assert [(move.to, move.within, move.reason) for move in fleet.moves] == [("other", None, "rebalanced")] * 3
+    await one.run_round()
+    assert len({move.session_id for move in fleet.moves}) == 6
+
+
+@pytest.mark.parametrize("options", [{"rebalance": "off"}, {"placement": "pack"}])
+async def test_a_worker_may_make_no_offers(clock: Clock, options: dict[str, Any]) -> None:
+    """It still says how many sessions it holds."""
+    fleet = Fleet()
+    await rebalancer(fleet, filled(clock, 30), **options).run_round()
+    assert (fleet.held, fleet.moves) == (30, [])
+
+
+async def test_no_worker_makes_offers_while_they_are_suspended(clock: Clock) -> None:
+    fleet = Fleet(suspended=True)
+    one = rebalancer(fleet, filled(clock, 30))
+    await one.run_round()
+    assert fleet.moves == []
+    fleet.suspended = False
+    await one.run_round()
+    assert len(fleet.moves) == 3
+
+
+async def test_a_worker_stops_when_its_offers_do_not_help(clock: Clock) -> None:
+    """After three rounds in which no session has gone; until one goes, or another worker joins."""
+    fleet, held = Fleet(), filled(clock, 100)
+    one = rebalancer(fleet, held)
+    for _ in range(10):
+        await one.run_round()
+    assert len(fleet.moves) == MOST_OFFERS * (1 + ROUNDS_WITHOUT_GAIN)
+    await held.remove(fleet.moves[0].session_id)
+    await one.run_round()
+    assert len(fleet.moves) == MOST_OFFERS * (2 + ROUNDS_WITHOUT_GAIN)
+    for _ in range(10):
+        await one.run_round()
+    offered, fleet.other = len(fleet.moves), "joined"
+    await one.run_round()
+    assert len(fleet.moves) == offered + MOST_OFFERS
+
+
+async def test_a_session_that_cannot_go_is_offered_again(clock: Clock) -> None:
+    """When it had work, or a hold, in the eyes of the database."""
+    fleet, held = Fleet(outcome="busy"), filled(clock, 10)
+    one = rebalancer(fleet, held)
+    await one.run_round()
+    assert held.count_offered() == 0
+    await one.run_round()
+    assert len(fleet.moves) == 2
