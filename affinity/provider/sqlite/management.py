@@ -19,7 +19,7 @@ from affinity.provider.contract import (
 from affinity.provider.rows import to_execution, to_instance_counts, to_origins, to_tree_member, to_work_item_info
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx
-from affinity.provider.sqlite.sessions import BLOCKED, SUSPENDED
+from affinity.provider.sqlite.sessions import BLOCKED, NEW, SUSPENDED
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "management.sql")
@@ -55,7 +55,7 @@ def measure(tx: Tx, limit: int) -> QueueStatistics:
         oldest_work_item=oldest_item,
         oldest_message=oldest_message,
         suspended=tx.value(SQL["count_suspended"], {"limit": limit}),
-        waiting_sessions=tx.value(SQL["waiting_sessions"], at),
+        waiting_sessions=_count_waiting_sessions(tx, at),
     )
 
 
@@ -78,6 +78,11 @@ def _measure_items(tx: Tx, at: dict[str, Any]) -> tuple[Counter[WorkItemState], 
         counts.update(running=running, waiting=waiting, delayed=later)
         ages += [] if oldest is None else [tx.now - oldest]
     return counts, max(ages, default=None)
+
+
+def _count_waiting_sessions(tx: Tx, at: dict[str, Any]) -> int:
+    routes = [route for (route,) in tx.rows(SQL["item_routes"]) if route.startswith(NEW)]
+    return len({name for route in routes for name in tx.gather(SQL["waiting_sessions"], {**at, "route": route})})
 
 
 def _measure_messages(tx: Tx, at: dict[str, Any]) -> tuple[Counter[MessageState], float | None]:

@@ -92,9 +92,9 @@ FROM (
     LIMIT :limit
 );
 
--- waiting_sessions: sessions that have work on the routes of any worker, among so many items
-SELECT count(DISTINCT session_id) FROM (
-    SELECT session_id FROM worker_queue WHERE route >= 'new' AND route < 'new;' AND visible_at <= :now LIMIT :limit
+-- waiting_sessions: of one route, among so many items
+SELECT json_group_array(DISTINCT session_id) FROM (
+    SELECT session_id FROM worker_queue WHERE route = :route AND visible_at <= :now LIMIT :limit
 );
 
 -- later_items: of one route

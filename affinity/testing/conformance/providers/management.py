@@ -141,6 +141,18 @@ class ManagementRules(Rules):
             await a.go_on(at if item.instance_id == "i" else item, consumed=message_ids(item))
         assert (await a.provider.measure_queues(100)).oldest_message is None
 
+    async def test_sessions_that_wait_are_counted(self, cluster: Cluster) -> None:
+        """Sessions with visible work and no holder count once each, offered ones too (contract: QueueStatistics)."""
+        a = await cluster.worker("a")
+        await cluster.use(a, "held")
+        await cluster.enqueue("s", "s", "t", "held", None)
+        await cluster.enqueue("later", delay=60)
+        assert (await a.provider.measure_queues(100)).waiting_sessions == 2
+        await cluster.offer(a, "offered")
+        assert (await a.provider.measure_queues(100)).waiting_sessions == 3
+        await a.take_all()
+        assert (await a.provider.measure_queues(100)).waiting_sessions == 0
+
     async def test_instances_are_counted_by_status(self, cluster: Cluster) -> None:
         """Instances are counted by status, page by page (contract: count_instances)."""
         a = await cluster.worker("a")
