@@ -49,7 +49,7 @@ def run(program: Path, folder: Path) -> str:
 def test_every_block_has_a_language_and_a_marker_that_is_known() -> None:
     for block in blocks("python"):
         assert block.marker in PYTHON_MARKERS or block.marker.startswith("from "), block
-    assert {block.language for block in blocks()} <= {"", "console", "mermaid", "python", "sh", "sql", "text"}
+    assert {block.language for block in blocks()} <= {"", "mermaid", "python", "sh", "sql", "text", "yaml"}
 
 
 @pytest.mark.parametrize("block", PROGRAMS, ids=str)
