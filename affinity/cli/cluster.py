@@ -198,7 +198,7 @@ def rebalance(shell: Shell, *, suspend: bool | None) -> None:
         return await client.load()
 
     load = with_client(shell, run)
-    shares = load.shares()
+    shares = {one.worker_id: load.of_app(one.worker_id).shares().get(one.worker_id) for one in load.workers}
     document = {
         "suspended": load.suspended,
         "workers": [{**asdict(worker), "share": shares.get(worker.worker_id)} for worker in load.workers],

@@ -240,8 +240,10 @@ def to_load(suspended: bool, rows: Sequence[Columns]) -> FleetLoad:
                 capacity=capacity,
                 draining=bool(draining) or incarnation.startswith(LEFT),
                 age=age,
+                app=app,
+                code_version=code,
             )
-            for worker_id, incarnation, sessions, capacity, draining, age in rows
+            for worker_id, incarnation, sessions, capacity, draining, age, app, code in rows
         ],
     )
 

@@ -47,8 +47,10 @@ def choose_targets(load: FleetLoad, me: str, *, settled_after: float, pending: i
         settled_after: seconds for which every worker must have run.
         pending: sessions that ``me`` has offered and that are not taken yet.
     """
+    load = load.of_app(me)
     share = load.shares()
-    if me not in share or any(worker.draining or worker.age < settled_after for worker in load.workers):
+    is_mixed = len({worker.code_version for worker in load.workers}) > 1
+    if me not in share or is_mixed or any(worker.draining or worker.age < settled_after for worker in load.workers):
         return []  # a worker does not tell its load, or the fleet is about to change
     held = {worker.worker_id: worker.sessions or 0 for worker in load.workers}
     mine = held[me] - pending

@@ -26,10 +26,10 @@ from affinity.worker.services import WorkerServices
 from affinity.worker.sessions import HeldSessions
 
 
-def load(name: str, held: int | None, capacity: int | None = 100, *, age: float = 1_000.0, **more: bool) -> WorkerLoad:
-    """A worker."""
-    draining = more.get("draining", False)
-    return WorkerLoad(worker_id=name, sessions=held, capacity=capacity, draining=draining, age=age)
+def load(name: str, held: int | None, capacity: int | None = 100, **more: Any) -> WorkerLoad:
+    """A worker of the app "shop"."""
+    told = {"draining": False, "age": 1_000.0, "app": "shop", "code_version": "v1", **more}
+    return WorkerLoad(worker_id=name, sessions=held, capacity=capacity, **told)
 
 
 def choose(*loads: WorkerLoad, me: str = "me", pending: int = 0) -> list[str]:
@@ -64,15 +64,32 @@ def test_the_share_follows_the_capacity() -> None:
         [load("b", 95)],
         [load("b", 0, draining=True)],
         [load("b", 0, age=59.0)],
+        [load("b", 0, code_version="v2")],
+        [load("b", 0, app="other")],
         [load("b", None)],
         [load("b", 0, None)],
         [],
     ],
-    ids=["near its share", "one drains", "one is young", "one says nothing", "one has no capacity", "alone"],
+    ids=[
+        "near its share",
+        "one drains",
+        "one is young",
+        "two versions",
+        "another app",
+        "one says nothing",
+        "one has no capacity",
+        "alone",
+    ],
 )
 def test_no_offers(others: Sequence[WorkerLoad]) -> None:
     """Near its share, while the fleet changes, or while a worker of the release before runs."""
     assert choose(load("me", 100), *others) == []
+
+
+def test_workers_of_another_app_do_not_count() -> None:
+    """Neither in the share, nor as targets."""
+    assert choose(load("me", 50), load("b", 50), load("c", 0, app="other")) == []
+    assert set(choose(load("me", 50), load("b", 20), load("c", 0, app="other", age=1.0))) == {"b"}
 
 
 def test_few_sessions_are_not_worth_a_move() -> None:

@@ -98,6 +98,8 @@ class WorkerLoad:
     capacity: int | None  # sessions that it may hold, as it registered them; None: not told
     draining: bool
     age: float  # seconds since it has started
+    app: str | None = None  # as it registered it
+    code_version: str | None = None  # of that app
 
 
 @frozen(kw_only=True)
@@ -106,6 +108,12 @@ class FleetLoad:
 
     workers: Sequence[WorkerLoad]  # those that are alive, by id
     suspended: bool  # no worker may offer sessions: `AdministrationProvider.suspend_rebalancing`
+
+    def of_app(self, worker_id: str) -> FleetLoad:
+        """Only the workers of the same app as this one: sessions do not move between apps."""
+        apps = {worker.worker_id: worker.app for worker in self.workers}
+        workers = [worker for worker in self.workers if worker.app == apps.get(worker_id)]
+        return FleetLoad(workers=workers, suspended=self.suspended)
 
     def shares(self) -> dict[str, float]:
         """How many sessions each would hold if all were filled alike, by capacity; empty while one does not say how

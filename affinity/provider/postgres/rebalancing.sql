@@ -4,7 +4,7 @@ WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND locked_until 
 
 -- load: of all workers that are alive
 SELECT s.rebalancing_suspended, w.worker_id, w.incarnation, w.sessions, w.capacity, w.draining,
-    extract(epoch FROM clock() - w.started_at)::float8
+    extract(epoch FROM clock() - w.started_at)::float8, w.app, w.code_version
 FROM sweeps s LEFT JOIN workers w ON w.locked_until > clock()
 ORDER BY w.worker_id
 
