@@ -271,6 +271,8 @@ async def end_waits(fixtures: FaultFixtures) -> Attempt:
     async def check(result: EndedWaits) -> None:
         found = [item.lock.key for item, _ in result.failed]
         assert found == [key] or (attempt.unknown and not found)
+        await fixtures.clean.release_unknown()
+        assert await fixtures.clean.ack(await fixtures.clean.take_one()) == [True]  # nothing is left for the next verb
 
     async def recover() -> None:
         await fixtures.clean.release_unknown()
