@@ -79,3 +79,17 @@ def test_the_workers_are_watched(play: Play) -> None:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=PATIENCE)
     assert process.returncode == INTERRUPTED
+
+
+def test_rebalancing_is_shown_and_suspended(play: Play) -> None:
+    """A worker that has not said how many sessions it holds has no share."""
+    play(_nothing)
+    shown = document("rebalance")
+    assert (shown["suspended"], [(one["worker_id"], one["share"]) for one in shown["workers"]]) == (
+        False,
+        [("puppet", None)],
+    )
+    assert document("rebalance", "--suspend")["suspended"]
+    assert "rebalancing: suspended" in succeed("rebalance")
+    assert not document("rebalance", "--resume")["suspended"]
+    assert "rebalancing: on" in succeed("rebalance")

@@ -201,7 +201,7 @@ def populate(path: Path, others: int, *, like_the_others: bool) -> None:
     with closing(sqlite3.connect(path)) as connection:
         for table in ("session_states", "session_labels", "sessions", "workers"):
             connection.execute(f"DELETE FROM {table}")
-        connection.execute("INSERT INTO workers VALUES ('a', 'a-1', 1e12, 0, 0, '{}')")
+        connection.execute("INSERT INTO workers (worker_id, incarnation, locked_until, started_at, labels) VALUES ('a', 'a-1', 1e12, 0, '{}')")
         fill(connection, ONE if like_the_others else OTHER, OLD if not like_the_others else YOUNG, range(10, others))
         fill(connection, ONE, YOUNG, range(1, 10))
         connection.execute(FILL_LABELS)
