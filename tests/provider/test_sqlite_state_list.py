@@ -192,8 +192,11 @@ FILL_LABELS: Final = """
 INSERT INTO session_labels (session_id, key, value)
 SELECT r.session_id, j.key, j.value FROM session_states AS r, json_each(r.labels) AS j"""
 
+WORKER: Final = """
+INSERT INTO workers (worker_id, incarnation, locked_until, started_at, labels) VALUES ('a', 'a-1', 1e12, 0, '{}')"""
 FILL_HELD: Final = """
-INSERT INTO sessions SELECT session_id, 'a', 'a-1', 1, 1e12, 0, 0 FROM session_states WHERE schema_version = 7"""
+INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)
+SELECT session_id, 'a', 'a-1', 1, 1e12, 0, 0 FROM session_states WHERE schema_version = 7"""
 
 
 def populate(path: Path, others: int, *, like_the_others: bool) -> None:
@@ -201,7 +204,7 @@ def populate(path: Path, others: int, *, like_the_others: bool) -> None:
     with closing(sqlite3.connect(path)) as connection:
         for table in ("session_states", "session_labels", "sessions", "workers"):
             connection.execute(f"DELETE FROM {table}")
-        connection.execute("INSERT INTO workers (worker_id, incarnation, locked_until, started_at, labels) VALUES ('a', 'a-1', 1e12, 0, '{}')")
+        connection.execute(WORKER)
         fill(connection, ONE if like_the_others else OTHER, OLD if not like_the_others else YOUNG, range(10, others))
         fill(connection, ONE, YOUNG, range(1, 10))
         connection.execute(FILL_LABELS)
