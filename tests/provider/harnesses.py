@@ -213,7 +213,10 @@ BEGIN
         SELECT format(
             $f$CREATE OR REPLACE FUNCTION clock() RETURNS timestamptz LANGUAGE plpgsql VOLATILE AS $clock$
             BEGIN
-                IF current_query() LIKE '%%removed_sessions%%' THEN
+                -- The sweep is prepared by name, and its statement is the one that has come to the watches.
+                IF current_query() LIKE '%%EXECUTE%%' AND EXISTS (
+                    SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND relation = 'session_watches'::regclass)
+                THEN
                     PERFORM pg_advisory_xact_lock_shared(1);
                 END IF;
                 RETURN (%s);

@@ -221,6 +221,6 @@ async def test_how_many_connections_there_are(
         for _ in range(2):
             for calls in (links.commit, links.fetch, links.quick, links.states, links.misc):
                 await calls.run(PID)
-        names = "SELECT application_name FROM pg_stat_activity WHERE application_name LIKE 'affinity%' ORDER BY 1"
+        names = "SELECT application_name FROM pg_stat_activity WHERE application_name LIKE 'affinity some%' ORDER BY 1"
         found = [name for (name,) in admin.execute(names)]
     assert found == (["affinity some"] if one else [f"affinity some {role}" for role in ("commit", "fetch", "misc")])
