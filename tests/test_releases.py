@@ -103,6 +103,7 @@ async def test_a_rollout_and_its_rollback(before: Path, empty_url: str) -> None:
     assert [code for code, _ in groupby(one["code"] for one in told)] == [str(before), CODE, str(before)]
 
 
+@pytest.mark.slow
 async def test_the_release_before_keeps_the_order_of_a_session(before: Path, empty_url: str, tmp_path: Path) -> None:
     """A worker of the release before holds the session, and this one commits ordered work to it; then that worker
     leaves, and comes back. The work runs in its order on both.

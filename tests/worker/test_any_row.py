@@ -326,6 +326,7 @@ async def check_sick(client: Client, name: str, row: tuple[str, bytes] | None) -
 NUMBERS = count()
 
 
+@pytest.mark.slow
 @settings(
     max_examples=EXAMPLES,
     deadline=None,

@@ -157,6 +157,7 @@ def _failing(admin: psycopg.Connection[Any], state: str) -> Iterator[None]:
     admin.execute("DELETE FROM fault")
 
 
+@pytest.mark.slow
 async def test_a_batch_that_takes_too_long_is_split(
     postgres_migrated: str, client: Client, admin: psycopg.Connection[Any]
 ) -> None:

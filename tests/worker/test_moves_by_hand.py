@@ -128,6 +128,7 @@ async def test_an_idle_session_moves_at_once(workers: Workers, client: Client) -
     assert await client.move_session("never", "b", wait=True) == "not_held"
 
 
+@pytest.mark.slow
 @everywhere
 async def test_a_worker_that_is_killed_as_a_session_moves_to_it(workers: Workers, client: Client) -> None:
     """The session goes on where it was, with what its holder has in memory."""
@@ -143,6 +144,7 @@ async def test_a_worker_that_is_killed_as_a_session_moves_to_it(workers: Workers
     assert len({turn.epoch for turn in turns}) == 1
 
 
+@pytest.mark.slow
 @everywhere
 async def test_an_operator_drains_a_worker_and_resumes_it(workers: Workers, client: Client) -> None:
     """It finishes what runs, gives its sessions up and stays; so does its next process, until it is resumed."""

@@ -26,6 +26,7 @@ NAMES: Final = ("red", "green", "blue")
 OPTIONS: Final[dict[str, Any]] = {"max_attempts": 100}
 
 
+@pytest.mark.slow
 @everywhere
 async def test_several_orchestrations_append_to_one_log(workers: Workers, client: Client, tmp_path: Path) -> None:
     """Workers are killed and started again all the time. Each line is scheduled when the one before it is committed. So
