@@ -3,7 +3,7 @@
 import affinity
 
 other = affinity.App("other")
-text, question, session_id = "a text", "why?", "session-1"
+text, question, line, session_id = "a text", "why?", "a line", "session-1"
 
 
 @other.activity
@@ -16,3 +16,8 @@ async def embed(ctx: affinity.ActivityContext, text: str) -> list[float]:
 async def infer(ctx: affinity.ActivityContext, question: str) -> str:
     """Ask it."""
     return question
+
+
+@other.activity
+async def append(ctx: affinity.ActivityContext, line: str) -> None:
+    """Write it to the ledger."""
