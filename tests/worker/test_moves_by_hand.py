@@ -114,6 +114,7 @@ async def test_a_move_waits_for_running_work_and_warns_the_new_holder(workers: W
     assert turns[-1].was_assigned
 
 
+@pytest.mark.slow  # a worker on SQLite looks every ten seconds
 @everywhere
 async def test_an_idle_session_moves_at_once(workers: Workers, client: Client) -> None:
     """Without work of it; the former holder lets its copy go."""
