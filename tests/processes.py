@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from multiprocessing import forkserver
+from multiprocessing import forkserver, popen_forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
@@ -131,6 +131,19 @@ class WorkerProcess:
 
 
 _FORKS: Final = multiprocessing.get_context("forkserver")
+_POLLS: Final = threading.Lock()
+_poll: Final = popen_forkserver.Popen.poll
+
+
+def _poll_alone(popen: popen_forkserver.Popen, flag: int = os.WNOHANG) -> int | None:
+    """A start asks all processes for their end, beside a thread that waits for one: of two that read an exit code, the
+    second would find 255.
+    """
+    with _POLLS:
+        return _poll(popen, flag)
+
+
+popen_forkserver.Popen.poll = _poll_alone  # type: ignore[method-assign, assignment]
 _FORKS.set_forkserver_preload(
     ["affinity.cli.worker", "affinity.provider.postgres", "affinity.provider.sqlite", "tests.apps", "uvloop"]
 )
