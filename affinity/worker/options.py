@@ -212,13 +212,13 @@ class RuntimeOptions(BaseModel):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        if self.only_tagged and not self.tags:
-            raise ValueError("only_tagged without tags: the worker would take no activities")
         wrong = [
             f"{larger} ({high:.15g} {unit}) is less than {smaller} ({low:.15g} {unit}): {why}"
             for larger, smaller, unit, why in NOT_BELOW
             if (high := getattr(self, larger)) < (low := getattr(self, smaller))
         ]
+        if self.only_tagged and not self.tags:
+            wrong.append("only_tagged without tags: the worker would take no activities")
         if self.restart_grace and "worker_node_id" not in self.model_fields_set:
             wrong.append("restart_grace is set, and worker_node_id is not: a random name does not return")
         if wrong:

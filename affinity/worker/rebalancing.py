@@ -57,7 +57,7 @@ def choose_targets(load: FleetLoad, me: str, *, settled_after: float, pending: i
     if mine <= OVER_SHARE * share[me] or mine - share[me] < LEAST_SURPLUS:
         return []
     most = min(MOST_OFFERS, max(1, int(held[me] * MOST_PART)), int(mine - share[me]))
-    # At random, by what each lacks: several workers that offer at once do not all choose the same one.
+    # At random, by what each lacks: several workers that offer at the same time do not all choose the same one.
     lacks = {name: lack for name in share if (lack := share[name] - held[name]) >= 1}
     chosen: list[str] = []
     while lacks and len(chosen) < most:

@@ -50,7 +50,7 @@ CPU_BAR = 1.0
 HINT_BAR = 4.0
 """Statements that a hint to all may cost for each worker: two fetches, and what a start and its turn need."""
 GRACE = 5.0
-"""Seconds beyond the worker lease until the last session goes on: a thousand of them at once, on few cores."""
+"""Seconds beyond the worker lease until the last session goes on: a thousand of them together, on few cores."""
 CROWD_BAR = 60.0
 RATE_BAR = 0.5
 """Share of the rate of 8 workers on the same cores."""
@@ -153,7 +153,7 @@ def _hint(run: Run, report: Report, crew: Sequence[WorkerProcess], bed: Bed, adm
 
 
 def _kill(run: Run, report: Report, bed: Bed, holders: Sequence[WorkerProcess], sessions: Sequence[str]) -> None:
-    """All holders at once, when each session has had a turn on them."""
+    """All holders together, when each session has had a turn on them."""
     walk = Walk(turns=run.sized(15, 24), pause=run.sized(40, 5) / 10)
     ids = {f"killed-{session}": [session] for session in sessions}
     bed.ours.start_on(ids, walk)

@@ -25,7 +25,7 @@ def test_a_session_is_moved_between_processes(directory: Path) -> None:
         assert (session["worker_id"], session["next_worker"]) == ("two", None)
         wanted = {"sessions": {"s": "moved", "never": "not_held"}}
         assert document("sessions", "move", "s", "never", "--to", "two", code=FAILED) == wanted
-        assert "unavailable" in run("sessions", "move", "s", "--to", "nobody", "--within", "5m").stdout
+        assert "unavailable" in run("sessions", "move", "s", "--to", "unknown", "--within", "5m").stdout
         (move,) = document("sessions", "moves", "s", "--reason", "moved")
         assert (move["from_worker"], move["to_worker"]) == ("one", "two")
 
@@ -61,8 +61,8 @@ def test_a_worker_is_drained_and_resumed(play: Play) -> None:
 
 @pytest.mark.usefixtures("database")
 def test_what_is_refused() -> None:
-    assert "no worker 'nobody'" in refused(FAILED, "drain", "nobody")
-    assert "no worker 'nobody'" in refused(FAILED, "resume", "--worker", "nobody")
+    assert "no worker 'unknown'" in refused(FAILED, "drain", "unknown")
+    assert "no worker 'unknown'" in refused(FAILED, "resume", "--worker", "unknown")
     assert "contradicts" in refused(MISUSED, "resume", "i", "--worker", "w")
     assert "contradicts" in refused(MISUSED, "workers", "--watch", "--desired")
     refused(MISUSED, "sessions", "move", "s")

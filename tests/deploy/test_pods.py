@@ -46,7 +46,7 @@ class Workload:
         self.pods[ordinal : ordinal + 1] = [pod]
 
     async def scale(self, replicas: int) -> None:
-        """As the controller does with `podManagementPolicy: Parallel`: the highest ordinals end, all at once."""
+        """As the controller does with `podManagementPolicy: Parallel`: the highest ordinals end, all together."""
         for ordinal in range(len(self.pods), replicas):
             self.start(ordinal)
         leaving, self.pods = self.pods[replicas:], self.pods[:replicas]

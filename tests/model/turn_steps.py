@@ -253,7 +253,7 @@ class TurnSteps(WorkSteps):
     async def _settled(
         self, worker: SimulatedWorker, live: Coroutine, sent: Turn, result: TurnResult, *, heard: bool
     ) -> None:
-        """The worker goes on with what it was told."""
+        """The worker goes on with what it knows."""
         live.committing = False
         for lock in sent.acks:
             worker.work.pop(lock.key, None)

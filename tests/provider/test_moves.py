@@ -162,7 +162,7 @@ async def test_a_sweep_reads_no_more_moves_than_it_removes(
 
 
 async def test_the_release_before_leaves_reasons_too(any_url: str) -> None:
-    """Its drain writes none beside the lock that it ends; it is told from an expiry by the worker's row."""
+    """Its drain writes none beside the lock that it ends; the worker's row distinguishes it from an expiry."""
     async with aclosing(await open_provider(any_url)) as provider:
         old = await _peer(provider, "old")
         new = await _peer(provider, "new")

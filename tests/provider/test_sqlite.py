@@ -42,7 +42,7 @@ from affinity.provider.statements import load_statements
 
 TIMEOUTS = Timeouts(work_item_lock=30.0, session_lock=300.0)
 BIRTH = Birth("born")
-WAIT_SECONDS = 30.0  # seconds of real time for what comes at once
+WAIT_SECONDS = 30.0  # seconds of real time for what comes immediately
 
 
 # --- files and migrations -------------------------------------------------------------------------------------------

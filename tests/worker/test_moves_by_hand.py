@@ -125,7 +125,7 @@ async def test_an_idle_session_moves_at_once(workers: Workers, client: Client) -
     assert await client.move_session("idle", "b", wait=True) == "moved"
     assert await _holder(client, "idle") == "b"
     a.wait_log("lost idle")
-    assert await client.move_session("idle", "nobody", wait=True) == "unavailable"
+    assert await client.move_session("idle", "unknown", wait=True) == "unavailable"
     assert await client.move_session("never", "b", wait=True) == "not_held"
 
 

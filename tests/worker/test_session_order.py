@@ -86,7 +86,7 @@ async def walk(context: OrchestrationContext, turns: int) -> int:
 
 @line.orchestration
 async def crowd(context: OrchestrationContext, size: int) -> list[str]:
-    """So many at once."""
+    """So many together."""
     steps = [context.schedule_activity(pass_by, 0.02).on_session("all", ordered=True) for _ in range(size)]
     return await context.gather(*steps)
 
@@ -101,7 +101,7 @@ async def stand(context: OrchestrationContext, seconds: float) -> bool:
 
 async def test_the_next_one_does_not_wait_for_a_poll(any_url: str) -> None:
     """Twenty orchestrations on two workers share an order: the worker that holds the session learns of each item that
-    has become the first, whoever has removed the one before it.
+    has become the first, however the one before it was removed.
     """
     one, other = (RuntimeOptions.make(worker_node_id=name, **OPTIONS_WITHOUT_POLL) for name in "ab")
     async with Worker(line, any_url, one), Worker(line, any_url, other), Client(any_url) as client:

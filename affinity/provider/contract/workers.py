@@ -110,9 +110,11 @@ class FleetLoad:
     suspended: bool  # no worker may offer sessions: `AdministrationProvider.suspend_rebalancing`
 
     def of_app(self, worker_id: str) -> FleetLoad:
-        """Only the workers of the same app as this one: sessions do not move between apps."""
+        """Only the workers of the same app as this one: sessions do not move between apps. A worker that has not said
+        its app, of the release before, may be of any.
+        """
         apps = {worker.worker_id: worker.app for worker in self.workers}
-        workers = [worker for worker in self.workers if worker.app == apps.get(worker_id)]
+        workers = [worker for worker in self.workers if worker.app in (None, apps.get(worker_id))]
         return FleetLoad(workers=workers, suspended=self.suspended)
 
     def shares(self) -> dict[str, float]:

@@ -12,8 +12,8 @@ CREATE INDEX worker_queue_order ON worker_queue (order_session, order_number) WH
 -- Locks the orders of sessions, until the end of the transaction, for one that adds to them; NULLs are skipped. Between
 -- `instances` and `worker_queue` in the order of locks.
 --
--- The advisory lock is for those who add. The lock on the last item is for those who remove: whoever removes that one
--- waits for us, and then sees what we have added behind it; if it is being removed, we wait and look again. Whoever
+-- The advisory lock is for those who add. The lock on the last item is for those who remove: a transaction that removes that one
+-- waits for us, and then sees what we have added behind it; if it is being removed, we wait and look again. A transaction that
 -- removes another one sees the last one.
 CREATE FUNCTION lock_order(_session text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -54,7 +54,7 @@ BEGIN
 END $$;
 
 -- The first item of an order is removed: the next one takes its place, with the route that its session has. It waits for
--- whoever removes that one at this moment.
+-- a transaction that removes that one at this moment.
 CREATE FUNCTION promote_next() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     following worker_queue;

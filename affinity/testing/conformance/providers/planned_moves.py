@@ -180,7 +180,7 @@ class PlannedMoveRules(Rules):
         await cluster.use(a, "t")
         await b.drain()
         await cluster.advance(SHORT_LEASE + 1)
-        wanted = [("s", "a"), ("t", "b"), ("s", "late"), ("s", "nobody"), ("never", "a")]
+        wanted = [("s", "a"), ("t", "b"), ("s", "late"), ("s", "unknown"), ("never", "a")]
         outcomes = [await a.plan(session, to) for session, to in wanted]
         assert outcomes == ["at_target", "unavailable", "unavailable", "unavailable", "not_held"]
         assert await a.provider.move_session([]) == []
@@ -512,5 +512,5 @@ class OperatorDrainRules(Rules):
         assert await b.provider.set_drain_wanted("a", wanted=False)
         await cluster.enqueue("s")
         assert await a.take() == []
-        assert not await b.provider.set_drain_wanted("nobody", wanted=True)
+        assert not await b.provider.set_drain_wanted("unknown", wanted=True)
         assert (await b.take_one()).session_id == "s"

@@ -259,7 +259,7 @@ class TagRules(Rules):
         assert [item.session_tag for item in await other.take_all()] == ["gpu"]
 
     async def test_an_offer_does_not_bring_a_session_to_a_worker_without_its_tag(self, cluster: Cluster) -> None:
-        """An item of a session that has begun with a tag goes to workers with the tag, whoever commits it."""
+        """An item of a session that has begun with a tag goes to workers with the tag; any worker may commit it."""
         plain, gpu = await cluster.worker("plain"), await cluster.worker("gpu", tags=GPU)
         await _gpu_session(cluster, gpu)
         await gpu.drain()
