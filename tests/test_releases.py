@@ -32,9 +32,9 @@ from tests.talk import CODE, say
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
-RELEASE_BEFORE: Final = "09a7c639641ca7cc2c4efde2da4e04bd601c7fdc"
+RELEASE_BEFORE: Final = "2ab6c473f724b5bebe2c1bc97cb81fe773cf7423"
 
-RELEASED: Final = {"postgres": 22, "sqlite": 15}
+RELEASED: Final = {"postgres": 32, "sqlite": 22}
 """The schema versions that it knows."""
 
 APP: Final = "tests.talk:app"

@@ -1,0 +1,310 @@
+"""The records of a session's journal: what happened in it, in order.
+
+A *journal* is append-only. Its entries have numbers (*seq*) from 1, without gaps, which the database gives in the order
+of commit: a reader that has read up to a number misses nothing by reading on from it. An entry is an *input*, which
+waits until a *wake* has processed it, or the output of a wake. The *watermark* of a journal is the number up to which
+all inputs are processed. It moves only in the transaction that records a wake's result, together with the wake's
+entries and the state of the session: `JournalWrite`.
+
+A journal belongs to one instance, which has the id of the session: an input is appended together with the message that
+wakes the instance.
+
+A journal has a *journal id*, a random number: another journal, of a session that was created again under the same id,
+has another. Forks name the journal that they continue, not its session.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Sequence
+from dataclasses import field
+from datetime import datetime
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from affinity.records import frozen
+
+SEQ_MARK: Final = '"$SEQ"'
+"""In `JournalAppend.message`: stands for the number of the entry."""
+
+
+def new_journal_id() -> int:
+    """A random journal id: a positive integer of 63 bits."""
+    return secrets.randbits(63) or 1
+
+
+class Entry(NamedTuple):
+    """An entry of a journal."""
+
+    seq: int
+    kind: str
+    payload: str  # JSON object
+    event_id: str | None
+    wake_id: str | None  # the wake that wrote it; None: it came from outside
+    is_input: bool
+    recorded_at: datetime
+
+
+@frozen(kw_only=True)
+class NewEntry:
+    """An entry to append; its number is the next of its journal."""
+
+    kind: str
+    payload: str  # JSON object
+    event_id: str | None = (
+        None  # unique in its journal, for ever: an entry with an id that is there is not appended again
+    )
+    wake_id: str | None = None
+    is_input: bool = False
+
+
+@frozen(kw_only=True)
+class JournalStart:
+    """Creates the journal and its instance, when the session has no journal, or its instance is gone."""
+
+    name: str  # of the orchestration
+    start: str  # payload of its start message
+    birth: str  # of the instance
+    version: str | None = None
+    journal_id: int = field(default_factory=new_journal_id)
+    parent: str | None = None  # session whose wake creates it: only that session, and clients, may append inputs
+
+
+@frozen(kw_only=True)
+class Answer:
+    """Resolves a pending request."""
+
+    request_id: str
+    kind: str  # that of the request
+
+
+@frozen(kw_only=True)
+class JournalAppend:
+    """An input from outside, or a note on the conversation: an entry, and the message that wakes its instance.
+
+    Checked in this order, in the transaction that appends: the kind of the journal, the event id, whether it is closed,
+    the parent, the answer, the unread messages of the instance. A repeated event id changes nothing and wakes nothing.
+    """
+
+    session_id: str
+    kind: str  # of the conversation; a journal of another kind is left alone
+    entry: NewEntry | None  # None: only the message, for a journal that is there and open
+    message: (
+        str | None
+    )  # payload for the instance; `SEQ_MARK` in it becomes the number of the entry; None: wakes nothing
+    start: JournalStart | None = None
+    answers: Answer | None = None  # refused unless this request is pending; it is resolved then
+    drops: bool = False  # removes all pending requests and revisits
+    closes: bool = False  # afterwards inputs are refused
+    sender: str | None = None  # the session whose wake sends it, which must be the parent; None: a client
+    unread_limit: int | None = None  # as `NewMessage.unread_limit`
+
+
+AppendOutcome: TypeAlias = Literal[
+    "appended",
+    "repeated",
+    "unknown",
+    "other_kind",
+    "closed",
+    "not_parent",
+    "not_pending",
+    "taken",
+    "full",
+    "over_quota",
+]
+"""``unknown``: there is no journal, and no start was given. ``taken``: the id belongs to an instance of another
+orchestration. ``not_pending``: the request is unknown, resolved, dropped, expired, or of another kind.
+"""
+
+
+class Appended(NamedTuple):
+    """What became of a `JournalAppend`."""
+
+    outcome: AppendOutcome
+    seq: int = 0  # of the entry, when it was appended now or before
+    journal_id: int = 0
+    created: bool = False  # the journal is new
+
+
+@frozen(kw_only=True)
+class NewRequest:
+    """A request to people or to the client, pending until it is answered, dropped or resolved by a wake."""
+
+    request_id: str  # unique among the pending ones of the journal
+    kind: str
+    payload: str
+    expires_in: float | None = None  # seconds; then an answer is refused, and the next wake is due
+
+
+@frozen(kw_only=True)
+class NewRevisit:
+    """A later wake. While a revisit of its key is pending, another one is not added."""
+
+    key: str
+    delay: float
+    priority: int = 0  # of those that are due, the greater first
+    reason: str = ""
+    note: str = "null"  # JSON
+
+
+class Request(NamedTuple):
+    """A pending request."""
+
+    request_id: str
+    kind: str
+    payload: str
+    wake_id: str | None
+    created_at: datetime
+    expires_at: datetime | None
+    expired: bool  # its time is over, and no wake has resolved it yet
+
+
+class Revisit(NamedTuple):
+    """A pending revisit."""
+
+    key: str
+    due_at: datetime
+    priority: int
+    reason: str
+    note: str
+    wake_id: str | None  # that asked for it
+
+
+@frozen(kw_only=True)
+class JournalWrite:
+    """What a wake adds to its journal, committed with the result of its activity.
+
+    The fence: the session's journal has this id and its watermark is ``base``. Otherwise nothing of the turn, or of the
+    ack, is applied, and the session is among its conflicts.
+    """
+
+    session_id: str
+    journal_id: int
+    base: int  # the watermark from which the wake has read
+    processed: int  # the watermark from now on; ``base``: the wake has processed no input
+    wake_id: str
+    entries: Sequence[NewEntry] = ()
+    requests: Sequence[NewRequest] = ()
+    revisits: Sequence[NewRevisit] = ()
+    ended_requests: Sequence[str] = ()  # ids of requests that the wake resolves itself: those that have expired
+    ended_revisits: Sequence[str] = ()  # keys of revisits that it has processed; removed before ``revisits`` are added
+    appends: Sequence[JournalAppend] = ()  # to other journals: children, the parent. One that is refused is left out
+    clear_stream: bool = False  # remove the provisional parts of this journal
+
+    @property
+    def size(self) -> int:
+        """Characters of its payloads."""
+        return sum([len(each.payload) for each in self.entries]) + sum([len(each.payload) for each in self.requests])
+
+
+@frozen(kw_only=True)
+class PendingWork:
+    """What a wake has to do."""
+
+    journal_id: int
+    kind: str
+    processed: int  # the watermark
+    last_seq: int
+    closed: bool
+    parent: str | None
+    inputs: Sequence[Entry]  # behind the watermark, oldest first
+    more: bool  # there are inputs behind these
+    due: Sequence[Revisit]  # greatest priority first, then by due time
+    requests: Sequence[Request]  # pending, oldest first
+    next_due: float | None  # seconds until the next revisit is due or a request expires; None: neither
+
+
+@frozen(kw_only=True)
+class StreamPart:
+    """Provisional output of a wake that is running."""
+
+    session_id: str
+    journal_id: int
+    wake_id: str
+    attempt: int  # greater with each attempt of this wake
+    number: int  # from 1, in this attempt
+    payload: str  # JSON
+
+
+@frozen(kw_only=True)
+class StreamCursor:
+    """The parts that a reader has seen: those of one attempt of one wake up to a number."""
+
+    wake_id: str = ""
+    attempt: int = 0
+    number: int = 0
+
+
+@frozen(kw_only=True)
+class JournalQuery:
+    """Which entries of a journal to read; all conditions must hold."""
+
+    session_id: str
+    after: int = 0
+    before: int | None = None
+    kinds: Collection[str] = ()  # empty: any
+    wake_id: str | None = None
+    event_id: str | None = None
+    pending: bool = False  # inputs that no wake has processed
+    newest_first: bool = False
+    limit: int = 100
+    stream: StreamCursor | None = None  # with the provisional parts behind these; None: without
+
+
+@frozen(kw_only=True)
+class JournalPage:
+    """Entries of one journal, in the order of the query, and where the journal stands."""
+
+    journal_id: int
+    kind: str
+    processed: int
+    first_seq: int  # the oldest entry that is kept
+    last_seq: int
+    closed: bool
+    parent: str | None
+    entries: Sequence[Entry]
+    more: bool  # of the query, behind these
+    # Of the latest attempt of the wake that streams: those behind the cursor, if it is of this attempt, else all.
+    stream: Sequence[StreamPart] = ()
+
+
+@frozen(kw_only=True)
+class JournalInfo:
+    """A journal, for listings."""
+
+    session_id: str
+    journal_id: int
+    kind: str
+    parent: str | None
+    processed: int
+    first_seq: int
+    last_seq: int
+    size: int  # bytes of the payloads of its own entries
+    closed: bool
+    pending_requests: int
+    pending_revisits: int
+    created_at: datetime
+    updated_at: datetime
+
+
+@frozen(kw_only=True)
+class JournalFilter:
+    """Which journals to list, newest first by (created_at, session_id)."""
+
+    kind: str | None = None
+    prefix: str | None = None  # of the session id
+    parent: str | None = None
+    closed: bool | None = None
+    with_requests: bool = False  # with pending requests
+    after: tuple[datetime, str] | None = None  # keyset cursor
+
+
+@frozen(kw_only=True)
+class JournalRetention:
+    """Which processed entries of journals may be removed, oldest first; None: no such bound.
+
+    Inputs behind the watermark, the entries of pending requests, and what a fork continues are kept.
+    """
+
+    age: float | None = None  # seconds since they were recorded
+    entries: int | None = None  # of one journal
+    size: int | None = None  # bytes of payloads of one journal

@@ -1,0 +1,105 @@
+"""The verbs on journals, which workers and clients call."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from affinity.journal import (
+    Appended,
+    JournalAppend,
+    JournalFilter,
+    JournalInfo,
+    JournalPage,
+    JournalQuery,
+    JournalRetention,
+    PendingWork,
+    Request,
+    Revisit,
+    StreamPart,
+)
+from affinity.limits import MAX_BATCH_BYTES
+from affinity.provider.contract.connection import ProviderConnection
+
+
+class JournalWatch(Protocol):
+    """A subscription to changes of journals."""
+
+    async def wait(self, timeout: float) -> Collection[str] | None:
+        """Ids of sessions whose journals, or whose streams, may have changed since the last call, waiting at most
+        ``timeout`` seconds for one; empty: any may have. None when nothing came. A hint: it may be lost or superfluous.
+
+        Raises:
+            ConnectionLost: the subscription broke; open a new one.
+        """
+        ...
+
+
+class JournalProvider(ProviderConnection, Protocol):
+    """The journals of a provider. `WorkerProvider.commit_turn` and ``ack_work_item`` commit what a wake adds."""
+
+    async def append_journal(self, appends: Sequence[JournalAppend]) -> Sequence[Appended]:
+        """Append inputs, in order; create the journals and instances that are missing. Each is atomic: entry, answer,
+        removal of requests, and message to the instance. It does not change the ``sessions`` row: no epoch ends.
+
+        Of one batch, appends to one journal have increasing numbers, in the order of the batch.
+        """
+        ...
+
+    async def get_pending(
+        self, session_ids: Sequence[str], *, limit: int, max_bytes: int = MAX_BATCH_BYTES
+    ) -> Sequence[PendingWork | None]:
+        """What the next wake of each session has to do; None: it has no journal. Reads only. At most ``limit`` inputs
+        each; no input is read after those of the call before it have ``max_bytes``, but one of each session is.
+        """
+        ...
+
+    async def read_journal(
+        self, queries: Sequence[JournalQuery], *, max_bytes: int = MAX_BATCH_BYTES
+    ) -> Sequence[JournalPage | None]:
+        """A page of each journal; None: the session has none. Reads only, by an index for each condition, in one
+        snapshot: an entry that replaces parts of a stream is not seen together with them.
+        """
+        ...
+
+    async def write_stream(self, parts: Sequence[StreamPart]) -> None:
+        """Add provisional parts. Those of its other wakes, and of lower attempts, are removed. Ignored: parts
+        of an attempt that is lower than one that is there, of another journal id, and numbers that are there.
+        Subscribers are notified. Parts need not survive a crash of the database.
+        """
+        ...
+
+    async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
+        """Remove the parts of this attempt and of lower ones; subscribers are notified."""
+        ...
+
+    async def list_journals(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
+        """One page, newest first; the cursor of the next is the last row's (created_at, session_id)."""
+        ...
+
+    async def get_journal_requests(self, session_ids: Sequence[str]) -> Sequence[Sequence[Request]]:
+        """The pending requests of each session, oldest first; those that have expired are left out."""
+        ...
+
+    async def get_journal_revisits(self, session_ids: Sequence[str]) -> Sequence[Sequence[Revisit]]:
+        """The pending revisits of each session, by due time."""
+        ...
+
+    async def delete_journal(self, session_ids: Sequence[str]) -> Sequence[bool]:
+        """Remove journals with their entries, requests, revisits and streams, but for entries that a fork continues.
+        False: there is none. The instances stay: delete them first.
+        """
+        ...
+
+    async def prune_journals(self, retention: JournalRetention, *, limit: int) -> int:
+        """Remove up to ``limit`` entries, by index; returns their number, 0 when there are none left to remove."""
+        ...
+
+    def watch_journals(self) -> AbstractAsyncContextManager[JournalWatch]:
+        """Subscribe to changes of journals."""
+        ...
+
+    async def notify_journals(self, session_ids: Collection[str]) -> None:
+        """Notify the subscribers of all processes that these journals have changed; called after the commit."""
+        ...
