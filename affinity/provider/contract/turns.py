@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import NamedTuple
 
+from affinity.journal import JournalWrite
 from affinity.provider.contract.instances import Birth, InstanceStatus, NewInstance, NewMessage
 from affinity.provider.contract.sessions import SessionHold, SessionWatch
 from affinity.provider.contract.work_items import NewWorkItem, WorkItem, WorkLock
@@ -29,8 +30,8 @@ class Turn:
 
     The fence: the instance is owned by the caller's incarnation, has the birth token ``birth``, is not finished, runs
     execution ``execution_id`` and has exactly ``event_count`` events; every lock in ``acks`` has a live token; and
-    every write in ``states`` passes its own fence (`StateWrite`). Otherwise nothing of the turn is applied. Of several
-    writes of one session in a batch the first passes.
+    every write in ``states`` and in ``journals`` passes its own fence (`StateWrite`, `JournalWrite`). Otherwise nothing
+    of the turn is applied. Of several writes of one session's state, or of one journal, in a batch the first passes.
     """
 
     instance_id: str
@@ -51,6 +52,7 @@ class Turn:
     custom_status: str | None = None  # JSON; None keeps the one before
     unread: int | None = None  # messages consumed so far that the code has not read; None: as many as before
     states: Sequence[StateWrite] = ()  # session state of the activities whose results are in ``history``
+    journals: Sequence[JournalWrite] = ()  # what these activities add to the journals of their sessions
     holds: Sequence[SessionHold] = ()
     ended_holds: Sequence[int] = ()  # hold ids of this execution that end
     watches: Sequence[SessionWatch] = ()
@@ -75,7 +77,7 @@ class TurnResult:
         WorkLock
     ] = ()  # when refused: the locks without a live token (maybe none: then the fence failed)
     placed: Sequence[Placed] = ()  # when committed: one for each of ``work_items``
-    conflicts: Sequence[str] = ()  # when refused: sessions whose state write did not pass its fence
+    conflicts: Sequence[str] = ()  # when refused: sessions whose state or journal write did not pass its fence
 
 
 @frozen(kw_only=True)

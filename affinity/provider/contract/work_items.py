@@ -7,6 +7,7 @@ from dataclasses import field
 from datetime import datetime
 from typing import Final, Literal, NamedTuple, NewType, TypeAlias
 
+from affinity.journal import JournalWrite
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract.workers import NO_TAGS, WorkerTags
 from affinity.records import StateWrite, frozen
@@ -159,6 +160,7 @@ class WorkAck:
     lock: WorkLock
     message: str  # payload of the completion message to ``lock.key.instance_id``
     state: StateWrite | None = None  # applied with it; when its fence fails, nothing of the ack is applied
+    journal: JournalWrite | None = None  # likewise
 
 
 @frozen(kw_only=True)

@@ -141,10 +141,10 @@ class WorkerProvider(ProviderConnection, Protocol):
     async def ack_work_item(
         self, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts
     ) -> Sequence[bool]:
-        """Remove items by live token, send their results to their instances, write the states that come with them, and
-        touch those of their sessions that the caller holds. False: dead token, or a state that did not pass its fence
-        (the token is then still live); nothing changed. The session may have moved: without a state, only the lock of
-        the work item decides.
+        """Remove items by live token, send their results to their instances, write the states and journals that come
+        with them, and touch those of their sessions that the caller holds. False: dead token, or a state or journal
+        that did not pass its fence (the token is then still live); nothing changed. The session may have moved: without
+        a state or journal, only the lock of the work item decides.
         """
         ...
 
@@ -267,10 +267,10 @@ class WorkerProvider(ProviderConnection, Protocol):
 
         An applied turn appends ``history`` and, beside the events, the time, the caller and ``runs``; removes
         ``consumed`` messages and acked items; touches the sessions of acks; adds items, messages and instances; removes
-        cancelled activities, whichever worker runs them, and cancelled timers; writes ``states``; begins and ends holds
-        and watches. ``continued`` starts the next execution with event count 0; a finished status removes all queue
-        rows of the instance. A work item or timer that a turn queues and also cancels is not queued; a message to a
-        child that it creates arrives after the child's start.
+        cancelled activities, whichever worker runs them, and cancelled timers; writes ``states`` and ``journals``;
+        begins and ends holds and watches. ``continued`` starts the next execution with event count 0; a finished status
+        removes all queue rows of the instance. A work item or timer that a turn queues and also cancels is not queued;
+        a message to a child that it creates arrives after the child's start.
         """
         ...
 
