@@ -21,7 +21,7 @@ from dataclasses import field
 from datetime import datetime
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from affinity.records import frozen
+from affinity.records import SessionState, frozen
 
 SEQ_MARK: Final = '"$SEQ"'
 """In `JournalAppend.message`: stands for the number of the entry."""
@@ -169,6 +169,81 @@ class Revisit(NamedTuple):
     wake_id: str | None  # that asked for it
 
 
+LineageKind: TypeAlias = Literal["fork", "detach", "merge", "compress", "import"]
+"""How a journal was made from others."""
+
+
+class JournalRange(NamedTuple):
+    """The beginning of a journal, with what the journal continues."""
+
+    journal_id: int
+    up_to: int | None = None  # number of its last entry; None: the last one when the birth is applied
+
+
+@frozen(kw_only=True)
+class JournalBirth:
+    """Creates a journal from others, which must exist. So lineage has no cycles. It writes as many rows as it has
+    parents and entries, whatever the length of its base.
+
+    It has no requests and no revisits. Inputs that the base has not processed are pending in it too.
+    """
+
+    session_id: str
+    kind: str  # of the conversation
+    start: JournalStart  # of its instance, which is created with it
+    message: str | None = None  # sent to the instance if inputs are pending; `SEQ_MARK` becomes the last number
+    lineage: LineageKind
+    operator: str  # what made it, for people
+    parents: Sequence[int] = ()  # journal ids, in order; a detached journal has none
+    extras: str = "{}"  # JSON object
+    base: JournalRange | None = None  # its entries are those of this range, with their numbers; then its own
+    # Its entries that the base has not follow, in order, with new numbers. Inputs that were processed there are none.
+    merged: JournalRange | None = None
+    entries: Sequence[NewEntry] = ()  # then these
+    copies_state: bool = False  # the record of the base's session, as it is after the turn
+    state: SessionState | None = None  # in place of a copy
+    home: str | None = None  # session on whose lease its wakes run; None: its own
+
+
+BirthOutcome: TypeAlias = Literal["created", "repeated", "unknown", "beyond", "taken", "over_quota"]
+"""``repeated``: the session has a journal with this lineage, operator and parents. ``taken``: it has another one, or a
+record of state, or its id is that of an instance. ``unknown``: a parent or a range names no journal. ``beyond``: a
+range ends outside its journal, or before what is kept of it.
+"""
+
+
+class Born(NamedTuple):
+    """What became of a `JournalBirth`."""
+
+    outcome: BirthOutcome
+    journal_id: int = 0
+    last_seq: int = 0
+
+
+@frozen(kw_only=True)
+class JournalLineage:
+    """A journal and where it came from."""
+
+    session_id: str | None  # None: it is deleted
+    journal_id: int
+    kind: str
+    lineage: LineageKind | None  # None: it began empty
+    operator: str
+    parents: Sequence[int]  # journal ids, in order
+    extras: str
+    base: JournalRange | None
+    home: str | None
+    distance: int  # generations from the journal that was asked for; 0: itself
+    created_at: datetime
+
+
+class HomeLease(NamedTuple):
+    """The lease under which a wake of a journal with a home runs: no greater epoch of that session may exist."""
+
+    session_id: str
+    epoch: int
+
+
 @frozen(kw_only=True)
 class JournalWrite:
     """What a wake adds to its journal, committed with the result of its activity.
@@ -188,6 +263,8 @@ class JournalWrite:
     ended_requests: Sequence[str] = ()  # ids of requests that the wake resolves itself: those that have expired
     ended_revisits: Sequence[str] = ()  # keys of revisits that it has processed; removed before ``revisits`` are added
     appends: Sequence[JournalAppend] = ()  # to other journals: children, the parent. One that is refused is left out
+    births: Sequence[JournalBirth] = ()  # after the entries and the state; when one is refused, the fence fails
+    home: HomeLease | None = None  # of a journal with a home: fenced too
     clear_stream: bool = False  # remove the provisional parts of this journal
 
     @property
@@ -211,6 +288,8 @@ class PendingWork:
     due: Sequence[Revisit]  # greatest priority first, then by due time
     requests: Sequence[Request]  # pending, oldest first
     next_due: float | None  # seconds until the next revisit is due or a request expires; None: neither
+    home: str | None = None  # session on whose lease the wakes run; None: its own
+    epoch: int = 0  # with a home: of the journal's own session, which changes when its record is written by others
 
 
 @frozen(kw_only=True)

@@ -8,9 +8,12 @@ from typing import Protocol
 
 from affinity.journal import (
     Appended,
+    Born,
     JournalAppend,
+    JournalBirth,
     JournalFilter,
     JournalInfo,
+    JournalLineage,
     JournalPage,
     JournalQuery,
     JournalRetention,
@@ -84,6 +87,18 @@ class JournalProvider(ProviderConnection, Protocol):
 
     async def get_journal_revisits(self, session_ids: Sequence[str]) -> Sequence[Sequence[Revisit]]:
         """The pending revisits of each session, by due time."""
+        ...
+
+    async def create_journals(self, births: Sequence[JournalBirth]) -> Sequence[Born]:
+        """Create journals from others, with their instances and records of state. Each is atomic. The same birth again
+        changes nothing.
+        """
+        ...
+
+    async def get_lineage(self, session_id: str) -> Sequence[JournalLineage]:
+        """The journal and its ancestors, nearest first, each once; empty: there is none. A deleted one is among them as
+        long as another names it.
+        """
         ...
 
     async def delete_journal(self, session_ids: Sequence[str]) -> Sequence[bool]:
