@@ -306,7 +306,7 @@ class StreamPart:
 
 @frozen(kw_only=True)
 class StreamCursor:
-    """The parts that a reader has seen: those of one attempt of one wake up to a number."""
+    """A place in a stream: one attempt of one wake, and a number of its parts, up to which a reader has seen them."""
 
     wake_id: str = ""
     attempt: int = 0
@@ -344,6 +344,9 @@ class JournalPage:
     more: bool  # of the query, behind these
     # Of the latest attempt of the wake that streams: those behind the cursor, if it is of this attempt, else all.
     stream: Sequence[StreamPart] = ()
+    # The last provisional part that is there; None: there is none, or the query has no cursor. A reader whose cursor is
+    # of another attempt knows that the parts it has seen were retracted or replaced.
+    streaming: StreamCursor | None = None
 
 
 @frozen(kw_only=True)

@@ -38,6 +38,9 @@ MAX_INTEGER: Final = 2**31 - 1
 MAX_EPOCH: Final = 2**63 - 1
 """The greatest epoch that a database can issue."""
 
+MAX_STREAM_BYTES: Final = 8 * 1024 * 1024
+"""UTF-8 bytes that one attempt of a wake may stream: a reader that comes late reads all of them."""
+
 MAX_CUSTOM_STATUS_BYTES: Final = 4 * 1024
 """UTF-8 bytes of a custom status as JSON: it is written into the instance row and listed."""
 

@@ -1,0 +1,245 @@
+"""Streams: provisional output of a wake that is running.
+
+A `StreamWriter` belongs to one attempt of one wake. Its parts have numbers from 1, without gaps. The commit of the
+wake removes them in its transaction (`JournalWrite.clear_stream`), an attempt that fails retracts them, and the first
+part of a later attempt removes those of the attempts before, which may have ended with their worker.
+
+`Streams` writes the parts of all wakes of a worker: immediately when there was none for a while, then one call each
+`FLUSH_SECONDS` while there are any. Text that one wake writes between two calls becomes one part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic_core import from_json, to_json
+
+from affinity.client.calls import batches
+from affinity.errors import NotSerializable, PayloadTooLarge, ProviderError, problem_of
+from affinity.journal import StreamPart
+from affinity.limits import MAX_STREAM_BYTES, check_depth, check_payload
+from affinity.provider.contract.journal_side import JournalProvider
+
+logger = logging.getLogger("affinity.conversation")
+
+FLUSH_SECONDS: Final = 0.02
+"""Between two calls that write parts: a reader sees fluent text, and many tokens share a call."""
+
+PAUSES: Final = (0.1, 0.2, 0.5, 1.0)
+"""Seconds between attempts to write while the database fails; the last pause repeats."""
+
+MAX_PART: Final = 64 * 1024
+"""Characters of text in one part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streamed:
+    """Provisional output of a wake that is running. A `Retracted` of its wake and attempt follows, in every case."""
+
+    wake_id: str
+    attempt: int
+    number: int  # of the part, from 1, without gaps
+    value: Any  # text, or another JSON value
+
+    @property
+    def text(self) -> str:
+        """The value, if it is text; else empty."""
+        return self.value if isinstance(self.value, str) else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retracted:
+    """What was streamed by this attempt, or an earlier one, of the wake is void."""
+
+    wake_id: str
+    attempt: int
+    replaced: bool  # by the entries of the wake, which follow; False: the attempt has failed
+
+
+class StreamWriter:
+    """The stream of one attempt of a wake. Of a worker's loop; `write` may be called from any thread."""
+
+    def __init__(self, streams: Streams, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
+        self.session_id, self.journal_id, self.wake_id, self.attempt = session_id, journal_id, wake_id, attempt
+        self.is_used = False
+        """Something was written: the commit must clear the stream."""
+        self.is_ended = False
+        self._streams = streams
+        self._values: deque[tuple[str, bool]] = deque()  # text as it is, or JSON (True)
+        self._size = 0
+        self._number = 0
+
+    def write(self, value: Any) -> None:
+        """Show a value to readers: text, which is joined with the text before it, or another JSON value.
+
+        Raises:
+            NotSerializable: JSON cannot represent it.
+            PayloadTooLarge: it is too large or too deep, or the attempt has streamed `limits.MAX_STREAM_BYTES`.
+        """
+        if self.is_ended or value == "":
+            return
+        text, is_json = (_check_text(value), False) if isinstance(value, str) else (_encode(value), True)
+        self._size += len(text) if text.isascii() else len(text.encode())
+        if self._size > MAX_STREAM_BYTES:
+            raise PayloadTooLarge(
+                f"the attempt has streamed {self._size} bytes, over the limit of {MAX_STREAM_BYTES}: "
+                "what is streamed is provisional; append entries, or keep large data in a store"
+            )
+        self._values.append((text, is_json))
+        self.is_used = True
+        self._streams.note(self)
+
+    async def end(self) -> None:
+        """Drop what is not written yet. Afterwards no part of this attempt is written: the commit may clear them."""
+        self.is_ended = True
+        self._values.clear()
+        await self._streams.written(self)
+
+    async def retract(self) -> None:
+        """End, and remove the parts that were written: the attempt has failed. If the database fails too, the next
+        attempt or commit removes them.
+        """
+        await self.end()
+        if self._number:
+            await self._streams.retract(self)
+
+    def take(self) -> Iterator[StreamPart]:
+        """The parts that are not written yet."""
+        for payload in _joined(self._values):
+            self._number += 1
+            yield StreamPart(
+                session_id=self.session_id,
+                journal_id=self.journal_id,
+                wake_id=self.wake_id,
+                attempt=self.attempt,
+                number=self._number,
+                payload=payload,
+            )
+
+
+class Streams:
+    """Writes the streams of a worker's wakes. For one event loop."""
+
+    def __init__(self, provider: JournalProvider, interval: float = FLUSH_SECONDS) -> None:
+        self._provider = provider
+        self._interval = interval
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._waiting: dict[StreamWriter, None] = {}  # have values, in the order in which they came
+        self._writing: set[StreamWriter] = set()
+        self._written = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def open(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> StreamWriter:
+        """The stream of an attempt. Close it with `StreamWriter.end` before the commit, or `StreamWriter.retract`."""
+        return StreamWriter(self, session_id, journal_id, wake_id, attempt)
+
+    def note(self, writer: StreamWriter) -> None:
+        """A stream has values to write."""
+        if threading.get_ident() != self._thread:
+            self._loop.call_soon_threadsafe(self.note, writer)
+            return
+        self._waiting[writer] = None
+        if self._task is None:
+            self._task = self._loop.create_task(self._write_all())
+
+    async def written(self, writer: StreamWriter) -> None:
+        """Wait until no call with parts of this stream is under way."""
+        while writer in self._writing:
+            await self._written.wait()
+
+    async def retract(self, writer: StreamWriter) -> None:
+        """Remove what the stream has written."""
+        try:
+            await self._provider.retract_stream(writer.session_id, writer.journal_id, writer.wake_id, writer.attempt)
+        except ProviderError as error:
+            logger.debug("a stream was not retracted: %s", error)
+
+    async def _write_all(self) -> None:
+        try:
+            while self._waiting:
+                waiting, self._waiting = self._waiting, {}
+                parts = {writer: list(writer.take()) for writer in waiting}
+                await self._write_lasting(parts)
+                await asyncio.sleep(self._interval)
+        finally:
+            self._task = None
+
+    async def _write_lasting(self, parts: dict[StreamWriter, list[StreamPart]]) -> None:
+        """Write the parts, with as many attempts as it takes; those of streams that end meanwhile are dropped."""
+        pauses = iter(PAUSES)
+        while parts := {writer: each for writer, each in parts.items() if each and not writer.is_ended}:
+            try:
+                return await self._write(parts)
+            except ProviderError as error:
+                if not error.retryable:
+                    return await self._write_singly(parts, error)
+                await asyncio.sleep(next(pauses, PAUSES[-1]))
+
+    async def _write(self, parts: dict[StreamWriter, list[StreamPart]]) -> None:
+        self._writing = set(parts)
+        try:
+            for batch in batches([part for each in parts.values() for part in each], lambda part: len(part.payload)):
+                await self._provider.write_stream(batch)
+        finally:
+            self._writing = set()
+            written, self._written = self._written, asyncio.Event()
+            written.set()
+
+    async def _write_singly(self, parts: dict[StreamWriter, list[StreamPart]], error: ProviderError) -> None:
+        """Find the stream that the database refuses, and end it: its later parts would leave a gap."""
+        if len(parts) > 1:
+            for writer, each in parts.items():
+                await self._write_lasting({writer: each})
+            return
+        for writer in parts:
+            logger.warning("the stream of wake %s ends early: %s", writer.wake_id, error)
+            writer.is_ended = True
+
+
+def _joined(values: deque[tuple[str, bool]]) -> Iterator[str]:
+    """Take the values; JSON of each, and of the texts between them, joined."""
+    texts: list[str] = []
+    size = 0
+    while values:
+        text, is_json = values.popleft()
+        if is_json or size + len(text) > MAX_PART:
+            yield from _pieces(texts)
+            texts, size = [], 0
+        if is_json:
+            yield text
+        else:
+            texts.append(text)
+            size += len(text)
+    yield from _pieces(texts)
+
+
+def _pieces(texts: Sequence[str]) -> Iterator[str]:
+    text = "".join(texts)
+    for start in range(0, len(text), MAX_PART):
+        yield to_json(text[start : start + MAX_PART]).decode()
+
+
+def _check_text(text: str) -> str:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise NotSerializable(f"what a wake streams must be JSON: {problem_of(error)}") from error
+    return text
+
+
+def _encode(value: Any) -> str:
+    try:
+        text = to_json(value, inf_nan_mode="constants").decode()
+        if "NaN" in text or "Infinity" in text:
+            from_json(text, allow_inf_nan=False)
+    except Exception as error:
+        raise NotSerializable(f"what a wake streams must be JSON: {problem_of(error)}") from error
+    return check_payload(check_depth(text, "what a wake streams"), "what a wake streams")
