@@ -32,7 +32,15 @@
     │   ├── InstanceNotFinished        delete without force
     │   ├── InstanceNotSuspended       resume of an instance that runs or has ended
     │   ├── UnknownWorker
-    │   └── WaitTimeout
+    │   ├── WaitTimeout
+    │   └── ConversationError          the request does not fit the conversation
+    │       ├── UnknownConversation
+    │       ├── ConversationTerminated it takes no more events
+    │       ├── ConversationKindMismatch it is of another kind
+    │       ├── NotAParent             only its parent, and clients, may address a child
+    │       ├── RequestNotPending      answered, dropped or expired already, unknown, or of another kind
+    │       ├── UnknownEntry           an anchor that is not in the journal
+    │       └── WakeFailed             the wake that was to process the event has failed for good
     ├── OrchestrationError             an orchestration has ended, or broke a rule of replay
     │   ├── OrchestrationFailed        it raised; for its parent or client
     │   ├── OrchestrationCancelled
@@ -339,6 +347,64 @@ class UnknownWorker(ClientError):
 
 class WaitTimeout(ClientError, TimeoutError):
     """The instance did not end within the timeout; it continues."""
+
+
+# --- conversations --------------------------------------------------------------------------------------------------
+
+
+class ConversationError(ClientError):
+    """The request does not fit the conversation.
+
+    Attributes:
+        conversation_id: which.
+    """
+
+    recorded_fields: ClassVar[tuple[str, ...]] = ("conversation_id",)
+
+    def __init__(self, conversation_id: str, message: str) -> None:
+        super().__init__(f"conversation {conversation_id!r}: {message}")
+        self.conversation_id = conversation_id
+
+
+class UnknownConversation(ConversationError):
+    """There is no conversation with this id."""
+
+
+class ConversationTerminated(ConversationError):
+    """The conversation was terminated, and takes no more events."""
+
+
+class ConversationKindMismatch(ConversationError):
+    """The conversation is of another kind, or its id belongs to another orchestration."""
+
+
+class NotAParent(ConversationError):
+    """The conversation is no child of the one whose wake addresses it."""
+
+
+class RequestNotPending(ConversationError):
+    """The request is answered, dropped or expired already, unknown, or of another kind than the answer."""
+
+
+class UnknownEntry(ConversationError):
+    """The journal has no entry with this number or event id."""
+
+
+class WakeFailed(ConversationError, ReportedError):
+    """The wake that was to process the event has failed for good. The event stays pending: the next one, or a resume,
+    tries again.
+
+    Attributes:
+        error_type: name of the exception class that the handler raised last.
+        message: its text.
+    """
+
+    def __init__(self, conversation_id: str, error_type: str, message: str, stack: str = "") -> None:
+        super().__init__(conversation_id, f"its wake has failed: {error_type}: {message}")
+        self.error_type = error_type
+        self.message = message
+        self.details = ErrorDetails()
+        self.stack = stack
 
 
 # --- orchestrations -------------------------------------------------------------------------------------------------

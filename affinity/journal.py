@@ -258,6 +258,8 @@ class JournalWrite:
     processed: int  # the watermark from now on; ``base``: the wake has processed no input
     wake_id: str
     entries: Sequence[NewEntry] = ()
+    # Both are left out when an input that drops them (`JournalAppend.drops`) was appended behind ``processed``: the
+    # wake has asked for them without having seen it.
     requests: Sequence[NewRequest] = ()
     revisits: Sequence[NewRevisit] = ()
     ended_requests: Sequence[str] = ()  # ids of requests that the wake resolves itself: those that have expired

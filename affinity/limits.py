@@ -159,6 +159,24 @@ MAX_COUNT: Final = 100_000
 SCRAPE_COUNT: Final = 10_000
 """Where counts for metrics stop, which are read often; and instances in one page that are counted by status."""
 
+MAX_EVENT_BYTES: Final = 1024 * 1024
+"""UTF-8 bytes of one event of a conversation as JSON: a wake reads, and a reader receives, many of them."""
+
+MAX_KIND_BYTES: Final = 64
+"""Bytes of the kind of an event of a conversation: it is in an index, in each entry."""
+
+MAX_WAKE_ENTRIES: Final = 10_000
+"""Entries that one wake appends, or inputs that it reads: some megabytes, and one transaction."""
+
+MAX_REQUESTS: Final = 1_000
+"""Pending requests of one conversation: each wake reads all of them."""
+
+MAX_REVISITS: Final = 1_000
+"""Pending revisits of one conversation: each wake reads those that are due."""
+
+MAX_CYCLES: Final = 1_000
+"""Wakes of a child for one delegation."""
+
 MAX_NOTED_ERROR_BYTES: Final = 1024
 """UTF-8 bytes of the last error of an activity that is retried, for display; the final error has `MAX_ERROR_BYTES`."""
 

@@ -1,0 +1,511 @@
+"""The events of conversations: typed, told apart by ``kind``, extended by applications.
+
+An application adds a kind with a subclass of `JournalEvent`, and names it in ``Conversations(..., events=[...])``::
+
+    class Rated(affinity.JournalEvent):
+        stars: int
+        kind: Literal["user.rated"] = "user.rated"
+
+An entry of a kind that this code does not know, or that does not fit its class, is read as `UnknownEvent`: an older
+release reads what a newer one wrote.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, dataclass_transform
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, ValidationError
+from pydantic_core import PydanticSerializationError, from_json, to_json
+
+from affinity.errors import InvalidId, InvalidInput, InvalidOptions, NotSerializable, problem_of
+from affinity.journal import Entry
+from affinity.limits import MAX_EVENT_BYTES, MAX_KIND_BYTES, check_depth, check_id, check_payload
+from affinity.records import frozen
+
+Content: TypeAlias = str | list[dict[str, JsonValue]]
+"""Text, or blocks as the formats of messages have them: ``{"type": "text", "text": …}`` and others."""
+
+
+@dataclass_transform(kw_only_default=False, field_specifiers=(Field, PrivateAttr))
+class JournalEvent(BaseModel):
+    """Base of all events. Fields can be given by position, in the order of their declaration.
+
+    A subclass declares ``kind`` last, as a ``Literal`` with a default.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    if TYPE_CHECKING:
+
+        @property
+        def kind(self) -> str:
+            """By which events are told apart, and found."""
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        """Raise `pydantic.ValidationError` when a field does not fit."""
+        super().__init__(**(_by_name(type(self), args, fields) if args else fields))
+
+    # Marks the constructor as one that validation need not call: it adds nothing but the positions.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+
+def _by_name(cls: type[BaseModel], args: tuple[Any, ...], fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields given by position and by name, all by name."""
+    names = list(cls.model_fields)[: len(args)]
+    if len(args) > len(names):
+        raise TypeError(f"{cls.__name__} takes {len(names)} fields, and was given {len(args)}")
+    if twice := fields.keys() & set(names):
+        raise TypeError(f"{cls.__name__} was given {sorted(twice)[0]!r} twice")
+    return dict(zip(names, args, strict=True)) | fields
+
+
+def text_of(content: Content) -> str:
+    """The text of a content: that of its blocks, joined."""
+    if isinstance(content, str):
+        return content
+    return "".join([text for block in content if isinstance(text := block.get("text"), str)])
+
+
+class UnknownEvent(JournalEvent):
+    """An event that this code has no class for, or that does not fit its class."""
+
+    kind: str
+    data: dict[str, JsonValue] = Field(default_factory=dict)  # its fields
+
+
+# -- from outside
+
+
+class UserMessage(JournalEvent):
+    """A message to the agent."""
+
+    content: Content
+    kind: Literal["user.message"] = "user.message"
+
+    @property
+    def text(self) -> str:
+        """The text of the content."""
+        return text_of(self.content)
+
+
+class DefineOutcome(JournalEvent):
+    """What the conversation is to achieve."""
+
+    outcome: str
+    criteria: list[str] = Field(default_factory=list)
+    kind: Literal["user.define_outcome"] = "user.define_outcome"
+
+
+class UserInterrupt(JournalEvent):
+    """Redirects the conversation: pending requests and revisits are dropped before the next wake."""
+
+    reason: str = ""
+    cancel: bool = False  # the wake under way is cancelled; otherwise it ends first
+    cascade: bool = False  # the children are interrupted too
+    kind: Literal["user.interrupt"] = "user.interrupt"
+
+
+class AnswerEvent(JournalEvent):
+    """Base of the answers to requests."""
+
+    answers: ClassVar[str]
+    """The kind of the requests that it answers."""
+
+    request_id: str
+
+
+class ConfirmationAnswer(AnswerEvent):
+    """Allows or refuses a tool: the answer to `ToolConfirmation`."""
+
+    answers: ClassVar[str] = "agent.tool_confirmation"
+
+    allowed: bool
+    reason: str = ""
+    expired: bool = False  # nobody answered in time: refused
+    kind: Literal["user.tool_confirmation"] = "user.tool_confirmation"
+
+
+class CustomToolResult(AnswerEvent):
+    """The result of a tool that the client has run: the answer to `CustomToolUse`."""
+
+    answers: ClassVar[str] = "agent.custom_tool_use"
+
+    result: JsonValue = None
+    is_error: bool = False
+    expired: bool = False  # nobody answered in time
+    kind: Literal["user.custom_tool_result"] = "user.custom_tool_result"
+
+
+# -- of the agent
+
+
+class AgentMessage(JournalEvent):
+    """What the agent says."""
+
+    content: Content
+    usage: dict[str, int] = Field(default_factory=dict)  # of the model's call: tokens by name
+    kind: Literal["agent.message"] = "agent.message"
+
+    @property
+    def text(self) -> str:
+        """The text of the content."""
+        return text_of(self.content)
+
+
+class ToolUse(JournalEvent):
+    """The agent uses a tool that runs in the wake."""
+
+    tool: str
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    tool_use_id: str = ""
+    usage: dict[str, int] = Field(default_factory=dict)  # of the model's call, if no message has it
+    kind: Literal["agent.tool_use"] = "agent.tool_use"
+
+
+class ToolResult(JournalEvent):
+    """What a tool has given."""
+
+    tool_use_id: str
+    result: JsonValue = None
+    is_error: bool = False
+    kind: Literal["agent.tool_result"] = "agent.tool_result"
+
+
+class RequestEvent(JournalEvent):
+    """Base of the requests: see `Wake.require`. An answer is an `AnswerEvent` of its kind."""
+
+
+class ToolConfirmation(RequestEvent):
+    """Asks a person whether the agent may use a tool."""
+
+    tool: str
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    tool_use_id: str = ""
+    request_id: str = ""  # set by `Wake.require`
+    kind: Literal["agent.tool_confirmation"] = "agent.tool_confirmation"
+
+
+class CustomToolUse(RequestEvent):
+    """Asks the client to run a tool."""
+
+    tool: str
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    tool_use_id: str = ""
+    request_id: str = ""  # set by `Wake.require`
+    kind: Literal["agent.custom_tool_use"] = "agent.custom_tool_use"
+
+
+# -- of the conversation itself
+
+
+class SessionStatusChanged(JournalEvent):
+    """The conversation has another status, which does not follow from the entries around it."""
+
+    status: Literal["rescheduling", "terminated"]
+    reason: str = ""
+    retry_after: float | None = None  # seconds until the next attempt of the wake
+    kind: Literal["session.status_changed"] = "session.status_changed"
+
+
+StopReason: TypeAlias = Literal["end_turn", "requires_action", "revisit", "more", "failed"]
+"""Why a wake has ended: it has nothing to do, waits for an answer, waits for a revisit, goes on with inputs that are
+there, or failed for good.
+"""
+
+
+class SessionIdle(JournalEvent):
+    """A wake has ended, and why."""
+
+    stop_reason: StopReason
+    requests: list[str] = Field(default_factory=list)  # ids of the pending ones
+    error: SpanError | None = None
+    kind: Literal["session.idle"] = "session.idle"
+
+
+class SessionInterrupted(JournalEvent):
+    """What an interrupt has dropped that the wake under way had asked for."""
+
+    wake: str
+    kind: Literal["session.interrupted"] = "session.interrupted"
+
+
+class SpanError(BaseModel):
+    """The error with which a span has ended."""
+
+    model_config = ConfigDict(frozen=True)
+
+    type: str  # name of the exception's class
+    message: str
+    stack: str = ""
+
+
+class SpanStarted(JournalEvent):
+    """The beginning of a wake, or of a part of it such as a tool."""
+
+    span: str  # id, unique in its wake
+    name: str
+    parent: str | None = None  # span; None: the wake itself
+    attempt: int = 1
+    worker: str = ""
+    started_at: datetime | None = None  # by the worker's clock
+    revisits: list[str] = Field(default_factory=list)  # of a wake: keys of those that were due
+    kind: Literal["span.started"] = "span.started"
+
+
+class SpanCompleted(JournalEvent):
+    """The end of a wake, or of a part of it."""
+
+    span: str
+    name: str
+    result: Literal["ok", "error", "cancelled"] = "ok"
+    started_at: datetime | None = None  # by the worker's clock
+    seconds: float = 0.0
+    attempt: int = 1
+    worker: str = ""
+    error: SpanError | None = None
+    processed: int | None = None  # of a wake: the number up to which all inputs are processed now
+    kind: Literal["span.completed"] = "span.completed"
+
+
+class ChildDelegated(JournalEvent):
+    """A wake has given work to a child."""
+
+    child: str
+    delegation: str  # id
+    conversations: str  # kind of the child
+    max_cycles: int
+    kind: Literal["child.delegated"] = "child.delegated"
+
+
+ChildOutcome: TypeAlias = Literal["completed", "max_cycles", "failed", "terminated"]
+"""How a delegation has ended: done, its cycles used up, a wake failed for good, or the child was terminated."""
+
+
+class ChildEnded(JournalEvent):
+    """A delegation has ended: an input of the parent."""
+
+    child: str
+    delegation: str
+    outcome: ChildOutcome
+    result: JsonValue = None  # what the child gave to `Wake.finish`, or the text of its last message
+    cycles: int = 0
+    error: SpanError | None = None
+    kind: Literal["child.ended"] = "child.ended"
+
+
+SessionIdle.model_rebuild()
+
+BUILT_IN: Final[tuple[type[JournalEvent], ...]] = (
+    UserMessage,
+    DefineOutcome,
+    UserInterrupt,
+    ConfirmationAnswer,
+    CustomToolResult,
+    AgentMessage,
+    ToolUse,
+    ToolResult,
+    ToolConfirmation,
+    CustomToolUse,
+    SessionStatusChanged,
+    SessionIdle,
+    SessionInterrupted,
+    SpanStarted,
+    SpanCompleted,
+    ChildDelegated,
+    ChildEnded,
+)
+
+
+# -- entries
+
+
+@frozen()
+class JournalEntry:
+    """An entry of a journal, read."""
+
+    seq: int
+    """Its number."""
+    event: JournalEvent
+    event_id: str | None
+    """Under which it was sent; None: under none."""
+    wake_id: str | None
+    """The wake that wrote it; None: it came from outside."""
+    recorded_at: datetime
+    """By the database's clock."""
+    payload: str
+    """The event as JSON text, as it is stored."""
+
+    @property
+    def kind(self) -> str:
+        """Of the event."""
+        return self.event.kind
+
+    def to_json(self) -> str:
+        """The entry as one JSON object, on one line."""
+        about = {"event_id": self.event_id, "wake_id": self.wake_id, "recorded_at": self.recorded_at}
+        told = to_json({name: value for name, value in about.items() if value is not None}).decode()
+        return f'{{"seq":{self.seq},"event":{_without_meta(self.payload)},{told[1:]}'
+
+
+# -- reading and writing
+
+_KIND: Final = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)+")
+_INTERNAL: Final = ("session.", "span.", "child.")
+_NO_INPUT: Final = (*_INTERNAL, "agent.")
+_META: Final = ',"_":{'
+
+
+class EventMeta(BaseModel):
+    """What travels with an input, beside its event: no part of it."""
+
+    trace: str | None = None  # W3C traceparent of the sender
+    delegation: str | None = None  # id
+    parent: str | None = None  # who delegates
+    parent_kind: str | None = None
+    max_cycles: int = 0
+
+
+_NO_META: Final = EventMeta()
+
+
+class EventTypes:
+    """The kinds of events of one kind of conversations: the built-in ones, and those of the application."""
+
+    def __init__(self, events: Iterable[type[JournalEvent]] = ()) -> None:
+        """Raise `InvalidOptions` for a class that is no event, or a kind that is taken or malformed."""
+        self._types: dict[str, type[JournalEvent]] = {kind_of(each): each for each in BUILT_IN}
+        for each in events:
+            kind = kind_of(each)
+            if self._types.setdefault(kind, each) is not each:
+                raise InvalidOptions(f"events: {each.__name__} has the kind {kind!r}, which is taken")
+
+    @property
+    def types(self) -> Mapping[str, type[JournalEvent]]:
+        """The classes, by kind."""
+        return self._types
+
+    def encode(self, event: JournalEvent, meta: EventMeta = _NO_META) -> str:
+        """The event as JSON text.
+
+        Raises:
+            InvalidInput: it is no event of these kinds.
+            NotSerializable: a value in it has no JSON form.
+            PayloadTooLarge: it is over `limits.MAX_EVENT_BYTES`, or nested too deep.
+        """
+        if self._types.get(getattr(event, "kind", "")) is not type(event):
+            name = type(event).__name__
+            raise InvalidInput(f"{name} is no event of these conversations: name its class in events=[...]")
+        what = f"event {event.kind!r}"
+        try:
+            text = event.model_dump_json()
+        except (PydanticSerializationError, ValueError) as error:
+            raise NotSerializable(f"{what} has no JSON form: {error}") from error
+        check_payload(check_depth(text, what), what, MAX_EVENT_BYTES)
+        return text if meta is _NO_META else f'{text[:-1]},"_":{meta.model_dump_json(exclude_defaults=True)}}}'
+
+    def decode(self, kind: str, payload: str) -> JournalEvent:
+        """The event of an entry; `UnknownEvent` when this code has no class for it, or it does not fit."""
+        known = self._types.get(kind)
+        if known is not None:
+            try:
+                return known.model_validate_json(payload)
+            except ValidationError:  # written by other code, of whatever release
+                pass
+        return UnknownEvent(kind=kind, data=_fields_of(payload))
+
+    def read(self, entry: Entry) -> JournalEntry:
+        """An entry of the database, read."""
+        return JournalEntry(
+            entry.seq,
+            self.decode(entry.kind, entry.payload),
+            entry.event_id,
+            entry.wake_id,
+            entry.recorded_at,
+            entry.payload,
+        )
+
+
+def kind_of(event: type[JournalEvent]) -> str:
+    """The kind of a class of events.
+
+    Raises:
+        InvalidOptions: it is no class of events, or its kind is malformed.
+    """
+    if not (isinstance(event, type) and issubclass(event, JournalEvent)):
+        raise InvalidOptions(f"events: {event!r} is no subclass of JournalEvent")
+    field = event.model_fields.get("kind")
+    kind = None if field is None else field.default
+    try:
+        return check_kind(kind)
+    except InvalidId as error:
+        raise InvalidOptions(f"events: {event.__name__}: {error}; declare it as a Literal with a default") from None
+
+
+def check_kind(kind: object) -> str:
+    """Return ``kind`` if it is one: words of lower-case letters, digits and "_", two at least, with dots between.
+
+    Raises:
+        InvalidId: it is anything else, or longer than `limits.MAX_KIND_BYTES`.
+    """
+    if not isinstance(kind, str) or len(kind) > MAX_KIND_BYTES or _KIND.fullmatch(kind) is None:
+        raise InvalidId(f"an event's kind is like 'user.message', of at most {MAX_KIND_BYTES} bytes, not {kind!r:.80}")
+    return kind
+
+
+def check_input(event: JournalEvent, event_id: str | None) -> None:
+    """Refuse what no client may send.
+
+    Raises:
+        InvalidInput: an event that only a wake writes.
+        InvalidId: the event id is out of bounds.
+    """
+    if not isinstance(event, JournalEvent):
+        raise InvalidInput(f"only events can be sent, not {type(event).__name__}")
+    if event.kind.startswith(_NO_INPUT):
+        raise InvalidInput(f"an event of kind {event.kind!r} is written by wakes only")
+    if event_id is not None:
+        check_id(event_id, "event id")
+
+
+def check_output(event: JournalEvent) -> None:
+    """Refuse what the handler of a wake may not append itself.
+
+    Raises:
+        InvalidInput: an event that the conversation writes by itself.
+    """
+    if not isinstance(event, JournalEvent):
+        raise InvalidInput(f"only events can be appended, not {type(event).__name__}")
+    if event.kind.startswith(_INTERNAL):
+        raise InvalidInput(f"an event of kind {event.kind!r} is written by the conversation itself")
+
+
+def meta_of(payload: str) -> EventMeta:
+    """What travels with an input; nothing if it cannot be read."""
+    if _META not in payload:
+        return _NO_META
+    try:
+        return EventMeta.model_validate(from_json(payload).get("_", {}))
+    except ValueError:
+        return _NO_META
+
+
+def _without_meta(payload: str) -> str:
+    return payload if _META not in payload else to_json(_fields(payload)).decode()
+
+
+def _fields_of(payload: str) -> dict[str, JsonValue]:
+    """The fields of an event without those that every event has."""
+    return {name: value for name, value in _fields(payload).items() if name != "kind"}
+
+
+def _fields(payload: str) -> dict[str, JsonValue]:
+    try:
+        found = from_json(payload)
+    except ValueError as error:
+        return {"unreadable": problem_of(error)}
+    return (
+        {name: value for name, value in found.items() if name != "_"} if isinstance(found, dict) else {"value": found}
+    )

@@ -1,0 +1,124 @@
+"""A kind of conversations: its names, its events, its bounds, and the messages to its instances.
+
+The instance of a conversation waits for one external event, `SIGNAL`. So it has one wait at a time, whatever it is
+that comes: a wake costs it no more events than any activity.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from datetime import timedelta
+from typing import Final, Literal, NotRequired, TypeAlias, TypedDict
+
+from pydantic_core import to_json
+
+from affinity.conversation.events import EventTypes
+from affinity.errors import InvalidOptions
+from affinity.journal import SEQ_MARK, JournalStart
+from affinity.limits import MAX_REQUESTS, MAX_REVISITS, MAX_TIMER_SECONDS, MAX_WAKE_ENTRIES, check_integer
+from affinity.orchestration.events import EventRaised, OrchestrationStarted
+from affinity.orchestration.wire import ANY_EXECUTION, encode_message
+from affinity.records import frozen
+
+SIGNAL: Final = "conversation"
+"""Name of the external event of all messages to a conversation's instance."""
+
+SignalType: TypeAlias = Literal["wake", "interrupt", "resume", "terminate"]
+
+
+class Signal(TypedDict):
+    """The data of `SIGNAL`."""
+
+    type: SignalType
+    seq: NotRequired[int]  # of the entry that it announces
+    cancel: NotRequired[bool]  # of an interrupt: cancel the wake under way
+    cascade: NotRequired[bool]  # of a termination: terminate the children too
+
+
+@frozen(kw_only=True)
+class ConversationLimits:
+    """Bounds of the conversations of one kind.
+
+    Raises:
+        InvalidOptions: a bound is no integer, or above the largest one.
+    """
+
+    inputs: int = 100
+    """Inputs that one wake processes; the next wake, which follows immediately, processes the rest."""
+    entries: int = 1_000
+    """Entries that one wake may append."""
+    requests: int = 100
+    """Pending requests."""
+    revisits: int = 100
+    """Pending revisits."""
+
+    def __post_init__(self) -> None:
+        most = {"inputs": MAX_WAKE_ENTRIES, "entries": MAX_WAKE_ENTRIES}
+        most |= {"requests": MAX_REQUESTS, "revisits": MAX_REVISITS}
+        for name, bound in most.items():
+            if not 1 <= check_integer(getattr(self, name), name) <= bound:
+                raise InvalidOptions(f"{name} must be from 1 to {bound}, not {getattr(self, name)!r}")
+
+
+@frozen(kw_only=True)
+class ConversationKind:
+    """What clients and workers know of the conversations of one kind."""
+
+    name: str
+    """Of the journals, and of the records of state."""
+    types: EventTypes
+    limits: ConversationLimits
+
+    @property
+    def orchestration(self) -> str:
+        """Name of the orchestration: one instance for each conversation."""
+        return f"{self.name}.conversation"
+
+    @property
+    def activity(self) -> str:
+        """Name of the activity that runs a wake."""
+        return f"{self.name}.wake"
+
+    def start(self, parent: str | None = None) -> JournalStart:
+        """What creates a conversation with its first input; ``parent``: the conversation whose wake creates it."""
+        given = to_json({"salt": secrets.token_hex(6)}).decode()
+        started = OrchestrationStarted(name=self.orchestration, version="", input=given)
+        message = encode_message(ANY_EXECUTION, started)
+        return JournalStart(name=self.orchestration, start=message, birth=secrets.token_hex(8), parent=parent)
+
+
+def _message(signal: SignalType, **fields: str) -> str:
+    told = "".join([f',"{name}":{value}' for name, value in fields.items()])
+    return encode_message(ANY_EXECUTION, EventRaised(name=SIGNAL, data=f'{{"type":"{signal}"{told}}}'))
+
+
+WAKE_MESSAGE: Final = _message("wake", seq=SEQ_MARK)
+"""Announces an input."""
+
+RESUME_MESSAGE: Final = _message("resume")
+"""Tries again, or looks whether there is something to do."""
+
+
+def interrupt_message(*, cancel: bool = False) -> str:
+    """Announces an interrupt; ``cancel``: the wake under way is cancelled, otherwise it ends first."""
+    return _message("interrupt", seq=SEQ_MARK, cancel="true" if cancel else "false")
+
+
+def terminate_message(*, cascade: bool = False) -> str:
+    """Ends the instance; ``cascade``: its children are terminated too."""
+    return _message("terminate", seq=SEQ_MARK, cascade="true" if cascade else "false")
+
+
+def seconds_of(name: str, value: float | timedelta) -> float:
+    """A number of seconds, or a timedelta, as seconds; a negative one counts as 0.
+
+    Raises:
+        InvalidOptions: it is anything else, or longer than a timer may be.
+    """
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds):
+        raise InvalidOptions(f"{name} must be seconds or a timedelta, not {value!r:.80}")
+    if seconds > MAX_TIMER_SECONDS:
+        raise InvalidOptions(f"{name} of {seconds:g} s is over the limit of {MAX_TIMER_SECONDS:g}")
+    return max(0.0, float(seconds))

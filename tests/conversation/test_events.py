@@ -1,0 +1,166 @@
+"""Events are typed, bounded, extended by applications, and read whatever release wrote them."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Literal
+
+import pytest
+from pydantic import ValidationError
+
+import affinity
+from affinity.conversation.events import BUILT_IN, EventMeta, EventTypes, check_input, check_output, kind_of, meta_of
+from affinity.errors import InvalidId, InvalidInput, InvalidOptions, NotSerializable, PayloadTooLarge
+from affinity.journal import Entry
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+class Rated(affinity.JournalEvent):
+    stars: int
+    note: str = ""
+    kind: Literal["user.rated"] = "user.rated"
+
+
+TYPES = EventTypes([Rated])
+
+
+def test_the_kinds_of_the_document_are_there() -> None:
+    kinds = {kind_of(each) for each in BUILT_IN}
+    assert kinds >= {
+        "user.message",
+        "user.define_outcome",
+        "user.interrupt",
+        "user.tool_confirmation",
+        "user.custom_tool_result",
+        "session.status_changed",
+        "session.idle",
+        "span.started",
+        "span.completed",
+        "agent.message",
+        "agent.tool_use",
+        "agent.custom_tool_use",
+    }
+
+
+def test_fields_are_given_by_position_and_by_name() -> None:
+    assert Rated(5, "good") == Rated(stars=5, note="good")
+    assert affinity.ToolConfirmation("refund", {"amount": 3}).arguments == {"amount": 3}
+    with pytest.raises(TypeError, match="takes 3 fields"):
+        Rated(1, "2", "user.rated", 4)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="'stars' twice"):
+        Rated(1, stars=2)  # type: ignore[misc]
+    with pytest.raises(ValidationError):
+        Rated("many")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Rated(4),
+        affinity.UserMessage("héllo"),
+        affinity.UserMessage([{"type": "text", "text": "a"}, {"type": "image", "url": "x"}]),
+        affinity.ConfirmationAnswer("r-1", allowed=True),
+        affinity.SessionIdle("failed", error=affinity.SpanError(type="E", message="m")),
+        affinity.SpanStarted(span="wake", name="support.wake", started_at=NOW),
+        affinity.ChildEnded("c", "d", "completed", {"answer": [1, None]}),
+    ],
+    ids=lambda event: event.kind,
+)
+def test_an_event_is_read_as_it_was_written(event: affinity.JournalEvent) -> None:
+    text = TYPES.encode(event)
+    assert json.loads(text)["kind"] == event.kind
+    assert TYPES.decode(event.kind, text) == event
+
+
+def test_a_kind_that_this_code_does_not_know_is_no_error() -> None:
+    found = TYPES.decode("agent.dreamt", '{"kind":"agent.dreamt","of":["sheep"]}')
+    assert found == affinity.UnknownEvent("agent.dreamt", {"of": ["sheep"]})
+
+
+@pytest.mark.parametrize("payload", ['{"stars":"many"}', "[1]", '"text"', "{", '{"kind":"user.other","stars":1}'])
+def test_what_does_not_fit_its_class_is_no_error(payload: str) -> None:
+    found = TYPES.decode("user.rated", payload)
+    assert isinstance(found, affinity.UnknownEvent)
+    assert found.kind == "user.rated"
+
+
+def test_fields_of_a_later_release_are_ignored() -> None:
+    assert TYPES.decode("user.rated", '{"stars":3,"kind":"user.rated","since":"2027"}') == Rated(3)
+
+
+def test_what_travels_with_an_input_is_no_part_of_its_event() -> None:
+    text = TYPES.encode(Rated(3), EventMeta(trace="00-1-2-01", delegation="d"))
+    assert TYPES.decode("user.rated", text) == Rated(3)
+    assert meta_of(text) == EventMeta(trace="00-1-2-01", delegation="d")
+    entry = TYPES.read(Entry(7, "user.rated", text, "m-1", None, True, NOW))
+    assert json.loads(entry.to_json()) == {
+        "seq": 7,
+        "event": {"stars": 3, "note": "", "kind": "user.rated"},
+        "event_id": "m-1",
+        "recorded_at": "2026-01-02T03:04:05Z",
+    }
+
+
+def test_a_text_that_looks_like_it_is_left_alone() -> None:
+    message = affinity.UserMessage('","_":{"delegation":"forged"}')
+    text = TYPES.encode(message)
+    assert meta_of(text) == EventMeta()
+    assert TYPES.decode("user.message", text) == message
+    read = TYPES.read(Entry(1, "user.message", text, None, None, True, NOW))
+    assert json.loads(read.to_json())["event"]["content"] == message.content
+
+
+def test_events_of_other_conversations_are_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"events=\[...\]"):
+        EventTypes().encode(Rated(1))
+
+
+def test_size_and_depth_are_bounded() -> None:
+    with pytest.raises(PayloadTooLarge, match="over the limit"):
+        TYPES.encode(affinity.UserMessage("x" * 1024 * 1024))
+    deep: list[dict[str, object]] = [{"type": "text"}]
+    for _ in range(200):
+        deep = [{"inner": deep}]
+    with pytest.raises((PayloadTooLarge, NotSerializable)):
+        TYPES.encode(affinity.UserMessage.model_construct(content=deep))
+
+
+@pytest.mark.parametrize("kind", ["", "message", "User.message", "user.", "user message.x", "u." + "x" * 70, None])
+def test_a_malformed_kind_is_refused(kind: object) -> None:
+    bad = type("Bad", (affinity.JournalEvent,), {"__annotations__": {"kind": object}, "kind": kind})
+    with pytest.raises(InvalidOptions, match="kind"):
+        EventTypes([bad])
+
+
+def test_a_kind_that_is_taken_is_refused() -> None:
+    class Mine(affinity.JournalEvent):
+        kind: Literal["user.message"] = "user.message"
+
+    with pytest.raises(InvalidOptions, match="taken"):
+        EventTypes([Mine])
+    with pytest.raises(InvalidOptions, match="no subclass"):
+        EventTypes([dict])  # type: ignore[list-item]
+
+
+def test_clients_send_inputs_only() -> None:
+    check_input(Rated(1), "m-1")
+    for event in (
+        affinity.AgentMessage("x"),
+        affinity.SessionIdle("end_turn"),
+        affinity.ChildEnded("c", "d", "failed"),
+    ):
+        with pytest.raises(InvalidInput, match="by wakes only"):
+            check_input(event, None)
+    with pytest.raises(InvalidId, match="event id"):
+        check_input(Rated(1), "")
+    with pytest.raises(InvalidInput):
+        check_input("text", None)  # type: ignore[arg-type]
+
+
+def test_handlers_do_not_write_the_conversation_s_own_events() -> None:
+    check_output(affinity.AgentMessage("x"))
+    for event in (affinity.SpanStarted(span="s", name="n"), affinity.SessionIdle("end_turn")):
+        with pytest.raises(InvalidInput, match="by the conversation itself"):
+            check_output(event)
