@@ -24,7 +24,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from affinity.records import SessionState, frozen
 
 SEQ_MARK: Final = '"$SEQ"'
-"""In `JournalAppend.message`: stands for the number of the entry."""
+"""In `JournalAppend.message`: stands for the number of the entry, or of the last one if none is appended."""
 
 
 def new_journal_id() -> int:
@@ -50,9 +50,9 @@ class NewEntry:
 
     kind: str
     payload: str  # JSON object
-    event_id: str | None = (
-        None  # unique in its journal, for ever: an entry with an id that is there is not appended again
-    )
+    # Unique in its journal: an entry with the id of one that is kept, by this journal or by those that it continues, is
+    # not appended again.
+    event_id: str | None = None
     wake_id: str | None = None
     is_input: bool = False
 
@@ -75,14 +75,16 @@ class Answer:
 
     request_id: str
     kind: str  # that of the request
+    wake_id: str | None = None  # the wake that asked (`Request.wake_id`); None: any
 
 
 @frozen(kw_only=True)
 class JournalAppend:
     """An input from outside, or a note on the conversation: an entry, and the message that wakes its instance.
 
-    Checked in this order, in the transaction that appends: the kind of the journal, the event id, whether it is closed,
-    the parent, the answer, the unread messages of the instance. A repeated event id changes nothing and wakes nothing.
+    Checked in this order, in the transaction that appends: whether there is a journal, its kind, the event id, whether
+    it is closed (or its instance has ended), the parent, the answer, whether the instance is one of ``start``, the
+    quota and the unread messages of the instance. A repeated event id changes nothing and wakes nothing.
     """
 
     session_id: str
@@ -90,7 +92,7 @@ class JournalAppend:
     entry: NewEntry | None  # None: only the message, for a journal that is there and open
     message: (
         str | None
-    )  # payload for the instance; `SEQ_MARK` in it becomes the number of the entry; None: wakes nothing
+    )  # payload for the instance; `SEQ_MARK` in it becomes the journal's last number; None: wakes nothing
     start: JournalStart | None = None
     answers: Answer | None = None  # refused unless this request is pending; it is resolved then
     drops: bool = False  # removes all pending requests and revisits
@@ -111,8 +113,10 @@ AppendOutcome: TypeAlias = Literal[
     "full",
     "over_quota",
 ]
-"""``unknown``: there is no journal, and no start was given. ``taken``: the id belongs to an instance of another
-orchestration. ``not_pending``: the request is unknown, resolved, dropped, expired, or of another kind.
+"""``unknown``: there is no journal, and no start or no entry was given; or its instance is gone, no start was given,
+and the message would be lost. ``closed``: or the instance has ended. ``taken``: the id belongs to an instance of
+another orchestration than that of ``start``. ``not_pending``: the request is unknown, resolved, dropped, expired, of
+another kind, or of another wake.
 """
 
 
@@ -129,7 +133,7 @@ class Appended(NamedTuple):
 class NewRequest:
     """A request to people or to the client, pending until it is answered, dropped or resolved by a wake."""
 
-    request_id: str  # unique among the pending ones of the journal
+    request_id: str  # while a request of this id is pending, another one is not added
     kind: str
     payload: str
     expires_in: float | None = None  # seconds; then an answer is refused, and the next wake is due
@@ -268,6 +272,7 @@ class JournalWrite:
     births: Sequence[JournalBirth] = ()  # after the entries and the state; when one is refused, the fence fails
     home: HomeLease | None = None  # of a journal with a home: fenced too
     clear_stream: bool = False  # remove the provisional parts of this journal
+    attempt: int = 0  # of the wake: later parts of this attempt, or of lower ones, are ignored
 
     @property
     def size(self) -> int:

@@ -62,19 +62,22 @@ class JournalProvider(ProviderConnection, Protocol):
         self, queries: Sequence[JournalQuery], *, max_bytes: int = MAX_BATCH_BYTES
     ) -> Sequence[JournalPage | None]:
         """A page of each journal; None: the session has none. Reads only, by an index for each condition, in one
-        snapshot: an entry that replaces parts of a stream is not seen together with them.
+        snapshot: an entry that replaces parts of a stream is not seen together with them. No entry is read after those
+        before it have ``max_bytes``: at least one is, and later pages may be empty, with ``more``.
         """
         ...
 
     async def write_stream(self, parts: Sequence[StreamPart]) -> None:
-        """Add provisional parts. Those of its other wakes, and of lower attempts, are removed. Ignored: parts
-        of an attempt that is lower than one that is there, of another journal id, and numbers that are there.
-        Subscribers are notified. Parts need not survive a crash of the database.
+        """Add provisional parts. Those of other wakes of the journal, and of lower attempts, are removed. Ignored:
+        parts of another journal id, and numbers that are there; of an attempt that is lower than one of its wake that
+        is there, or not greater than one that has committed (`JournalWrite.attempt`) or was retracted; of a wake that
+        has committed, but for the last one that has. Subscribers are notified. Parts need not survive a crash of the
+        database.
         """
         ...
 
     async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
-        """Remove the parts of this attempt and of lower ones; subscribers are notified."""
+        """Remove the parts of this attempt and of lower ones; later ones are ignored. Subscribers are notified."""
         ...
 
     async def list_journals(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
