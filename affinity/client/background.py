@@ -36,19 +36,30 @@ FLUSH_TIMEOUT: Final = 1.0
 LookUp = Callable[[Sequence[str]], Awaitable[Sequence[InstanceInfo | None]]]
 
 
+IsAwaited = Callable[[InstanceInfo], bool]
+"""Whether the instance is as one waits for it to be."""
+
+
+def has_ended(info: InstanceInfo) -> bool:
+    """Whether the instance has ended, well or not."""
+    return info.status in FINISHED
+
+
 @dataclass(slots=True, eq=False)
 class _InstanceWait:
-    """All waits for one instance."""
+    """A wait for one instance, or all waits for its end."""
 
+    instance_id: str
+    is_awaited: IsAwaited
     due: float
     delay: float = FIRST_DELAY
     waiting: int = 0
-    ended: anyio.Event = field(default_factory=anyio.Event)
+    settled: anyio.Event = field(default_factory=anyio.Event)
     outcome: InstanceInfo | Exception | None = None
 
     def settle(self, outcome: InstanceInfo | Exception) -> None:
         self.outcome = outcome
-        self.ended.set()
+        self.settled.set()
 
     def postpone(self, now: float) -> None:
         self.due = now + self.delay * random.uniform(0.8, 1.2)  # noqa: S311 -- not a secret
@@ -56,31 +67,34 @@ class _InstanceWait:
 
 
 class Waiters:
-    """Waits for instances to end, by polling. All waits of one client share their polls, whose delay grows."""
+    """Waits for instances to end or to change, by polling. All waits of one client share their polls, whose delay
+    grows.
+    """
 
     def __init__(self, look_up: LookUp) -> None:
         self._look_up = look_up
-        self._watches: dict[str, _InstanceWait] = {}
+        self._watches: dict[tuple[str, IsAwaited], _InstanceWait] = {}
         self._arrived = anyio.Event()
 
-    async def ended(self, instance_id: str) -> InstanceInfo:
-        """The instance once it has ended.
+    async def until(self, instance_id: str, is_awaited: IsAwaited = has_ended) -> InstanceInfo:
+        """The instance once it is as awaited; by default once it has ended.
 
         Raises:
             UnknownInstance: there is none, or it was deleted meanwhile.
             ProviderError: the poll failed after its retries.
         """
-        watch = self._watches.get(instance_id)
+        key = instance_id, is_awaited
+        watch = self._watches.get(key)
         if watch is None:
-            watch = self._watches[instance_id] = _InstanceWait(due=anyio.current_time())
+            watch = self._watches[key] = _InstanceWait(instance_id, is_awaited, due=anyio.current_time())
             self._arrived.set()
         watch.waiting += 1
         try:
-            await watch.ended.wait()
+            await watch.settled.wait()
         finally:
             watch.waiting -= 1
-            if not watch.waiting and self._watches.get(instance_id) is watch:
-                del self._watches[instance_id]
+            if not watch.waiting:
+                self._remove(watch)
         return _unwrap(watch.outcome)
 
     async def run(self) -> None:
@@ -92,36 +106,44 @@ class Waiters:
                 with anyio.move_on_after(delay):
                     await self._arrived.wait()
         finally:
-            for instance_id, watch in list(self._watches.items()):
-                self._settle(instance_id, watch, ClientError("the client was closed during the wait"))
+            for watch in list(self._watches.values()):
+                self._settle(watch, ClientError("the client was closed during the wait"))
 
     async def _poll(self) -> float:
         """Poll all instances that are due; returns the seconds until the next one is."""
         now = anyio.current_time()
-        due = {key: watch for key, watch in self._watches.items() if watch.due - EARLY * watch.delay <= now}
+        due: dict[str, list[_InstanceWait]] = {}
+        for watch in self._watches.values():
+            if watch.due - EARLY * watch.delay <= now:
+                due.setdefault(watch.instance_id, []).append(watch)
         for ids in batches(list(due)):
             await self._poll_batch({instance_id: due[instance_id] for instance_id in ids})
         return min((watch.due for watch in self._watches.values()), default=math.inf) - anyio.current_time()
 
-    async def _poll_batch(self, watches: dict[str, _InstanceWait]) -> None:
+    async def _poll_batch(self, watches: dict[str, list[_InstanceWait]]) -> None:
         try:
             found = await self._look_up(list(watches))
         except ProviderError as error:
-            for instance_id, watch in watches.items():
-                self._settle(instance_id, watch, error)
+            for watch in [watch for of_one in watches.values() for watch in of_one]:
+                self._settle(watch, error)
             return
-        for (instance_id, watch), info in zip(watches.items(), found, strict=True):
-            if info is None:
-                self._settle(instance_id, watch, unknown_instance(instance_id))
-            elif info.status in FINISHED:
-                self._settle(instance_id, watch, info)
-            else:
-                watch.postpone(anyio.current_time())
+        for (instance_id, of_one), info in zip(watches.items(), found, strict=True):
+            for watch in of_one:
+                if info is None:
+                    self._settle(watch, unknown_instance(instance_id))
+                elif watch.is_awaited(info):
+                    self._settle(watch, info)
+                else:
+                    watch.postpone(anyio.current_time())
 
-    def _settle(self, instance_id: str, watch: _InstanceWait, outcome: InstanceInfo | Exception) -> None:
-        if self._watches.get(instance_id) is watch:
-            del self._watches[instance_id]
+    def _settle(self, watch: _InstanceWait, outcome: InstanceInfo | Exception) -> None:
+        self._remove(watch)
         watch.settle(outcome)
+
+    def _remove(self, watch: _InstanceWait) -> None:
+        key = watch.instance_id, watch.is_awaited
+        if self._watches.get(key) is watch:
+            del self._watches[key]
 
 
 def _unwrap(outcome: InstanceInfo | Exception | None) -> InstanceInfo:

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar, cast, overload
 import anyio
 
 from affinity.client.administration import Administration
+from affinity.client.background import IsAwaited, has_ended
 from affinity.client.calls import batches, check_delivery, retry, unknown_instance
 from affinity.client.requests import (
     ExternalEvent,
@@ -164,6 +165,25 @@ class Client(Administration):
             ids = ", ".join(f"{info.instance_id!r} (of {info.name!r})" for info in others)
             raise InstanceExists(f"the id belongs to an instance of another orchestration: {ids}")
 
+    @overload
+    def handle(self, instance_id: str, orchestration: Callable[..., Coroutine[Any, Any, R]]) -> Handle[R]: ...
+    @overload
+    def handle(self, instance_id: str, orchestration: str | None = ...) -> Handle[Any]: ...
+    def handle(self, instance_id: str, orchestration: Orchestration | None = None) -> Handle[Any]:
+        """A handle of an instance that other code starts. Nothing is sent, so it need not be there yet.
+
+        Args:
+            instance_id: the instance.
+            orchestration: a registered function, whose annotation types the result; otherwise it is plain JSON values.
+
+        Raises:
+            InvalidId: the id is refused.
+            InvalidApp: the function is no registered orchestration.
+        """
+        codec = None if orchestration is None else result_codec(orchestration)
+        checked = check_id(instance_id, "instance id")
+        return Handle(instance_id=checked, created=False, _client=self, _result=codec)
+
     # -- sending
 
     async def raise_event(self, instance_id: str, name: str, data: Any = None) -> None:
@@ -246,18 +266,51 @@ class Client(Administration):
         """
         return instance_of(await self._ended(instance_id, timeout))
 
+    async def wait_status(
+        self, instance_id: str, *, changed_from: Instance | None = None, timeout: float | None = None
+    ) -> Instance:
+        """The instance once its status or custom status is another one than in ``changed_from``, or once it has ended.
+
+        ::
+
+            seen = await client.wait_status("chat-17")
+            while not seen.finished:
+                print(seen.custom_status)
+                seen = await client.wait_status("chat-17", changed_from=seen)
+
+        Statuses that follow each other quickly may be passed over: the latest one is returned.
+
+        Args:
+            instance_id: the instance; it follows ``continue_as_new``.
+            changed_from: the instance as it was seen last; None: it is returned as it is now.
+            timeout: seconds; None: for ever.
+
+        Raises:
+            WaitTimeout: nothing has changed.
+            UnknownInstance: there is none, or it was deleted meanwhile.
+        """
+        if changed_from is None:
+            return await self.status(instance_id)
+        awaited = partial(_has_changed, changed_from)
+        return instance_of(await self._until(instance_id, timeout, awaited, "has not changed"))
+
     async def _ended(self, instance_id: str, timeout: float | None) -> InstanceInfo:
+        return await self._until(instance_id, timeout, has_ended, "has not ended")
+
+    async def _until(
+        self, instance_id: str, timeout: float | None, is_awaited: IsAwaited, otherwise: str
+    ) -> InstanceInfo:
         check_id(instance_id, "instance id")
         if timeout is not None and not timeout >= 0:
             raise InvalidInput(f"timeout = {timeout!r}: must be a number of seconds, not negative")
         _ = self._provider  # raises when the client is not open
         with anyio.move_on_after(timeout):
-            return await self._waiters.ended(instance_id)
-        (info,) = await self._provider.get_instance([instance_id])  # it may have ended since the last poll
+            return await self._waiters.until(instance_id, is_awaited)
+        (info,) = await self._provider.get_instance([instance_id])  # it may have changed since the last poll
         if info is None:
             raise unknown_instance(instance_id)
-        if not instance_of(info).finished:
-            raise WaitTimeout(f"instance {instance_id!r} has not ended within {timeout:g} s; it goes on")
+        if not is_awaited(info):
+            raise WaitTimeout(f"instance {instance_id!r} {otherwise} within {timeout:g} s; it goes on")
         return info
 
     # -- session state
@@ -273,12 +326,18 @@ class Client(Administration):
         return SessionManager(self.session_store)
 
 
+def _has_changed(before: Instance, info: InstanceInfo) -> bool:
+    now = instance_of(info)
+    seen = before.status, before.custom_status, before.created_at
+    return now.finished or (now.status, now.custom_status, now.created_at) != seen
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handle(Generic[R]):
     """An instance that was started, now or earlier; its calls are those of the client, for this instance."""
 
     instance_id: str
-    created: bool  # False: an instance of this id and orchestration was there already
+    created: bool  # False: an instance of this id and orchestration was there already, or none was started
     _client: Client = field(repr=False)
     _result: Codec | None = field(repr=False)  # None: the orchestration is known by name only
 
@@ -305,6 +364,10 @@ class Handle(Generic[R]):
     async def status(self) -> Instance:
         """Its status, result or error; see `Client.status`."""
         return await self._client.status(self.instance_id)
+
+    async def wait_status(self, *, changed_from: Instance | None = None, timeout: float | None = None) -> Instance:
+        """Its status once it has changed; see `Client.wait_status`."""
+        return await self._client.wait_status(self.instance_id, changed_from=changed_from, timeout=timeout)
 
     async def executions(self, *, limit: int = 100, before: int | None = None) -> Sequence[ExecutionSummary]:
         """Its executions, newest first; see `Client.executions`."""

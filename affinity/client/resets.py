@@ -116,6 +116,7 @@ def build_reset(info: InstanceInfo, cut: Cut, children: Mapping[str, InstanceInf
         if isinstance(event, ev.TimerCreated)
     ]
     statuses = [event.value for event in cut.kept if isinstance(event, ev.CustomStatusSet)]
+    carried = [event.custom_status for event in cut.kept if isinstance(event, ev.OrchestrationStarted)]
     return Reset(
         instance_id=me,
         birth=info.birth,
@@ -125,7 +126,7 @@ def build_reset(info: InstanceInfo, cut: Cut, children: Mapping[str, InstanceInf
         history=[encode_event(ev.ExecutionReset(cut.lineage))],
         messages=[*inputs, *timers, *_cancellations(me, cut, children)],
         work_items=[
-            _work_item(WorkKey(me, run, n), event, info.session_id)
+            _work_item(WorkKey(me, run, n), event, info)
             for n, event in outstanding.items()
             if isinstance(event, ev.ActivityScheduled)
         ],
@@ -134,7 +135,7 @@ def build_reset(info: InstanceInfo, cut: Cut, children: Mapping[str, InstanceInf
             for event in cut.kept
             if isinstance(event, ev.SessionWatched)
         ],
-        custom_status=statuses[-1] if statuses else None,
+        custom_status=(carried + statuses)[-1] if carried + statuses else None,
     )
 
 
@@ -157,8 +158,8 @@ def _step_before(events: Sequence[ev.Event | None], number: int) -> int:
     return max((n for n, event in enumerate(events[:number]) if type(event) in ev.INPUTS), default=0)
 
 
-def _work_item(key: WorkKey, event: ev.ActivityScheduled, session_id: str | None) -> NewWorkItem:
-    payload = encode_task(activity_task(event, session_id))
+def _work_item(key: WorkKey, event: ev.ActivityScheduled, info: InstanceInfo) -> NewWorkItem:
+    payload = encode_task(activity_task(event, info.session_id, info.name, info.version))
     return NewWorkItem(
         key=key,
         name=event.name,

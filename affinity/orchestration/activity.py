@@ -58,6 +58,12 @@ class ActivityContext:
     name: str
     """Under which the activity is registered."""
 
+    orchestration_name: str | None = None
+    """Of the orchestration that scheduled it; None: a release before this field has scheduled it."""
+
+    orchestration_version: str | None = None
+    """The version of that orchestration on which the instance runs; None as for the name."""
+
     session_id: str | None = None
     """The session set by ``on_session``; None: it runs on any worker."""
 

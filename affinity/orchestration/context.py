@@ -24,11 +24,12 @@ from affinity.orchestration.app import (
     OrchestrationDefinition,
     definition_of,
 )
-from affinity.orchestration.codec import Codec
+from affinity.orchestration.codec import Codec, read_json
 from affinity.orchestration.combine import Gather, Select, Selected
 from affinity.orchestration.futures import (
     ActivityFuture,
     ChildFuture,
+    DetachedFuture,
     EventFuture,
     GuidFuture,
     MovedFuture,
@@ -47,6 +48,7 @@ R = TypeVar("R")
 DEFAULT_HOLD_SECONDS: Final = 3600.0
 """Default of ``hold_for``: longer than a person's pause, shorter than a night."""
 
+_EVENT_DATA: Final = Codec(Any, "data of the event")
 _CUSTOM_STATUS: Final = Codec(Any, "custom status", MAX_CUSTOM_STATUS_BYTES)
 
 
@@ -298,14 +300,95 @@ class OrchestrationContext:
             self._scheduler, name=name, version=version, instance_id=instance_id, input=text, codec=result
         )
 
+    @overload
+    def start_detached(
+        self,
+        orchestration: Callable[[OrchestrationContext, I], Coroutine[Any, Any, Any]],
+        input: I,
+        *,
+        instance_id: str | None = None,
+        version: str | None = None,
+    ) -> DurableFuture[str]: ...
+    @overload
+    def start_detached(
+        self,
+        orchestration: Callable[[OrchestrationContext], Coroutine[Any, Any, Any]],
+        *,
+        instance_id: str | None = None,
+        version: str | None = None,
+    ) -> DurableFuture[str]: ...
+    @overload
+    def start_detached(
+        self,
+        orchestration: str,
+        input: Any = ...,
+        *,
+        instance_id: str | None = None,
+        version: str | None = None,
+    ) -> DurableFuture[str]: ...
+    def start_detached(
+        self,
+        orchestration: Callable[..., Any] | str,
+        input: Any = MISSING,
+        *,
+        instance_id: str | None = None,
+        version: str | None = None,
+    ) -> DurableFuture[str]:
+        """Start another instance, which is no child: it is not awaited, nor cancelled or deleted with this one.
+
+        It starts with the commit of this step, whether or not the future is awaited, which gives its id. If the id is
+        taken, nothing is started, and the instance that has it goes on.
+
+        Args:
+            orchestration: a registered function, or the name of one.
+            input: its input, if it takes one.
+            instance_id: by default derived from the id of this instance.
+            version: to start; by default the latest version on the worker where it first runs.
+
+        Raises:
+            InvalidInput: the input does not fit its annotation, or the id is not allowed.
+            OrchestrationMisuse: the function is not a registered orchestration, or its input is missing or not awaited.
+        """
+        self._scheduler.require_running()
+        if instance_id is not None:
+            check_id(instance_id, "instance id")
+        if version is not None:
+            check_id(version, "orchestration version")
+        name, text, _ = _reference(orchestration, input, OrchestrationDefinition, "start_detached")
+        return DetachedFuture(self._scheduler, name=name, version=version, instance_id=instance_id, input=text)
+
+    def raise_event(self, instance_id: str, name: str, data: Any = None) -> None:
+        """Raise an external event for another instance, as `Client.raise_event`. It is sent with the commit of this
+        step, once.
+
+        An instance that is not there, or has ended, does not receive it, and nobody is notified. An instance that this
+        step starts receives it. An instance with too many unread events is suspended.
+
+        Args:
+            instance_id: the receiver.
+            name: of the event.
+            data: anything that JSON can represent.
+
+        Raises:
+            InvalidId: the id or the name is not allowed.
+            NotSerializable, PayloadTooLarge: the data is refused.
+            OrchestrationMisuse: the data is an awaitable.
+        """
+        self._scheduler.require_running()
+        refuse_awaitable(data, "raise_event was passed")
+        text = _EVENT_DATA.encode(data)
+        sent = ev.EventSent(check_id(instance_id, "instance id"), check_event_name(name), text)
+        self._scheduler.pending.append(sent)
+
     def continue_as_new(self, input: Any = MISSING, *, version: str | None = None) -> NoReturn:
         """End this execution and start the next one of the same instance, with a fresh history.
 
-        Unread external events are carried over. All else that is outstanding is cancelled.
+        Unread external events and the custom status are carried over. All else that is outstanding is cancelled.
 
         Args:
             input: of the next execution.
-            version: of the next execution; by default the present one.
+            version: of the next execution; by default the present one. ``"latest"``: the latest that is registered on
+                the worker which runs this step.
 
         Raises:
             ContinueAsNewSignal: always; not an ``Exception``. Do not catch it.
@@ -359,8 +442,15 @@ class OrchestrationContext:
         self._scheduler.require_running()
         return TimeFuture(self._scheduler)
 
+    @property
+    def custom_status(self) -> Any:
+        """The custom status, as plain JSON values; None while there is none. `continue_as_new` keeps it."""
+        text = self._scheduler.custom_status
+        return None if text is None else read_json(text)
+
     def set_custom_status(self, value: Any) -> None:
-        """Set the custom status, which the status of the instance shows. Setting an equal value records nothing.
+        """Set the custom status, which the status of the instance shows. Setting an equal value again in one execution
+        records nothing.
 
         Raises:
             NotSerializable: JSON cannot represent it.
@@ -370,7 +460,8 @@ class OrchestrationContext:
         refuse_awaitable(value, "set_custom_status was passed")
         text = _CUSTOM_STATUS.encode(value)
         if text != self._status:
-            self._status = text
+            # Apart from `custom_status`: what is recorded does not depend on the former execution.
+            self._status = self._scheduler.custom_status = text
             self._scheduler.pending.append(ev.CustomStatusSet(text))
 
 

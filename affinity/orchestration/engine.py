@@ -138,6 +138,11 @@ class Execution:
         return self._scheduler.history.position
 
     @property
+    def custom_status(self) -> str | None:
+        """The last custom status, of this execution or of a former one, as JSON text; None: there is none."""
+        return self._scheduler.custom_status
+
+    @property
     def unread_size(self) -> int:
         """Characters of the external events that the code has not read."""
         return self._scheduler.inbox.buffered_size
@@ -329,6 +334,7 @@ class Execution:
         self._scheduler.history.record_input(event)
         self._scheduler.history.latest = event.time
         self._scheduler.inbox.carry(event.carried)
+        self._scheduler.custom_status = event.custom_status
         self.parent = event.parent
         self._main = Task(self._scheduler, _body(self.definition, self._context, event.input))
         if self._cancellation is not None:

@@ -20,6 +20,9 @@ from affinity.records import frozen
 RawJson: TypeAlias = str
 """JSON text."""
 
+LATEST: Final = "latest"
+"""In place of a version: the latest one."""
+
 ActivityFailureKind: TypeAlias = Literal[
     "failed", "timeout", "poisoned", "unknown", "cancelled", "tag_mismatch", "no_worker_with_tag", "busy"
 ]
@@ -84,6 +87,8 @@ class OrchestrationStarted:
     carried: Carried = ()
     time: float = 0.0
     """Database time, in Unix seconds."""
+    custom_status: RawJson | None = None
+    """That the former execution has left, if one did."""
 
 
 @frozen()
@@ -255,6 +260,25 @@ class SubOrchestrationCancelled:
 
 
 @frozen()
+class DetachedStarted:
+    """Another instance is to start, which is no child; version None is the latest that is registered."""
+
+    name: str
+    version: str | None
+    instance_id: str
+    input: RawJson
+
+
+@frozen()
+class EventSent:
+    """An external event is raised for another instance."""
+
+    instance_id: str
+    name: str
+    data: RawJson
+
+
+@frozen()
 class GuidCreated:
     """The value that ``ctx.new_guid()`` returned."""
 
@@ -304,7 +328,9 @@ class OrchestrationCancelled:
 
 @frozen()
 class ContinuedAsNew:
-    """The execution ended and the next one is to start; version None is that of the one that ended."""
+    """The execution ended and the next one is to start; version None is that of the one that ended, `LATEST` the latest
+    that its worker registers.
+    """
 
     input: RawJson
     version: str | None = None
@@ -335,6 +361,8 @@ Command: TypeAlias = (
     | SessionReleased
     | SubOrchestrationScheduled
     | SubOrchestrationCancelled
+    | DetachedStarted
+    | EventSent
     | GuidCreated
     | TimeRead
     | CustomStatusSet

@@ -350,18 +350,20 @@ class ChildFuture(CommandFuture[T]):
 
     def _command(self) -> ev.Command:
         # The position of an event is the same in replay, and so is the id.
-        instance_id = self._instance_id or self._default_id(self._scheduler.history.position + 1)
+        instance_id = self._instance_id or _default_id(self._scheduler)
         return ev.SubOrchestrationScheduled(self._name, self._version, instance_id, self._input)
-
-    def _default_id(self, event_id: int) -> str:
-        suffix = f"/{self._scheduler.execution_id}:{event_id}"
-        parent = self._scheduler.instance_id
-        if len((parent + suffix).encode()) > MAX_ID_BYTES:
-            parent = sha256(parent.encode()).hexdigest()
-        return parent + suffix
 
     def _cancelled_error(self) -> Exception:
         return errors.OrchestrationCancelled("cancelled by its parent")
+
+
+def _default_id(scheduler: Scheduler) -> str:
+    """The id of the instance that the next event starts, for which the code gives none."""
+    suffix = f"/{scheduler.execution_id}:{scheduler.history.position + 1}"
+    starter = scheduler.instance_id
+    if len((starter + suffix).encode()) > MAX_ID_BYTES:
+        starter = sha256(starter.encode()).hexdigest()
+    return starter + suffix
 
 
 class _ValueFuture(CommandFuture[T]):
@@ -375,6 +377,40 @@ class _ValueFuture(CommandFuture[T]):
     def description(self) -> str:
         """Its name in messages."""
         return self._description
+
+
+class DetachedFuture(_ValueFuture[str]):
+    """The future of the id of an instance that is no child. It starts whether or not this is awaited."""
+
+    __slots__ = ("_input", "_instance_id", "_name", "_version")
+
+    is_certain = True
+
+    def __init__(
+        self, scheduler: Scheduler, *, name: str, version: str | None, instance_id: str | None, input: str
+    ) -> None:
+        super().__init__(scheduler)
+        scheduler.mark_awaited(self)
+        self._name = name
+        self._version = version
+        self._instance_id = instance_id
+        self._input = input
+
+    @property
+    def description(self) -> str:
+        """Its name in messages."""
+        return f"start_detached({self._name!r})"
+
+    def cancel(self) -> None:
+        """Nothing: the instance starts."""
+
+    def _command(self) -> ev.Command:
+        instance_id = self._instance_id or _default_id(self._scheduler)
+        return ev.DetachedStarted(self._name, self._version, instance_id, self._input)
+
+    def _scheduled(self, recorded: ev.Event) -> None:
+        assert isinstance(recorded, ev.DetachedStarted)  # the history has matched the type
+        self.settle(recorded.instance_id)
 
 
 class GuidFuture(_ValueFuture[str]):

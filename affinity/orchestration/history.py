@@ -4,7 +4,8 @@ The same code runs in both cases. Live, a command of the orchestration becomes t
 the next recorded event. ``_IDENTITY`` lists what is compared: the activity, its session, whether it is ordered there,
 and its tag; the delay of a timer, the name of an event and the session that its wait holds, the sub-orchestration.
 Inputs are not compared: code may change how it formats what it sends, and the recorded result is used. Timeouts and the
-duration of a hold are not compared either: they change no result.
+duration of a hold are not compared either: they change no result. What is sent to other instances is compared by the
+receiver, the name, and the order.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from affinity.limits import MAX_HISTORY_EVENTS
 from affinity.orchestration import events as ev
 
 _DEFAULT_ID: Final = re.compile(r"/\d+:(\d+)$")
-"""The end of a child's default id. After a reset the execution is another one, and the child is the same."""
+"""The end of the default id of a child or of a detached instance. After a reset the execution is another one, and the
+child is the same.
+"""
 
 
 def _held(event: ev.EventAwaited) -> str | None:
@@ -40,6 +43,8 @@ _IDENTITY: Final[dict[type[ev.Event], Callable[[Any], object]]] = {
     ev.SessionReleased: attrgetter("session_id"),
     ev.SubOrchestrationScheduled: lambda event: (event.name, _DEFAULT_ID.sub(r"/:\1", event.instance_id)),
     ev.SubOrchestrationCancelled: attrgetter("schedule_id"),
+    ev.DetachedStarted: lambda event: (event.name, _DEFAULT_ID.sub(r"/:\1", event.instance_id)),
+    ev.EventSent: attrgetter("instance_id", "name"),
 }
 """What must match beside the type of a command. Events that are not listed match by type alone."""
 
@@ -199,7 +204,11 @@ def describe(event: ev.Event) -> str:
             identity = _arguments(name)
         case ev.SessionWatched(session_id=name) | ev.SessionReleased(session_id=name):
             identity = _arguments(name)
-        case ev.SubOrchestrationScheduled(name=name, instance_id=instance_id):
+        case (
+            ev.SubOrchestrationScheduled(name=name, instance_id=instance_id)
+            | ev.DetachedStarted(name=name, instance_id=instance_id)
+            | ev.EventSent(name=name, instance_id=instance_id)
+        ):
             identity = _arguments(name, instance_id=instance_id)
         case _:
             schedule_id = getattr(event, "schedule_id", None)

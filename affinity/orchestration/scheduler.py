@@ -42,6 +42,7 @@ class Scheduler:
     __slots__ = (
         "closed",
         "current",
+        "custom_status",
         "execution_id",
         "held",
         "history",
@@ -78,6 +79,8 @@ class Scheduler:
         """Sessions whose moves this execution has subscribed to."""
         self.never_awaited: dict[DurableFuture[Any], None] = {}
         """Futures created and not awaited or combined yet. Those that are left at the end are forgotten awaits."""
+        self.custom_status: str | None = None
+        """As JSON text; that of the former execution until this one sets another."""
         self.closed = False
         self.logger = ReplaySafeLogger(self)
 
@@ -156,8 +159,9 @@ class Scheduler:
                 future.cancel()
 
     def drop_unscheduled(self) -> None:
-        """Drop futures that were created and not yet scheduled."""
-        self.pending = deque(command for command in self.pending if not isinstance(command, CommandFuture))
+        """Drop futures that were created and not yet scheduled, but for those that are scheduled in any case."""
+        kept = [each for each in self.pending if not isinstance(each, CommandFuture) or each.is_certain]
+        self.pending = deque(kept)
 
     def cancellations(self) -> list[ev.Event]:
         """The events that cancel all outstanding activities, timers and sub-orchestrations."""
@@ -299,6 +303,9 @@ class CommandFuture(DurableFuture[T]):
 
     has_effect: ClassVar[bool] = True
     """Whether the command starts something that continues until it is cancelled."""
+
+    is_certain: ClassVar[bool] = False
+    """Whether it is scheduled also when its task ends before, or is cancelled."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(scheduler)

@@ -51,6 +51,10 @@ class ActivityTask:
     """The session that logs and spans show of an activity that runs on none: that of its orchestration."""
     tag: str | None = None
     """That the activity was scheduled with; a worker compares it with that of the session."""
+    orchestration: str | None = None
+    """Name of the orchestration that has scheduled it; None: an earlier release has written the task."""
+    version: str | None = None
+    """Of that orchestration."""
 
 
 def encode_event(event: Event) -> str:
@@ -122,10 +126,12 @@ def _run(message: dict[str, Any]) -> ActivityRun | None:
     return ActivityRun(worker_id, attempt)
 
 
-def activity_task(event: ActivityScheduled, session_id: str | None) -> ActivityTask:
-    """The task of an activity of an orchestration that was started with this session."""
+def activity_task(
+    event: ActivityScheduled, session_id: str | None, orchestration: str, version: str | None
+) -> ActivityTask:
+    """The task of an activity of an orchestration of that name and version, which was started with this session."""
     shown = session_id if event.session_id is None else None
-    return ActivityTask(input=event.input, retry=event.retry, timeout=event.timeout, shown_session=shown, tag=event.tag)
+    return ActivityTask(event.input, event.retry, event.timeout, shown, event.tag, orchestration, version)
 
 
 def encode_task(task: ActivityTask) -> str:

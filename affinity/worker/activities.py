@@ -251,6 +251,8 @@ class ActivityRunner:
             execution_id=key.execution_id,
             activity_id=key.activity_id,
             name=item.name,
+            orchestration_name=task.orchestration,
+            orchestration_version=task.version,
             session_id=item.session_id,
             session_epoch=item.session_epoch,
             attempt=item.attempts,

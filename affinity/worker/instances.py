@@ -364,6 +364,7 @@ class InstanceTable:
             plain_here=self._capacity.slots_for_plain_work(),
             try_reserve_session=self._capacity.try_reserve_session,
             placement=self._capacity.placement,
+            latest_version=partial(self._latest_version, live.execution.name),
         )
         if step.outcome is None:
             live.mailbox = inputs[step.consumed :]  # for the next turn: this one is large enough
@@ -373,6 +374,10 @@ class InstanceTable:
         self._commits.submit_turn(
             built.turn, partial(self._apply_outcome, live, built, step, consumed, unwanted=unwanted)
         )
+
+    def _latest_version(self, name: str) -> str | None:
+        latest = self._app.find_orchestration(name)
+        return None if latest is None else latest.version
 
     def _apply_outcome(
         self,

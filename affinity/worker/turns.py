@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pydantic_core import to_json
@@ -12,15 +12,20 @@ from affinity.errors import ErrorDetails
 from affinity.orchestration.engine import Execution, Step
 from affinity.orchestration.events import (
     INPUTS,
+    LATEST,
     ActivityCancelled,
     ActivityScheduled,
     CancelRequested,
     ContinuedAsNew,
+    DetachedStarted,
     Event,
+    EventRaised,
+    EventSent,
     OrchestrationCancelled,
     OrchestrationCompleted,
     OrchestrationFailed,
     OrchestrationStarted,
+    Outcome,
     ParentRef,
     SessionReleased,
     SessionWatched,
@@ -127,6 +132,7 @@ def build_turn(
     plain_here: int | None = None,
     try_reserve_session: Callable[[str], bool] = lambda _: False,
     placement: TurnPlacement = ANY_WORK,
+    latest_version: Callable[[], str | None] = lambda: None,
 ) -> BuiltTurn:
     """Translate ``step`` of ``execution`` into the turn to commit.
 
@@ -144,6 +150,8 @@ def build_turn(
         try_reserve_session: reserves room for a session on this worker; returns whether there was any. Called when
             it is the only one of the step; the sessions of a fan-out are for all workers.
         placement: which new work this worker may run, by tags.
+        latest_version: the latest version of the orchestration that this worker registers, for a `continue_as_new` that
+            asks for it.
     """
     session_id = _only_session(step) if lock_here else None
     rows = _Rows(
@@ -155,8 +163,11 @@ def build_turn(
     for event_id, event in step.events:
         if type(event) not in INPUTS:
             _add_rows(rows, execution, event_id, event, lock_here)
-    if step.outcome is not None:
-        _add_outcome(rows, execution, step.outcome)
+    outcome = step.outcome
+    if isinstance(outcome, ContinuedAsNew) and outcome.version == LATEST:
+        outcome = replace(outcome, version=latest_version())
+    if outcome is not None:
+        _add_outcome(rows, execution, outcome)
     turn = Turn(
         instance_id=execution.instance_id,
         birth=birth,
@@ -176,7 +187,7 @@ def build_turn(
         watches=rows.watches,
         release_sessions=rows.release_sessions,
         runs=runs,
-        update=_update(step, first_version),
+        update=_update(outcome, first_version),
         custom_status=step.custom_status,
         unread=step.unread,
     )
@@ -199,7 +210,7 @@ def _add_rows(rows: _Rows, execution: Execution, event_id: int, event: object, l
     match event:
         case ActivityScheduled():
             key = WorkKey(me, run, event_id)
-            task = activity_task(event, execution.session_id)
+            task = activity_task(event, execution.session_id, execution.name, execution.version)
             here = offered = len(rows.work_items) < lock_here
             if event.tag is not None or rows.placement.tags.only:
                 here, offered = here and rows.placement.may_run(event), here and rows.placement.takes(event)
@@ -226,6 +237,11 @@ def _add_rows(rows: _Rows, execution: Execution, event_id: int, event: object, l
             rows.messages.append(NewMessage(instance_id=me, payload=fired, delay=event.delay, timer=(run, event_id)))
         case SubOrchestrationScheduled():
             rows.instances.append(_child(execution, rows.birth, event_id, event))
+        case DetachedStarted():
+            rows.instances.append(_detached(event))
+        case EventSent():
+            sent = encode_message(ANY_EXECUTION, EventRaised(event.name, event.data))
+            rows.messages.append(NewMessage(instance_id=event.instance_id, payload=sent))
         case ActivityCancelled():
             rows.cancel_activities.append(event.schedule_id)
         case TimerCancelled():
@@ -268,6 +284,16 @@ def _child(execution: Execution, birth: Birth, event_id: int, event: SubOrchestr
     )
 
 
+def _detached(event: DetachedStarted) -> NewInstance:
+    start = OrchestrationStarted(name=event.name, version=event.version or "", input=event.input)
+    return NewInstance(
+        instance_id=event.instance_id,
+        name=event.name,
+        version=event.version,
+        start=encode_message(ANY_EXECUTION, start),
+    )
+
+
 def _add_outcome(rows: _Rows, execution: Execution, outcome: object) -> None:
     if isinstance(outcome, ContinuedAsNew):
         again = OrchestrationStarted(
@@ -276,6 +302,7 @@ def _add_outcome(rows: _Rows, execution: Execution, outcome: object) -> None:
             input=outcome.input,
             parent=execution.parent,
             carried=outcome.carried,
+            custom_status=execution.custom_status,
         )
         message = encode_message(execution.execution_id + 1, again)
         rows.messages.append(NewMessage(instance_id=execution.instance_id, payload=message))
@@ -317,8 +344,8 @@ def _answer(schedule_id: int, outcome: object) -> SubOrchestrationCompleted | Su
     raise AssertionError(f"not the end of an orchestration: {outcome!r}")
 
 
-def _update(step: Step, first_version: str | None) -> InstanceUpdate | None:
-    match step.outcome:
+def _update(outcome: Outcome | None, first_version: str | None) -> InstanceUpdate | None:
+    match outcome:
         case OrchestrationCompleted() as done:
             return InstanceUpdate(status="completed", version=first_version, output=done.result)
         case OrchestrationFailed() as failed:
@@ -331,7 +358,7 @@ def _update(step: Step, first_version: str | None) -> InstanceUpdate | None:
             return InstanceUpdate(status="running", version=again.version or first_version, continued=True)
         case None:
             return InstanceUpdate(status="running", version=first_version) if first_version else None
-    raise AssertionError(f"not an outcome: {step.outcome!r}")
+    raise AssertionError(f"not an outcome: {outcome!r}")
 
 
 def _error_json(error_type: str, message: str, details: ErrorDetails | None = None, stack: str = "") -> str:
