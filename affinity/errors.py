@@ -62,6 +62,7 @@
     ├── WorkerStalled                  the worker's event loop made no progress; the worker gave up its lease
     └── SessionError
         ├── UnknownSession             this process has no state for the session (option A of the document)
+        ├── ResourceClosed             the session has closed this resource
         ├── SessionNotFound            no record has this id, or this beginning of an id
         ├── SessionAmbiguous           several ids have this beginning
         ├── SessionLoadFailed          the state could not be read; the record is untouched
@@ -545,6 +546,18 @@ class SessionError(AffinityError):
 
 class UnknownSession(SessionError):
     """This process holds no state for the session at this epoch; hydrate it first (option A of the v1 document)."""
+
+
+class ResourceClosed(SessionError):
+    """The session has closed this resource: it is not opened again without being asked for.
+
+    Attributes:
+        session_id: whose resource it was.
+    """
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(f"session {session_id!r} has closed this resource")
+        self.session_id = session_id
 
 
 class SessionNotFound(SessionError):

@@ -17,11 +17,12 @@ _LOCK = threading.Lock()  # for the creation of an event, which is rare: one loc
 class _RunState:
     """The mutable state of a run: its participants, and its cancellation. The event is made when code waits for it."""
 
-    __slots__ = ("_event", "participants", "reason")
+    __slots__ = ("_event", "error", "participants", "reason")
 
     def __init__(self) -> None:
         self.participants: list[Participant] | None = []  # None: the run is over
         self.reason: str | None = None
+        self.error: BaseException | None = None
         self._event: threading.Event | None = None
 
     def set(self, reason: str) -> None:
@@ -113,6 +114,11 @@ class ActivityContext:
         return self._run.reason
 
     @property
+    def error(self) -> BaseException | None:
+        """What the run has raised, once it has ended."""
+        return self._run.error
+
+    @property
     def ended(self) -> bool:
         """Whether the run has ended. Code that still runs in a thread was abandoned, and its result is not used."""
         return self._run.participants is None
@@ -146,8 +152,9 @@ class ActivityContext:
             raise ActivityCancelledSignal(self._run.reason or "the activity has ended")
         self._run.participants.append(participant)
 
-    def _close(self) -> list[Participant]:
+    def _close(self, error: BaseException | None = None) -> list[Participant]:
         """End the run and return its participants; called by the worker."""
+        self._run.error = error
         participants, self._run.participants = self._run.participants, None
         return participants or []
 

@@ -42,8 +42,10 @@ class UnitOfWork(Protocol[S]):
         """Write the state as it is now to the store, before the activity's result."""
         ...
 
-    async def close(self, cached: CachedState[S], *, save: bool, failed: bool, revert_to: SavePoint) -> None:
-        """End a block; called once after each `open` that returned."""
+    async def close(
+        self, cached: CachedState[S], *, save: bool, error: BaseException | None, revert_to: SavePoint
+    ) -> None:
+        """End a block, with what it raised; called once after each `open` that returned."""
         ...
 
     def save_point(self) -> SavePoint:
@@ -89,9 +91,11 @@ class StandaloneUnitOfWork(Generic[S]):
     async def checkpoint(self, cached: CachedState[S]) -> None:
         await self.save(cached)
 
-    async def close(self, cached: CachedState[S], *, save: bool, failed: bool, revert_to: SavePoint) -> None:
+    async def close(
+        self, cached: CachedState[S], *, save: bool, error: BaseException | None, revert_to: SavePoint
+    ) -> None:
         try:
-            if save and not failed:
+            if save and error is None:
                 await self.save(cached)
         finally:
             with anyio.CancelScope(shield=True):  # each step of it is bounded in time
@@ -198,15 +202,15 @@ class _Opening(Generic[S]):
             if not work.already_applied:
                 cached.describe(options.parent, options.labels)
                 cached.state = self._schema.overrides.apply(cached.state, options.overrides)
-        except BaseException:
-            await self._leave(failed=True)
+        except BaseException as error:
+            await self._leave(error)
             raise
         return cached.state
 
-    async def _leave(self, *, failed: bool) -> None:
+    async def _leave(self, error: BaseException | None) -> None:
         work, cached = self._opened()
         self._is_open = False
-        await work.close(cached, save=self._options.save, failed=failed, revert_to=self._save_point)
+        await work.close(cached, save=self._options.save, error=error, revert_to=self._save_point)
         self._version = cached.record.version
 
     async def _save(self) -> None:
@@ -223,7 +227,11 @@ class _Opening(Generic[S]):
         self._version, self._save_point = cached.record.version, work.save_point()
 
     async def _resource(self, resource: Resource[T]) -> T:
-        return await self._opened()[1].resource(resource)
+        cached = self._opened()[1]
+        return await cached.resources.get(resource, cached.session_id)
+
+    async def _close_resource(self, resource: Resource[Any]) -> None:
+        await self._opened()[1].resources.close(resource)
 
     def _loaded(self) -> CachedState[S]:
         if self._cached is None:
@@ -253,7 +261,7 @@ class OpenSession(_Opening[S]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            await self._leave(failed=kind is not None)
+            await self._leave(error)
         finally:
             self._end()
 
@@ -287,13 +295,24 @@ class OpenSession(_Opening[S]):
         await self._checkpoint()
 
     async def resource(self, resource: Resource[T]) -> T:
-        """The process-local resource of this session, opened if need be; held as long as the state is in memory.
+        """The process-local resource of this session, opened if need be; held as long as the session is in memory. An
+        error drops the state and keeps the resource, unless the error, or its ``on_error``, says otherwise.
 
         Raises:
             SessionError: outside the block, or there is no session.
+            ResourceClosed: `close_resource` has closed it.
             Exception: what its ``open`` raised.
         """
         return await self._resource(resource)
+
+    async def close_resource(self, resource: Resource[Any]) -> None:
+        """End the session's use of a resource: from now on `resource` raises `ResourceClosed`, as long as the session
+        is in memory. It is closed unless another session uses it. A second time changes nothing.
+
+        Raises:
+            SessionError: outside the block.
+        """
+        await self._close_resource(resource)
 
 
 class SyncOpenSession(_Opening[S]):
@@ -315,7 +334,7 @@ class SyncOpenSession(_Opening[S]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            anyio.from_thread.run(_leave_shielded, self, kind is not None)
+            anyio.from_thread.run(_leave_shielded, self, error)
         finally:
             self._end()
 
@@ -332,7 +351,11 @@ class SyncOpenSession(_Opening[S]):
         value: T = anyio.from_thread.run(shielded, self._resource, resource)
         return value
 
+    def close_resource(self, resource: Resource[Any]) -> None:
+        """See `OpenSession.close_resource`."""
+        anyio.from_thread.run(shielded, self._close_resource, resource)
 
-async def _leave_shielded(opening: SyncOpenSession[S], failed: bool) -> None:
+
+async def _leave_shielded(opening: SyncOpenSession[S], error: BaseException | None) -> None:
     with anyio.CancelScope(shield=True):
-        await opening._leave(failed=failed)
+        await opening._leave(error)

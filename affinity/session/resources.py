@@ -8,6 +8,9 @@ holder releases it, it is closed, exactly once. Its life, per key::
 
 A caller that asks for it while it is closing waits, and then opens it again: ``close`` and ``open`` of one key never
 overlap.
+
+A session's use of it is in its `HeldResources`, which outlives the state: an error in an activity puts the state in
+doubt, not what it used.
 """
 
 from __future__ import annotations
@@ -16,9 +19,11 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 import anyio
+
+from affinity.errors import InvalidOptions, ResourceClosed, SessionError
 
 T = TypeVar("T")
 
@@ -55,6 +60,7 @@ class Resource(Generic[T]):
         open: Callable[[str], Awaitable[T] | T],
         close: Callable[[str, T], Awaitable[None] | None] | None = None,
         key: Callable[[str], str] = lambda session_id: session_id,
+        on_error: Literal["keep", "dispose"] = "keep",
     ) -> None:
         """A resource that is not open yet.
 
@@ -62,8 +68,16 @@ class Resource(Generic[T]):
             open: returns the value, given its key.
             close: frees it, given its key and the value. It has `DISPOSE_SECONDS`; what it raises is logged.
             key: which one a session uses, given its id; by default one of its own.
+            on_error: whether a session goes on using it after an activity has failed, or its result was not committed:
+                the state is dropped then, and hydrated again. An error of the application that has a true attribute
+                ``disposes_resources`` ends the use in any case.
+
+        Raises:
+            InvalidOptions: another ``on_error``.
         """
-        self._open, self._close, self.key = open, close, key
+        if on_error not in {"keep", "dispose"}:
+            raise InvalidOptions(f"on_error = {on_error!r}: must be 'keep' or 'dispose'")
+        self._open, self._close, self.key, self.on_error = open, close, key, on_error
         self._shared: dict[str, _Shared[T]] = {}
 
     def __len__(self) -> int:
@@ -123,6 +137,59 @@ class Resource(Generic[T]):
         if self._shared.get(key) is shared:
             del self._shared[key]
         shared.gone.set()
+
+
+class HeldResources:
+    """The resources that one session uses, under one lease. It is their holder."""
+
+    def __init__(self) -> None:
+        self._keys: dict[Resource[Any], str] = {}
+        self._failed: set[Resource[Any]] = set()  # to be released with the state
+        self._closed: set[Resource[Any]] = set()
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to keep when the state is dropped."""
+        return bool(self._keys or self._closed)
+
+    async def get(self, resource: Resource[T], session_id: str) -> T:
+        """The resource of this session, held from now on.
+
+        Raises:
+            SessionError: there is no session.
+            ResourceClosed: the session has closed it.
+            Exception: what its ``open`` raised.
+        """
+        if not session_id:
+            raise SessionError("a resource belongs to a session, and this work is bound to none")
+        if resource in self._closed:
+            raise ResourceClosed(session_id)
+        key = self._keys.setdefault(resource, resource.key(session_id))
+        return await resource.acquire(key, self)
+
+    async def close(self, resource: Resource[Any]) -> None:
+        """End the session's use for good; a second time changes nothing."""
+        self._closed.add(resource)
+        await self._release(resource)
+
+    def fail(self, error: BaseException | None) -> None:
+        """An activity has failed with this error (None: its result was not committed): note what is to be released."""
+        disposes = getattr(error, "disposes_resources", False)
+        self._failed.update(each for each in self._keys if disposes or each.on_error == "dispose")
+
+    async def release_failed(self) -> None:
+        """Release what the failure has put in doubt. Raises nothing, and each close is bounded in time."""
+        while self._failed:
+            await self._release(self._failed.pop())
+
+    async def release_all(self) -> None:
+        """Release everything. Raises nothing, and each close is bounded in time."""
+        while self._keys:
+            await self._release(next(iter(self._keys)))
+
+    async def _release(self, resource: Resource[Any]) -> None:
+        key = self._keys.pop(resource, None)
+        if key is not None:
+            await resource.release(key, self)
 
 
 # --- callbacks of the application: async or sync, bounded in time, shared, called for a thread ------------------------

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 from uuid import uuid4
 
 import anyio.to_thread
@@ -15,7 +15,6 @@ from affinity.errors import (
     InvalidInput,
     InvalidOptions,
     NotSerializable,
-    SessionError,
     SessionLoadFailed,
     SessionMigrationMissing,
     SessionRecordTooNew,
@@ -25,7 +24,7 @@ from affinity.limits import MAX_LABELS, MAX_PARTICIPANTS, check_id, check_intege
 from affinity.records import SessionMetadata, SessionRecord, SessionState, SessionStore
 from affinity.session.codec import FieldOverrides, Projection, StateCodec, pack, unpack
 from affinity.session.migrations import Migrations
-from affinity.session.resources import DISPOSE_SECONDS, Resource, run_bounded
+from affinity.session.resources import DISPOSE_SECONDS, HeldResources, run_bounded
 from affinity.session.state_cache import CacheEntry
 
 S = TypeVar("S")
@@ -74,7 +73,7 @@ class CachedState(CacheEntry[S]):
         self.encoded_bytes = 0  # size of the encoded state, when last encoded or decoded
         self.is_fresh = True  # no block has had it
         self.is_broken = False  # half changed: a block has failed
-        self._resources: dict[Resource[Any], str] = {}
+        self.resources = HeldResources()
 
     def describe(self, parent: str | None, labels: Mapping[str, str] | None) -> None:
         """Set the metadata that was passed when the session was opened.
@@ -95,22 +94,12 @@ class CachedState(CacheEntry[S]):
             metadata=encoded.new.metadata,
         )
 
-    async def resource(self, resource: Resource[T]) -> T:
-        """The resource of this session, held until the state leaves memory.
-
-        Raises:
-            SessionError: there is no session.
-        """
-        if not self.session_id:
-            raise SessionError("a resource belongs to a session, and this work is bound to none")
-        key = self._resources.setdefault(resource, resource.key(self.session_id))
-        return await resource.acquire(key, self)
-
-    async def release_resources(self) -> None:
-        """Release all resources. Raises nothing, and each close is bounded in time."""
-        while self._resources:
-            resource, key = self._resources.popitem()
-            await resource.release(key, self)
+    def successor(self) -> Self | None:
+        if not self.resources:
+            return None
+        successor = type(self)(self.session_id, self.epoch)
+        successor.resources, self.resources = self.resources, HeldResources()
+        return successor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,9 +263,14 @@ class StateSchema(Generic[S]):
         return cached.encoded_bytes if self.size_of is None else self.size_of(cached.state)
 
     async def close(self, cached: CachedState[S]) -> None:
-        """Dispose the state, then release its resources. Raises nothing, and each step is bounded in time."""
-        await self._dispose(cached.session_id, cached.state)
-        await cached.release_resources()
+        """Dispose the state, if it was loaded, then release its resources: all of them, or, where the entry has a
+        successor, those that a failure has put in doubt. Raises nothing, and each step is bounded in time.
+        """
+        if hasattr(cached, "state"):
+            await self._dispose(cached.session_id, cached.state)
+        await cached.resources.release_failed()
+        if not cached.is_kept:
+            await cached.resources.release_all()
 
     async def _dispose(self, session_id: str, state: S) -> None:
         dispose = self.dispose

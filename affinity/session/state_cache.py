@@ -3,11 +3,15 @@
 An entry belongs to one epoch of one session. Its life::
 
     hydrating ──► current ──► retired ──► disposed
+        │    ▲                                │ of an entry that is kept
+        │    └── at rest ◄────────────────────┤
         └── hydrate failed ──────────────────▲
 
 *current*: the cache returns it to callers that name its epoch. While nothing pins it, it is in an LRU list, from which
 the least recently used entries are evicted for room, and idle ones by age. *retired*: the cache returns it to no new
-caller, and disposes it when its last user has unpinned it. *disposed*: ``dispose`` has run, exactly once.
+caller, and disposes it when its last user has unpinned it. *disposed*: ``dispose`` has run, exactly once. *at rest*: a
+current entry without a state, with what the one before has left (`CacheEntry.successor`): its state was dropped while
+the lease lasts.
 
 Invariants
     * A session has at most one entry at any time, in `_current` or in `_retired`. The next one is hydrated after the
@@ -31,7 +35,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 import anyio
 from cachetools import TTLCache
@@ -100,6 +104,7 @@ class CacheEntry(Generic[S]):
         self.users: list[int] = []  # id() of the contexts that pin it; an activity may pin it more than once
         self.bytes = 0
         self.is_retired = self.is_disposing = False
+        self.is_kept = False  # while it is retired: its successor follows it
         self.hydration = SharedCall()
         self.unused = anyio.Event()  # set when it is retired and unpinned
         self.gone = anyio.Event()  # set when it is no longer in the cache
@@ -114,6 +119,10 @@ class CacheEntry(Generic[S]):
     def is_new(self) -> bool:
         """Made just now: nothing pins it, and no hydrate has begun."""
         return not self.is_hydrated and not self.users
+
+    def successor(self) -> Self | None:
+        """An entry of the same session and epoch, not hydrated, with what is left of this one; None: nothing is."""
+        return None
 
     def __str__(self) -> str:
         return f"session {self.session_id!r} at epoch {self.epoch}"
@@ -247,7 +256,8 @@ class StateCache(Generic[E]):
                 entry.users.append(user)
                 self._idle.discard(session_id)
                 return entry
-            self.retire(entry, "losses" if entry.epoch < epoch else None)
+            is_lost = entry.epoch < epoch
+            self.retire(entry, "losses" if is_lost else None, keep=not is_lost)
             await self.dispose_retired()
             await (entry.unused if entry.users else entry.gone).wait()
 
@@ -278,10 +288,10 @@ class StateCache(Generic[E]):
         entry.users.remove(user)
         if entry.users:
             return
-        if not entry.is_hydrated:
-            self._forget(entry)
-        elif entry.is_retired:
+        if entry.is_retired:
             entry.unused.set()
+        elif not entry.is_hydrated:
+            self._forget(entry)
         else:
             self._idle[entry.session_id] = None
 
@@ -315,11 +325,14 @@ class StateCache(Generic[E]):
 
     # -- removing
 
-    def retire(self, entry: E, count: str | None = None) -> None:
-        """Return the entry to no new caller. It is disposed when its last user unpins it, or by `dispose_retired`."""
+    def retire(self, entry: E, count: str | None = None, *, keep: bool = False) -> None:
+        """Return the entry to no new caller. It is disposed when its last user unpins it, or by `dispose_retired`.
+        ``keep``: its successor follows it, unless it is retired without that meanwhile.
+        """
+        entry.is_kept &= keep
         if entry.is_retired or self._current.get(entry.session_id) is not entry:
             return
-        entry.is_retired = True
+        entry.is_retired, entry.is_kept = True, keep
         self._retired[entry.session_id] = self._current.pop(entry.session_id)
         self._current_bytes -= entry.bytes
         self._idle.discard(entry.session_id)
@@ -328,14 +341,14 @@ class StateCache(Generic[E]):
 
     async def lost(self, session_id: str, epoch: int | None) -> None:
         """Dispose the session's entry if it is of this epoch or an older one (None: of any epoch)."""
-        entry = self._current.get(session_id)
+        entry = self.entry_of(session_id)
         if entry is not None and (epoch is None or entry.epoch <= epoch):
             self.retire(entry, "losses")
         await self.dispose_retired()
 
     async def lost_all(self) -> None:
         """Dispose all entries, concurrently."""
-        for entry in list(self._current.values()):
+        for entry in [*self._current.values(), *self._retired.values()]:
             self.retire(entry, "losses")
         await self.dispose_retired()
 
@@ -379,8 +392,12 @@ class StateCache(Generic[E]):
         if self._current.get(entry.session_id) is entry:
             del self._current[entry.session_id]
             self._current_bytes -= entry.bytes
+            entry.is_kept = True
         elif self._retired.get(entry.session_id) is entry:
             del self._retired[entry.session_id]
+        if entry.is_kept and (successor := entry.successor()) is not None:
+            self._current[entry.session_id] = successor
+            self._idle[entry.session_id] = None
         entry.unused.set()
         entry.gone.set()
 

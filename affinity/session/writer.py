@@ -74,6 +74,11 @@ class ActivityScope(SessionContext, Protocol):
         """The objects that the worker notifies of leases that end; None: not known."""
         ...
 
+    @property
+    def error(self) -> BaseException | None:
+        """What its code has raised."""
+        ...
+
     def enlist(self, participant: Participant, /) -> None:
         """Commit it together with the activity's result."""
         ...
@@ -253,21 +258,23 @@ class SessionWriter(Generic[S]):
                 self._staged, self._has_unstaged = None, False
         self._measure(cached)
 
-    async def close(self, cached: CachedState[S], *, save: bool, failed: bool, revert_to: SavePoint) -> None:
+    async def close(
+        self, cached: CachedState[S], *, save: bool, error: BaseException | None, revert_to: SavePoint
+    ) -> None:
         """End a block: stage its change, or, after an error, drop the cached state and revert to the save point.
 
         Raises:
             SessionError, InvalidInput: as `save`.
         """
         try:
-            if not failed:
+            if error is None:
                 await (self.save(cached) if save else self._note_unsaved(cached))
-        except BaseException:
-            failed = True
+        except BaseException as refused:
+            error = refused
             raise
         finally:
-            if failed:
-                self._revert(cached, revert_to)
+            if error is not None:
+                self._revert(cached, revert_to, error)
             self._pending_blocks -= 1
             self._open_blocks -= 1
             await self._cache.unpin(cached, self.user)
@@ -285,14 +292,19 @@ class SessionWriter(Generic[S]):
                 self._has_unstaged = True
         self._measure(cached)
 
-    def _revert(self, cached: CachedState[S], to: SavePoint) -> None:
+    def _revert(self, cached: CachedState[S], to: SavePoint, error: BaseException) -> None:
         """Drop the cached state; staged is what was staged at the save point, unless a checkpoint has been written."""
         cached.is_broken = True
-        self._cache.retire(cached)
+        self._drop(cached, error)
         self._staged = to.staged if to.base == self._base else None
         if self._cached is cached:
             self._cached, self._has_unstaged = None, False
             self._cache.release(cached, self.user)
+
+    def _drop(self, cached: CachedState[S], error: BaseException | None) -> None:
+        """Only the state is in doubt: what the session uses stays, as far as the error allows."""
+        cached.resources.fail(error)
+        self._cache.retire(cached, keep=True)
 
     def _can_write(self, cached: CachedState[S]) -> bool:
         if self._has_ended:
@@ -358,7 +370,7 @@ class SessionWriter(Generic[S]):
                 if self._staged is not None:
                     cached.set_written(self._staged, self._version, self.key if self.is_external else None)
             else:
-                self._cache.retire(cached)
+                self._drop(cached, self._ctx.error)
             self._cache.release(cached, self.user)
         self._queue.remove(self)
 

@@ -328,7 +328,7 @@ class ActivityRunner:
     def _finish(self, running: _Running, task: ActivityTask, event: Event | None, error: BaseException | None) -> None:
         item = running.item
         if running.cancelled is not None or event is None:
-            self._discard(running)
+            self._discard(running, error)
         if running.cancelled is not None:
             self._observe(item.name, "cancelled")
             self._end(item)
@@ -341,8 +341,8 @@ class ActivityRunner:
             self._handle_failure(running, task, error)
         self._wakeups.wake_for_slot()
 
-    def _discard(self, running: _Running) -> None:
-        discard(running.context)
+    def _discard(self, running: _Running, error: BaseException | None) -> None:
+        discard(running.context, error)
         if running.staged is not None:
             running.staged.settle(False)
 

@@ -78,9 +78,9 @@ def requeue_after_conflict(lock: WorkLock) -> WorkAbandon:
     return WorkAbandon(lock=lock)
 
 
-def discard(context: ActivityContext) -> None:
-    """Settle the participants of a run without a result, unless a `StagedResult` has them."""
-    for each in context._close():
+def discard(context: ActivityContext, error: BaseException | None = None) -> None:
+    """Settle the participants of a run that has ended so, without a result, unless a `StagedResult` has them."""
+    for each in context._close(error):
         _tell(each, applied=False)
 
 

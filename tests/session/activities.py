@@ -44,6 +44,7 @@ class Activity:
     activity_id: int = field(default_factory=lambda: next(_ids))
     enlisted: list[Participant] = field(default_factory=list)
     over: bool = False
+    error: BaseException | None = None
 
     @property
     def ended(self) -> bool:

@@ -12,7 +12,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from affinity.errors import SessionError
+from affinity.errors import InvalidOptions, ResourceClosed, SessionError, SessionLoadFailed
 from affinity.session import Resource, Sessions
 from tests.session.activities import Chat, CountingStore, Host
 
@@ -110,7 +110,151 @@ async def test_it_is_closed_after_the_state_is_disposed(host: Host, models: Mode
         await use_and_fail()
     host.settle(ctx, False)
     await chats.sweep()
+    assert models.log == ["open m", "dispose"]
+    await chats.aclose()
     assert models.log == ["open m", "dispose", "close m"]
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+class Broken(Exception):
+    """An error that says that what the session uses is of no use any more."""
+
+    disposes_resources = True
+
+
+async def fail_with(host: Host, chats: Sessions[Chat], used: Resource[str], error: Exception, *, late: bool) -> None:
+    """An activity that changes the state and raises: in its block, or behind it."""
+    ctx = host.activity()
+
+    async def block() -> None:
+        opening = chats.open(ctx)
+        async with opening as chat:
+            await opening.resource(used)
+            chat.lines.append("half")
+            if not late:
+                raise error
+
+    with suppress(Exception):
+        await block()
+    ctx.error = error
+    host.settle(ctx, False)
+    await chats.sweep()
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_failed_activity_keeps_it_and_hydrates_again(host: Host, models: Models, late: bool) -> None:
+    own, chats = Resource(open=models.open, close=models.close), Sessions(Chat)
+    await host.say(chats, "kept")
+    await fail_with(host, chats, own, ZeroDivisionError(), late=late)
+    assert models.log == ["open s"]
+    assert (await host.read(chats)).lines == ["kept"]
+    assert host.database.loads == 2
+    await turn(host, chats, own)
+    assert models.log == ["open s"]
+    await chats.lost("s", 1)
+    assert models.log == ["open s", "close s"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_the_error_may_say_that_it_is_lost(host: Host, models: Models, late: bool) -> None:
+    own, chats = Resource(open=models.open, close=models.close), Sessions(Chat)
+    await fail_with(host, chats, own, Broken(), late=late)
+    assert models.log == ["open s", "close s"]
+    await turn(host, chats, own)
+    assert models.log == ["open s", "close s", "open s"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_an_option_closes_it_at_each_error(host: Host, models: Models, late: bool) -> None:
+    own, chats = Resource(open=models.open, close=models.close, on_error="dispose"), Sessions(Chat)
+    await fail_with(host, chats, own, ZeroDivisionError(), late=late)
+    assert models.log == ["open s", "close s"]
+    with pytest.raises(InvalidOptions, match="on_error"):
+        Resource(open=models.open, on_error="drop")  # type: ignore[arg-type]
+
+
+async def test_what_a_failure_leaves_is_closed_when_it_is_idle_or_evicted(host: Host, models: Models) -> None:
+    now = 0.0
+    own = Resource(open=models.open, close=models.close)
+    chats = Sessions(Chat, max_sessions=1, idle_timeout=60, timer=lambda: now)
+    await fail_with(host, chats, own, ZeroDivisionError(), late=False)
+    now = 61.0
+    await chats.sweep()
+    assert models.log == ["open s", "close s"]
+    await fail_with(host, chats, own, ZeroDivisionError(), late=False)
+    await turn(host, chats, own, "other")
+    assert models.log == ["open s", "close s", "open s", "close s", "open other"]
+
+
+@pytest.mark.parametrize("all_of_them", [False, True])
+async def test_a_lease_that_ends_during_the_failure_closes_it(host: Host, models: Models, all_of_them: bool) -> None:
+    own, chats = Resource(open=models.open, close=models.close), Sessions(Chat)
+    opening = chats.open(ctx := host.activity())
+    with suppress(SessionError):
+        async with opening:
+            await opening.resource(own)
+            async with chats.open(ctx):
+                with suppress(ZeroDivisionError):
+                    async with chats.open(ctx):
+                        raise ZeroDivisionError
+                await (chats.lost_all() if all_of_them else chats.lost("s", 1))
+    host.settle(ctx, False)
+    await chats.sweep()
+    assert models.log == ["open s", "close s"]
+
+
+async def test_a_failed_load_keeps_it(host: Host, models: Models) -> None:
+    own, chats = Resource(open=models.open, close=models.close), Sessions(Chat)
+    await fail_with(host, chats, own, ZeroDivisionError(), late=False)
+    host.database.failure = OSError("away")
+    with pytest.raises(SessionLoadFailed):
+        await host.read(chats)
+    host.database.failure = None
+    await turn(host, chats, own)
+    assert models.log == ["open s"]
+
+
+async def test_a_load_that_is_cancelled_keeps_it(host: Host, models: Models) -> None:
+    own, chats = Resource(open=models.open, close=models.close), Sessions(Chat)
+    await fail_with(host, chats, own, ZeroDivisionError(), late=False)
+    host.database.before_load = anyio.sleep_forever
+    with anyio.move_on_after(0.01):
+        await host.read(chats)
+    host.database.before_load = None
+    await turn(host, chats, own)
+    assert models.log == ["open s"]
+
+
+async def test_closed_means_closed(host: Host, models: Models) -> None:
+    own, chats = Resource(open=models.open, close=models.close), Sessions(Chat)
+    opening = chats.open(ctx := host.activity())
+    async with opening:
+        await opening.resource(own)
+        await opening.close_resource(own)
+        await opening.close_resource(own)
+        assert models.log == ["open s", "close s"]
+        with pytest.raises(ResourceClosed, match="'s' has closed"):
+            await opening.resource(own)
+    await host.finish(ctx)
+    await fail_with(host, chats, Resource(open=models.open), ZeroDivisionError(), late=False)
+    with pytest.raises(ResourceClosed):
+        await turn(host, chats, own)
+
+
+async def test_a_sync_activity_closes_it(host: Host, models: Models, one: Resource[str]) -> None:
+    chats, ctx = Sessions(Chat), host.activity()
+
+    def work() -> None:
+        opening = chats.open_sync(ctx)
+        with opening:
+            opening.resource(one)
+            opening.close_resource(one)
+
+    await anyio.to_thread.run_sync(work)
+    await host.finish(ctx)
+    assert models.log == ["open m", "close m"]
 
 
 async def test_it_is_opened_only_within_the_block(host: Host, one: Resource[str]) -> None:
