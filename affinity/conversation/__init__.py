@@ -4,6 +4,8 @@
 events          the typed events, and the entries of a journal as readers see them
 kinds           a kind of conversations: names, bounds, and the messages to their instances
 stream          provisional output of a wake
+formats         events as the messages of the APIs of models, and back
+tools           functions that a model may have called
 ==============  ========================================================================================
 """
 
@@ -34,8 +36,10 @@ from affinity.conversation.events import (
     UserInterrupt,
     UserMessage,
 )
+from affinity.conversation.formats import Transcript, from_anthropic, from_openai, to_anthropic, to_openai
 from affinity.conversation.kinds import ConversationLimits
 from affinity.conversation.stream import Retracted, Streamed, Streams, StreamWriter
+from affinity.conversation.tools import Tool, ToolErrorKind, tool
 
 __all__ = [
     "AgentMessage",
@@ -62,10 +66,18 @@ __all__ = [
     "StreamWriter",
     "Streamed",
     "Streams",
+    "Tool",
     "ToolConfirmation",
+    "ToolErrorKind",
     "ToolResult",
     "ToolUse",
+    "Transcript",
     "UnknownEvent",
     "UserInterrupt",
     "UserMessage",
+    "from_anthropic",
+    "from_openai",
+    "to_anthropic",
+    "to_openai",
+    "tool",
 ]

@@ -147,6 +147,7 @@ class AgentMessage(JournalEvent):
 
     content: Content
     usage: dict[str, int] = Field(default_factory=dict)  # of the model's call: tokens by name
+    message_id: str = ""  # the same for a text and the calls of one reply of the model
     kind: Literal["agent.message"] = "agent.message"
 
     @property
@@ -162,6 +163,8 @@ class ToolUse(JournalEvent):
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
     tool_use_id: str = ""
     usage: dict[str, int] = Field(default_factory=dict)  # of the model's call, if no message has it
+    message_id: str = ""
+    raw_arguments: str | None = None  # as the model gave them, if that was no JSON object
     kind: Literal["agent.tool_use"] = "agent.tool_use"
 
 
@@ -194,6 +197,8 @@ class CustomToolUse(RequestEvent):
     tool: str
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
     tool_use_id: str = ""
+    usage: dict[str, int] = Field(default_factory=dict)
+    message_id: str = ""
     request_id: str = ""  # set by `Wake.require`
     kind: Literal["agent.custom_tool_use"] = "agent.custom_tool_use"
 

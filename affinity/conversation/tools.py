@@ -1,0 +1,249 @@
+"""Tools that a model may use in a loop: their schemas, their arguments, and how they run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Final, Literal, TypeAlias, overload
+
+import anyio.to_thread
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, create_model
+from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
+
+from affinity.conversation.events import CustomToolUse, ToolUse
+from affinity.errors import InvalidOptions, NotSerializable, problem_of
+from affinity.limits import check_id
+
+ToolErrorKind: TypeAlias = Literal["invalid_tool_arguments", "unknown_tool", "tool_execution_exception", "refused"]
+"""Why a call of a tool has an error in place of a result. ``refused``: a person did not allow it (in time)."""
+
+Confirm: TypeAlias = bool | Callable[[Mapping[str, Any]], bool]
+ResourceKey: TypeAlias = str | Callable[[Mapping[str, Any]], str | None] | None
+
+BUILT_IN_NAMES: Final = frozenset(
+    {"session_get_events", "session_get_trace", "session_list_children", "session_delegate", "session_revisit"}
+)
+"""Names of the tools that `builtin_tools` gives: none of the application's has one of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tool:
+    """A tool: a function that a model may have called, or one that the client runs.
+
+    Attributes:
+        name: by which the model calls it.
+        description: for the model; by default the first paragraph of the function's docstring.
+        function: runs it: sync, in a thread, or async. Its parameters are the arguments, typed by their annotations;
+            what it returns needs a JSON form. None: the client runs it, and the loop ends until its result is there.
+        arguments: the parameters as a pydantic model, for a tool without a function, or in place of its annotations.
+        resource: calls with the same key run one after the other, in the order of the model; those without a key, and
+            with different ones, at the same time. A function gets the arguments.
+        confirm: whether a person has to allow a call first; a function gets the arguments.
+        confirm_within: seconds after which a call that nobody has allowed is refused; None: it waits for ever. Of a
+            tool that the client runs: for its result.
+    """
+
+    name: str
+    description: str = ""
+    function: Callable[..., Any] | None = None
+    arguments: type[BaseModel] | None = None
+    resource: ResourceKey = None
+    confirm: Confirm = False
+    confirm_within: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            InvalidOptions: neither function nor arguments are given, or the function's parameters have no schema.
+            InvalidId: the name is not a valid id.
+        """
+        check_id(self.name, "tool name")
+        if self.function is None and self.arguments is None:
+            raise InvalidOptions(f"tool {self.name!r}: give the function, or the arguments of one that the client runs")
+        _ = self.parameters
+
+    @cached_property
+    def model(self) -> type[BaseModel]:
+        """The parameters as a pydantic model."""
+        if self.arguments is not None:
+            return self.arguments
+        assert self.function is not None
+        return _model_of(self.name, self.function)
+
+    @cached_property
+    def parameters(self) -> dict[str, Any]:
+        """JSON schema of the arguments."""
+        return self.model.model_json_schema()
+
+    @property
+    def runs_on_client(self) -> bool:
+        """Whether the client runs it."""
+        return self.function is None
+
+    def to_openai(self) -> dict[str, Any]:
+        """As an element of ``tools`` of a chat completion."""
+        about = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": about}
+
+    def to_anthropic(self) -> dict[str, Any]:
+        """As an element of ``tools`` of a message request."""
+        return {"name": self.name, "description": self.description, "input_schema": self.parameters}
+
+    def needs_confirmation(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether a person has to allow this call."""
+        return self.confirm(arguments) if callable(self.confirm) else self.confirm
+
+    def resource_key(self, arguments: Mapping[str, Any]) -> str | None:
+        """The key of the resource that this call uses."""
+        return self.resource(arguments) if callable(self.resource) else self.resource
+
+    def validate(self, arguments: Mapping[str, Any]) -> BaseModel:
+        """The arguments as the model of the parameters.
+
+        Raises:
+            pydantic.ValidationError: they do not fit.
+        """
+        return self.model.model_validate(arguments)
+
+    async def run(self, arguments: BaseModel) -> JsonValue:
+        """The result of the function, as a JSON value.
+
+        Raises:
+            NotSerializable: it has no JSON form.
+            Exception: what the function raised.
+        """
+        assert self.function is not None
+        given = {name: getattr(arguments, name) for name in type(arguments).model_fields}
+        call = partial(self.function, **given)
+        result = await call() if _is_async(self.function) else await anyio.to_thread.run_sync(call)
+        try:
+            value: JsonValue = to_jsonable_python(result)
+        except ValueError as error:
+            raise NotSerializable(f"the result of tool {self.name!r} has no JSON form: {problem_of(error)}") from error
+        return value
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+@overload
+def tool(
+    *,
+    name: str | None = ...,
+    description: str | None = ...,
+    resource: ResourceKey = ...,
+    confirm: Confirm = ...,
+    confirm_within: float | None = ...,
+) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    resource: ResourceKey = None,
+    confirm: Confirm = False,
+    confirm_within: float | None = None,
+) -> Tool | Callable[[Callable[..., Any]], Tool]:
+    """Make a function a `Tool`, by decoration; its name and docstring describe it by default.
+
+    ::
+
+        @affinity.tool(confirm=True)
+        async def refund(order: str, cents: int) -> str:
+            \"\"\"Refund an order.\"\"\"
+
+    Raises:
+        InvalidOptions: a parameter has no schema, or is positional only.
+    """
+
+    def make(function: Callable[..., Any]) -> Tool:
+        return Tool(
+            name=function.__name__ if name is None else name,
+            description=_first_paragraph(function) if description is None else description,
+            function=function,
+            resource=resource,
+            confirm=confirm,
+            confirm_within=confirm_within,
+        )
+
+    return make if function is None else make(function)
+
+
+def tools_by_name(tools: Iterable[Tool | Callable[..., Any]], builtins: Iterable[Tool] = ()) -> dict[str, Tool]:
+    """The tools by name; functions become tools.
+
+    Raises:
+        InvalidOptions: two have one name, or one has the name of a built-in tool.
+    """
+    found: dict[str, Tool] = {}
+    for given in tools:
+        each = given if isinstance(given, Tool) else tool(given)
+        if each.name in BUILT_IN_NAMES:
+            raise InvalidOptions(f"tool {each.name!r} has the name of a built-in tool: give it another one")
+        if found.setdefault(each.name, each) is not each:
+            raise InvalidOptions(f"two tools have the name {each.name!r}")
+    return found | {each.name: each for each in builtins}
+
+
+def error_value(kind: ToolErrorKind, message: str, **fields: JsonValue) -> JsonValue:
+    """What the model reads in place of a result."""
+    return {"error": {"kind": kind, "message": message, **fields}}
+
+
+def checked_arguments(found: Mapping[str, Tool], call: ToolUse | CustomToolUse) -> BaseModel | JsonValue:
+    """The arguments of a call, or the error that the model gets: an unknown tool, or arguments that do not fit."""
+    raw = call.raw_arguments if isinstance(call, ToolUse) else None
+    known = found.get(call.tool)
+    if known is None:
+        names: list[JsonValue] = [*sorted(found)]
+        return error_value("unknown_tool", f"there is no tool {call.tool!r}", tools=names)
+    if raw is not None:
+        return error_value("invalid_tool_arguments", "the arguments are not one JSON object", arguments=raw)
+    try:
+        return known.validate(call.arguments)
+    except ValidationError as error:
+        return error_value("invalid_tool_arguments", problem_of(error))
+
+
+def _model_of(name: str, function: Callable[..., Any]) -> type[BaseModel]:
+    fields: dict[str, Any] = {}
+    for each in inspect.signature(function, eval_str=True).parameters.values():
+        if each.kind in {each.POSITIONAL_ONLY, each.VAR_POSITIONAL, each.VAR_KEYWORD}:
+            raise InvalidOptions(f"tool {name!r}: parameter {each.name!r} cannot be given by name")
+        if each.annotation is each.empty:
+            raise InvalidOptions(f"tool {name!r}: parameter {each.name!r} has no annotation")
+        fields[each.name] = (each.annotation, _field_of(each))
+    config = ConfigDict(extra="forbid", arbitrary_types_allowed=False)
+    try:
+        return create_model(f"{name}_arguments", __config__=config, **fields)
+    except Exception as error:
+        raise InvalidOptions(f"tool {name!r}: its parameters have no schema: {problem_of(error)}") from error
+
+
+def _field_of(parameter: inspect.Parameter) -> Any:
+    default = parameter.default
+    if default is parameter.empty:
+        return Field()
+    return default if isinstance(default, FieldInfo) else Field(default=default)
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 -- of an object whose call is a coroutine function
+    )
+
+
+def _first_paragraph(function: Callable[..., Any]) -> str:
+    return " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
+
+
+def in_chains(calls: Sequence[ToolUse], keys: Sequence[str | None]) -> list[list[int]]:
+    """The numbers of the calls in chains: one for each key, and one for each call without a key."""
+    chains: dict[object, list[int]] = {}
+    for number, key in enumerate(keys[: len(calls)]):
+        chains.setdefault((number,) if key is None else key, []).append(number)
+    return list(chains.values())

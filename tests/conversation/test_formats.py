@@ -1,0 +1,128 @@
+"""Events as messages of the APIs of models, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from affinity.conversation import (
+    AgentMessage,
+    CustomToolResult,
+    CustomToolUse,
+    SpanCompleted,
+    ToolConfirmation,
+    ToolResult,
+    ToolUse,
+    UserMessage,
+    from_anthropic,
+    from_openai,
+    to_anthropic,
+    to_openai,
+)
+from affinity.errors import InvalidInput
+
+OPENAI: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Weather in Paris and Rome?"},
+    {
+        "role": "assistant",
+        "content": "I look.",
+        "tool_calls": [
+            {"id": "call_A1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Paris"}'}},
+            {"id": "call_b2", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Rome"}'}},
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_A1", "content": "rain"},
+    {"role": "tool", "tool_call_id": "call_b2", "content": "sun"},
+    {"role": "assistant", "content": "Rain in Paris, sun in Rome."},
+    {"role": "user", "content": [{"type": "text", "text": "And "}, {"type": "text", "text": "Oslo?"}]},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c3", "type": "function", "function": {"name": "weather", "arguments": '{"city": Oslo'}}],
+    },
+]
+
+ANTHROPIC: list[dict[str, Any]] = [
+    {"role": "user", "content": [{"type": "text", "text": "Weather in Paris and Rome?"}]},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "text", "text": "I look."},
+            {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Paris"}},
+            {"type": "tool_use", "id": "toolu_2", "name": "weather", "input": {"city": "Rome"}},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": "toolu_1", "content": "rain"},
+            {"type": "tool_result", "tool_use_id": "toolu_2", "content": "no such city", "is_error": True},
+            {"type": "text", "text": "Go on."},
+        ],
+    },
+    {"role": "assistant", "content": [{"type": "text", "text": "Rain in Paris."}]},
+]
+
+
+def test_messages_of_openai_come_back_as_they_were() -> None:
+    transcript = from_openai(OPENAI)
+    assert to_openai(transcript.events, system=transcript.system) == OPENAI
+
+
+def test_messages_of_anthropic_come_back_as_they_were() -> None:
+    assert to_anthropic(from_anthropic(ANTHROPIC)) == ANTHROPIC
+
+
+def test_messages_go_from_one_api_to_the_other_with_their_ids() -> None:
+    messages = to_openai(from_anthropic(ANTHROPIC))
+    assert [call["id"] for call in messages[1]["tool_calls"]] == ["toolu_1", "toolu_2"]
+    assert [m["tool_call_id"] for m in messages if m["role"] == "tool"] == ["toolu_1", "toolu_2"]
+
+
+def test_arguments_that_are_no_object_are_kept_as_the_model_gave_them() -> None:
+    last = from_openai(OPENAI).events[-1]
+    assert isinstance(last, ToolUse)
+    assert (last.arguments, last.raw_arguments) == ({}, '{"city": Oslo')
+
+
+def test_what_is_no_part_of_the_talk_has_no_message() -> None:
+    events = [
+        UserMessage("hi"),
+        SpanCompleted(span="1", name="wake"),
+        ToolConfirmation("refund", {}, "c1", request_id="r1"),
+        AgentMessage("hello"),
+    ]
+    assert [m["role"] for m in to_openai(events)] == ["user", "assistant"]
+
+
+def test_a_tool_of_the_client_is_a_call_and_its_answer_the_result() -> None:
+    events = [
+        UserMessage("where am I?"),
+        CustomToolUse("position", {}, "c1", request_id="r1"),
+        CustomToolResult(request_id="r1", result={"lat": 1.5}),
+    ]
+    _, call, result = to_openai(events)
+    assert call["tool_calls"][0]["id"] == "c1"
+    assert result == {"role": "tool", "tool_call_id": "c1", "content": '{"lat":1.5}'}
+
+
+def test_two_replies_without_a_user_between_stay_two() -> None:
+    events = [AgentMessage("one"), AgentMessage("two"), ToolUse("t", {}, "c1"), ToolResult("c1", "done")]
+    messages = to_openai(events)
+    assert [m["content"] for m in messages] == ["one", "two", "done"]
+    assert [len(m.get("tool_calls", ())) for m in messages] == [0, 1, 0]
+
+
+def test_an_error_is_marked_for_anthropic() -> None:
+    (message,) = to_anthropic([ToolResult("c1", {"error": "no"}, is_error=True)])
+    assert message["content"] == [
+        {"type": "tool_result", "tool_use_id": "c1", "content": '{"error":"no"}', "is_error": True}
+    ]
+
+
+@pytest.mark.parametrize("read", [from_openai, from_anthropic])
+def test_an_unknown_role_is_refused(read: Any) -> None:
+    with pytest.raises(InvalidInput, match="message 0 has the role 'robot'"):
+        read([{"role": "robot", "content": "x"}])

@@ -1,0 +1,98 @@
+"""Tools: schemas, arguments, names."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import anyio
+import pytest
+from pydantic import BaseModel, Field
+
+from affinity.conversation import Tool, ToolUse, tool
+from affinity.conversation.tools import BUILT_IN_NAMES, checked_arguments, in_chains, tools_by_name
+from affinity.errors import InvalidOptions, NotSerializable
+
+
+class Place(BaseModel):
+    """Somewhere."""
+
+    city: str
+
+
+@tool
+async def weather(place: Place, days: Annotated[int, Field(ge=1, description="how many")] = 1) -> str:
+    """The weather
+    of the next days.
+
+    Not for the model.
+    """
+    return f"{place.city} {days}"
+
+
+@tool(name="add", confirm=lambda arguments: arguments["a"] > 10, resource=lambda arguments: f"n{arguments['a']}")
+def add_numbers(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+def test_a_tool_describes_its_function() -> None:
+    assert (weather.name, weather.description) == ("weather", "The weather of the next days.")
+    assert weather.parameters["properties"]["days"]["description"] == "how many"
+    assert weather.parameters["required"] == ["place"]
+    assert weather.to_openai()["function"]["parameters"] is weather.parameters
+    assert weather.to_anthropic()["input_schema"] is weather.parameters
+
+
+async def _run(each: Tool, **arguments: Any) -> Any:
+    return await each.run(each.validate(arguments))
+
+
+def test_sync_and_async_functions_run_with_typed_arguments() -> None:
+    assert anyio.run(lambda: _run(weather, place={"city": "Oslo"}, days=2)) == "Oslo 2"
+    assert anyio.run(lambda: _run(add_numbers, a=1, b=2)) == 3
+
+
+def test_options_may_depend_on_the_arguments() -> None:
+    assert [add_numbers.needs_confirmation({"a": a}) for a in (1, 11)] == [False, True]
+    assert add_numbers.resource_key({"a": 4}) == "n4"
+
+
+def test_a_result_without_a_json_form_is_an_error() -> None:
+    with pytest.raises(NotSerializable, match="result of tool 'nothing'"):
+        anyio.run(lambda: _run(tool(name="nothing")(object)))
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (ToolUse("nope", {}, "1"), "unknown_tool"),
+        (ToolUse("add", {"a": 1}, "1"), "invalid_tool_arguments"),
+        (ToolUse("add", {"a": 1, "b": 2, "c": 3}, "1"), "invalid_tool_arguments"),
+        (ToolUse("add", {}, "1", raw_arguments="{a:1"), "invalid_tool_arguments"),
+    ],
+)
+def test_calls_that_cannot_run_say_why(call: ToolUse, kind: str) -> None:
+    found: Any = checked_arguments(tools_by_name([add_numbers]), call)
+    assert found["error"]["kind"] == kind
+
+
+def test_names_are_unique_and_no_built_in_tool_is_shadowed() -> None:
+    name = min(BUILT_IN_NAMES)
+    with pytest.raises(InvalidOptions, match="name of a built-in tool"):
+        tools_by_name([tool(name=name)(lambda: 1)])
+    with pytest.raises(InvalidOptions, match="two tools have the name 'add'"):
+        tools_by_name([add_numbers, tool(name="add")(lambda: 1)])
+
+
+def test_parameters_need_annotations_and_names() -> None:
+    with pytest.raises(InvalidOptions, match="'x' has no annotation"):
+        tool(lambda x: x)
+    with pytest.raises(InvalidOptions, match="cannot be given by name"):
+        tool(lambda *x: x)
+    with pytest.raises(InvalidOptions, match="give the function, or the arguments"):
+        Tool(name="nothing")
+
+
+def test_calls_of_one_resource_are_a_chain() -> None:
+    calls = [ToolUse("t", {}, str(n)) for n in range(5)]
+    assert in_chains(calls, ["a", None, "a", "b", None]) == [[0, 2], [1], [3], [4]]
