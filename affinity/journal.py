@@ -19,7 +19,7 @@ import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import field
 from datetime import datetime
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from affinity.records import SessionState, frozen
 
@@ -397,3 +397,47 @@ class JournalRetention:
     age: float | None = None  # seconds since they were recorded
     entries: int | None = None  # of one journal
     size: int | None = None  # bytes of payloads of one journal
+
+
+class JournalParticipant(Protocol):
+    """Adds to a journal what is committed with an activity's result; see ``ActivityContext.enlist``."""
+
+    async def prepare(self) -> JournalWrite | None:
+        """As `affinity.records.Participant.prepare`, for a journal."""
+        ...
+
+    def settled(self, applied: bool) -> None:
+        """As `affinity.records.Participant.settled`."""
+        ...
+
+
+class JournalAccess(Protocol):
+    """The journals of a worker's database, for its activities. What only reads is repeated while the database fails."""
+
+    async def get_pending(self, session_id: str, limit: int) -> PendingWork | None:
+        """What a wake has to do; concurrent calls are one call of the database."""
+        ...
+
+    async def read(self, query: JournalQuery) -> JournalPage | None:
+        """A page of a journal; None: the session has none."""
+        ...
+
+    async def list(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
+        """One page of journals, newest first."""
+        ...
+
+    async def get_revisits(self, session_id: str) -> Sequence[Revisit]:
+        """The pending revisits of a session, by due time."""
+        ...
+
+    async def write_stream(self, parts: Sequence[StreamPart]) -> None:
+        """Add provisional parts; not repeated."""
+        ...
+
+    async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
+        """Remove the parts of this attempt and of lower ones; not repeated."""
+        ...
+
+    def note_written(self, write: JournalWrite) -> None:
+        """The write is committed: notify readers, and wake the workers of the instances that it has sent to."""
+        ...

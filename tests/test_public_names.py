@@ -23,6 +23,8 @@ NOT_PUBLIC: Final = {
     "ActivityScope": "a protocol that ActivityContext fulfils",
     "Codec": "a definition's; given to futures and handles by those who make them",
     "Hydrate": "what a worker takes from a cache of sessions",
+    "JournalAccess": "the journals of a worker's database, for conversations",
+    "JournalParticipant": "of a call that only conversations make",
     "OpenOptions": "of a constructor that only `Sessions` calls",
     "Provider": "who writes one imports the contract, `affinity.provider.contract`, with all of its types",
     "Runtime": "the parts of a running worker, for the tests of the worker",

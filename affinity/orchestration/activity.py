@@ -7,6 +7,7 @@ import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from affinity.journal import JournalAccess, JournalParticipant
 from affinity.orchestration.signals import ActivityCancelledSignal
 from affinity.records import Participant, SessionStore
 
@@ -20,7 +21,7 @@ class _RunState:
     __slots__ = ("_event", "error", "participants", "reason")
 
     def __init__(self) -> None:
-        self.participants: list[Participant] | None = []  # None: the run is over
+        self.participants: list[Participant | JournalParticipant] | None = []  # None: the run is over
         self.reason: str | None = None
         self.error: BaseException | None = None
         self._event: threading.Event | None = None
@@ -85,6 +86,9 @@ class ActivityContext:
     session_listeners: Collection[object] | None = None
     """The worker's session listeners; None in a context that a test makes."""
 
+    journals: JournalAccess | None = None
+    """Journals of the worker's database; None in a context that a test makes."""
+
     _run: _RunState = field(default_factory=_RunState, init=False, repr=False, compare=False)
 
     @property
@@ -140,7 +144,7 @@ class ActivityContext:
         """
         return self._run.wait(timeout)
 
-    def enlist(self, participant: Participant) -> None:
+    def enlist(self, participant: Participant | JournalParticipant) -> None:
         """Commit ``participant`` with this activity's result (see `Participant`); call it on the event loop.
 
         For implementations of session state.
@@ -152,7 +156,7 @@ class ActivityContext:
             raise ActivityCancelledSignal(self._run.reason or "the activity has ended")
         self._run.participants.append(participant)
 
-    def _close(self, error: BaseException | None = None) -> list[Participant]:
+    def _close(self, error: BaseException | None = None) -> list[Participant | JournalParticipant]:
         """End the run and return its participants; called by the worker."""
         self._run.error = error
         participants, self._run.participants = self._run.participants, None

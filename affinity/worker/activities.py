@@ -40,6 +40,7 @@ from affinity.session.writer import enter_activity
 from affinity.telemetry import enter_session
 from affinity.worker.commits import Commits
 from affinity.worker.isolation import Isolation, is_isolated, not_begun
+from affinity.worker.journals import WorkerJournals
 from affinity.worker.results import StagedResult, discard, requeue_after_conflict
 from affinity.worker.services import WorkerServices
 from affinity.worker.sessions import HeldSessions, record_need
@@ -127,6 +128,7 @@ class ActivityRunner:
         health = services.health
         self._activities = app.activities
         self._states = RetryingStore(services.provider.states, reading=health.retry, writing=health.retry_if_unchanged)
+        self._journals = WorkerJournals(services)
         self._options = services.options
         self._lease = services.lease
         self._locks = services.lease.locks
@@ -259,6 +261,7 @@ class ActivityRunner:
             worker_id=self._options.worker_node_id,
             session_store=self._states,
             session_listeners=self._sessions.listeners,
+            journals=self._journals,
         )
         running = self._running[item.lock] = _Running(item, context, limit, time.monotonic())
         self.size += len(item.payload)

@@ -123,10 +123,11 @@ class Commits:
                 self._lease.note_delivered([ack.lock])
             if staged is not None:
                 staged.settle(result is True)
-            if result is False and ack.state is not None:  # the token is dead, or the store has newer state
+            if result is False and (ack.state or ack.journal):  # the token is dead, or the store has newer ones
                 self.submit_abandon(requeue_after_conflict(ack.lock))
 
-        self._acks.submit(ack, done, len(ack.message) + (len(ack.state.new.state) if ack.state else 0))
+        staged_size = (len(ack.state.new.state) if ack.state else 0) + (ack.journal.size if ack.journal else 0)
+        self._acks.submit(ack, done, len(ack.message) + staged_size)
 
     def submit_abandon(self, abandon: WorkAbandon) -> None:
         """Give a work item back to the queue."""
@@ -184,4 +185,5 @@ class Commits:
 
 def _weight(turn: Turn) -> int:
     """About how many bytes it takes: an input is in the history and in its work item."""
-    return 2 * sum(map(len, turn.history)) + sum([len(write.new.state) for write in turn.states])
+    size = 2 * sum(map(len, turn.history)) + sum([len(write.new.state) for write in turn.states])
+    return size + sum([journal.size for journal in turn.journals]) if turn.journals else size

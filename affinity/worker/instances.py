@@ -64,6 +64,7 @@ from affinity.worker.live import (
     log_failure,
     read_input,
     runs_of,
+    staged_of,
     unwanted_results,
 )
 from affinity.worker.replays import Replay, Replays
@@ -350,6 +351,7 @@ class InstanceTable:
     def _submit(self, live: LiveInstance, step: Step, inputs: list[Input]) -> None:
         consumed = inputs[: step.consumed]
         unwanted = unwanted_results(step, consumed)
+        staged = staged_of(consumed, unwanted)
         first = live.execution.event_count == len(step.events)
         built = build_turn(
             live.execution,
@@ -358,7 +360,8 @@ class InstanceTable:
             first_version=live.execution.definition.version if first else None,
             consumed=[i.message_id for i in consumed if i.message_id is not None],
             acks=[i.lock for i in consumed if i.lock is not None],
-            states=[state for i in consumed if (state := i.state) is not None and id(i) not in unwanted],
+            states=[each.state for each in staged if each.state is not None],
+            journals=[each.journal for each in staged if each.journal is not None],
             runs=runs_of(step, consumed),
             lock_here=self._capacity.slots_for_new_work(),
             plain_here=self._capacity.slots_for_plain_work(),
@@ -431,14 +434,14 @@ class InstanceTable:
 
     def _still_good(self, inputs: list[Input], result: TurnResult) -> list[Input]:
         """The inputs of a refused turn without the results that are void: those whose token is dead, and those whose
-        session state met a newer one; their activities run again, from the state in the store.
+        session state or journal met a newer one; their activities run again, from what is in the store.
         """
         void = [i for i in inputs if i.lock in result.lost_acks]
-        conflicting = [i for i in inputs if i.state is not None and i.state.new.session_id in result.conflicts]
+        conflicting = [i for i in inputs if i.writes_any(result.conflicts)]
         for each in conflicting:
             assert each.lock is not None
             logger.warning(
-                "instance %s: session state of activity %d met a newer one in the store; running it again",
+                "instance %s: session state or journal of activity %d met a newer one in the store; running it again",
                 each.lock.key.instance_id,
                 each.lock.key.activity_id,
             )
@@ -591,7 +594,8 @@ class InstanceTable:
         self, lock: WorkLock, event: Event, run: ActivityRun | None, staged: StagedResult | None, *, ordered: bool
     ) -> None:
         message = encode_message(lock.key.execution_id, event, run or ActivityRun(self._worker_id, 1))
-        ack = WorkAck(lock=lock, message=message, state=staged.state if staged else None)
+        state, journal = (staged.state, staged.journal) if staged else (None, None)
+        ack = WorkAck(lock=lock, message=message, state=state, journal=journal)
         self._commits.submit_ack(ack, staged, ordered=ordered)
 
     def _shrink(self) -> None:

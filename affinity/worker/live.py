@@ -13,7 +13,7 @@ from affinity.orchestration.events import Event, TimerFired
 from affinity.orchestration.failures import describe_error
 from affinity.orchestration.wire import ANY_EXECUTION, read_message
 from affinity.provider.contract import Birth, OrchestrationItem, QueuedMessage, Turn, WorkLock
-from affinity.records import ActivityRun, StateWrite
+from affinity.records import ActivityRun
 from affinity.worker.replays import Replay
 from affinity.worker.results import StagedResult
 
@@ -38,15 +38,12 @@ class Input:
     order: str | None = None  # the session whose ordered items wait for the item to be gone
     error: Exception | None = None  # why the message cannot be read; the event is `NOOP` then
 
-    @property
-    def state(self) -> StateWrite | None:
-        """Session state that goes with the result."""
-        return None if self.staged is None else self.staged.state
+    def writes_any(self, sessions: Collection[str]) -> bool:
+        """Whether state or entries of one of these sessions go with the result."""
+        return self.staged is not None and not self.staged.sessions.isdisjoint(sessions)
 
     def settle(self, applied: bool) -> None:
-        """Settle the session state that goes with the result: whether the result is in the history, as far as this
-        worker knows.
-        """
+        """Settle what goes with the result: whether the result is in the history, as far as this worker knows."""
         if self.staged is not None:
             self.staged.settle(applied)
 
@@ -122,14 +119,19 @@ def read_input(message: QueuedMessage, execution: Execution) -> Input:
 
 
 def unwanted_results(step: Step, inputs: Sequence[Input]) -> Collection[int]:
-    """Results with session state that the step has not recorded, by the `id` of the input: no code waits for them.
-    Their work items are removed, and their state is not written, since the history does not have them.
+    """Results with state or entries that the step has not recorded, by the `id` of the input: no code waits for them.
+    Their work items are removed, and what goes with them is not written, since the history does not have them.
     """
-    with_state = [i for i in inputs if i.state is not None]
-    if not with_state:
+    staged = [i for i in inputs if i.staged is not None and i.staged.sessions]
+    if not staged:
         return ()
     recorded = {id(event) for _, event in step.events}
-    return {id(i) for i in with_state if id(i.event) not in recorded}
+    return {id(i) for i in staged if id(i.event) not in recorded}
+
+
+def staged_of(inputs: Sequence[Input], unwanted: Collection[int]) -> list[StagedResult]:
+    """What is written with the results among the inputs."""
+    return [i.staged for i in inputs if i.staged is not None and id(i) not in unwanted]
 
 
 def runs_of(step: Step, inputs: Sequence[Input]) -> Mapping[int, ActivityRun]:

@@ -1,7 +1,7 @@
-"""Session state that is committed together with an activity's result.
+"""Session state, and entries of a session's journal, that are committed together with an activity's result.
 
-An activity that opened the state of its session has *participants* enlisted (`affinity.records.Participant`). When its
-code has returned they prepare the state that is written with the result. `StagedResult` carries it beside the result:
+An activity that opened the state of its session has *participants* enlisted (`affinity.records.Participant`), and so
+has a wake. When its code has returned they prepare what is written with the result. `StagedResult` carries it beside:
 in the turn, or in the ack. Each participant is notified exactly once whether the result was committed, and only a
 commit that this worker has seen counts as one. So memory is never ahead of the database: a copy of the state is used
 again only when the result that it belongs to is in the history.
@@ -11,40 +11,65 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from affinity.errors import SessionError
+from affinity.journal import JournalParticipant, JournalWrite
 from affinity.orchestration import ActivityContext
 from affinity.provider.contract import WorkAbandon, WorkLock
 from affinity.records import Participant, StateWrite
 
 logger = logging.getLogger("affinity.worker")
 
+AnyParticipant: TypeAlias = Participant | JournalParticipant
+
 
 class StagedResult:
-    """The participants of one run of an activity, and the state that goes with its result."""
+    """The participants of one run of an activity, and what goes with its result."""
 
-    __slots__ = ("__weakref__", "_participants", "state")
+    __slots__ = ("__weakref__", "_participants", "journal", "sessions", "state")
 
-    def __init__(self, participants: Sequence[Participant]) -> None:
+    def __init__(self, participants: Sequence[AnyParticipant]) -> None:
         self._participants = participants
         self.state: StateWrite | None = None
+        self.journal: JournalWrite | None = None
+        self.sessions: frozenset[str] = frozenset()
+        """Those of which state or entries are written."""
 
     @classmethod
-    async def of(cls, participants: Sequence[Participant], session_id: str | None) -> StagedResult:
+    async def of(cls, participants: Sequence[AnyParticipant], session_id: str | None) -> StagedResult:
         """The staged result of a run whose code has returned, and had these enlisted.
 
         Raises:
-            SessionError: more than one state for the session.
+            SessionError: more than one state, or more than one write of the journal, of the session.
             Exception: what a participant raised. All are settled then.
         """
         staged = cls(participants)
         try:
-            writes = [_checked(write) for each in participants if (write := await each.prepare()) is not None]
-            staged.state = _only(writes, session_id)
+            for each in participants:
+                staged._add(await each.prepare(), session_id)
         except BaseException:
             staged.settle(False)
             raise
         return staged
+
+    def _add(self, write: object, session_id: str | None) -> None:
+        """Add what a participant has prepared, which may be the application's code."""
+        if write is None:
+            return
+        if isinstance(write, StateWrite):
+            if self.state is not None:
+                raise _two("states", session_id)
+            self.state = write
+            self.sessions |= {write.new.session_id}
+        elif isinstance(write, JournalWrite):
+            if self.journal is not None:
+                raise _two("journals", session_id)
+            self.journal = write
+            self.sessions |= {write.session_id}
+        else:
+            what = type(write).__name__
+            raise SessionError(f"a participant must prepare a StateWrite, a JournalWrite or None, not a {what}")
 
     def settle(self, applied: bool) -> None:
         """Notify the participants, once, whether the result was committed."""
@@ -53,20 +78,11 @@ class StagedResult:
             _tell(each, applied)
 
 
-def _checked(write: object) -> StateWrite:
-    """Check what a participant has prepared: it may be the application's code."""
-    if not isinstance(write, StateWrite):
-        raise SessionError(f"a participant must prepare a StateWrite or None, not a {type(write).__name__}")
-    return write
-
-
-def _only(writes: Sequence[StateWrite], session_id: str | None) -> StateWrite | None:
-    if len(writes) > 1:
-        raise SessionError(
-            f"{len(writes)} states were written for session {session_id!r} in one activity; "
-            "a session has one state: open it through one Sessions object"
-        )
-    return writes[0] if writes else None
+def _two(what: str, session_id: str | None) -> SessionError:
+    return SessionError(
+        f"2 {what} were written for session {session_id!r} in one activity; "
+        "a session has one state: open it through one Sessions object"
+    )
 
 
 def requeue_after_conflict(lock: WorkLock) -> WorkAbandon:
@@ -84,7 +100,7 @@ def discard(context: ActivityContext, error: BaseException | None = None) -> Non
         _tell(each, applied=False)
 
 
-def _tell(participant: Participant, applied: bool) -> None:
+def _tell(participant: AnyParticipant, applied: bool) -> None:
     """A participant may be the application's code: what it raises is logged, and changes nothing here."""
     try:
         participant.settled(applied)

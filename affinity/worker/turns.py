@@ -9,6 +9,7 @@ from typing import Final
 from pydantic_core import to_json
 
 from affinity.errors import ErrorDetails
+from affinity.journal import JournalWrite
 from affinity.orchestration.engine import Execution, Step
 from affinity.orchestration.events import (
     INPUTS,
@@ -127,6 +128,7 @@ def build_turn(
     consumed: Sequence[int],
     acks: Sequence[WorkLock],
     states: Sequence[StateWrite] = (),
+    journals: Sequence[JournalWrite] = (),
     runs: Mapping[int, ActivityRun] = NO_RUNS,
     lock_here: int,
     plain_here: int | None = None,
@@ -144,6 +146,7 @@ def build_turn(
         consumed: ids of the messages that the step consumed.
         acks: locks of the work items whose results it consumed.
         states: session state that goes with those results.
+        journals: what goes to journals with them.
         runs: of activities whose results are among the events of the step, by event id: `Turn.runs`.
         lock_here: at most this many new work items ask to be run by this worker immediately.
         plain_here: and at most so many session-free ones; the rest of a fan-out is for all workers. None: as many.
@@ -177,6 +180,7 @@ def build_turn(
         consumed=consumed,
         acks=acks,
         states=states,
+        journals=journals,
         work_items=rows.work_items,
         messages=rows.messages,
         instances=rows.instances,

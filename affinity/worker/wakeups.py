@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import random
 from dataclasses import dataclass, field
+from typing import cast
 
 import anyio
 
 from affinity.errors import ProviderError
 from affinity.provider.contract import Hint, Provider
+from affinity.provider.contract.journal_side import JournalProvider
 
 COALESCE_SECONDS = 0.003
 """Hints within this time are sent together: at most a few hundred notifications a second, under any load."""
@@ -77,6 +79,7 @@ class Wakeups:
         self._state = state
         self._hints: dict[str | None, Hint] = {}
         self._instances: set[str] = set()
+        self._journals: set[str] = set()
         self._hint_wanted = anyio.Event()
         self._is_spread = False  # a fetch is due for a hint to all
 
@@ -138,6 +141,11 @@ class Wakeups:
         self._instances.add(instance_id)
         self._hint_wanted.set()
 
+    def notify_journals(self, session_id: str) -> None:
+        """Notify the readers of a journal that it has changed."""
+        self._journals.add(session_id)
+        self._hint_wanted.set()
+
     def share(self) -> None:
         """Wake all for work that any worker may take. Others fetch first, since this worker already runs part of it."""
         self.hint_others(None)
@@ -153,9 +161,13 @@ class Wakeups:
             self._hint_wanted = anyio.Event()
             hints, self._hints = self._hints, {}
             instances, self._instances = self._instances, set()
+            journals, self._journals = self._journals, set()
             if None in hints:
                 instances.clear()  # their owners are among all
             # Best effort: the poll finds the work anyway, and the other loops report the database's state.
             with contextlib.suppress(ProviderError):
-                await self._provider.wake(hints, instances)
+                if journals:
+                    await cast(JournalProvider, self._provider).notify_journals(journals)
+                if hints or instances:
+                    await self._provider.wake(hints, instances)
             await anyio.sleep(COALESCE_SECONDS)

@@ -13,7 +13,7 @@ import pytest
 from affinity.errors import InvalidId, InvalidOptions, NotSerializable, SessionError, SessionLoadFailed
 from affinity.orchestration import ActivityContext
 from affinity.orchestration.app import SessionListener
-from affinity.records import SessionMetadata, SessionState
+from affinity.records import SessionMetadata, SessionState, StateWrite
 from affinity.session import CacheStats, Sessions
 from tests.session.activities import Activity, Chat, CountingStore, EndedError, Host, fail
 
@@ -536,6 +536,7 @@ async def test_the_context_of_a_real_activity_is_one(host: Host, chats: Sessions
         chat.turns = 1
     (participant,) = ctx._close()
     write = await participant.prepare()
+    assert isinstance(write, StateWrite)
     participant.settled(await host.database.apply(write))
     assert (await host.read(chats)).turns == 1
 

@@ -1,0 +1,128 @@
+"""Journals for activities: reads that concurrent wakes share, and the hints after a commit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import NamedTuple, TypeAlias, cast
+
+from affinity.journal import (
+    JournalFilter,
+    JournalInfo,
+    JournalPage,
+    JournalQuery,
+    JournalWrite,
+    PendingWork,
+    Revisit,
+    StreamPart,
+)
+from affinity.limits import MAX_BATCH
+from affinity.provider.contract.journal_side import JournalProvider
+from affinity.worker.services import WorkerServices
+
+Read: TypeAlias = Callable[[Sequence[str], int], Awaitable[Sequence[PendingWork | None]]]
+
+
+class WorkerJournals:
+    """The `affinity.journal.JournalAccess` of a worker."""
+
+    def __init__(self, services: WorkerServices) -> None:
+        self._provider = cast(JournalProvider, services.provider)
+        self._retry = services.health.retry
+        self._wakeups = services.wakeups
+        self._pending = SharedReads(self._read_pending)
+
+    async def get_pending(self, session_id: str, limit: int) -> PendingWork | None:
+        """What a wake has to do."""
+        return await self._pending.get(session_id, limit)
+
+    async def _read_pending(self, session_ids: Sequence[str], limit: int) -> Sequence[PendingWork | None]:
+        return await self._retry(partial(self._provider.get_pending, session_ids, limit=limit))
+
+    async def read(self, query: JournalQuery) -> JournalPage | None:
+        """A page of a journal."""
+        (page,) = await self._retry(partial(self._provider.read_journal, [query]))
+        return page
+
+    async def list(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
+        """One page of journals."""
+        return await self._retry(partial(self._provider.list_journals, where, limit))
+
+    async def get_revisits(self, session_id: str) -> Sequence[Revisit]:
+        """The pending revisits of a session."""
+        (revisits,) = await self._retry(partial(self._provider.get_journal_revisits, [session_id]))
+        return revisits
+
+    async def write_stream(self, parts: Sequence[StreamPart]) -> None:
+        """Add provisional parts."""
+        await self._provider.write_stream(parts)
+
+    async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
+        """Remove provisional parts."""
+        await self._provider.retract_stream(session_id, journal_id, wake_id, attempt)
+
+    def note_written(self, write: JournalWrite) -> None:
+        """The write is committed."""
+        self._wakeups.notify_journals(write.session_id)
+        for append in write.appends:
+            self._wakeups.notify_journals(append.session_id)
+            self._wakeups.hint_owner(append.session_id)
+        if any(append.start is not None for append in write.appends) or write.births:
+            self._wakeups.hint(None)  # instances that no worker owns yet
+
+
+class _Asked(NamedTuple):
+    session_id: str
+    limit: int
+    answer: asyncio.Future[PendingWork | None]
+
+
+class SharedReads:
+    """Calls that come while one is under way go together with the next one; nothing waits for a timer."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+        self._asked: list[_Asked] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def get(self, session_id: str, limit: int) -> PendingWork | None:
+        """The answer for one session."""
+        loop = asyncio.get_running_loop()
+        asked = _Asked(session_id, limit, loop.create_future())
+        self._asked.append(asked)
+        if self._task is None:
+            self._task = loop.create_task(self._answer_all())
+        return await asked.answer
+
+    async def _answer_all(self) -> None:
+        try:
+            while self._asked:
+                await self._answer(self._take())
+        finally:
+            self._task = None
+
+    def _take(self) -> list[_Asked]:
+        """The next calls, of one limit."""
+        limit = self._asked[0].limit
+        taken: list[_Asked] = []
+        left: list[_Asked] = []
+        for each in self._asked:
+            (taken if each.limit == limit and len(taken) < MAX_BATCH else left).append(each)
+        self._asked = left
+        return taken
+
+    async def _answer(self, asked: Sequence[_Asked]) -> None:
+        try:
+            session_ids = list({each.session_id: None for each in asked})
+            found = dict(zip(session_ids, await self._read(session_ids, asked[0].limit), strict=True))
+        except BaseException as error:
+            for each in asked:
+                if not each.answer.done():
+                    each.answer.set_exception(error) if isinstance(error, Exception) else each.answer.cancel()
+            if not isinstance(error, Exception):
+                raise
+            return
+        for each in asked:
+            if not each.answer.done():
+                each.answer.set_result(found[each.session_id])
