@@ -6,6 +6,7 @@ kinds           a kind of conversations: names, bounds, and the messages to thei
 stream          provisional output of a wake
 formats         events as the messages of the APIs of models, and back
 tools           functions that a model may have called
+loop            rounds of a model and its tools
 ==============  ========================================================================================
 """
 
@@ -38,6 +39,7 @@ from affinity.conversation.events import (
 )
 from affinity.conversation.formats import Transcript, from_anthropic, from_openai, to_anthropic, to_openai
 from affinity.conversation.kinds import ConversationLimits
+from affinity.conversation.loop import LoopResult, LoopStop, Model, ModelReply, ModelRequest, ToolCall, run_loop
 from affinity.conversation.stream import Retracted, Streamed, Streams, StreamWriter
 from affinity.conversation.tools import Tool, ToolErrorKind, tool
 
@@ -54,6 +56,11 @@ __all__ = [
     "DefineOutcome",
     "JournalEntry",
     "JournalEvent",
+    "LoopResult",
+    "LoopStop",
+    "Model",
+    "ModelReply",
+    "ModelRequest",
     "RequestEvent",
     "Retracted",
     "SessionIdle",
@@ -67,6 +74,7 @@ __all__ = [
     "Streamed",
     "Streams",
     "Tool",
+    "ToolCall",
     "ToolConfirmation",
     "ToolErrorKind",
     "ToolResult",
@@ -77,6 +85,7 @@ __all__ = [
     "UserMessage",
     "from_anthropic",
     "from_openai",
+    "run_loop",
     "to_anthropic",
     "to_openai",
     "tool",

@@ -1,0 +1,447 @@
+"""`run_loop`: a model and its tools, round after round, until the model answers, as part of a wake.
+
+What the model says, what it calls and what the tools give are appended to the journal, and commit with the wake. A wake
+that is repeated after a crash calls the model again: tools run at least once.
+
+A call that a person has to allow, and one that the client runs, is a request (`Wake.require`): the loop ends with
+``requires_action``, and the loop of the wake that has the answer goes on from there, before it asks the model again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+
+import anyio
+from pydantic import BaseModel, JsonValue
+
+from affinity.conversation.events import (
+    AgentMessage,
+    ConfirmationAnswer,
+    Content,
+    CustomToolResult,
+    CustomToolUse,
+    JournalEntry,
+    JournalEvent,
+    RequestEvent,
+    ToolConfirmation,
+    ToolResult,
+    ToolUse,
+    text_of,
+)
+from affinity.conversation.formats import Message, call_of, to_anthropic, to_openai
+from affinity.conversation.tools import Tool, ToolErrorKind, checked_arguments, error_value, in_chains, tools_by_name
+from affinity.errors import InvalidOptions, NotSerializable, PayloadTooLarge
+from affinity.orchestration.failures import describe_error
+
+R = TypeVar("R", bound=RequestEvent)
+
+MAX_ROUNDS: Final = 64
+"""Default of ``max_rounds``."""
+
+HISTORY: Final = 1_000
+"""Entries of the journal that are the transcript by default: the last ones."""
+
+FINAL_REASONS: Final = frozenset({None, "stop", "end_turn", "stop_sequence"})
+CALL_REASONS: Final = frozenset({"tool_calls", "tool_use", "function_call"})
+
+LoopStop: TypeAlias = Literal["answer", "requires_action", "truncated", "unknown_finish_reason"]
+"""Why a loop has ended: the model answered; a request is pending; ``max_rounds`` were used up; the model ended for a
+reason that is neither an answer nor a call, such as ``length``: see `LoopResult.finish_reason`.
+"""
+
+
+class PendingRequest(Protocol):
+    """A request that nobody has answered yet."""
+
+    @property
+    def request_id(self) -> str:
+        """Names the request."""
+        ...
+
+
+class LoopWake(Protocol):
+    """What a loop needs of a `Wake`."""
+
+    @property
+    def id(self) -> str:
+        """The same in all attempts."""
+        ...
+
+    @property
+    def attempt(self) -> int:
+        """Of the wake, from 1."""
+        ...
+
+    @property
+    def pending(self) -> Sequence[JournalEntry]:
+        """The inputs of the wake."""
+        ...
+
+    @property
+    def requests(self) -> Sequence[PendingRequest]:
+        """The requests that are pending, with those of this wake."""
+        ...
+
+    def append(self, event: JournalEvent, /) -> None:
+        """Append to the journal, with the wake's result."""
+        ...
+
+    def require(self, request: R, /, *, expires_in: float | None = None) -> R:
+        """Append a request; returns it with its id."""
+        ...
+
+    def stream(self, value: Any, /) -> None:
+        """Show provisional output to readers."""
+        ...
+
+    def span(self, name: str, /) -> AbstractContextManager[object]:
+        """A part of the wake's trace."""
+        ...
+
+    async def history(self, *, last: int) -> Sequence[JournalEntry]:
+        """The last entries of the journal, oldest first."""
+        ...
+
+
+class ToolCall(NamedTuple):
+    """A call of a tool, as a model gives it."""
+
+    tool_use_id: str
+    tool: str
+    arguments: str | Mapping[str, Any]  # JSON text of an object, or the object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelReply:
+    """What a model has answered."""
+
+    content: Content | None = None
+    calls: Sequence[ToolCall] = ()
+    finish_reason: str | None = None  # as the API names it; None: it answered
+    usage: Mapping[str, int] = field(default_factory=dict)  # tokens by name
+
+    @classmethod
+    def from_openai(cls, response: Mapping[str, Any]) -> ModelReply:
+        """The first choice of a chat completion, as plain JSON values."""
+        choice = response["choices"][0]
+        message = choice["message"]
+        calls = [
+            ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
+            for call in message.get("tool_calls") or ()
+        ]
+        return cls(
+            content=message.get("content"),
+            calls=calls,
+            finish_reason=choice.get("finish_reason"),
+            usage=_numbers(response.get("usage")),
+        )
+
+    @classmethod
+    def from_anthropic(cls, response: Mapping[str, Any]) -> ModelReply:
+        """A message, as plain JSON values."""
+        blocks = response.get("content") or ()
+        said = [block for block in blocks if block.get("type") != "tool_use"]
+        text = text_of(said) if all(block.get("type") == "text" for block in said) else said
+        return cls(
+            content=text or None,
+            calls=[ToolCall(b["id"], b["name"], b["input"]) for b in blocks if b.get("type") == "tool_use"],
+            finish_reason=response.get("stop_reason"),
+            usage=_numbers(response.get("usage")),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest:
+    """What a model is asked: the system prompts, then the transcript."""
+
+    system: Sequence[str]
+    events: Sequence[JournalEvent]
+    tools: Sequence[Tool]
+    round: int  # from 1
+    stream: Callable[[Any], None]  # `Wake.stream`: shows a part of the answer to readers now
+
+    def openai_messages(self) -> list[Message]:
+        """``messages`` of a chat completion."""
+        return to_openai(self.events, system=self.system)
+
+    def openai_tools(self) -> list[dict[str, Any]]:
+        """``tools`` of a chat completion."""
+        return [each.to_openai() for each in self.tools]
+
+    def anthropic_messages(self) -> list[Message]:
+        """``messages`` of a message request; its ``system`` is a parameter of its own."""
+        return to_anthropic(self.events)
+
+    def anthropic_tools(self) -> list[dict[str, Any]]:
+        """``tools`` of a message request."""
+        return [each.to_anthropic() for each in self.tools]
+
+
+Model: TypeAlias = Callable[[ModelRequest], Awaitable[ModelReply]]
+"""Asks a model; what it raises ends the loop, and the wake fails."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopResult:
+    """How a loop has ended."""
+
+    stop: LoopStop
+    text: str  # of the last answer
+    finish_reason: str | None  # of the model, in the last round
+    rounds: int  # calls of the model
+    usage: Mapping[str, int]  # of all rounds, summed by name
+
+
+async def run_loop(
+    wake: LoopWake,
+    *,
+    model: Model,
+    tools: Iterable[Tool | Callable[..., Any]] = (),
+    system: str | Sequence[str] = (),
+    transcript: Iterable[JournalEvent] | None = None,
+    max_rounds: int = MAX_ROUNDS,
+    builtins: Iterable[Tool] = (),
+) -> LoopResult:
+    """Ask the model, run the tools that it calls, append both to the journal, and again, until it answers.
+
+    Calls of one round run at the same time, but for those that use the same resource (`Tool.resource`). Their results
+    are in the order of the calls. Arguments that do not fit, an unknown tool, and an exception of a tool are results,
+    which the model reads: ``{"error": {"kind": "invalid_tool_arguments", …}}``, ``unknown_tool``,
+    ``tool_execution_exception``; ``refused``, when a person did not allow it. The other calls go on.
+
+    Args:
+        wake: appends, requires and streams.
+        model: asks a model.
+        tools: functions, or what `tool` made of them.
+        system: prompts that come first in each request, and are not appended to the journal.
+        transcript: the events before this loop. None: the last `HISTORY` entries of the journal, which costs a read;
+            an application that keeps its transcript in the state gives that, with the events of `Wake.pending`.
+        max_rounds: calls of the model at most.
+        builtins: what `builtin_tools` gave, or some of it.
+
+    Raises:
+        InvalidOptions: ``max_rounds`` is below 1, or two tools have one name, or one that of a built-in tool.
+        Exception: what the model raised.
+    """
+    if type(max_rounds) is not int or max_rounds < 1:
+        raise InvalidOptions(f"max_rounds must be an integer from 1, not {max_rounds!r}")
+    before = await _transcript(wake) if transcript is None else list(transcript)
+    prompts = [system] if isinstance(system, str) else list(system)
+    return await _Loop(wake, model, tools_by_name(tools, builtins), prompts, before).run(max_rounds)
+
+
+class _Loop:
+    """One run of a loop."""
+
+    def __init__(
+        self, wake: LoopWake, model: Model, tools: Mapping[str, Tool], system: Sequence[str], events: list[JournalEvent]
+    ) -> None:
+        self._wake, self._model, self._tools, self._system, self._events = wake, model, tools, system, events
+        self._usage: Counter[str] = Counter()
+        self._rounds = 0
+        self._text = ""
+        self._finish_reason: str | None = None
+
+    async def run(self, max_rounds: int) -> LoopResult:
+        if await self._resume_open_calls():
+            return self._ended("requires_action")
+        while self._rounds < max_rounds:
+            reply = await self._ask()
+            calls = self._append_reply(reply)
+            if not calls:
+                is_known = reply.finish_reason in FINAL_REASONS | CALL_REASONS
+                return self._ended("answer" if is_known else "unknown_finish_reason")
+            if await self._run_calls(calls):
+                return self._ended("requires_action")
+        return self._ended("truncated")
+
+    async def _ask(self) -> ModelReply:
+        self._rounds += 1
+        request = ModelRequest(
+            system=self._system,
+            events=tuple(self._events),
+            tools=tuple(self._tools.values()),
+            round=self._rounds,
+            stream=self._wake.stream,
+        )
+        with self._wake.span("model"):
+            reply = await self._model(request)
+        self._usage.update(reply.usage)
+        self._finish_reason = reply.finish_reason
+        return reply
+
+    def _append_reply(self, reply: ModelReply) -> list[ToolUse | CustomToolUse]:
+        """Append what the model has said; returns its calls. A reply that ended for an unknown reason may be cut off in
+        the middle of a call: its calls are not run.
+        """
+        message_id = f"{self._wake.id}.{self._wake.attempt}.{self._rounds}"
+        usage = dict(reply.usage)
+        is_whole = reply.finish_reason in FINAL_REASONS | CALL_REASONS
+        calls = list(reply.calls) if is_whole else []
+        if reply.content or not calls:
+            said = AgentMessage(reply.content or "", usage, message_id=message_id)
+            self._text, usage = said.text, {}
+            self._append(said)
+        return [self._append_call(call, message_id, usage if n == 0 else {}) for n, call in enumerate(calls)]
+
+    def _append_call(self, call: ToolCall, message_id: str, usage: dict[str, int]) -> ToolUse | CustomToolUse:
+        made = call_of(call.tool, call.arguments, call.tool_use_id, message_id)
+        known = self._tools.get(call.tool)
+        if known is not None and known.runs_on_client and made.raw_arguments is None:
+            asked = CustomToolUse(made.tool, made.arguments, made.tool_use_id, message_id=message_id, usage=usage)
+            if isinstance(checked_arguments(self._tools, asked), BaseModel):
+                return self._require(asked, known)
+        used = made.model_copy(update={"usage": usage})
+        self._append(used)
+        return used
+
+    # -- calls
+
+    async def _resume_open_calls(self) -> bool:
+        """Bring the calls of an earlier wake to their ends; returns whether one of them still waits for an answer."""
+        calls = _open_calls(self._events)
+        return await self._run_calls(calls) if calls else False
+
+    async def _run_calls(self, calls: Sequence[ToolUse | CustomToolUse]) -> bool:
+        """Run the calls that may run now, and append their results in order; returns whether others wait."""
+        answers = _Answers(self._events, {each.request_id for each in self._wake.requests})
+        results: dict[int, ToolResult] = {}
+        ready: list[tuple[int, ToolUse, BaseModel]] = []
+        waits = False
+        for number, call in enumerate(calls):
+            decided = self._decide(call, answers)
+            if isinstance(decided, ToolResult):
+                results[number] = decided
+            elif decided is not None and isinstance(call, ToolUse):
+                ready.append((number, call, decided))
+            else:
+                waits = True
+        await self._run_chains(ready, results)
+        for number in sorted(results):
+            self._append_result(calls[number], results[number])
+        return waits
+
+    def _decide(self, call: ToolUse | CustomToolUse, answers: _Answers) -> BaseModel | None:
+        """The arguments of a call that may run; its result, a `ToolResult`, if it may not; None while it waits for an
+        answer.
+        """
+        if isinstance(call, CustomToolUse):
+            return None if answers.is_pending(call.request_id) else _error(call, "refused", "it was not answered")
+        arguments = checked_arguments(self._tools, call)
+        if not isinstance(arguments, BaseModel):
+            return ToolResult(call.tool_use_id, arguments, is_error=True)
+        answer = answers.of(call.tool_use_id)
+        if answer is None and self._tools[call.tool].needs_confirmation(call.arguments):
+            asked = ToolConfirmation(call.tool, call.arguments, call.tool_use_id)
+            self._require(asked, self._tools[call.tool])
+            return None
+        if answer is None or answer == "allowed":
+            return arguments
+        return None if answer == "pending" else _error(call, "refused", answer)
+
+    def _require(self, request: R, known: Tool) -> R:
+        """Append a request; returns it with its id."""
+        asked = self._wake.require(request, expires_in=known.confirm_within)
+        self._events.append(asked)
+        return asked
+
+    async def _run_chains(
+        self, ready: Sequence[tuple[int, ToolUse, BaseModel]], results: dict[int, ToolResult]
+    ) -> None:
+        calls = [call for _, call, _ in ready]
+        keys = [self._tools[call.tool].resource_key(call.arguments) for call in calls]
+
+        async def run(chain: Sequence[int]) -> None:
+            for each in chain:
+                number, call, arguments = ready[each]
+                results[number] = await self._result(call, arguments)
+
+        async with anyio.create_task_group() as tasks:
+            for chain in in_chains(calls, keys):
+                tasks.start_soon(run, chain)
+
+    async def _result(self, call: ToolUse, arguments: BaseModel) -> ToolResult:
+        """The result of one call; an exception of the tool is one, and fails its span."""
+        try:
+            with self._wake.span(call.tool):
+                return ToolResult(call.tool_use_id, await self._tools[call.tool].run(arguments))
+        except Exception as error:
+            name, message = describe_error(error)
+            return _error(call, "tool_execution_exception", message, type=name)
+
+    # --
+
+    def _append(self, event: JournalEvent) -> None:
+        self._wake.append(event)
+        self._events.append(event)
+
+    def _append_result(self, call: ToolUse | CustomToolUse, result: ToolResult) -> None:
+        """A result that no journal takes is the tool's fault, which the model may mend."""
+        try:
+            self._append(result)
+        except (PayloadTooLarge, NotSerializable) as error:
+            self._append(_error(call, "tool_execution_exception", str(error), type=type(error).__name__))
+
+    def _ended(self, stop: LoopStop) -> LoopResult:
+        return LoopResult(
+            stop=stop,
+            text=self._text,
+            finish_reason=self._finish_reason,
+            rounds=self._rounds,
+            usage=dict(self._usage),
+        )
+
+
+def _error(call: ToolUse | CustomToolUse, kind: ToolErrorKind, message: str, **fields: JsonValue) -> ToolResult:
+    return ToolResult(call.tool_use_id, error_value(kind, message, **fields), is_error=True)
+
+
+class _Answers:
+    """What people have answered to requests for confirmation."""
+
+    def __init__(self, events: Iterable[JournalEvent], pending: set[str]) -> None:
+        self._pending = pending
+        self._requests: dict[str, str] = {}  # ids of the requests, by the id of the call
+        self._answers: dict[str, ConfirmationAnswer] = {}
+        for event in events:
+            if isinstance(event, ToolConfirmation):
+                self._requests[event.tool_use_id] = event.request_id
+            elif isinstance(event, ConfirmationAnswer):
+                self._answers[event.request_id] = event
+
+    def is_pending(self, request_id: str) -> bool:
+        return request_id in self._pending
+
+    def of(self, tool_use_id: str) -> str | None:
+        """Whether it is "allowed" or "pending", or why it is refused; None: no person was asked."""
+        request_id = self._requests.get(tool_use_id)
+        if request_id is None:
+            return None
+        answer = self._answers.get(request_id)
+        if answer is None:
+            return "pending" if self.is_pending(request_id) else "the request was dropped by an interrupt"
+        if answer.allowed:
+            return "allowed"
+        return answer.reason or ("it was not answered in time" if answer.expired else "a person has refused it")
+
+
+def _open_calls(events: Sequence[JournalEvent]) -> list[ToolUse | CustomToolUse]:
+    """The calls without a result, in order."""
+    done = {event.tool_use_id for event in events if isinstance(event, ToolResult)}
+    done |= {event.request_id for event in events if isinstance(event, CustomToolResult) and not event.expired}
+    calls = [event for event in events if isinstance(event, ToolUse | CustomToolUse)]
+    return [each for each in calls if not done & {each.tool_use_id, getattr(each, "request_id", each.tool_use_id)}]
+
+
+async def _transcript(wake: LoopWake) -> list[JournalEvent]:
+    entries = {entry.seq: entry for entry in (*await wake.history(last=HISTORY), *wake.pending)}
+    return [entries[seq].event for seq in sorted(entries)]
+
+
+def _numbers(usage: Any) -> dict[str, int]:
+    found = usage if isinstance(usage, Mapping) else {}
+    return {name: value for name, value in found.items() if type(value) is int}

@@ -1,0 +1,330 @@
+"""`run_loop`: rounds of a model and its tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import pytest
+from pydantic import BaseModel
+
+from affinity.conversation import (
+    AgentMessage,
+    ConfirmationAnswer,
+    CustomToolResult,
+    CustomToolUse,
+    JournalEvent,
+    LoopResult,
+    ModelReply,
+    ModelRequest,
+    Tool,
+    ToolCall,
+    ToolConfirmation,
+    ToolResult,
+    ToolUse,
+    UserMessage,
+    run_loop,
+    tool,
+)
+from affinity.conversation.events import EventTypes
+from affinity.errors import InvalidOptions
+from affinity.limits import MAX_EVENT_BYTES
+
+
+class FakeWake:
+    """What a loop needs of a wake, in memory: the requests that are pending are those of this object."""
+
+    id = "w1"
+    attempt = 1
+
+    def __init__(self, *events: JournalEvent, pending_requests: Sequence[str] = ()) -> None:
+        self.before = list(events)
+        self.appended: list[JournalEvent] = []
+        self.spans: list[tuple[str, bool]] = []
+        self.streamed: list[Any] = []
+        self.requests: list[Any] = [SimpleNamespace(request_id=each) for each in pending_requests]
+        self.pending: list[Any] = []
+
+    def append(self, event: JournalEvent) -> None:
+        EventTypes().encode(event)
+        self.appended.append(event)
+
+    def require(self, event: Any, *, expires_in: float | None = None) -> Any:
+        asked = event.model_copy(update={"request_id": f"r{len(self.requests)}"})
+        self.requests.append(SimpleNamespace(request_id=asked.request_id, expires_in=expires_in))
+        self.appended.append(asked)
+        return asked
+
+    def stream(self, value: Any) -> None:
+        self.streamed.append(value)
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.spans.append((name, False))
+            raise
+        self.spans.append((name, True))
+
+    async def history(self, *, last: int) -> list[Any]:
+        return [SimpleNamespace(seq=n, event=event) for n, event in enumerate(self.before[-last:], 1)]
+
+    @property
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.appended]
+
+    @property
+    def results(self) -> list[ToolResult]:
+        return [event for event in self.appended if isinstance(event, ToolResult)]
+
+
+class Script:
+    """A model that answers what it was given, in order, and keeps the requests."""
+
+    def __init__(self, *replies: ModelReply) -> None:
+        self.replies = list(replies)
+        self.requests: list[ModelRequest] = []
+
+    async def __call__(self, request: ModelRequest) -> ModelReply:
+        self.requests.append(request)
+        return self.replies.pop(0)
+
+
+def says(text: str, **fields: Any) -> ModelReply:
+    return ModelReply(content=text, finish_reason="stop", **fields)
+
+
+def calls(*made: ToolCall, text: str | None = None, **fields: Any) -> ModelReply:
+    return ModelReply(content=text, calls=made, finish_reason="tool_calls", **fields)
+
+
+def run(wake: FakeWake, model: Callable[..., Any], *tools: Any, **options: Any) -> LoopResult:
+    async def main() -> LoopResult:
+        return await run_loop(wake, model=model, tools=tools, **options)
+
+    return anyio.run(main)
+
+
+@tool
+def double(n: int) -> int:
+    return 2 * n
+
+
+def test_the_request_is_the_system_entries_and_then_the_transcript() -> None:
+    wake, model = FakeWake(UserMessage("one"), AgentMessage("1"), UserMessage("two")), Script(says("2"))
+    result = run(wake, model, system=["Count.", "Briefly."])
+    assert [m["content"] for m in model.requests[0].openai_messages()] == ["Count.", "Briefly.", "one", "1", "two"]
+    assert wake.kinds == ["agent.message"]  # the system prompts are not copied into the journal
+    assert (result.stop, result.text, result.rounds) == ("answer", "2", 1)
+
+
+def test_rounds_go_on_until_the_answer_and_usage_is_summed() -> None:
+    wake = FakeWake(UserMessage("4 twice"))
+    first = calls(ToolCall("c1", "double", '{"n":4}'), text="I compute.", usage={"input": 10, "output": 3})
+    model = Script(first, says("8", usage={"input": 14, "output": 1}))
+    result = run(wake, model, double)
+    assert wake.kinds == ["agent.message", "agent.tool_use", "agent.tool_result", "agent.message"]
+    assert wake.results == [ToolResult("c1", 8)]
+    assert result.usage == {"input": 24, "output": 4}
+    assert sum(getattr(event, "usage", {}).get("input", 0) for event in wake.appended) == 24
+    roles = [m["role"] for m in model.requests[1].openai_messages()]
+    assert roles == ["user", "assistant", "tool"]
+    assert wake.spans == [("model", True), ("double", True), ("model", True)]
+
+
+def test_bad_calls_are_results_of_three_kinds_and_siblings_are_unaffected() -> None:
+    @tool
+    def broken() -> None:
+        raise ValueError("no")
+
+    wake = FakeWake(UserMessage("go"))
+    made = [ToolCall("1", "double", "{n:"), ToolCall("2", "gone", "{}"), ToolCall("3", "broken", "{}")]
+    run(wake, Script(calls(*made, ToolCall("4", "double", {"n": 1})), says("done")), double, broken)
+    kinds = [r.result["error"]["kind"] if r.is_error else None for r in wake.results]  # type: ignore[index,call-overload]
+    assert [r.tool_use_id for r in wake.results] == ["1", "2", "3", "4"]
+    assert kinds == ["invalid_tool_arguments", "unknown_tool", "tool_execution_exception", None]
+    assert wake.results[3].result == 2
+    assert ("broken", False) in wake.spans
+
+
+def test_a_result_that_is_too_large_is_an_error_that_the_model_reads() -> None:
+    @tool
+    def huge() -> str:
+        return "x" * MAX_EVENT_BYTES
+
+    wake = FakeWake(UserMessage("go"))
+    assert run(wake, Script(calls(ToolCall("1", "huge", {})), says("sorry")), huge).stop == "answer"
+    (result,) = wake.results
+    assert result.result["error"]["type"] == "PayloadTooLarge"  # type: ignore[index,call-overload]
+
+
+def test_calls_run_at_the_same_time_unless_they_share_a_resource() -> None:
+    running: set[str] = set()
+    overlaps: set[frozenset[str]] = set()
+
+    async def busy(name: str, key: str | None) -> str:
+        overlaps.update(frozenset({name, other}) for other in running)
+        running.add(name)
+        await anyio.sleep(0.02 if name == "a" else 0.005)
+        running.discard(name)
+        return name
+
+    each = Tool(name="busy", function=busy, resource=lambda arguments: arguments["key"])
+    made = [ToolCall(n, "busy", {"name": n, "key": key}) for n, key in (("a", "k"), ("b", "k"), ("c", None))]
+    wake = FakeWake(UserMessage("go"))
+    run(wake, Script(calls(*made), says("done")), each)
+    assert frozenset({"a", "c"}) in overlaps
+    assert frozenset({"a", "b"}) not in overlaps
+    assert [r.result for r in wake.results] == ["a", "b", "c"]  # in the order of the calls, not of their ends
+
+
+@pytest.mark.parametrize("reason", ["length", "content_filter", "pause_turn"])
+def test_an_unknown_finish_reason_ends_the_loop_and_runs_no_call(reason: str) -> None:
+    wake = FakeWake(UserMessage("go"))
+    reply = ModelReply(content="I beg", calls=[ToolCall("1", "double", '{"n":')], finish_reason=reason)
+    result = run(wake, Script(reply), double)
+    assert (result.stop, result.finish_reason, result.text) == ("unknown_finish_reason", reason, "I beg")
+    assert wake.kinds == ["agent.message"]
+
+
+def test_past_the_bound_it_is_truncated() -> None:
+    wake = FakeWake(UserMessage("go"))
+    model = Script(*(calls(ToolCall(str(n), "double", {"n": n})) for n in range(9)))
+    assert run(wake, model, double, max_rounds=3).stop == "truncated"
+    assert (len(model.requests), len(wake.results)) == (3, 3)
+    with pytest.raises(InvalidOptions, match="max_rounds"):
+        run(wake, model, max_rounds=0)
+
+
+def test_what_the_model_raises_leaves_the_loop() -> None:
+    async def fails(request: ModelRequest) -> ModelReply:
+        raise ConnectionError("429")
+
+    with pytest.raises(ConnectionError):
+        run(FakeWake(UserMessage("go")), fails)
+
+
+def test_a_model_streams_through_the_request() -> None:
+    async def streams(request: ModelRequest) -> ModelReply:
+        request.stream("hel")
+        request.stream("lo")
+        return says("hello")
+
+    wake = FakeWake(UserMessage("go"))
+    run(wake, streams)
+    assert wake.streamed == ["hel", "lo"]
+
+
+# -- requests
+
+
+@tool(confirm=True, confirm_within=60.0)
+def refund(cents: int) -> str:
+    return f"refunded {cents}"
+
+
+def test_a_call_that_needs_confirmation_waits_and_the_others_run() -> None:
+    wake = FakeWake(UserMessage("refund me"))
+    made = [ToolCall("1", "refund", {"cents": 5}), ToolCall("2", "double", {"n": 2})]
+    result = run(wake, Script(calls(*made)), refund, double)
+    assert result.stop == "requires_action"
+    assert wake.kinds == ["agent.tool_use", "agent.tool_use", "agent.tool_confirmation", "agent.tool_result"]
+    assert wake.requests[0].expires_in == 60.0
+
+
+OPEN = (
+    UserMessage("refund me"),
+    ToolUse("refund", {"cents": 5}, "1"),
+    ToolConfirmation("refund", {"cents": 5}, "1", "r0"),
+)
+
+
+def test_an_allowed_call_runs_before_the_model_is_asked_again() -> None:
+    wake = FakeWake(*OPEN, ConfirmationAnswer(request_id="r0", allowed=True))
+    model = Script(says("done"))
+    assert run(wake, model, refund).stop == "answer"
+    assert wake.results == [ToolResult("1", "refunded 5")]
+    assert model.requests[0].openai_messages()[-1]["content"] == "refunded 5"
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (ConfirmationAnswer(request_id="r0", allowed=False, reason="too much"), "too much"),
+        (ConfirmationAnswer(request_id="r0", allowed=False, expired=True), "not answered in time"),
+        (None, "dropped by an interrupt"),
+    ],
+)
+def test_a_call_that_is_not_allowed_is_refused(answer: ConfirmationAnswer | None, text: str) -> None:
+    wake = FakeWake(*OPEN, *([] if answer is None else [answer]))
+    run(wake, Script(says("done")), refund)
+    (result,) = wake.results
+    assert result.is_error
+    assert result.result["error"]["kind"] == "refused"  # type: ignore[index,call-overload]
+    assert text in result.result["error"]["message"]  # type: ignore[index,call-overload,operator]
+
+
+def test_while_a_request_is_pending_the_model_is_not_asked() -> None:
+    wake, model = FakeWake(*OPEN, pending_requests=["r0"]), Script()
+    assert run(wake, model, refund).stop == "requires_action"
+    assert (model.requests, wake.appended) == ([], [])
+
+
+class Position(BaseModel):
+    exact: bool
+
+
+def test_a_tool_of_the_client_waits_for_its_result() -> None:
+    position = Tool(name="position", arguments=Position)
+    wake = FakeWake(UserMessage("where?"))
+    assert run(wake, Script(calls(ToolCall("c1", "position", {"exact": True}))), position).stop == "requires_action"
+    assert wake.kinds == ["agent.custom_tool_use"]
+    (asked,) = wake.appended
+    assert isinstance(asked, CustomToolUse)
+    after = FakeWake(UserMessage("where?"), asked, CustomToolResult(request_id=asked.request_id, result="here"))
+    model = Script(says("there"))
+    assert run(after, model, position).stop == "answer"
+    assert model.requests[0].openai_messages()[-1] == {"role": "tool", "tool_call_id": "c1", "content": "here"}
+
+
+def test_arguments_of_a_client_tool_are_checked_before_it_is_asked() -> None:
+    wake = FakeWake(UserMessage("where?"))
+    model = Script(calls(ToolCall("c1", "position", {"exact": "maybe"})), says("sorry"))
+    assert run(wake, model, Tool(name="position", arguments=Position)).stop == "answer"
+    assert wake.kinds == ["agent.tool_use", "agent.tool_result", "agent.message"]
+
+
+def test_a_tool_of_the_client_that_was_dropped_is_refused() -> None:
+    wake = FakeWake(UserMessage("where?"), CustomToolUse("position", {}, "c1", request_id="r0"))
+    run(wake, Script(says("fine")), Tool(name="position", arguments=Position))
+    assert wake.results[0].result["error"]["kind"] == "refused"  # type: ignore[index,call-overload]
+
+
+# -- replies of APIs
+
+
+def test_replies_of_openai() -> None:
+    function = {"name": "double", "arguments": '{"n":1}'}
+    message = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c1", "type": "function", "function": function}],
+    }
+    usage = {"prompt_tokens": 3, "completion_tokens": 2, "details": {}}
+    reply = ModelReply.from_openai({"choices": [{"message": message, "finish_reason": "tool_calls"}], "usage": usage})
+    assert reply.calls == [ToolCall("c1", "double", '{"n":1}')]
+    assert (reply.finish_reason, reply.usage) == ("tool_calls", {"prompt_tokens": 3, "completion_tokens": 2})
+
+
+def test_replies_of_anthropic() -> None:
+    blocks = [
+        {"type": "text", "text": "I look."},
+        {"type": "tool_use", "id": "t1", "name": "double", "input": {"n": 1}},
+    ]
+    reply = ModelReply.from_anthropic({"content": blocks, "stop_reason": "tool_use", "usage": {"input_tokens": 3}})
+    assert (reply.content, reply.calls) == ("I look.", [ToolCall("t1", "double", {"n": 1})])
+    assert (reply.finish_reason, reply.usage) == ("tool_use", {"input_tokens": 3})
