@@ -12,6 +12,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import anyio.to_thread
 
 from affinity.errors import ConnectionLost, DatabaseChanged
+from affinity.journal import Appended, JournalAppend, JournalPage, JournalQuery, PendingWork, StreamPart
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract import (
     NO_PROFILE,
@@ -67,10 +68,12 @@ from affinity.provider.contract import (
     WorkItemInfo,
     WorkLock,
 )
+from affinity.provider.contract.journal_side import JournalWatch
 from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.sqlite import (
     fetching,
     hints,
+    journals,
     management,
     moves,
     orchestrations,
@@ -79,6 +82,7 @@ from affinity.provider.sqlite import (
     rebalancing,
     releasing,
     sessions,
+    streams,
     suspension,
     waits,
     work_items,
@@ -117,6 +121,7 @@ class SqliteProvider:
         self._tokens = Tokens()
         self._waiting = 0
         self._subscriptions: set[hints.Subscription] = set()
+        self._watches: set[hints.JournalSubscription] = set()
         self._writer = DatabaseThread(writer, "affinity-sqlite-write", self._on_foreign_commit)
         self._reader = DatabaseThread(reader, "affinity-sqlite-read")
         self._states = SqliteSessionStore(self._writer, self._reader)
@@ -434,6 +439,37 @@ class SqliteProvider:
     async def count_work(self) -> Mapping[str, int]:
         return await self._read(management.count_work)
 
+    # -- journals
+
+    async def append_journal(self, appends: Sequence[JournalAppend]) -> Sequence[Appended]:
+        return await self._write(journals.append, appends)
+
+    async def get_pending(
+        self, session_ids: Sequence[str], *, limit: int, max_bytes: int = MAX_BATCH_BYTES
+    ) -> Sequence[PendingWork | None]:
+        return await self._read(journals.get_pending, session_ids, limit, max_bytes)
+
+    async def read_journal(
+        self, queries: Sequence[JournalQuery], *, max_bytes: int = MAX_BATCH_BYTES
+    ) -> Sequence[JournalPage | None]:
+        return await self._read(journals.read, queries, max_bytes)
+
+    async def write_stream(self, parts: Sequence[StreamPart]) -> None:
+        await self._writer.call(Database.write_unsynced, streams.write, parts)
+        await self.notify_journals({part.session_id for part in parts})
+
+    async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
+        await self._write(streams.retract, session_id, journal_id, wake_id, attempt)
+        await self.notify_journals([session_id])
+
+    def watch_journals(self) -> AbstractAsyncContextManager[JournalWatch]:
+        return self._watch_journals()
+
+    async def notify_journals(self, session_ids: Collection[str]) -> None:
+        """Readers of other processes see the commit that the hint is about."""
+        if session_ids:
+            hints.send_journals(self._path, frozenset(session_ids))
+
     # -- how
 
     def _check_file(self) -> None:
@@ -463,6 +499,18 @@ class SqliteProvider:
             self._subscriptions.discard(subscription)
             subscription.close()
 
+    @asynccontextmanager
+    async def _watch_journals(self) -> AsyncIterator[JournalWatch]:
+        await self._writer.call(Database.changed)  # only what is committed from now on is news
+        subscription = hints.JournalSubscription(self._path, self._watch)
+        subscription.open()
+        self._watches.add(subscription)
+        try:
+            yield subscription
+        finally:
+            self._watches.discard(subscription)
+            subscription.close()
+
     def _watch(self, change: int) -> None:
         self._waiting += change
         self._writer.watch(self._waiting > 0)
@@ -470,6 +518,8 @@ class SqliteProvider:
     def _on_foreign_commit(self) -> None:
         for subscription in self._subscriptions:
             subscription.receive(Hint())
+        for watch in self._watches:
+            watch.receive(())
 
 
 def _open(path: Path, clock: Clock, max_wait: float, timeline: Timeline | None = None) -> Database:

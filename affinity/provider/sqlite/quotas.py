@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 from typing import Final
 
@@ -43,12 +43,16 @@ def check_new(tx: Tx, instances: Sequence[NewInstance], added: int) -> None:
         raise QuotaExceeded("instances", most)
 
 
+def measure(tx: Tx, instance_ids: Collection[str]) -> dict[str, int]:
+    """The bytes of those of the instances that there are."""
+    wanted = {"instance_ids": to_json(sorted(instance_ids))}
+    tx.run(SQL["measure"], wanted)
+    return dict(tx.gather(SQL["sizes"], wanted))
+
+
 def find_too_large(tx: Tx, messages: Sequence[NewMessage], most: int) -> set[int]:
     """Which of the messages with a limit would give their instance more than ``most`` bytes."""
-    limited = {message.instance_id for message in messages if message.unread_limit is not None}
-    wanted = {"instance_ids": to_json(sorted(limited))}
-    tx.run(SQL["measure"], wanted)
-    sizes: dict[str, int] = dict(tx.gather(SQL["sizes"], wanted))
+    sizes = measure(tx, {message.instance_id for message in messages if message.unread_limit is not None})
     over: set[int] = set()
     for n, message in enumerate(messages):
         size = sizes.get(message.instance_id)

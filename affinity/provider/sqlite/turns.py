@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from affinity.provider.contract import FINISHED, InstanceUpdate, Placed, Timeouts, Turn, TurnResult, WorkerIdentity
 from affinity.provider.sqlite import holds, releasing, sessions
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
+from affinity.provider.sqlite.journal_writes import JournalChecker
 from affinity.provider.sqlite.messages import insert_new, send
 from affinity.provider.sqlite.placing import NOT_QUEUED, WorkItemPlacer
 from affinity.provider.sqlite.session_states import FenceChecker
@@ -27,6 +28,8 @@ SQL: Final = load_statements(__package__, "turns.sql")
 
 _Fence: TypeAlias = tuple[Any, ...]
 """Birth token, execution id and number of events of an instance."""
+
+_Checkers: TypeAlias = tuple[FenceChecker, JournalChecker]
 
 
 class _PassedTurn(NamedTuple):
@@ -44,10 +47,12 @@ def commit(
     caller = read_caller(tx, identity)
     fences = _read_fences(tx, identity, turns) if caller.alive else {}
     checker = FenceChecker(tx, [write for turn in turns for write in turn.states])
-    outcomes = _check_all(turns, fences, find(tx, [lock for turn in turns for lock in turn.acks]), checker)
+    journals = JournalChecker(tx, [write for turn in turns for write in turn.journals])
+    outcomes = _check_all(turns, fences, find(tx, [lock for turn in turns for lock in turn.acks]), (checker, journals))
     passed = [outcome for outcome in outcomes if isinstance(outcome, _PassedTurn)]
     _move_on(tx, identity, passed)
     checker.write_accepted()
+    journals.write_accepted()
     named = {item.session_id for one in passed for item in one.turn.work_items if item.session_id is not None}
     placer = WorkItemPlacer(tx, tokens, identity, named, may_lock=not caller.draining)
     placed = iter([_place(placer, one.turn) for one in passed])
@@ -75,29 +80,34 @@ def _read_fences(tx: Tx, identity: WorkerIdentity, turns: Sequence[Turn]) -> dic
 
 
 def _check_all(
-    turns: Sequence[Turn], fences: dict[str, _Fence], found: Sequence[HeldItemRow | None], checker: FenceChecker
+    turns: Sequence[Turn], fences: dict[str, _Fence], found: Sequence[HeldItemRow | None], checkers: _Checkers
 ) -> list[_PassedTurn | TurnResult]:
     """Check all turns; ``found`` has what their acks name, one after the other."""
     remaining = iter(found)
     spent: set[int] = set()
-    return [_check(turn, list(islice(remaining, len(turn.acks))), fences, spent, checker) for turn in turns]
+    return [_check(turn, list(islice(remaining, len(turn.acks))), fences, spent, checkers) for turn in turns]
 
 
 def _check(
-    turn: Turn, found: Sequence[HeldItemRow | None], fences: dict[str, _Fence], spent: set[int], checker: FenceChecker
+    turn: Turn, found: Sequence[HeldItemRow | None], fences: dict[str, _Fence], spent: set[int], checkers: _Checkers
 ) -> _PassedTurn | TurnResult:
-    """Check a turn; what it uses up, its fence, its acks and its sessions' states, is there for no other turn of the
-    batch.
+    """Check a turn; what it uses up, its fence, its acks, its sessions' states and journals, is there for no other turn
+    of the batch.
     """
+    states, journals = checkers
     acked = [held for held in found if held is not None and held.id not in spent]
     missing = len(acked) < len(found)
     lost = [lock for lock, held in zip(turn.acks, found, strict=True) if held not in acked] if missing else []
-    conflicts = checker.find_conflicts(turn.states)
+    conflicts = states.find_conflicts(turn.states)
+    if turn.journals:
+        conflicts += journals.find_conflicts(turn.journals)
     if lost or conflicts or fences.get(turn.instance_id) != (turn.birth, turn.execution_id, turn.event_count):
         return TurnResult(committed=False, lost_acks=lost, conflicts=conflicts)
     del fences[turn.instance_id]
     spent.update(held.id for held in acked)
-    checker.accept(turn.states)
+    states.accept(turn.states)
+    if turn.journals:
+        journals.accept(turn.journals)
     return _PassedTurn(turn, acked)
 
 

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from affinity.provider.contract import NewMessage, Timeouts, WorkAbandon, WorkAck, WorkerIdentity, WorkLock
 from affinity.provider.sqlite import sessions
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
+from affinity.provider.sqlite.journal_writes import JournalChecker
 from affinity.provider.sqlite.messages import send
 from affinity.provider.sqlite.session_states import FenceChecker
 from affinity.provider.sqlite.sessions import FREE, NEW
@@ -54,13 +55,15 @@ def check(tx: Tx, locks: Sequence[WorkLock]) -> list[bool]:
 
 def ack(tx: Tx, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts) -> list[bool]:
     checker = FenceChecker(tx, [one.state for one in acks if one.state is not None])
+    journals = JournalChecker(tx, [one.journal for one in acks if one.journal is not None])
     first: dict[int, tuple[int, HeldItemRow]] = {}  # of several acks of one item the first counts
     for place, held in enumerate(find(tx, [one.lock for one in acks])):
         if held is not None:
             first.setdefault(held.id, (place, held))
-    done = {place: held for place, held in first.values() if _passes(checker, acks[place])}
+    done = {place: held for place, held in first.values() if _passes(checker, journals, acks[place])}
     remove(tx, list(done.values()))
     checker.write_accepted()
+    journals.write_accepted()
     passed = [acks[place] for place in done]
     send(tx, [NewMessage(instance_id=one.lock.key.instance_id, payload=one.message) for one in passed])
     _touch(tx, identity, list(done.values()), timeouts)
@@ -90,11 +93,13 @@ def _tokens(locks: Sequence[WorkLock]) -> str:
     return to_json([lock.token for lock in locks])
 
 
-def _passes(checker: FenceChecker, one: WorkAck) -> bool:
-    writes = [] if one.state is None else [one.state]
-    if checker.find_conflicts(writes):
+def _passes(checker: FenceChecker, journals: JournalChecker, one: WorkAck) -> bool:
+    states = [] if one.state is None else [one.state]
+    writes = [] if one.journal is None else [one.journal]
+    if checker.find_conflicts(states) or journals.find_conflicts(writes):
         return False
-    checker.accept(writes)
+    checker.accept(states)
+    journals.accept(writes)
     return True
 
 

@@ -135,6 +135,19 @@ class Database:
             raise translate(error) from error
         return result
 
+    def write_unsynced(self, operation: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """As `write`, without waiting for the disk: a crash of the machine may undo it, as long as no later `write` is
+        committed.
+        """
+        try:
+            self._connection.execute("PRAGMA synchronous = NORMAL")
+            try:
+                return self.write(operation, *args, **kwargs)
+            finally:
+                self._connection.execute("PRAGMA synchronous = FULL")
+        except FAILURES as error:
+            raise translate(error) from error
+
     def read(self, operation: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``operation`` on one snapshot; it takes no lock that a writer would wait for."""
         try:

@@ -1,0 +1,91 @@
+"""What wakes add to their journals, as part of a commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from affinity.journal import JournalWrite
+from affinity.provider.sqlite import journals, streams
+from affinity.provider.sqlite.driver.transaction import Tx
+from affinity.provider.sqlite.journal_rows import EntryWriter, Head, read_heads, read_numbers
+from affinity.provider.statements import load_statements
+
+SQL: Final = load_statements(__package__, "journal_writes.sql")
+
+
+class JournalChecker:
+    """Checks the fences of writes that come with the results of one batch, and writes those that are accepted.
+
+    The fences are read in one statement; without writes, none is run.
+    """
+
+    def __init__(self, tx: Tx, writes: Sequence[JournalWrite]) -> None:
+        self._tx = tx
+        self._heads = read_heads(tx, {write.session_id for write in writes})
+        self._passed: dict[str, JournalWrite] = {}
+
+    def find_conflicts(self, writes: Sequence[JournalWrite]) -> list[str]:
+        """Sessions among those of one result whose write does not pass; of several of one journal the first does."""
+        seen = set(self._passed)
+        refused = []
+        for write in writes:
+            if write.session_id in seen or not self._fits(write):
+                refused.append(write.session_id)
+            seen.add(write.session_id)
+        return refused
+
+    def accept(self, writes: Iterable[JournalWrite]) -> None:
+        """The result that these came with passes."""
+        self._passed.update((write.session_id, write) for write in writes)
+
+    def write_accepted(self) -> None:
+        """Write what was accepted, then append to other journals what it sends them."""
+        writes = [(self._heads[session_id], write) for session_id, write in self._passed.items()]
+        if not writes:
+            return
+        _end(self._tx, writes)
+        _add(self._tx, writes)
+        if appends := [one for _, write in writes for one in write.appends]:
+            journals.append(self._tx, appends)
+
+    def _fits(self, write: JournalWrite) -> bool:
+        head = self._heads.get(write.session_id)
+        return head is not None and (head.journal_id, head.processed) == (write.journal_id, write.base)
+
+
+def _end(tx: Tx, writes: Sequence[tuple[Head, JournalWrite]]) -> None:
+    """Remove what the wakes have dealt with."""
+    requests = [(head.journal_id, one) for head, write in writes for one in write.ended_requests]
+    revisits = [(head.journal_id, one) for head, write in writes for one in write.ended_revisits]
+    tx.many(journals.SQL["resolve"], requests)
+    tx.many(SQL["end_revisits"], revisits)
+    tx.many(streams.SQL["clear"], [head.journal_id for head, write in writes if write.clear_stream])
+
+
+def _add(tx: Tx, writes: Sequence[tuple[Head, JournalWrite]]) -> None:
+    """Append entries, requests and revisits, and move the watermarks."""
+    writer = EntryWriter(tx, read_numbers(tx, [(head, entry) for head, write in writes for entry in write.entries]))
+    requests = []
+    revisits = []
+    for head, write in writes:
+        first = head.last_seq + 1
+        for entry in write.entries:
+            if writer.find(head, entry) is None:
+                writer.add(head, entry)
+        head.processed = write.processed
+        head.ended_wake, head.ended_attempt = write.wake_id, write.attempt
+        writer.change(head)
+        if head.dropped > write.processed:
+            continue
+        requests += [
+            (head.journal_id, one.request_id, one.kind, write.wake_id, first, one.expires_in, one.payload)
+            for one in write.requests
+        ]
+        revisits += [
+            (head.journal_id, one.key, one.delay, one.priority, one.reason, one.note, write.wake_id)
+            for one in write.revisits
+        ]
+    writer.write()
+    tx.many(SQL["request"], requests, {"now": tx.now})
+    tx.many(SQL["revisit"], revisits, {"now": tx.now})

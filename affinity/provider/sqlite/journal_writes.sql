@@ -1,0 +1,16 @@
+-- end_revisits: remove some revisits
+DELETE FROM journal_revisits WHERE (journal_id, key) IN (SELECT value ->> 0, value ->> 1 FROM json_each(:rows));
+
+-- request: new requests, unless one of the id is pending
+INSERT INTO journal_requests (journal_id, request_id, kind, wake_id, seq, created_at, expires_at, payload)
+SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, :now, :now + (value ->> 5), value ->> 6
+FROM json_each(:rows)
+WHERE true
+ON CONFLICT (journal_id, request_id) DO NOTHING;
+
+-- revisit: new revisits, unless one of the key is pending
+INSERT INTO journal_revisits (journal_id, key, due_at, priority, reason, note, wake_id)
+SELECT value ->> 0, value ->> 1, :now + (value ->> 2), value ->> 3, value ->> 4, value ->> 5, value ->> 6
+FROM json_each(:rows)
+WHERE true
+ON CONFLICT (journal_id, key) DO NOTHING;

@@ -1,0 +1,439 @@
+"""Journals: appending inputs, what a wake has to do, and reading entries."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from datetime import datetime
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+from affinity.journal import (
+    SEQ_MARK,
+    Answer,
+    Appended,
+    AppendOutcome,
+    Entry,
+    JournalAppend,
+    JournalPage,
+    JournalQuery,
+    JournalStart,
+    PendingWork,
+    Request,
+    Revisit,
+)
+from affinity.provider.contract import FINISHED, NewInstance, NewMessage
+from affinity.provider.contract.instances import Birth
+from affinity.provider.sqlite import messages, quotas, streams
+from affinity.provider.sqlite.driver.clock import instant
+from affinity.provider.sqlite.driver.transaction import PORTION, Tx, to_json
+from affinity.provider.sqlite.journal_rows import (
+    EntryWriter,
+    Head,
+    Numbers,
+    Segment,
+    read_heads,
+    read_numbers,
+    read_segments,
+)
+from affinity.provider.sqlite.payloads import portions
+from affinity.provider.statements import load_statements
+
+SQL: Final = load_statements(__package__, "journals.sql")
+
+_NEWEST_FIRST: Final = {name: sql.replace("ORDER BY seq", "ORDER BY seq DESC") for name, sql in SQL.items()}
+
+_NO_BOUND: Final = 2**63 - 1
+
+
+# -- appending
+
+
+def append(tx: Tx, appends: Sequence[JournalAppend]) -> list[Appended]:
+    batch = _AppendBatch(tx, appends)
+    outcomes = [batch.append(one) for one in appends]
+    batch.write()
+    return outcomes
+
+
+def _parent_of(one: JournalAppend, head: Head | None) -> str | None:
+    """The parent of the journal, as it is or will be."""
+    if head is not None:
+        return head.parent
+    return None if one.start is None else one.start.parent
+
+
+class _InstanceRow(NamedTuple):
+    name: str
+    status: str
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status in FINISHED
+
+
+class _AppendBatch:
+    """Inputs of one transaction: checked one after the other, then written together."""
+
+    def __init__(self, tx: Tx, appends: Sequence[JournalAppend]) -> None:
+        self._tx = tx
+        session_ids = {one.session_id for one in appends}
+        self._heads = read_heads(tx, session_ids)
+        self._writer = EntryWriter(tx, self._read_numbers(appends))
+        rows = tx.gather(SQL["instances"], {"session_ids": to_json(list(session_ids))})
+        self._instances = {instance_id: _InstanceRow(*row) for instance_id, *row in rows}
+        self._requests = self._read_requests(appends)
+        self._room = _Room(tx, appends)
+        self._resolved: list[tuple[int, str]] = []
+        self._dropped: list[int] = []
+        self._new_instances: list[NewInstance] = []
+        self._messages: list[NewMessage] = []
+
+    def append(self, one: JournalAppend) -> Appended:
+        """Check one, and keep what it writes."""
+        head = self._heads.get(one.session_id)
+        if head is not None and head.kind != one.kind:
+            return Appended("other_kind", journal_id=head.journal_id)
+        seq = None if head is None or one.entry is None else self._writer.find(head, one.entry)
+        if seq is not None:
+            return Appended("repeated", seq, head.journal_id if head else 0)
+        refusal = self._find_refusal(one, head)
+        if refusal is not None:
+            return Appended(refusal, journal_id=head.journal_id if head else 0)
+        return self._accept(one, head)
+
+    def write(self) -> None:
+        """Write what was accepted."""
+        self._writer.write()
+        self._tx.many(SQL["resolve"], self._resolved)
+        self._tx.many(SQL["drop_requests"], self._dropped)
+        self._tx.many(SQL["drop_revisits"], self._dropped)
+        _, outbox = messages.insert_new(self._tx, self._new_instances) if self._new_instances else ([], [])
+        messages.send(self._tx, [*outbox, *self._messages])
+
+    def _find_refusal(self, one: JournalAppend, head: Head | None) -> AppendOutcome | None:
+        if head is None and (one.start is None or one.entry is None):
+            return "unknown"
+        instance = self._instances.get(one.session_id)
+        is_taken = instance is not None and one.start is not None and instance.name != one.start.name
+        if (head is not None and head.closed) or (instance is not None and instance.has_ended and not is_taken):
+            return "closed"
+        if one.sender not in {None, _parent_of(one, head)}:
+            return "not_parent"
+        if one.answers is not None and not self._is_pending(head, one.answers):
+            return "not_pending"
+        return "taken" if is_taken else self._find_instance_refusal(one, is_missing=instance is None)
+
+    def _find_instance_refusal(self, one: JournalAppend, *, is_missing: bool) -> AppendOutcome | None:
+        if is_missing and one.start is None and one.message is not None:
+            return "unknown"
+        return self._room.find_refusal(one, is_new=is_missing and one.start is not None)
+
+    def _accept(self, one: JournalAppend, head: Head | None) -> Appended:
+        created = head is None
+        if head is None:
+            assert one.start is not None
+            head = Head(one.start.journal_id, one.session_id, one.kind, one.start.parent)
+            self._heads[one.session_id] = head
+            self._writer.create(head)
+        if one.start is not None and one.session_id not in self._instances:
+            self._create_instance(one.session_id, one.start)
+        if one.entry is not None:
+            self._writer.add(head, one.entry)
+        self._settle(one, head)
+        if one.message is not None:
+            text = one.message.replace(SEQ_MARK, str(head.last_seq))
+            self._messages.append(NewMessage(instance_id=one.session_id, payload=text))
+        return Appended("appended", head.last_seq if one.entry is not None else 0, head.journal_id, created)
+
+    def _create_instance(self, session_id: str, start: JournalStart) -> None:
+        self._instances[session_id] = _InstanceRow(start.name, "pending")
+        self._new_instances.append(
+            NewInstance(
+                instance_id=session_id,
+                name=start.name,
+                version=start.version,
+                start=start.start,
+                session_id=session_id,
+                birth=Birth(start.birth),
+            )
+        )
+
+    def _settle(self, one: JournalAppend, head: Head) -> None:
+        """Requests and revisits, and whether the journal takes further inputs."""
+        if one.answers is not None:
+            key = (head.journal_id, one.answers.request_id)
+            del self._requests[key]
+            self._resolved.append(key)
+        if one.drops:
+            self._dropped.append(head.journal_id)
+            self._requests = {key: row for key, row in self._requests.items() if key[0] != head.journal_id}
+            head.dropped = head.last_seq
+        if one.closes:
+            head.closed = 1
+        if one.drops or one.closes:
+            self._writer.change(head)
+
+    def _is_pending(self, head: Head | None, answer: Answer) -> bool:
+        found = None if head is None else self._requests.get((head.journal_id, answer.request_id))
+        return found is not None and found[0] == answer.kind and answer.wake_id in {None, found[1]}
+
+    def _read_numbers(self, appends: Sequence[JournalAppend]) -> Numbers:
+        there = [(self._heads.get(one.session_id), one.entry) for one in appends]
+        return read_numbers(self._tx, [(head, entry) for head, entry in there if head and entry])
+
+    def _read_requests(self, appends: Sequence[JournalAppend]) -> dict[tuple[int, str], tuple[str, str | None]]:
+        """Kind and wake of the pending requests among those that are answered."""
+        answers = [(self._heads.get(one.session_id), one.answers) for one in appends]
+        rows = [(head.journal_id, answer.request_id) for head, answer in answers if head and answer]
+        if not rows:
+            return {}
+        found = self._tx.gather(SQL["pending_requests"], {"rows": to_json(rows), "now": self._tx.now})
+        return {(journal_id, request_id): (kind, wake_id) for journal_id, request_id, kind, wake_id in found}
+
+
+class _Room:
+    """What the quotas, and the limits that messages come with, leave room for in one transaction."""
+
+    def __init__(self, tx: Tx, appends: Sequence[JournalAppend]) -> None:
+        self._limits = {
+            one.session_id: one.unread_limit
+            for one in appends
+            if one.unread_limit is not None and one.message is not None
+        }
+        self._most = quotas.get(tx)
+        self._unread: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
+        self._instances = 0.0
+        if self._limits:
+            asked = {"instance_ids": to_json(list(self._limits)), "most": max(self._limits.values())}
+            self._unread = dict(tx.gather(messages.SQL["unread"], asked))
+        if self._limits and self._most.instance_bytes is not None:
+            self._sizes = quotas.measure(tx, self._limits)
+        if self._most.instances is not None:
+            self._instances = tx.value(quotas.SQL["counted"])
+
+    def find_refusal(self, one: JournalAppend, *, is_new: bool) -> AppendOutcome | None:
+        """Why there is no room; None: there was, and now there is less."""
+        unread = self._unread.get(one.session_id, 0)
+        size = self._sizes.get(one.session_id, 0)
+        start = one.start.start if one.start is not None and is_new else None
+        most_bytes, most = self._most.instance_bytes, self._most.instances
+        if start is not None:
+            unread, size = unread + 1, size + len(start.encode())
+            if (most is not None and self._instances + 1 > most) or (most_bytes is not None and size > most_bytes):
+                return "over_quota"
+        if one.message is not None and one.unread_limit is not None:
+            quota = self._most.unread_events
+            if unread >= (one.unread_limit if quota is None else min(one.unread_limit, quota)):
+                return "full"
+            size += len(one.message.encode())
+            if most_bytes is not None and size > most_bytes:
+                return "over_quota"
+        self._instances += start is not None
+        self._unread[one.session_id] = unread + (one.message is not None)
+        self._sizes[one.session_id] = size
+        return None
+
+
+# -- what a wake has to do
+
+
+def get_pending(tx: Tx, session_ids: Sequence[str], limit: int, max_bytes: int) -> list[PendingWork | None]:
+    heads = read_heads(tx, session_ids)
+    found: dict[str, PendingWork] = {}
+    names = list(heads)
+    for start in range(0, len(names), PORTION):
+        portion = [heads[name] for name in names[start : start + PORTION]]
+        inputs, size = _read_inputs(tx, portion, limit, max_bytes)
+        max_bytes = max(max_bytes - size, 0)
+        requests = read_requests(tx, portion)
+        revisits = read_revisits(tx, portion)
+        for place, head in enumerate(portion):
+            found[head.session_id] = _pending(tx, head, inputs[place], requests[place], revisits[place])
+    return [found.get(session_id) for session_id in session_ids]
+
+
+class _Inputs(NamedTuple):
+    entries: list[Entry]
+    more: bool
+
+
+def _pending(tx: Tx, head: Head, inputs: _Inputs, requests: list[Request], revisits: list[Revisit]) -> PendingWork:
+    now = instant(tx.now)
+    due = [each for each in revisits if each.due_at <= now]
+    times = [each.due_at for each in revisits if each.due_at > now]
+    times += [each.expires_at for each in requests if each.expires_at is not None and not each.expired]
+    return PendingWork(
+        journal_id=head.journal_id,
+        kind=head.kind,
+        processed=head.processed,
+        last_seq=head.last_seq,
+        closed=bool(head.closed),
+        parent=head.parent,
+        inputs=inputs.entries,
+        more=inputs.more,
+        due=sorted(due, key=lambda each: -each.priority),
+        requests=requests,
+        next_due=max((min(times) - now).total_seconds(), 0.0) if times else None,
+    )
+
+
+def _read_inputs(tx: Tx, heads: Sequence[Head], limit: int, max_bytes: int) -> tuple[list[_Inputs], int]:
+    """Inputs behind the watermarks, and their bytes."""
+    rows = [(head.journal_id, max(head.processed, head.base_seq or 0)) for head in heads]
+    asked = {"rows": to_json(rows), "limit": limit, "max_bytes": max_bytes}
+    by_place: defaultdict[int, list[Any]] = defaultdict(list)
+    size = 0
+    for place, seq, total, *entry in tx.gather(SQL["unprocessed"], asked):
+        by_place[place].append((seq, *entry))
+        size = total if entry[0] is not None else size
+    found = [_take_inputs(by_place[place]) for place in range(len(heads))]
+    for place, head in enumerate(heads):
+        if head.base_seq is not None and head.processed < head.base_seq:
+            found[place], read = _read_inherited(tx, head, limit, max(max_bytes - size, 0))
+            size += read
+    return found, size
+
+
+def _take_inputs(rows: list[Any]) -> _Inputs:
+    entries = [_to_entry(row) for row in rows if row[1] is not None]
+    return _Inputs(entries, len(entries) < len(rows))
+
+
+def _read_inherited(tx: Tx, head: Head, limit: int, max_bytes: int) -> tuple[_Inputs, int]:
+    """Inputs of a journal that has some of the journals that it continues, and their bytes."""
+    query = JournalQuery(session_id=head.session_id, pending=True, limit=limit)
+    places = _find(tx, head, query)
+    entries, size = _read_entries(tx, places[:limit], max(max_bytes, 1))
+    return _Inputs(entries, len(entries) < len(places)), size
+
+
+def read_requests(tx: Tx, heads: Sequence[Head]) -> list[list[Request]]:
+    """The requests of each journal, oldest first."""
+    found: list[list[Request]] = [[] for _ in heads]
+    asked = {"journal_ids": to_json([head.journal_id for head in heads]), "now": tx.now}
+    for place, request_id, kind, payload, wake_id, created_at, expires_at, expired in tx.gather(SQL["requests"], asked):
+        ends = None if expires_at is None else _instant(expires_at)
+        found[place].append(Request(request_id, kind, payload, wake_id, _instant(created_at), ends, bool(expired)))
+    return found
+
+
+def read_revisits(tx: Tx, heads: Sequence[Head]) -> list[list[Revisit]]:
+    """The revisits of each journal, in the order in which they are due."""
+    found: list[list[Revisit]] = [[] for _ in heads]
+    asked = {"journal_ids": to_json([head.journal_id for head in heads])}
+    for place, key, due_at, *rest in tx.gather(SQL["revisits"], asked):
+        found[place].append(Revisit(key, _instant(due_at), *rest))
+    return found
+
+
+# -- reading
+
+
+def read(tx: Tx, queries: Sequence[JournalQuery], max_bytes: int) -> list[JournalPage | None]:
+    heads = read_heads(tx, {query.session_id for query in queries})
+    pages: list[JournalPage | None] = []
+    for query in queries:
+        head = heads.get(query.session_id)
+        if head is None:
+            pages.append(None)
+            continue
+        page, size = _read_page(tx, head, query, max_bytes)
+        pages.append(page)
+        max_bytes -= size
+    return pages
+
+
+def _read_page(tx: Tx, head: Head, query: JournalQuery, max_bytes: int) -> tuple[JournalPage, int]:
+    """A page, and the bytes of its entries."""
+    places = _find(tx, head, query)
+    entries, size = _read_entries(tx, places[: query.limit], max_bytes)
+    stream, streaming = ([], None) if query.stream is None else streams.read(tx, head, query.stream)
+    page = JournalPage(
+        journal_id=head.journal_id,
+        kind=head.kind,
+        processed=head.processed,
+        first_seq=head.first_seq,
+        last_seq=head.last_seq,
+        closed=bool(head.closed),
+        parent=head.parent,
+        entries=entries,
+        more=len(entries) < len(places),
+        stream=stream,
+        streaming=streaming,
+    )
+    return page, size
+
+
+def _find(tx: Tx, head: Head, query: JournalQuery) -> list[tuple[int, int]]:
+    """Where the entries are that the query asks for, in its order: one more than its limit, if there are so many."""
+    after = max(query.after, head.first_seq - 1, head.processed if query.pending else 0)
+    before = head.last_seq + 1 if query.before is None else min(query.before, head.last_seq + 1)
+    if before - after <= 1 or query.limit < 1:
+        return []
+    segments = read_segments(tx, head) if (head.base_seq or 0) > after else [Segment(head.journal_id, 0, head.last_seq)]
+    found: list[tuple[int, int]] = []
+    for segment in segments if query.newest_first else reversed(segments):
+        bounds = (max(after, segment.after), min(before, segment.upto + 1))
+        if bounds[1] - bounds[0] > 1:
+            rest = query.limit + 1 - len(found)
+            found += [(segment.journal_id, seq) for seq in islice(_find_in(tx, segment, query, bounds, rest), rest)]
+        if len(found) > query.limit:
+            break
+    return found
+
+
+def _find_in(tx: Tx, segment: Segment, query: JournalQuery, bounds: tuple[int, int], limit: int) -> Iterator[int]:
+    """Numbers in one row of ``journals``, by the index of the condition that is met by the fewest entries."""
+    statements = _NEWEST_FIRST if query.newest_first else SQL
+    asked = {
+        "journal_id": segment.journal_id,
+        "after": bounds[0],
+        "before": bounds[1],
+        "limit": limit,
+        "any_kind": not query.kinds,
+        "kinds": to_json(list(query.kinds)),
+        "wake_id": query.wake_id,
+        "event_id": query.event_id,
+        "pending": query.pending,
+    }
+    if query.event_id is not None:
+        name = "by_event"
+    elif query.wake_id is not None:
+        name = "by_wake"
+    elif query.pending:
+        name = "inputs"
+    elif query.kinds:
+        found = [tx.gather(statements["by_kind"], {**asked, "kind": kind}) for kind in set(query.kinds)]
+        return heapq.merge(*found, reverse=query.newest_first)
+    else:
+        name = "by_number"
+    return iter(tx.gather(statements[name], asked))
+
+
+def _read_entries(tx: Tx, places: Collection[tuple[int, int]], max_bytes: int) -> tuple[list[Entry], int]:
+    """Entries in order, until they have ``max_bytes``; and their bytes."""
+    rest = list(places)
+    entries: list[Entry] = []
+    size = 0
+    for portion in portions():
+        if not rest or size >= max_bytes:
+            break
+        rows = tx.gather(SQL["entries"], {"rows": to_json(rest[:portion]), "max_bytes": max_bytes - size})
+        entries += [_to_entry((seq, *entry)) for seq, _, *entry in rows]
+        size += rows[-1][1] if rows else 0
+        if len(rows) < min(portion, len(rest)):
+            break
+        rest = rest[portion:]
+    return entries, size
+
+
+def _to_entry(row: Sequence[Any]) -> Entry:
+    seq, kind, payload, event_id, wake_id, is_input, recorded_at = row
+    return Entry(seq, kind, payload, event_id, wake_id, bool(is_input), _instant(recorded_at))
+
+
+def _instant(microseconds: int) -> datetime:
+    return instant(microseconds / 1e6)
