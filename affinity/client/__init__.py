@@ -2,6 +2,7 @@
 
 from affinity.client.administration import EndedStatus, PrunedInstances, SessionMoveOutcome
 from affinity.client.client import Client, Handle, open_store
+from affinity.client.conversations import Connectable, ConversationInfo, ConversationPage
 from affinity.client.requests import ExternalEvent, Start
 from affinity.client.views import (
     ActivityState,
@@ -20,6 +21,9 @@ from affinity.provider.contract import Quotas
 __all__ = [
     "ActivityState",
     "Client",
+    "Connectable",
+    "ConversationInfo",
+    "ConversationPage",
     "EndedStatus",
     "ExecutionSummary",
     "ExternalEvent",

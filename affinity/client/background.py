@@ -10,15 +10,17 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, cast
 
 import anyio
 
 from affinity.client.calls import batches, retry, unknown_instance
+from affinity.client.journals import Journals
 from affinity.errors import ClientError, ProviderError
 from affinity.limits import check_id
 from affinity.provider import open_provider
 from affinity.provider.contract import FINISHED, Hint, InstanceInfo, Provider
+from affinity.provider.contract.journal_side import JournalProvider
 
 logger = logging.getLogger("affinity.client")
 
@@ -219,6 +221,7 @@ class ClientBase:
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
             self._tasks.start_soon(self._waker.run)
             self._tasks.start_soon(self._waiters.run)
+            self._journals: Journals | None = None
             self._stack = stack.pop_all()
         return self
 
@@ -238,6 +241,15 @@ class ClientBase:
         if self._stack is None or self._opened is None:
             raise ClientError("the client is not open: use it within `async with Client(url) as client`")
         return self._opened
+
+    @property
+    def journals(self) -> Journals:
+        """The journals of this database, for the layers above: see `affinity.conversation`."""
+        provider = self._provider
+        if self._journals is None:
+            self._journals = Journals(cast(JournalProvider, provider), self._waker)
+            self._tasks.start_soon(self._journals.run)
+        return self._journals
 
     async def _look_up(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
         return await retry(partial(self._provider.get_instance, instance_ids))

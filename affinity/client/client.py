@@ -13,6 +13,7 @@ import anyio
 from affinity.client.administration import Administration
 from affinity.client.background import IsAwaited, has_ended
 from affinity.client.calls import batches, check_delivery, retry, unknown_instance
+from affinity.client.conversations import Connectable, ConversationCalls
 from affinity.client.requests import (
     ExternalEvent,
     Orchestration,
@@ -44,7 +45,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Client(Administration):
+class Client(Administration, ConversationCalls):
     """Starts orchestrations, sends them events and waits for them, through the database.
 
     ::
@@ -312,6 +313,16 @@ class Client(Administration):
         if not is_awaited(info):
             raise WaitTimeout(f"instance {instance_id!r} {otherwise} within {timeout:g} s; it goes on")
         return info
+
+    # -- conversations
+
+    def conversation(self, conversations: Connectable[Client, T], conversation_id: str) -> T:
+        """The handle of a conversation, which need not be there yet: nothing is sent.
+
+        Raises:
+            InvalidId: the id is refused.
+        """
+        return conversations.connect(self, check_id(conversation_id, "conversation id"))
 
     # -- session state
 

@@ -4,6 +4,9 @@
 events          the typed events, and the entries of a journal as readers see them
 kinds           a kind of conversations: names, bounds, and the messages to their instances
 stream          provisional output of a wake
+talk            the handle of a conversation, for clients
+follow, reply   what it reads: feeds of events, replies to inputs
+views           what else it tells
 formats         events as the messages of the APIs of models, and back
 tools           functions that a model may have called
 loop            rounds of a model and its tools
@@ -37,11 +40,15 @@ from affinity.conversation.events import (
     UserInterrupt,
     UserMessage,
 )
+from affinity.conversation.follow import EventFeed, FeedItem
 from affinity.conversation.formats import Transcript, from_anthropic, from_openai, to_anthropic, to_openai
 from affinity.conversation.kinds import ConversationLimits
 from affinity.conversation.loop import LoopResult, LoopStop, Model, ModelReply, ModelRequest, ToolCall, run_loop
+from affinity.conversation.reply import Reply
 from affinity.conversation.stream import Retracted, Streamed, Streams, StreamWriter
+from affinity.conversation.talk import Talk
 from affinity.conversation.tools import Tool, ToolErrorKind, tool
+from affinity.conversation.views import ConversationStatus, EntryPage, PendingRequest, PendingRevisit
 
 __all__ = [
     "AgentMessage",
@@ -51,9 +58,13 @@ __all__ = [
     "ChildOutcome",
     "ConfirmationAnswer",
     "ConversationLimits",
+    "ConversationStatus",
     "CustomToolResult",
     "CustomToolUse",
     "DefineOutcome",
+    "EntryPage",
+    "EventFeed",
+    "FeedItem",
     "JournalEntry",
     "JournalEvent",
     "LoopResult",
@@ -61,6 +72,9 @@ __all__ = [
     "Model",
     "ModelReply",
     "ModelRequest",
+    "PendingRequest",
+    "PendingRevisit",
+    "Reply",
     "RequestEvent",
     "Retracted",
     "SessionIdle",
@@ -73,6 +87,7 @@ __all__ = [
     "StreamWriter",
     "Streamed",
     "Streams",
+    "Talk",
     "Tool",
     "ToolCall",
     "ToolConfirmation",

@@ -272,6 +272,7 @@ class SpanCompleted(JournalEvent):
     worker: str = ""
     error: SpanError | None = None
     processed: int | None = None  # of a wake: the number up to which all inputs are processed now
+    read: int | None = None  # of a wake: number of the last input that it was given, whether it has processed it or not
     kind: Literal["span.completed"] = "span.completed"
 
 

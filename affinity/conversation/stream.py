@@ -15,8 +15,8 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Final
 
 from pydantic_core import from_json, to_json
 
@@ -47,6 +47,12 @@ class Streamed:
     number: int  # of the part, from 1, without gaps
     value: Any  # text, or another JSON value
 
+    kind: ClassVar[str] = "stream.part"
+
+    def to_json(self) -> str:
+        """As one JSON object, on one line."""
+        return _to_json(self)
+
     @property
     def text(self) -> str:
         """The value, if it is text; else empty."""
@@ -60,6 +66,16 @@ class Retracted:
     wake_id: str
     attempt: int
     replaced: bool  # by the entries of the wake, which follow; False: the attempt has failed
+
+    kind: ClassVar[str] = "stream.retracted"
+
+    def to_json(self) -> str:
+        """As one JSON object, on one line."""
+        return _to_json(self)
+
+
+def _to_json(item: Streamed | Retracted) -> str:
+    return to_json({"kind": item.kind, **asdict(item)}).decode()
 
 
 class StreamWriter:

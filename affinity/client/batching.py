@@ -1,0 +1,107 @@
+"""Group commit for clients: calls of one verb that are made at the same time share one call of the provider."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final, Generic, NamedTuple, TypeVar
+
+import anyio.lowlevel
+
+from affinity.client.calls import batches, retry
+from affinity.errors import ClientError, ProviderError
+
+Request = TypeVar("Request")
+Result = TypeVar("Result")
+
+JOIN_STEPS: Final = 3
+"""Steps of the event loop for which a batch waits for requests that others are about to make."""
+
+
+class _Pending(NamedTuple, Generic[Request, Result]):
+    request: Request
+    result: asyncio.Future[Result]  # done before there is one: its caller was cancelled
+
+
+class Batcher(Generic[Request, Result]):
+    """Makes calls of a verb that takes many requests: one at a time, with all requests that came during the one before.
+    No timer is involved. Errors that are transient are retried, as `calls.retry` does for what may be done twice.
+
+    Args:
+        verb: gives a result for each request, in their order.
+        size_of: bytes of a request, where they may be large.
+    """
+
+    def __init__(
+        self, verb: Callable[[Sequence[Request]], Awaitable[Sequence[Result]]], size_of: Callable[[Request], int]
+    ) -> None:
+        self._verb = verb
+        self._size_of = size_of
+        self._queue: deque[_Pending[Request, Result]] = deque()
+        self._arrived = asyncio.Event()
+        self._closed = False
+
+    def submit(self, request: Request) -> asyncio.Future[Result]:
+        """The result, to be awaited. When the caller is cancelled before the request was sent, it is never sent.
+
+        The future raises:
+            ProviderError: as the verb, after the retries.
+            ClientError: the client was closed.
+        """
+        result: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        if self._closed:
+            result.set_exception(_closed())
+        else:
+            self._queue.append(_Pending(request, result))
+            self._arrived.set()
+        return result
+
+    async def run(self) -> None:
+        """Make calls until cancelled."""
+        batch: Sequence[_Pending[Request, Result]] = []
+        try:
+            while True:
+                if not self._queue:
+                    self._arrived.clear()
+                    await self._arrived.wait()
+                for _ in range(JOIN_STEPS):
+                    await anyio.lowlevel.checkpoint()
+                for batch in batches(self._take(), lambda each: self._size_of(each.request)):
+                    await self._call(batch)
+        finally:
+            self._closed = True
+            for each in (*batch, *self._queue):
+                if not each.result.done():
+                    each.result.set_exception(_closed())
+
+    def _take(self) -> Sequence[_Pending[Request, Result]]:
+        taken = [each for each in self._queue if not each.result.done()]
+        self._queue.clear()
+        return taken
+
+    async def _call(self, batch: Sequence[_Pending[Request, Result]]) -> None:
+        try:
+            results = await retry(partial(self._verb, [each.request for each in batch]))
+        except Exception as error:
+            await self._handle_failure(batch, error)
+            return
+        for each, result in zip(batch, results, strict=True):
+            if not each.result.done():
+                each.result.set_result(result)
+
+    async def _handle_failure(self, batch: Sequence[_Pending[Request, Result]], error: Exception) -> None:
+        """Give everyone the error, unless one request may be at fault: then each half is tried by itself."""
+        if len(batch) > 1 and isinstance(error, ProviderError) and not error.retryable:
+            middle = len(batch) // 2
+            for half in (batch[:middle], batch[middle:]):
+                await self._call(half)
+            return
+        for each in batch:
+            if not each.result.done():
+                each.result.set_exception(error)
+
+
+def _closed() -> ClientError:
+    return ClientError("the client was closed during the call")

@@ -1,0 +1,157 @@
+"""Who waits for changes of journals in this process: hints, and a look once a second as the safety net.
+
+All waits of a client share one subscription of the provider (`JournalProvider.watch_journals`), which is open while
+there are any. A hint may be lost, so once a second those that wait are told to look anyway. They do so at the same
+time, and share one call to read (`batching.Batcher`): at most one statement a second, however many wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from heapq import nsmallest
+from typing import Final
+
+import anyio
+
+from affinity.errors import ClientError, ProviderError
+from affinity.limits import MAX_BATCH
+from affinity.provider.contract.journal_side import JournalWatch
+
+logger = logging.getLogger("affinity.client")
+
+SAFETY_SECONDS: Final = 1.0
+"""Between two looks without a hint."""
+
+LINGER_SECONDS: Final = 10.0
+"""How long the subscription stays open when nothing waits: the next wait need not open it."""
+
+Watch = Callable[[], AbstractAsyncContextManager[JournalWatch]]
+
+
+class Change:
+    """One wait for changes of one journal, again and again."""
+
+    __slots__ = ("_has_changed", "_waiting", "seen_at", "session_id")
+
+    def __init__(self, session_id: str, now: float) -> None:
+        self.session_id = session_id
+        self.seen_at = now  # the loop's time at which it was told to look
+        self._has_changed = False
+        self._waiting: asyncio.Future[None] | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """It has not been told to look since it began to wait."""
+        return self._waiting is not None and not self._waiting.done()
+
+    def set(self, now: float) -> None:
+        """There may be something new: look."""
+        self._has_changed = True
+        self.seen_at = now
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def wait(self) -> None:
+        """Wait until there may be something that was not there when the last wait ended."""
+        if not self._has_changed:
+            self._waiting = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiting
+            finally:
+                self._waiting = None
+        self._has_changed = False
+
+
+class Changes:
+    """The waits of one client for changes of journals. For one event loop."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._changes: dict[str, set[Change]] = {}
+        self._wanted = asyncio.Event()
+        self._ready = asyncio.Event()  # the subscription is open, or could not be opened
+        self._closed = False
+        self._next_look = 0.0
+
+    @asynccontextmanager
+    async def of(self, session_id: str) -> AsyncIterator[Change]:
+        """Changes of a journal from now on.
+
+        Raises:
+            ClientError: the client was closed.
+        """
+        change = Change(session_id, asyncio.get_running_loop().time())
+        self._changes.setdefault(session_id, set()).add(change)
+        try:
+            if not self._ready.is_set():
+                self._wanted.set()
+                await self._ready.wait()
+            self._wanted.set()
+            if self._closed:
+                raise ClientError("the client is closed")
+            yield change
+        finally:
+            self._remove(change)
+
+    def announce(self, session_ids: Collection[str]) -> None:
+        """These may have changed; empty: any may have."""
+        now = asyncio.get_running_loop().time()
+        for session_id in session_ids or list(self._changes):
+            for change in self._changes.get(session_id, ()):
+                change.set(now)
+
+    async def run(self) -> None:
+        """Receive hints until cancelled."""
+        try:
+            while True:
+                await self._wanted.wait()
+                try:
+                    async with self._watch() as watch:
+                        self._ready.set()
+                        self.announce(())  # what came before is not told
+                        await self._receive(watch)
+                    self._ready.clear()
+                except ProviderError as error:
+                    logger.debug("no hints of changes of journals: %s", error)
+                    self._ready.set()
+                    await anyio.sleep(SAFETY_SECONDS * random.uniform(1.0, 1.25))  # noqa: S311 -- not a secret
+                    self._look(asyncio.get_running_loop().time())
+        finally:
+            self._closed = True
+            self._ready.set()
+
+    async def _receive(self, watch: JournalWatch) -> None:
+        """Until nothing has waited for a while."""
+        idle_since: float | None = None
+        while True:
+            now = asyncio.get_running_loop().time()
+            idle_since = None if self._changes else idle_since or now
+            if idle_since is not None and now - idle_since >= LINGER_SECONDS:
+                self._wanted.clear()
+                return
+            changed = await watch.wait(max(0.0, self._next_look - now) if self._changes else SAFETY_SECONDS)
+            if changed is not None:
+                self.announce(changed)
+            self._look(asyncio.get_running_loop().time())
+
+    def _look(self, now: float) -> None:
+        """Once a second, tell those to look that have not done so for longest."""
+        if now < self._next_look:
+            return
+        self._next_look = now + SAFETY_SECONDS * random.uniform(1.0, 1.25)  # noqa: S311 -- not a secret
+        waiting = [each for changes in self._changes.values() for each in changes if each.is_waiting]
+        due = [each for each in waiting if now - each.seen_at >= SAFETY_SECONDS / 2]
+        if len(due) > MAX_BATCH:
+            due = nsmallest(MAX_BATCH, due, key=lambda change: change.seen_at)
+        for change in due:
+            change.set(now)
+
+    def _remove(self, change: Change) -> None:
+        changes = self._changes[change.session_id]
+        changes.discard(change)
+        if not changes:
+            del self._changes[change.session_id]

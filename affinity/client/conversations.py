@@ -1,0 +1,138 @@
+"""The client's calls for conversations. What they are is in `affinity.conversation`, a layer above."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import Protocol, TypeVar
+
+from affinity.client.background import ClientBase
+from affinity.client.views import read_cursor
+from affinity.errors import InvalidInput
+from affinity.journal import JournalFilter, JournalInfo
+from affinity.limits import MAX_PAGE
+from affinity.records import frozen
+
+ClientType_contra = TypeVar("ClientType_contra", contravariant=True)
+HandleType_co = TypeVar("HandleType_co", covariant=True)
+
+
+class Connectable(Protocol[ClientType_contra, HandleType_co]):
+    """A kind of conversations, such as `affinity.Conversations`."""
+
+    def connect(self, client: ClientType_contra, conversation_id: str) -> HandleType_co:
+        """The handle of a conversation."""
+        ...
+
+
+@frozen(kw_only=True)
+class ConversationInfo:
+    """A conversation, for listings."""
+
+    conversation_id: str
+    kind: str
+    parent: str | None  # the conversation whose child it is
+    terminated: bool
+    first_seq: int  # the oldest entry that is kept
+    last_seq: int
+    processed: int  # the watermark: up to it all inputs are processed
+    size: int  # bytes of its own entries
+    pending_requests: int
+    pending_revisits: int
+    created_at: datetime
+    updated_at: datetime
+
+
+@frozen(kw_only=True)
+class ConversationPage:
+    """Some conversations, newest first."""
+
+    items: Sequence[ConversationInfo]
+    next: str | None  # the cursor of the page after this one; None at the end
+
+
+class ConversationCalls(ClientBase):
+    """Listings of conversations."""
+
+    async def list_conversations_page(
+        self,
+        *,
+        kind: str | None = None,
+        prefix: str | None = None,
+        parent: str | None = None,
+        terminated: bool | None = None,
+        with_requests: bool = False,
+        after: str | None = None,
+        limit: int = 100,
+    ) -> ConversationPage:
+        """Some conversations, newest first.
+
+        Args:
+            kind: of the conversations.
+            prefix: of their ids.
+            parent: the conversation whose children they are.
+            terminated: only those that are, or are not.
+            with_requests: only those with a request that waits for an answer.
+            after: `ConversationPage.next` of the page before.
+            limit: conversations on the page, from 1 to `limits.MAX_PAGE`.
+
+        Raises:
+            InvalidInput: a limit out of range, or a cursor that is none.
+        """
+        if type(limit) is not int or not 1 <= limit <= MAX_PAGE:
+            raise InvalidInput(f"limit must be from 1 to {MAX_PAGE}, not {limit!r}")
+        where = JournalFilter(
+            kind=kind,
+            prefix=prefix,
+            parent=parent,
+            closed=terminated,
+            with_requests=with_requests,
+            after=None if after is None else read_cursor(after),
+        )
+        rows = await self.journals.list(where, limit)
+        last = rows[-1] if len(rows) == limit else None
+        cursor = None if last is None else f"{last.created_at.isoformat()}/{last.session_id}"
+        return ConversationPage(items=[*map(_info_of, rows)], next=cursor)
+
+    async def list_conversations(
+        self,
+        *,
+        kind: str | None = None,
+        prefix: str | None = None,
+        parent: str | None = None,
+        terminated: bool | None = None,
+        with_requests: bool = False,
+    ) -> AsyncIterator[ConversationInfo]:
+        """All conversations that fit, newest first, read page by page; see `list_conversations_page`."""
+        after: str | None = None
+        while True:
+            page = await self.list_conversations_page(
+                kind=kind,
+                prefix=prefix,
+                parent=parent,
+                terminated=terminated,
+                with_requests=with_requests,
+                after=after,
+                limit=MAX_PAGE,
+            )
+            for item in page.items:
+                yield item
+            if (after := page.next) is None:
+                return
+
+
+def _info_of(row: JournalInfo) -> ConversationInfo:
+    return ConversationInfo(
+        conversation_id=row.session_id,
+        kind=row.kind,
+        parent=row.parent,
+        terminated=row.closed,
+        first_seq=row.first_seq,
+        last_seq=row.last_seq,
+        processed=row.processed,
+        size=row.size,
+        pending_requests=row.pending_requests,
+        pending_revisits=row.pending_revisits,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+    )

@@ -1,0 +1,121 @@
+"""The verbs on journals, as clients use them: calls that are made together share one, and so do waits for changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Final, Protocol
+
+import anyio
+
+from affinity.client.batching import Batcher
+from affinity.client.calls import retry
+from affinity.client.changes import Change, Changes
+from affinity.errors import ProviderError
+from affinity.journal import (
+    Appended,
+    JournalAppend,
+    JournalFilter,
+    JournalInfo,
+    JournalPage,
+    JournalQuery,
+    Request,
+    Revisit,
+)
+from affinity.provider.contract.journal_side import JournalProvider
+
+logger = logging.getLogger("affinity.client")
+
+NOTIFY_SECONDS: Final = 0.02
+"""Notices of appends within this time are sent together. The wakes that they lead to notify readers by themselves."""
+
+
+class Waker(Protocol):
+    """Wakes workers; see `affinity.client.background.Waker`."""
+
+    def wake(self) -> None: ...
+    def wake_owners(self, instance_ids: Iterable[str]) -> None: ...
+
+
+class Journals:
+    """Appends to journals and reads them, for one client. For one event loop."""
+
+    def __init__(self, provider: JournalProvider, waker: Waker) -> None:
+        self._provider = provider
+        self._waker = waker
+        self._appends = Batcher[JournalAppend, Appended](self._append, _size_of_append)
+        self._reads = Batcher[JournalQuery, JournalPage | None](provider.read_journal, lambda _: 0)
+        self._changes = Changes(provider.watch_journals)
+        self._changed: set[str] = set()
+        self._notice = asyncio.Event()
+
+    async def run(self) -> None:
+        """Do the work until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            for work in (self._appends.run, self._reads.run, self._changes.run, self._notify):
+                tasks.start_soon(work)
+
+    def append(self, append: JournalAppend) -> asyncio.Future[Appended]:
+        """Append an input, and wake the worker of its instance. The entry has an event id, so that it may be repeated
+        after a lost reply; see `Batcher.submit` for what the future raises.
+        """
+        return self._appends.submit(append)
+
+    def read(self, query: JournalQuery) -> asyncio.Future[JournalPage | None]:
+        """A page of a journal; None: there is none. See `Batcher.submit` for what the future raises."""
+        return self._reads.submit(query)
+
+    def changes(self, session_id: str) -> AbstractAsyncContextManager[Change]:
+        """Waits for changes of a journal from now on; see `Changes.of`."""
+        return self._changes.of(session_id)
+
+    async def list(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
+        """See `JournalProvider.list_journals`."""
+        return await retry(partial(self._provider.list_journals, where, limit))
+
+    async def requests(self, session_ids: Sequence[str]) -> Sequence[Sequence[Request]]:
+        """See `JournalProvider.get_journal_requests`."""
+        return await retry(partial(self._provider.get_journal_requests, session_ids))
+
+    async def revisits(self, session_ids: Sequence[str]) -> Sequence[Sequence[Revisit]]:
+        """See `JournalProvider.get_journal_revisits`."""
+        return await retry(partial(self._provider.get_journal_revisits, session_ids))
+
+    async def delete(self, session_ids: Sequence[str]) -> Sequence[bool]:
+        """See `JournalProvider.delete_journal`."""
+        deleted = await retry(partial(self._provider.delete_journal, session_ids))
+        self._tell(session_ids)
+        return deleted
+
+    async def _append(self, appends: Sequence[JournalAppend]) -> Sequence[Appended]:
+        found = await self._provider.append_journal(appends)
+        added = [append for append, one in zip(appends, found, strict=True) if one.outcome in {"appended", "repeated"}]
+        if any(one.created for one in found):
+            self._waker.wake()
+        else:
+            self._waker.wake_owners([append.session_id for append in added if append.message is not None])
+        self._tell([append.session_id for append in added])
+        return found
+
+    def _tell(self, session_ids: Collection[str]) -> None:
+        """Tell the readers of all processes, soon."""
+        self._changed.update(session_ids)
+        self._notice.set()
+
+    async def _notify(self) -> None:
+        while True:
+            await self._notice.wait()
+            await anyio.sleep(NOTIFY_SECONDS)
+            changed, self._changed = self._changed, set()
+            self._notice.clear()
+            try:
+                await self._provider.notify_journals(changed)
+            except ProviderError as error:
+                logger.debug("a change of a journal was not announced: %s", error)
+
+
+def _size_of_append(append: JournalAppend) -> int:
+    return len(append.entry.payload) if append.entry is not None else 0

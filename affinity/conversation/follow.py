@@ -1,0 +1,237 @@
+"""The events of a conversation as they come: entries of its journal, and what is streamed until they are there.
+
+A feed reads pages from its position on. It waits for changes with all other feeds of the client
+(`affinity.client.changes`), and shares its reads with them. Numbers of entries have no gaps and follow the order of
+commit, so that a feed which has read up to a number misses nothing by reading on from it. Of a stream it remembers the
+attempt and the number of the last part. A page shows entries and parts in one snapshot: parts that are gone were
+replaced by entries that the page shows, or retracted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, Final, Self, TypeAlias
+
+from pydantic_core import from_json
+
+from affinity.client.journals import Journals
+from affinity.conversation.events import EventTypes, JournalEntry
+from affinity.conversation.stream import Retracted, Streamed
+from affinity.errors import InvalidId, InvalidInput, UnknownConversation
+from affinity.journal import Entry, JournalPage, JournalQuery, StreamCursor
+from affinity.limits import MAX_PAGE, check_id
+from affinity.records import frozen
+
+SPAN_COMPLETED: Final = "span.completed"
+
+FeedItem: TypeAlias = JournalEntry | Streamed | Retracted
+"""What a feed gives: an entry, or provisional output, or the notice that such output is void."""
+
+NO_STREAM: Final = StreamCursor()
+
+
+@frozen()
+class FeedPosition:
+    """Up to where a feed has read: as text, ``17``, or within a stream ``17.<attempt>.<number>.<wake>``."""
+
+    seq: int = 0
+    stream: StreamCursor = NO_STREAM
+
+    def __str__(self) -> str:
+        at = self.stream
+        return f"{self.seq}.{at.attempt}.{at.number}.{at.wake_id}" if at.wake_id else str(self.seq)
+
+
+def read_position(value: int | str) -> FeedPosition:
+    """A position from a number, or from its text.
+
+    Raises:
+        InvalidInput: it is neither.
+    """
+    seq, *rest = str(value).split(".", 3)
+    try:
+        if not rest:
+            return FeedPosition(_natural(seq))
+        attempt, number, wake_id = rest
+        at = StreamCursor(wake_id=check_id(wake_id, "wake"), attempt=_natural(attempt), number=_natural(number))
+        return FeedPosition(_natural(seq), at)
+    except (ValueError, InvalidId):
+        raise InvalidInput(f"{value!r:.80} is no position of a feed: give a number, or `EventFeed.position`") from None
+
+
+def _natural(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) < 2**63):
+        raise ValueError(text)
+    return int(text)
+
+
+def fields_of(entry: Entry) -> dict[str, Any]:
+    """The fields of its event; none if it cannot be read."""
+    try:
+        found = from_json(entry.payload)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+class PageReader:
+    """Turns pages into items. It does no I/O.
+
+    Args:
+        types: of the events.
+        position: from which on.
+        kinds: of the entries that are wanted; empty: all.
+        stream: whether provisional output is wanted.
+    """
+
+    def __init__(self, types: EventTypes, position: FeedPosition, kinds: Collection[str], *, stream: bool) -> None:
+        self.position = position
+        """After the item that was given last."""
+        self._types = types
+        self._kinds = frozenset(kinds)
+        self._stream = stream
+
+    def query(self, session_id: str) -> JournalQuery:
+        """For the next page. The ends of wakes are always read: they tell whether parts were replaced."""
+        return JournalQuery(
+            session_id=session_id,
+            after=self.position.seq,
+            kinds=self._kinds | {SPAN_COMPLETED} if self._kinds and self._stream else self._kinds,
+            limit=MAX_PAGE,
+            stream=self.position.stream if self._stream else None,
+        )
+
+    def read(self, page: JournalPage) -> Iterator[FeedItem]:
+        """The items of a page; `position` is after each of them while it is handled."""
+        for entry in page.entries:
+            at = self.position.stream
+            if at.wake_id and at.wake_id == entry.wake_id:
+                self.position = FeedPosition(self.position.seq)
+                yield Retracted(wake_id=at.wake_id, attempt=at.attempt, replaced=_is_replaced(page, at.wake_id))
+            self.position = FeedPosition(entry.seq, self.position.stream)
+            if not self._kinds or entry.kind in self._kinds:
+                yield self._types.read(entry)
+        if not page.more:  # parts belong behind the last entry
+            self.position = FeedPosition(max(self.position.seq, page.last_seq), self.position.stream)
+            yield from self._read_stream(page)
+
+    def _read_stream(self, page: JournalPage) -> Iterator[FeedItem]:
+        seq, at, found = self.position.seq, self.position.stream, page.streaming
+        if at.wake_id and (found is None or (found.wake_id, found.attempt) != (at.wake_id, at.attempt)):
+            self.position = FeedPosition(seq)
+            yield Retracted(wake_id=at.wake_id, attempt=at.attempt, replaced=False)
+        for part in page.stream:
+            at = StreamCursor(wake_id=part.wake_id, attempt=part.attempt, number=part.number)
+            self.position = FeedPosition(seq, at)
+            yield Streamed(
+                wake_id=part.wake_id, attempt=part.attempt, number=part.number, value=from_json(part.payload)
+            )
+
+
+def _is_replaced(page: JournalPage, wake_id: str) -> bool:
+    """Whether the entries of a wake are its result, not the trace of an attempt that has failed."""
+    ends = [each for each in page.entries if each.kind == SPAN_COMPLETED and each.wake_id == wake_id]
+    spans = [span for span in map(fields_of, ends) if span.get("processed") is not None]
+    return all(span.get("result", "ok") == "ok" for span in spans)
+
+
+class EventFeed(AsyncIterator[FeedItem]):
+    """Events of one conversation, in order; made by `Talk.events`. It can be left at any time, and another one goes on
+    from its `position`.
+
+    ::
+
+        async for item in (feed := talk.events(after=last_event_id, follow=True)):
+            yield {"id": feed.position, "event": item.kind, "data": item.to_json()}
+    """
+
+    def __init__(
+        self,
+        journals: Journals,
+        conversation_id: str,
+        reader: PageReader,
+        *,
+        follow: bool,
+        is_over: Callable[[], Awaitable[bool]],
+    ) -> None:
+        """``is_over``: whether the instance of a conversation that is closed has ended, and writes nothing more."""
+        self._journals = journals
+        self._conversation_id = conversation_id
+        self._reader = reader
+        self._follow = follow
+        self._is_over = is_over
+        self._position = reader.position
+        self._items = self._read()
+
+    @property
+    def position(self) -> str:
+        """Up to where events were taken: ``after`` of a later feed, and the id of a server-sent event."""
+        return str(self._position)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> FeedItem:
+        """The next one; waits for it if the feed follows.
+
+        Raises:
+            UnknownConversation: there is none, or it was deleted.
+            ProviderError: the database has failed for `calls.RETRY_SECONDS`. Another feed from `position` goes on.
+        """
+        item = await anext(self._items)
+        self._position = self._reader.position
+        return item
+
+    async def aclose(self) -> None:
+        """Free what the feed holds, if it is left before its end."""
+        await self._items.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def _read(self) -> AsyncGenerator[FeedItem, None]:
+        async with aclosing(self._pages()) as pages:
+            async for page in pages:
+                for item in self._reader.read(page):
+                    yield item
+
+    async def _pages(self) -> AsyncGenerator[JournalPage, None]:
+        if not self._follow:
+            while (page := await self._page()).more:
+                yield page
+            yield page
+            return
+        async with self._journals.changes(self._conversation_id) as change:
+            first: JournalPage | None = None
+            over = False
+            while True:
+                page = await self._page()
+                first = first or page
+                if page.journal_id != first.journal_id:
+                    raise unknown_conversation(self._conversation_id)
+                yield page
+                if page.more:
+                    continue
+                if over:
+                    return
+                over = page.closed and await self._is_over()  # then once more: what it wrote last
+                if not over:
+                    await change.wait()
+
+    async def _page(self) -> JournalPage:
+        page = await self._journals.read(self._reader.query(self._conversation_id))
+        if page is None:
+            raise unknown_conversation(self._conversation_id)
+        return page
+
+
+def unknown_conversation(conversation_id: str) -> UnknownConversation:
+    """The error for an id that no conversation has."""
+    return UnknownConversation(conversation_id, "there is none")

@@ -1,0 +1,124 @@
+"""The reply to an input: what the wake that processed it has written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final
+
+from affinity.conversation.events import AgentMessage, EventTypes, JournalEntry, JournalEvent, RequestEvent
+from affinity.conversation.follow import SPAN_COMPLETED, fields_of
+from affinity.errors import WakeFailed
+from affinity.journal import Entry, JournalPage
+
+SESSION_IDLE: Final = "session.idle"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a wake has written: the reply to each input that it has processed."""
+
+    conversation_id: str
+    seq: int
+    """Number of the input."""
+    wake_id: str
+    processed: int
+    """The number up to which all inputs are processed."""
+    stop_reason: str
+    """Why the wake has ended: see `SessionIdle`; empty if it does not say."""
+    _entries: Sequence[Entry] = field(repr=False)
+    _types: EventTypes = field(repr=False)
+
+    @cached_property
+    def entries(self) -> Sequence[JournalEntry]:
+        """All entries of the wake, its trace too."""
+        return [*map(self._types.read, self._entries)]
+
+    @property
+    def events(self) -> Sequence[JournalEvent]:
+        """What the handler has appended: without the trace."""
+        return [each.event for each in self.entries if not each.kind.startswith(("span.", "session."))]
+
+    @cached_property
+    def text(self) -> str:
+        """Of the last `AgentMessage`; empty if there is none."""
+        for entry in reversed(self._entries):
+            if entry.kind == "agent.message":
+                event = self._types.decode(entry.kind, entry.payload)
+                return event.text if isinstance(event, AgentMessage) else ""
+        return ""
+
+    @property
+    def requires_action(self) -> bool:
+        """The conversation waits for an answer: see `requests`."""
+        return self.stop_reason == "requires_action"
+
+    @property
+    def requests(self) -> Sequence[RequestEvent]:
+        """The requests that the wake has made; `Talk.requests` gives all that are pending."""
+        return [event for event in self.events if isinstance(event, RequestEvent)]
+
+
+class ReplyReader:
+    """Finds the reply to an input in the pages of its journal: the entries of the first wake that has processed it."""
+
+    def __init__(self, conversation_id: str, seq: int, types: EventTypes) -> None:
+        self.position = seq
+        """Up to where entries are read."""
+        self.failure: WakeFailed | None = None
+        """Of the last wake that was to process the input, if it has failed for good and no later one has succeeded."""
+        self._conversation_id = conversation_id
+        self._seq = seq
+        self._types = types
+        self._wake: list[Entry] = []  # entries of the last wake so far: those of a wake stand together
+        self._span: dict[str, Any] = {}  # the end of that wake
+
+    def read(self, page: JournalPage) -> Reply | None:
+        """The reply, if the page completes it."""
+        for entry in page.entries:
+            if self._wake and entry.wake_id != self._wake[0].wake_id:
+                if self._is_reply():
+                    return self._reply()
+                self._wake, self._span = [], {}
+            self.position = entry.seq
+            if entry.wake_id is not None:
+                self._add(entry)
+        return self._reply() if not page.more and self._is_reply() else None
+
+    def _add(self, entry: Entry) -> None:
+        self._wake.append(entry)
+        if entry.kind == SPAN_COMPLETED:
+            fields = fields_of(entry)
+            if fields.get("processed") is not None:
+                self._span = fields
+        elif entry.kind == SESSION_IDLE and self._concerns():
+            self.failure = _failure(self._conversation_id, entry)
+
+    def _is_reply(self) -> bool:
+        return bool(self._span) and self._span["processed"] >= self._seq
+
+    def _concerns(self) -> bool:
+        """The wake had read the input, as far as it says."""
+        read = self._span.get("read")
+        return read is None or read >= self._seq
+
+    def _reply(self) -> Reply:
+        idle = next((each for each in reversed(self._wake) if each.kind == SESSION_IDLE), None)
+        return Reply(
+            conversation_id=self._conversation_id,
+            seq=self._seq,
+            wake_id=self._wake[0].wake_id or "",
+            processed=self._span["processed"],
+            stop_reason="" if idle is None else fields_of(idle).get("stop_reason", ""),
+            _entries=self._wake,
+            _types=self._types,
+        )
+
+
+def _failure(conversation_id: str, entry: Entry) -> WakeFailed | None:
+    idle = fields_of(entry)
+    if idle.get("stop_reason") != "failed":
+        return None
+    error = idle.get("error") or {}
+    return WakeFailed(conversation_id, error.get("type", ""), error.get("message", ""), error.get("stack", ""))

@@ -1,0 +1,453 @@
+"""The handle of a conversation, for clients: `affinity.Client.conversation`."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+
+import anyio
+
+from affinity.client import Client
+from affinity.client.calls import check_delivery
+from affinity.client.changes import Change
+from affinity.conversation.events import (
+    AnswerEvent,
+    ConfirmationAnswer,
+    CustomToolResult,
+    JournalEntry,
+    JournalEvent,
+    SessionStatusChanged,
+    UserInterrupt,
+    check_input,
+    kind_of,
+)
+from affinity.conversation.follow import EventFeed, PageReader, read_position, unknown_conversation
+from affinity.conversation.kinds import (
+    RESUME_MESSAGE,
+    WAKE_MESSAGE,
+    ConversationKind,
+    interrupt_message,
+    terminate_message,
+)
+from affinity.conversation.reply import Reply, ReplyReader
+from affinity.conversation.views import (
+    ConversationStatus,
+    EntryPage,
+    PendingRequest,
+    PendingRevisit,
+    request_of,
+    revisit_of,
+    status_of,
+)
+from affinity.errors import (
+    ConversationKindMismatch,
+    ConversationTerminated,
+    InvalidInput,
+    NotAParent,
+    RequestNotPending,
+    UnknownEntry,
+    UnknownInstance,
+    WaitTimeout,
+)
+from affinity.journal import Answer, Appended, JournalAppend, JournalPage, JournalQuery, NewEntry
+from affinity.limits import MAX_PAGE, MAX_UNREAD_EVENTS
+from affinity.orchestration.app import MISSING
+from affinity.provider.contract import FINISHED, InstanceInfo
+
+REPLY_PAGE: Final = 100
+"""Entries in one page that is read for a reply."""
+
+
+class Talk:
+    """A conversation, as its clients see it.
+
+    ::
+
+        talk = client.conversation(support, "chat-7")
+        reply = await talk.ask(UserMessage("hello"), event_id="m-18", timeout=60)
+        print(reply.text)
+
+    Every call that sends an event may be repeated with the same event id: it is one event. Without an event id the call
+    has a random one, so that it is sent once although the database may lose replies. All calls raise a `ProviderError`
+    when the database refuses, or fails for `calls.RETRY_SECONDS`.
+    """
+
+    def __init__(self, client: Client, kind: ConversationKind, conversation_id: str) -> None:
+        """Made by `Client.conversation`."""
+        self.conversation_id = conversation_id
+        self._client = client
+        self._kind = kind
+
+    # -- sending
+
+    async def send(self, event: JournalEvent, *, event_id: str | None = None) -> int:
+        """Append an event, and wake the conversation, which begins with its first event.
+
+        Args:
+            event: of kind ``user.*``, or of a kind of the application. An answer must fit a pending request; an
+                interrupt drops pending requests and revisits.
+            event_id: under which it is one event, however often it is sent.
+
+        Returns:
+            The number of its entry.
+
+        Raises:
+            ConversationTerminated: it takes no more events.
+            ConversationKindMismatch: it is of another kind, or its id belongs to an instance of something else.
+            RequestNotPending: an answer, to a request that does not wait for it.
+            UnknownConversation: an answer or an interrupt, and there is no conversation.
+            TooManyUnreadEvents, QuotaExceeded: it was refused; send it again later.
+            InvalidInput: the event or its id is refused; the subclass is the reason.
+        """
+        return (await self._send(event, event_id)).seq
+
+    async def ask(self, event: JournalEvent, *, event_id: str | None = None, timeout: float | None = None) -> Reply:
+        """Send an event, and wait for the wake that processes it. Asked again with the same event id, the reply is the
+        same.
+
+        Args:
+            event: as for `send`.
+            event_id: as for `send`.
+            timeout: seconds; None: for ever.
+
+        Raises:
+            WakeFailed: the wake has failed for good. The event stays pending: the next one, or `resume`, tries again.
+            WaitTimeout: there is no reply yet. The event, if it was sent, is processed: ask again with the same id, or
+                wait for the `reply`.
+            ConversationTerminated: before the event was processed.
+            ClientError, InvalidInput: as for `send`.
+        """
+        with anyio.move_on_after(timeout):
+            async with self._client.journals.changes(self.conversation_id) as change:
+                appended = await self._send(event, event_id)
+                return await self._reply(change, appended.seq, is_new=appended.outcome == "appended")
+        raise WaitTimeout(f"conversation {self.conversation_id!r} has not replied within {timeout:g} s; it goes on")
+
+    async def reply(self, seq: int, *, timeout: float | None = None) -> Reply:
+        """Wait for the wake that processes an input: that of `send` or `answer`.
+
+        Raises:
+            UnknownConversation: there is none.
+            WakeFailed, WaitTimeout, ConversationTerminated: as for `ask`.
+        """
+        with anyio.move_on_after(timeout):
+            async with self._client.journals.changes(self.conversation_id) as change:
+                return await self._reply(change, seq, is_new=False)
+        raise WaitTimeout(f"conversation {self.conversation_id!r} has not replied within {timeout:g} s; it goes on")
+
+    async def answer(
+        self,
+        request_id: str,
+        *,
+        allowed: bool | None = None,
+        result: Any = MISSING,
+        is_error: bool = False,
+        reason: str = "",
+        event_id: str | None = None,
+    ) -> int:
+        """Answer a request: with ``allowed`` whether a tool may be used, or with the ``result`` of a tool that the
+        client has run. An answer of a kind of the application is sent by `send`.
+
+        Args:
+            request_id: of a pending request; see `requests`.
+            allowed: of a `ToolConfirmation`.
+            result: of a `CustomToolUse`; any JSON value.
+            is_error: the tool has failed; ``result`` says how.
+            reason: why it is not allowed.
+            event_id: under which it is one answer, however often it is sent.
+
+        Returns:
+            The number of its entry, for `reply`.
+
+        Raises:
+            RequestNotPending: it is answered, dropped or expired already, unknown, or of the other kind.
+            UnknownConversation, ConversationTerminated, InvalidInput: as for `send`.
+        """
+        if (allowed is None) == (result is MISSING):
+            raise InvalidInput("answer with allowed= or with result=, and not with both")
+        event: AnswerEvent
+        if allowed is not None:
+            event = ConfirmationAnswer(request_id=request_id, allowed=allowed, reason=reason)
+        else:
+            event = CustomToolResult(request_id=request_id, result=result, is_error=is_error)
+        return await self.send(event, event_id=event_id)
+
+    async def interrupt(
+        self, *, cancel_running: bool = False, cascade: bool = False, reason: str = "", event_id: str | None = None
+    ) -> int:
+        """Redirect the conversation: drop pending requests and revisits, then wake it.
+
+        Args:
+            cancel_running: cancel the wake that is under way; otherwise it ends first.
+            cascade: interrupt the children too.
+            reason: for the handler and for readers.
+            event_id: under which it is one interrupt, however often it is sent.
+
+        Returns:
+            The number of its entry.
+
+        Raises:
+            UnknownConversation, ConversationTerminated, InvalidInput: as for `send`.
+        """
+        event = UserInterrupt(reason=reason, cancel=cancel_running, cascade=cascade)
+        return await self.send(event, event_id=event_id)
+
+    async def resume(self) -> None:
+        """Have a conversation that has failed try again now.
+
+        Raises:
+            UnknownConversation, ConversationTerminated: as for `send`.
+        """
+        await self._append(self._new(entry=None, message=RESUME_MESSAGE))
+
+    async def terminate(self, *, reason: str = "", cascade: bool = False) -> None:
+        """End the conversation: it takes no more events, and a wake under way is cancelled. Idempotent.
+
+        Args:
+            reason: for readers.
+            cascade: terminate the children too.
+
+        Raises:
+            UnknownConversation: there is none.
+        """
+        event = SessionStatusChanged(status="terminated", reason=reason)
+        entry = self._entry(event, secrets.token_hex(8), is_input=False)
+        append = self._new(entry=entry, message=terminate_message(cascade=cascade), closes=True)
+        appended = await self._client.journals.append(append)
+        if appended.outcome != "closed":
+            await self._check(append, appended)
+
+    async def _send(self, event: JournalEvent, event_id: str | None) -> Appended:
+        check_input(event, event_id)
+        entry = self._entry(event, event_id or secrets.token_hex(8))
+        if isinstance(event, AnswerEvent):
+            answers = Answer(request_id=event.request_id, kind=event.answers)
+            append = self._new(entry=entry, message=WAKE_MESSAGE, answers=answers)
+        elif isinstance(event, UserInterrupt):
+            append = self._new(entry=entry, message=interrupt_message(cancel=event.cancel), drops=True)
+        else:
+            append = self._new(
+                entry=entry, message=WAKE_MESSAGE, start=self._kind.start(), unread_limit=MAX_UNREAD_EVENTS
+            )
+        return await self._append(append)
+
+    def _new(self, **fields: Any) -> JournalAppend:
+        return JournalAppend(session_id=self.conversation_id, kind=self._kind.name, **fields)
+
+    def _entry(self, event: JournalEvent, event_id: str, *, is_input: bool = True) -> NewEntry:
+        payload = self._kind.types.encode(event)
+        return NewEntry(kind=event.kind, payload=payload, event_id=event_id, is_input=is_input)
+
+    async def _append(self, append: JournalAppend) -> Appended:
+        return await self._check(append, await self._client.journals.append(append))
+
+    async def _check(self, append: JournalAppend, appended: Appended) -> Appended:
+        """Return what was appended, or raise the error for its outcome."""
+        match appended.outcome:
+            case "appended" | "repeated":
+                return appended
+            case "unknown":
+                raise unknown_conversation(self.conversation_id)
+            case "closed":
+                raise ConversationTerminated(self.conversation_id, "it is terminated, and takes no more events")
+            case "not_parent":
+                raise NotAParent(self.conversation_id, "it is no child of this one")
+            case "not_pending":
+                request_id = append.answers.request_id if append.answers else ""
+                raise RequestNotPending(self.conversation_id, f"request {request_id!r} does not wait for this answer")
+            case "full" | "over_quota" as refusal:
+                check_delivery(self.conversation_id, refusal, await self._client.quotas())
+        raise ConversationKindMismatch(self.conversation_id, f"it is of another kind than {self._kind.name!r}")
+
+    # -- reading
+
+    def events(
+        self,
+        *,
+        after: int | str = 0,
+        follow: bool = False,
+        kinds: Collection[str | type[JournalEvent]] = (),
+        stream: bool = True,
+    ) -> EventFeed:
+        """Entries of the journal in order, and what wakes stream meanwhile.
+
+        Provisional output comes as `Streamed`: each part once, in order, without gaps within an attempt. A `Retracted`
+        follows it: before the entries that replace it, or when the attempt has failed.
+
+        Args:
+            after: a number of an entry, or `EventFeed.position` of an earlier feed, which is exact within a stream.
+            follow: wait for what comes; the feed ends with the conversation. False: it ends with the last entry.
+            kinds: only entries of these kinds, or classes; empty: all.
+            stream: with provisional output.
+
+        Raises:
+            InvalidInput: ``after`` is no position.
+        """
+        reader = PageReader(self._kind.types, read_position(after), _kinds(kinds), stream=stream)
+        return EventFeed(self._client.journals, self.conversation_id, reader, follow=follow, is_over=self._has_ended)
+
+    async def history(
+        self,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        around: int | str | None = None,
+        kinds: Collection[str | type[JournalEvent]] = (),
+        wake_id: str | None = None,
+        pending: bool = False,
+        last: int | None = None,
+        limit: int = 100,
+    ) -> EntryPage:
+        """A page of entries, in order. All conditions must hold.
+
+        Args:
+            after: a number; the last one of a page gives the next page.
+            before: a number; with ``last``, the first one of a page gives the page before.
+            around: an anchor: the number, or the event id, of an entry. The page has it in its middle.
+            kinds: of these kinds, or classes; empty: all.
+            wake_id: of one wake.
+            pending: inputs that no wake has processed.
+            last: the last so many, in place of the first ``limit``.
+            limit: entries at most, from 1 to `limits.MAX_PAGE`.
+
+        Raises:
+            UnknownConversation: there is none.
+            UnknownEntry: the anchor is not in the journal.
+            InvalidInput: a number is out of range, or ``around`` comes with another position.
+        """
+        size = _limit("limit" if last is None else "last", limit if last is None else last)
+        query = JournalQuery(
+            session_id=self.conversation_id,
+            after=after,
+            before=before,
+            kinds=_kinds(kinds),
+            wake_id=wake_id,
+            pending=pending,
+            newest_first=last is not None,
+            limit=size,
+        )
+        if around is None:
+            return self._page(await self._read(query), newest_first=query.newest_first)
+        if after or before is not None or last is not None:
+            raise InvalidInput("around is a position by itself: give no after, before or last with it")
+        return await self._around(query, around)
+
+    async def trace(self, wake_id: str) -> Sequence[JournalEntry]:
+        """All entries of a wake, its attempts that have failed too: spans with their times, and what it appended.
+
+        Raises:
+            UnknownConversation: there is none.
+            UnknownEntry: it has no such wake.
+        """
+        entries: list[JournalEntry] = []
+        more = True
+        while more:
+            after = entries[-1].seq if entries else 0
+            page = await self.history(wake_id=wake_id, after=after, limit=MAX_PAGE)
+            entries, more = [*entries, *page.entries], page.more
+        if not entries:
+            raise UnknownEntry(self.conversation_id, f"it has no wake {wake_id!r}")
+        return entries
+
+    async def requests(self) -> Sequence[PendingRequest]:
+        """The requests that wait for an answer, oldest first; none if there is no such conversation."""
+        (found,) = await self._client.journals.requests([self.conversation_id])
+        return [request_of(each, self._kind.types) for each in found]
+
+    async def revisits(self) -> Sequence[PendingRevisit]:
+        """The later wakes that were asked for, by due time; none if there is no such conversation."""
+        (found,) = await self._client.journals.revisits([self.conversation_id])
+        return [*map(revisit_of, found)]
+
+    async def status(self) -> ConversationStatus:
+        """What the conversation does now, from its journal and its instance.
+
+        Raises:
+            UnknownConversation: there is none.
+        """
+        page = await self._read(JournalQuery(session_id=self.conversation_id, pending=True, limit=1))
+        instance = await self._instance()
+        waits = works = False
+        if not page.closed and instance is not None:
+            waits = bool(await self.requests())
+            works = bool(page.entries) or bool(await self._client.activities(self.conversation_id, limit=1))
+        return status_of(page, instance, works=works, waits=waits)
+
+    async def delete(self) -> bool:
+        """Remove the conversation: its journal, its state and its instance, also while it runs. Entries that a fork
+        continues are kept for it. False: there was none.
+        """
+        with suppress(UnknownInstance):
+            await self._client.delete(self.conversation_id, force=True)
+        await self._client.session_store.delete([self.conversation_id])
+        (deleted,) = await self._client.journals.delete([self.conversation_id])
+        return deleted
+
+    async def _reply(self, change: Change, seq: int, *, is_new: bool) -> Reply:
+        reader = ReplyReader(self.conversation_id, seq, self._kind.types)
+        look = not is_new  # what was sent before may be processed already
+        while True:
+            if not look:
+                await change.wait()
+            query = JournalQuery(session_id=self.conversation_id, after=reader.position, limit=REPLY_PAGE)
+            page = await self._read(query)
+            if (reply := reader.read(page)) is not None:
+                return reply
+            look = page.more
+            if not look and reader.failure is not None:
+                raise reader.failure
+            if not look and page.closed:
+                raise ConversationTerminated(self.conversation_id, f"entry {seq} was not processed before its end")
+
+    async def _read(self, query: JournalQuery) -> JournalPage:
+        page = await self._client.journals.read(query)
+        if page is None:
+            raise unknown_conversation(self.conversation_id)
+        return page
+
+    def _page(self, page: JournalPage, *, newest_first: bool = False) -> EntryPage:
+        found = [*map(self._kind.types.read, page.entries)]
+        return EntryPage(
+            entries=found[::-1] if newest_first else found,
+            more=page.more,
+            first_seq=page.first_seq,
+            last_seq=page.last_seq,
+            processed=page.processed,
+        )
+
+    async def _around(self, query: JournalQuery, anchor: int | str) -> EntryPage:
+        """The anchor, and as many entries on both sides."""
+        known = {"after": anchor - 1, "before": anchor + 1} if isinstance(anchor, int) else {"event_id": anchor}
+        at = await self._read(JournalQuery(session_id=self.conversation_id, limit=1, **known))
+        if not at.entries:
+            raise UnknownEntry(self.conversation_id, f"its journal has no entry {anchor!r}")
+        half, seq = query.limit // 2, at.entries[0].seq
+        before, after = await asyncio.gather(
+            self._read(replace(query, before=seq, newest_first=True, limit=max(1, half))),
+            self._read(replace(query, after=seq, limit=max(1, query.limit - half - 1))),
+        )
+        entries = [*before.entries[:half][::-1], *at.entries, *after.entries[: query.limit - half - 1]]
+        return self._page(replace(after, entries=entries))
+
+    async def _instance(self) -> InstanceInfo | None:
+        with suppress(UnknownInstance):
+            return await self._client._present(self.conversation_id)
+        return None
+
+    async def _has_ended(self) -> bool:
+        instance = await self._instance()
+        return instance is None or instance.status in FINISHED
+
+
+def _kinds(kinds: Collection[str | type[JournalEvent]]) -> Collection[str]:
+    return [each if isinstance(each, str) else kind_of(each) for each in kinds]
+
+
+def _limit(name: str, limit: int) -> int:
+    if type(limit) is not int or not 1 <= limit <= MAX_PAGE:
+        raise InvalidInput(f"{name} = {limit!r}: must be from 1 to {MAX_PAGE}")
+    return limit

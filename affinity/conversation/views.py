@@ -1,0 +1,96 @@
+"""What clients see of a conversation, beside its events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Literal, TypeAlias
+
+from affinity.conversation.events import EventTypes, JournalEntry, JournalEvent
+from affinity.journal import JournalPage, Request, Revisit
+from affinity.provider.contract import FINISHED, InstanceInfo
+from affinity.records import frozen
+
+ConversationStatus: TypeAlias = Literal["idle", "running", "rescheduling", "requires_action", "failed", "terminated"]
+"""``running``: a wake runs, or inputs wait for one. ``rescheduling``: a wake has failed, and runs again later.
+``requires_action``: it waits for an answer. ``failed``: a wake has failed for good; the next input tries again.
+"""
+
+
+@frozen(kw_only=True)
+class PendingRequest:
+    """A request that waits for an answer."""
+
+    request_id: str
+    event: JournalEvent  # a `RequestEvent`, unless this code does not know its kind
+    wake_id: str | None  # that asks
+    created_at: datetime
+    expires_at: datetime | None  # then it counts as refused
+
+
+@frozen(kw_only=True)
+class PendingRevisit:
+    """A later wake that was asked for."""
+
+    key: str
+    due_at: datetime
+    priority: int
+    reason: str
+    note: Any  # JSON
+    wake_id: str | None  # that asked for it
+
+
+@frozen(kw_only=True)
+class EntryPage:
+    """Some entries of a journal, in order."""
+
+    entries: Sequence[JournalEntry]
+    more: bool  # there are further ones: behind the last one, or before the first one if the last N were asked for
+    first_seq: int  # the oldest entry that is kept
+    last_seq: int
+    processed: int  # the watermark: up to it all inputs are processed
+
+
+def request_of(request: Request, types: EventTypes) -> PendingRequest:
+    """A row as a view."""
+    return PendingRequest(
+        request_id=request.request_id,
+        event=types.decode(request.kind, request.payload),
+        wake_id=request.wake_id,
+        created_at=request.created_at,
+        expires_at=request.expires_at,
+    )
+
+
+def revisit_of(revisit: Revisit) -> PendingRevisit:
+    """A row as a view."""
+    return PendingRevisit(
+        key=revisit.key,
+        due_at=revisit.due_at,
+        priority=revisit.priority,
+        reason=revisit.reason,
+        note=json.loads(revisit.note),
+        wake_id=revisit.wake_id,
+    )
+
+
+def status_of(page: JournalPage, instance: InstanceInfo | None, *, works: bool, waits: bool) -> ConversationStatus:
+    """The status, from what is stored; it is not stored itself.
+
+    Args:
+        page: of the journal.
+        instance: of the conversation.
+        works: inputs wait for a wake, or one runs.
+        waits: a request is pending.
+    """
+    if page.closed or instance is None or instance.status in FINISHED:
+        return "terminated"
+    if instance.status == "suspended":
+        return "failed"
+    for custom in ("failed", "rescheduling"):
+        if instance.custom_status == f'"{custom}"':
+            return custom
+    if works:
+        return "running"
+    return "requires_action" if waits else "idle"

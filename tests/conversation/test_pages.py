@@ -1,0 +1,205 @@
+"""What a feed and an asker make of pages of a journal, without a database."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from affinity.conversation import AgentMessage, JournalEntry, Retracted, Streamed, ToolConfirmation
+from affinity.conversation.events import EventTypes
+from affinity.conversation.follow import FeedItem, FeedPosition, PageReader, read_position
+from affinity.conversation.reply import ReplyReader
+from affinity.errors import InvalidInput
+from affinity.journal import Entry, JournalPage, StreamCursor, StreamPart
+
+TYPES = EventTypes()
+AT = datetime(2026, 11, 23, tzinfo=UTC)
+
+
+def entry(seq: int, kind: str, wake_id: str | None = None, **fields: Any) -> Entry:
+    return Entry(seq, kind, json.dumps({"kind": kind, **fields}), None, wake_id, wake_id is None, AT)
+
+
+def wake(first: int, wake_id: str, *, processed: int, text: str = "", read: int | None = None) -> list[Entry]:
+    """The entries of a wake; without a text it has failed for good."""
+    error = {"type": "OSError", "message": "no"}
+    said = [entry(first + 1, "agent.message", wake_id, content=text)] if text else []
+    result = "ok" if text else "error"
+    stop = {"stop_reason": "end_turn"} if text else {"stop_reason": "failed", "error": error}
+    last = first + len(said) + 1
+    ended = {"span": "w", "name": "wake", "result": result, "processed": processed, "read": read}
+    return [
+        entry(first, "span.started", wake_id, span="w", name="wake"),
+        *said,
+        entry(last, "span.completed", wake_id, **ended),
+        entry(last + 1, "session.idle", wake_id, **stop),
+    ]
+
+
+def page(
+    entries: Sequence[Entry] = (),
+    *,
+    parts: Sequence[StreamPart] = (),
+    last: StreamPart | None = None,
+    more: bool = False,
+) -> JournalPage:
+    last = parts[-1] if parts else last
+    cursor = None if last is None else StreamCursor(wake_id=last.wake_id, attempt=last.attempt, number=last.number)
+    return JournalPage(
+        journal_id=1,
+        kind="chat",
+        processed=0,
+        first_seq=1,
+        last_seq=entries[-1].seq if entries else 0,
+        closed=False,
+        parent=None,
+        entries=entries,
+        more=more,
+        stream=parts,
+        streaming=cursor,
+    )
+
+
+def part(number: int, text: str, *, wake_id: str = "w1", attempt: int = 1) -> StreamPart:
+    return StreamPart(
+        session_id="s", journal_id=1, wake_id=wake_id, attempt=attempt, number=number, payload=json.dumps(text)
+    )
+
+
+def reader(after: int | str = 0, *kinds: str, stream: bool = True) -> PageReader:
+    return PageReader(TYPES, read_position(after), kinds, stream=stream)
+
+
+def told(items: Sequence[FeedItem]) -> list[Any]:
+    """Numbers of entries, streamed texts, and (attempt, replaced) of what is void."""
+    forms: list[Any] = []
+    for item in items:
+        if isinstance(item, JournalEntry):
+            forms.append(item.seq)
+        else:
+            forms.append(item.text if isinstance(item, Streamed) else (item.attempt, item.replaced))
+    return forms
+
+
+def test_parts_come_once_and_entries_replace_them() -> None:
+    feed = reader()
+    pages = [
+        page([entry(1, "user.message", content="hi")], parts=[part(1, "he")]),
+        page(last=part(1, "he")),
+        page(parts=[part(2, "llo")]),
+        page(wake(2, "w1", processed=1, text="hello")),
+    ]
+    assert [told([*feed.read(each)]) for each in pages] == [[1, "he"], [], ["llo"], [(1, True), 2, 3, 4, 5]]
+
+
+def test_another_attempt_retracts_the_one_before() -> None:
+    feed = reader()
+    assert told([*feed.read(page(parts=[part(1, "a"), part(2, "b")]))]) == ["a", "b"]
+    assert told([*feed.read(page(parts=[part(1, "A", attempt=2)]))]) == [(1, False), "A"]
+    assert told([*feed.read(page())]) == [(2, False)]
+    assert told([*feed.read(page())]) == []
+
+
+def test_an_attempt_that_failed_is_not_replaced_by_its_trace() -> None:
+    feed = reader()
+    assert told([*feed.read(page(parts=[part(1, "a")]))]) == ["a"]
+    assert told([*feed.read(page(wake(2, "w1", processed=0)))]) == [(1, False), 2, 3, 4]
+
+
+def test_parts_wait_until_the_entries_before_them_are_read() -> None:
+    feed = reader()
+    assert told([*feed.read(page([entry(1, "user.message", content="a")], parts=[part(1, "x")], more=True))]) == [1]
+    assert told([*feed.read(page([entry(2, "user.message", content="b")], parts=[part(1, "x")]))]) == [2, "x"]
+
+
+def test_a_feed_goes_on_within_a_stream() -> None:
+    """As after a lost connection: the position of each item, as text, gives what comes after it."""
+    first = reader()
+    parts = [part(n, str(n), wake_id="chat.7:w.1") for n in (1, 2, 3)]
+    positions = [str(first.position) for _ in first.read(page([entry(1, "user.message", content="a")], parts=parts))]
+    assert positions == ["1", "1.1.1.chat.7:w.1", "1.1.2.chat.7:w.1", "1.1.3.chat.7:w.1"]
+    second = reader(positions[2])
+    query = second.query("s")
+    assert (query.after, query.stream) == (1, StreamCursor(wake_id="chat.7:w.1", attempt=1, number=2))
+    assert told([*second.read(replace(page(parts=parts[2:]), last_seq=1))]) == ["3"]
+    assert str(second.position) == positions[3]
+
+
+def test_without_streams_nothing_provisional_is_asked_for() -> None:
+    assert reader(stream=False).query("s").stream is None
+
+
+def test_the_end_of_a_wake_is_read_although_other_kinds_are_wanted() -> None:
+    feed = reader(0, "user.message")
+    assert set(feed.query("s").kinds) == {"user.message", "span.completed"}
+    assert told([*feed.read(page([entry(1, "user.message", content="a")], parts=[part(1, "x")]))]) == [1, "x"]
+    ended = [each for each in wake(2, "w1", processed=1, text="x") if each.kind == "span.completed"]
+    assert told([*feed.read(replace(page(ended), last_seq=5))]) == [(1, True)]
+    assert feed.position == FeedPosition(5)
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.2", "1.2.3", "1.x.3.w", "1.2.3.", "9" * 30, "²"])
+def test_a_position_is_checked(text: str) -> None:
+    with pytest.raises(InvalidInput):
+        read_position(text)
+
+
+def test_the_reply_is_that_of_the_first_wake_that_has_processed_the_input() -> None:
+    asked = ReplyReader("s", 3, TYPES)
+    early, right = wake(4, "w1", processed=2, text="early"), wake(9, "w2", processed=3, text="right")
+    late = wake(13, "w3", processed=8, text="late")
+    assert asked.read(page([*early, entry(8, "user.message", content="next")])) is None
+    reply = asked.read(page([*right, *late], more=True))
+    assert reply is not None
+    assert (reply.wake_id, reply.text, reply.stop_reason, reply.requires_action) == ("w2", "right", "end_turn", False)
+    assert [each.seq for each in reply.entries] == [9, 10, 11, 12]
+    assert reply.events == [AgentMessage("right")]
+
+
+def test_a_reply_in_two_pages_is_whole() -> None:
+    asked = ReplyReader("s", 1, TYPES)
+    entries = wake(2, "w1", processed=1, text="text")
+    assert asked.read(page(entries[:3], more=True)) is None
+    assert asked.position == 4
+    reply = asked.read(page(entries[3:]))
+    assert reply is not None
+    assert (len(reply.entries), reply.text) == (4, "text")
+
+
+def test_a_reply_tells_what_the_wake_requires() -> None:
+    first, second, third, _ = wake(2, "w1", processed=1, text="may I?")
+    request = entry(4, "agent.tool_confirmation", "w1", tool="refund", request_id="r1")
+    idle = entry(6, "session.idle", "w1", stop_reason="requires_action", requests=["r1"])
+    reply = ReplyReader("s", 1, TYPES).read(page([first, second, request, third._replace(seq=5), idle]))
+    assert reply is not None
+    assert reply.requires_action
+    assert reply.requests == [ToolConfirmation("refund", request_id="r1")]
+
+
+def test_a_wake_that_failed_for_good_concerns_those_whose_input_it_had() -> None:
+    failed = wake(4, "w1", processed=0, read=2)
+    asked, later = ReplyReader("s", 2, TYPES), ReplyReader("s", 3, TYPES)
+    assert asked.read(page(failed)) is None
+    assert later.read(page(failed)) is None
+    assert asked.failure is not None
+    assert (asked.failure.error_type, asked.failure.message) == ("OSError", "no")
+    assert later.failure is None
+
+
+def test_retracted_and_streamed_have_a_form_for_server_sent_events() -> None:
+    streamed = Streamed(wake_id="w", attempt=1, number=2, value={"a": 1})
+    retracted = Retracted(wake_id="w", attempt=1, replaced=True)
+    assert json.loads(streamed.to_json()) == {
+        "kind": "stream.part",
+        "wake_id": "w",
+        "attempt": 1,
+        "number": 2,
+        "value": {"a": 1},
+    }
+    assert json.loads(retracted.to_json())["replaced"] is True
+    assert (streamed.text, retracted.kind) == ("", "stream.retracted")
