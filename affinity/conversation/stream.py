@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Protocol
 
 from pydantic_core import from_json, to_json
 
@@ -24,7 +24,6 @@ from affinity.client.calls import batches
 from affinity.errors import NotSerializable, PayloadTooLarge, ProviderError, problem_of
 from affinity.journal import StreamPart
 from affinity.limits import MAX_STREAM_BYTES, check_depth, check_payload
-from affinity.provider.contract.journal_side import JournalProvider
 
 logger = logging.getLogger("affinity.conversation")
 
@@ -139,10 +138,17 @@ class StreamWriter:
             )
 
 
+class StreamTarget(Protocol):
+    """Where parts are written: a `JournalProvider`, or the `JournalAccess` of a worker."""
+
+    async def write_stream(self, parts: Sequence[StreamPart]) -> None: ...
+    async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None: ...
+
+
 class Streams:
     """Writes the streams of a worker's wakes. For one event loop."""
 
-    def __init__(self, provider: JournalProvider, interval: float = FLUSH_SECONDS) -> None:
+    def __init__(self, provider: StreamTarget, interval: float = FLUSH_SECONDS) -> None:
         self._provider = provider
         self._interval = interval
         self._loop = asyncio.get_running_loop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import pytest
@@ -14,7 +14,6 @@ from affinity.conversation.stream import MAX_PART, Streams
 from affinity.errors import ConnectionLost, Contention, DataRefused, NotSerializable, PayloadTooLarge
 from affinity.journal import StreamPart
 from affinity.limits import MAX_STREAM_BYTES
-from affinity.provider.contract.journal_side import JournalProvider
 from tests.waiting import until
 
 
@@ -47,7 +46,7 @@ class Journals:
         return [json.loads(payload) for payload in parts.values()]
 
     def streams(self, interval: float = 0.0) -> Streams:
-        return Streams(cast(JournalProvider, self), interval)
+        return Streams(self, interval)
 
 
 async def test_text_is_joined_between_two_calls_and_other_values_keep_their_place() -> None:
