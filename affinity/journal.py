@@ -55,6 +55,7 @@ class NewEntry:
     event_id: str | None = None
     wake_id: str | None = None
     is_input: bool = False
+    recorded_at: datetime | None = None  # of a `JournalBirth`; None, and elsewhere: now
 
 
 @frozen(kw_only=True)

@@ -33,6 +33,7 @@ Files that only this engine has:
     journals            journals: appending inputs, what a wake has to do, reading
     journal_rows        journals: their heads, the numbers of their entries
     journal_writes      journals: what wakes add, as part of a commit
+    lineage             journals: those made from others, and their ancestors
     streams             journals: provisional parts of wakes that are running
     holds               holds and watches of sessions, as parts of a commit
     placing             where new work items of a commit go

@@ -31,6 +31,8 @@ class Head:
     base_id: int | None = None
     base_seq: int | None = None
     dropped: int = 0
+    home: str | None = None
+    epoch: int | None = 0  # with a home: of the journal's own session
     ended_wake: str | None = None  # of the batch
     ended_attempt: int | None = None
 

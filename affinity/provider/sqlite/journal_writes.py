@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from affinity.journal import JournalWrite
-from affinity.provider.sqlite import journals, streams
+from affinity.provider.sqlite import journals, lineage, streams
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.journal_rows import EntryWriter, Head, read_heads, read_numbers
 from affinity.provider.statements import load_statements
@@ -24,6 +24,7 @@ class JournalChecker:
         self._tx = tx
         self._heads = read_heads(tx, {write.session_id for write in writes})
         self._passed: dict[str, JournalWrite] = {}
+        self._born: set[str] = set()  # sessions of the births of what has passed
 
     def find_conflicts(self, writes: Sequence[JournalWrite]) -> list[str]:
         """Sessions among those of one result whose write does not pass; of several of one journal the first does."""
@@ -37,21 +38,26 @@ class JournalChecker:
 
     def accept(self, writes: Iterable[JournalWrite]) -> None:
         """The result that these came with passes."""
-        self._passed.update((write.session_id, write) for write in writes)
+        for write in writes:
+            self._passed[write.session_id] = write
+            self._born.update(birth.session_id for birth in write.births)
 
     def write_accepted(self) -> None:
-        """Write what was accepted, then append to other journals what it sends them."""
+        """Write what was accepted, then create and append to other journals."""
         writes = [(self._heads[session_id], write) for session_id, write in self._passed.items()]
         if not writes:
             return
         _end(self._tx, writes)
         _add(self._tx, writes)
+        lineage.create(self._tx, [birth for _, write in writes for birth in write.births])
         if appends := [one for _, write in writes for one in write.appends]:
             journals.append(self._tx, appends)
 
     def _fits(self, write: JournalWrite) -> bool:
         head = self._heads.get(write.session_id)
-        return head is not None and (head.journal_id, head.processed) == (write.journal_id, write.base)
+        if head is None or (head.journal_id, head.processed) != (write.journal_id, write.base):
+            return False
+        return self._born.isdisjoint(birth.session_id for birth in write.births) and lineage.fits(self._tx, write)
 
 
 def _end(tx: Tx, writes: Sequence[tuple[Head, JournalWrite]]) -> None:

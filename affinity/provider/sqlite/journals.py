@@ -277,6 +277,8 @@ def _pending(tx: Tx, head: Head, inputs: _Inputs, requests: list[Request], revis
         due=sorted(due, key=lambda each: -each.priority),
         requests=requests,
         next_due=max((min(times) - now).total_seconds(), 0.0) if times else None,
+        home=head.home,
+        epoch=head.epoch or 0,
     )
 
 

@@ -12,7 +12,17 @@ from typing import Concatenate, ParamSpec, TypeVar
 import anyio.to_thread
 
 from affinity.errors import ConnectionLost, DatabaseChanged
-from affinity.journal import Appended, JournalAppend, JournalPage, JournalQuery, PendingWork, StreamPart
+from affinity.journal import (
+    Appended,
+    Born,
+    JournalAppend,
+    JournalBirth,
+    JournalLineage,
+    JournalPage,
+    JournalQuery,
+    PendingWork,
+    StreamPart,
+)
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract import (
     NO_PROFILE,
@@ -74,6 +84,7 @@ from affinity.provider.sqlite import (
     fetching,
     hints,
     journals,
+    lineage,
     management,
     moves,
     orchestrations,
@@ -457,6 +468,12 @@ class SqliteProvider:
     async def write_stream(self, parts: Sequence[StreamPart]) -> None:
         await self._writer.call(Database.write_unsynced, streams.write, parts)
         await self.notify_journals({part.session_id for part in parts})
+
+    async def create_journals(self, births: Sequence[JournalBirth]) -> Sequence[Born]:
+        return await self._write(lineage.create, births)
+
+    async def get_lineage(self, session_id: str) -> Sequence[JournalLineage]:
+        return await self._read(lineage.get, session_id)
 
     async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
         await self._write(streams.retract, session_id, journal_id, wake_id, attempt)

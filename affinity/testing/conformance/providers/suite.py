@@ -15,6 +15,7 @@ from affinity.testing.conformance.providers.hints import HintRules
 from affinity.testing.conformance.providers.holders import HolderRules
 from affinity.testing.conformance.providers.holds import HoldRules
 from affinity.testing.conformance.providers.ids import IdRules
+from affinity.testing.conformance.providers.lineage import LineageRules
 from affinity.testing.conformance.providers.listing import ListingRules
 from affinity.testing.conformance.providers.load import LoadRules
 from affinity.testing.conformance.providers.locks import LockRules
@@ -91,6 +92,7 @@ class ProviderConformance(
     HoldRules,
     HolderRules,
     WatchRules,
+    LineageRules,
     TimelineRules,
     FaultRules,
     HintRules,

@@ -1,0 +1,199 @@
+"""Journals that are made from others, and where journals came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from affinity.journal import (
+    SEQ_MARK,
+    BirthOutcome,
+    Born,
+    JournalBirth,
+    JournalLineage,
+    JournalQuery,
+    JournalRange,
+    JournalWrite,
+)
+from affinity.provider.contract import NewInstance, NewMessage
+from affinity.provider.contract.instances import Birth
+from affinity.provider.lineage import nearest_first
+from affinity.provider.sqlite import journals, messages, quotas, session_states, sessions
+from affinity.provider.sqlite.driver.clock import instant
+from affinity.provider.sqlite.driver.transaction import Tx, to_json
+from affinity.provider.statements import load_statements
+
+SQL: Final = load_statements(__package__, "lineage.sql")
+
+
+class _Source(NamedTuple):
+    """A journal that another one is made from."""
+
+    journal_id: int
+    session_id: str | None  # None: it is deleted
+    first_seq: int
+    last_seq: int
+    processed: int
+
+    def end_of(self, part: JournalRange) -> int:
+        """The number of the last entry of a range of it."""
+        return self.last_seq if part.up_to is None else part.up_to
+
+
+def create(tx: Tx, births: Sequence[JournalBirth]) -> list[Born]:
+    return [_create(tx, birth) for birth in births]
+
+
+def fits(tx: Tx, write: JournalWrite) -> bool:
+    """Whether the lease of a journal's home passes the fence, and all births of a write can be applied."""
+    if write.home is not None and tx.value(SQL["has_moved"], write.home._asdict()):
+        return False
+    refusals = [find_refusal(tx, birth) for birth in write.births]
+    return all(refused is None or refused.outcome == "repeated" for refused in refusals)
+
+
+def find_refusal(tx: Tx, birth: JournalBirth) -> Born | None:
+    """What becomes of a birth that is not applied; None: nothing is in its way."""
+    for journal_id, last_seq, *made in tx.gather(SQL["present"], {"session_id": birth.session_id}):
+        is_same = made == [birth.lineage, birth.operator, list(birth.parents)]
+        return Born("repeated" if is_same else "taken", journal_id, last_seq)
+    if tx.value(SQL["taken"], {"session_id": birth.session_id, "journal_id": birth.start.journal_id}):
+        return Born("taken")
+    outcome = _check_sources(birth, _read_sources(tx, birth))
+    if outcome is None and _is_over_quota(tx, birth):
+        outcome = "over_quota"
+    return None if outcome is None else Born(outcome)
+
+
+def _read_sources(tx: Tx, birth: JournalBirth) -> dict[int, _Source]:
+    ids = {*birth.parents, *(part.journal_id for part in (birth.base, birth.merged) if part is not None)}
+    return {row[0]: _Source(*row) for row in tx.gather(SQL["sources"], {"journal_ids": to_json(list(ids))})}
+
+
+def _check_sources(birth: JournalBirth, sources: dict[int, _Source]) -> BirthOutcome | None:
+    parts = [part for part in (birth.base, birth.merged) if part is not None]
+    if not sources.keys() >= {*birth.parents, *(part.journal_id for part in parts)}:
+        return "unknown"
+    if any(sources[part.journal_id].session_id is None for part in parts):
+        return "unknown"
+    for part in parts:
+        source = sources[part.journal_id]
+        if not source.first_seq - 1 <= source.end_of(part) <= source.last_seq:
+            return "beyond"
+    return None
+
+
+def _is_over_quota(tx: Tx, birth: JournalBirth) -> bool:
+    most = quotas.get(tx)
+    too_large = most.instance_bytes is not None and len(birth.start.start.encode()) > most.instance_bytes
+    return too_large or (most.instances is not None and tx.value(quotas.SQL["counted"]) >= most.instances)
+
+
+def _create(tx: Tx, birth: JournalBirth) -> Born:
+    refused = find_refusal(tx, birth)
+    if refused is not None:
+        return refused
+    sources = _read_sources(tx, birth)
+    last_seq = _add_journal(tx, birth, sources)
+    _add_state(tx, birth, sources)
+    start = birth.start
+    instance = NewInstance(
+        instance_id=birth.session_id,
+        name=start.name,
+        version=start.version,
+        start=start.start,
+        session_id=birth.session_id,
+        birth=Birth(start.birth),
+    )
+    _, outbox = messages.insert_new(tx, [instance])
+    if birth.message is not None and _has_pending(tx, birth.session_id):
+        text = birth.message.replace(SEQ_MARK, str(last_seq))
+        outbox.append(NewMessage(instance_id=birth.session_id, payload=text))
+    messages.send(tx, outbox)
+    return Born("created", start.journal_id, last_seq)
+
+
+def _add_journal(tx: Tx, birth: JournalBirth, sources: dict[int, _Source]) -> int:
+    """Add the journal with its entries; returns the number of the last one."""
+    base = None if birth.base is None else sources[birth.base.journal_id]
+    base_seq = None if base is None or birth.base is None else base.end_of(birth.base)
+    last_seq = base_seq or 0
+    new: dict[str, Any] = {
+        "journal_id": birth.start.journal_id,
+        "session_id": birth.session_id,
+        "kind": birth.kind,
+        "parent": birth.start.parent,
+        "first_seq": 1 if base is None else base.first_seq,
+        "last_seq": last_seq,
+        "processed": 0 if base is None else min(base.processed, last_seq),
+        "base_id": None if base is None else base.journal_id,
+        "base_seq": base_seq,
+        "home": birth.home,
+        "lineage": birth.lineage,
+        "operator": birth.operator,
+        "extras": birth.extras,
+        "now": tx.now,
+    }
+    tx.run(SQL["create"], new)
+    parents = [(birth.start.journal_id, place, parent) for place, parent in enumerate(birth.parents, 1)]
+    tx.many(SQL["add_parents"], parents)
+    if birth.merged is not None:
+        merged = sources[birth.merged.journal_id]
+        asked = {
+            "journal_id": birth.start.journal_id,
+            "last_seq": last_seq,
+            "merged_id": merged.journal_id,
+            "merged_seq": merged.end_of(birth.merged),
+            "merged_processed": merged.processed,
+        }
+        last_seq += tx.run(SQL["merge"], asked)
+    rows = [
+        (
+            *(birth.start.journal_id, seq, entry.kind, entry.payload, entry.event_id, entry.wake_id),
+            *(int(entry.is_input), None if entry.recorded_at is None else entry.recorded_at.timestamp()),
+        )
+        for seq, entry in enumerate(birth.entries, last_seq + 1)
+    ]
+    tx.many(SQL["add_entries"], rows, {"now": tx.now})
+    last_seq += len(rows)
+    tx.run(SQL["finish"], {"journal_id": birth.start.journal_id, "last_seq": last_seq})
+    return last_seq
+
+
+def _add_state(tx: Tx, birth: JournalBirth, sources: dict[int, _Source]) -> None:
+    if birth.state is not None:
+        session_states.save(tx, session_states.encode(birth.state, epoch=None), 0)
+    elif birth.copies_state and birth.base is not None:
+        asked = {"session_id": birth.session_id, "source": sources[birth.base.journal_id].session_id, "now": tx.now}
+        sessions.renew_epochs(tx, [birth.session_id])
+        tx.run(SQL["copy_state"], asked)
+        tx.run(SQL["copy_labels"], asked)
+
+
+def _has_pending(tx: Tx, session_id: str) -> bool:
+    (page,) = journals.read(tx, [JournalQuery(session_id=session_id, pending=True, limit=1)], 1)
+    return page is not None and bool(page.entries)
+
+
+def get(tx: Tx, session_id: str) -> list[JournalLineage]:
+    return nearest_first(
+        [
+            JournalLineage(
+                session_id=name,
+                journal_id=journal_id,
+                kind=kind,
+                lineage=lineage,
+                operator=operator,
+                parents=parents,
+                extras=extras,
+                base=None if base_id is None else JournalRange(base_id, base_seq),
+                home=home,
+                distance=0,
+                created_at=instant(created_at),
+            )
+            for name, journal_id, kind, lineage, operator, parents, extras, base_id, base_seq, home, created_at in (
+                tx.gather(SQL["lineage"], {"session_id": session_id})
+            )
+        ],
+        session_id,
+    )

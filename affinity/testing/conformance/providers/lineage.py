@@ -1,0 +1,425 @@
+"""Journals that are made from others: what they have, what they share, and where they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from affinity.journal import (
+    SEQ_MARK,
+    Entry,
+    HomeLease,
+    JournalAppend,
+    JournalBirth,
+    JournalLineage,
+    JournalQuery,
+    JournalRange,
+    JournalStart,
+    JournalWrite,
+    NewEntry,
+    NewRequest,
+)
+from affinity.provider.contract import Quotas
+from affinity.provider.contract.journal_side import JournalProvider
+from affinity.testing.conformance.providers.base import Rules
+from affinity.testing.conformance.providers.builders import ORCHESTRATION, payloads, state, state_write, turn
+from affinity.testing.conformance.providers.cluster import Cluster, concurrently
+
+KIND = "chat"
+
+
+def start_of(session_id: str) -> JournalStart:
+    """Of an instance of the suite's orchestration."""
+    return JournalStart(name=ORCHESTRATION, start="start", birth=f"birth {session_id}")
+
+
+def birth_of(session_id: str, *parents: int, **fields: Any) -> JournalBirth:
+    """A fork, unless the fields say otherwise."""
+    base = JournalRange(parents[0]) if parents else None
+    return JournalBirth(
+        **{
+            "session_id": session_id,
+            "kind": KIND,
+            "start": start_of(session_id),
+            "lineage": "fork",
+            "operator": "fork",
+            "parents": parents,
+            "base": base,
+            **fields,
+        }
+    )
+
+
+class Journals:
+    """The journals of a test's database, in short words."""
+
+    def __init__(self, provider: JournalProvider) -> None:
+        self.provider = provider
+
+    async def say(self, session_id: str, *texts: str) -> int:
+        """Append inputs; returns the id of the journal."""
+        appends = [
+            JournalAppend(
+                session_id=session_id,
+                kind=KIND,
+                entry=NewEntry(kind="user.message", payload=f'"{text}"', event_id=f"e-{text}", is_input=True),
+                message=f'{{"seq":{SEQ_MARK}}}',
+                start=start_of(session_id),
+            )
+            for text in texts
+        ]
+        done = await self.provider.append_journal(appends)
+        assert {one.outcome for one in done} == {"appended"}
+        return done[0].journal_id
+
+    async def bear(self, birth: JournalBirth) -> int:
+        """Create a journal; returns its id."""
+        (born,) = await self.provider.create_journals([birth])
+        assert born.outcome == "created"
+        return born.journal_id
+
+    async def entries(self, session_id: str, **query: Any) -> Sequence[Entry]:
+        """The entries of a journal that meet the query."""
+        (page,) = await self.provider.read_journal([JournalQuery(session_id=session_id, **query)])
+        assert page is not None
+        return page.entries
+
+    async def texts(self, session_id: str, **query: Any) -> list[str]:
+        """Their texts."""
+        return [entry.payload.strip('"') for entry in await self.entries(session_id, **query)]
+
+    async def pending(self, session_id: str) -> list[str]:
+        """Texts of the inputs that no wake has processed."""
+        (work,) = await self.provider.get_pending([session_id], limit=100)
+        assert work is not None
+        return [entry.payload.strip('"') for entry in work.inputs]
+
+    async def lineage(self, session_id: str) -> list[JournalLineage]:
+        """The journal and its ancestors."""
+        return list(await self.provider.get_lineage(session_id))
+
+
+class LineageRules(Rules):
+    """`JournalBirth`, by clients and with wakes, and `get_lineage`."""
+
+    @pytest.fixture
+    async def journals(self, cluster: Cluster) -> Journals:
+        """Of the test's database."""
+        provider = (await cluster.enqueuer()).provider
+        if not hasattr(provider, "create_journals"):
+            pytest.skip("the provider has no journals yet")
+        return Journals(cast("JournalProvider", provider))
+
+    async def test_a_fork_continues_its_base(self, journals: Journals) -> None:
+        """A fork has the entries of its base up to a number, under their numbers, and its own behind them; neither sees
+        what the other gets later (contract: create_journals).
+        """
+        base = await journals.say("a", "1", "2", "3")
+        await journals.bear(birth_of("b", base, base=JournalRange(base, 2)))
+        await journals.say("b", "b3", "b4")
+        await journals.say("a", "4")
+        assert await journals.texts("b") == ["1", "2", "b3", "b4"]
+        assert [entry.seq for entry in await journals.entries("b")] == [1, 2, 3, 4]
+        assert await journals.texts("a") == ["1", "2", "3", "4"]
+        assert await journals.texts("b", newest_first=True, limit=3) == ["b4", "b3", "2"]
+        assert await journals.texts("b", after=1, limit=2) == ["2", "b3"]
+        assert await journals.texts("b", kinds=["user.message"], before=4) == ["1", "2", "b3"]
+        assert await journals.texts("b", event_id="e-1") == ["1"]
+        assert await journals.texts("b", event_id="e-3") == []
+
+    async def test_a_fork_has_the_inputs_that_wait_in_its_base(self, cluster: Cluster, journals: Journals) -> None:
+        """Inputs that the base has not processed are pending in the fork too, and wake its instance; without any, no
+        message is sent.
+        """
+        base = await journals.say("a", "1", "2")
+        await journals.bear(birth_of("b", base, message=f'{{"seq":{SEQ_MARK}}}'))
+        await journals.bear(birth_of("c", base, base=JournalRange(base, 0), message="no"))
+        assert await journals.pending("b") == ["1", "2"]
+        assert await journals.pending("c") == []
+        worker = await cluster.worker("w")
+        sent = {item.instance_id: payloads(item) for item in (await worker.fetch_instances(10)).items}
+        assert sent["b"] == ["start", '{"seq":2}']
+        assert sent["c"] == ["start"]
+
+    async def test_an_event_id_of_the_base_is_known_in_the_fork(self, journals: Journals) -> None:
+        """A repeated event id is one event in the fork too."""
+        base = await journals.say("a", "1", "2")
+        await journals.bear(birth_of("b", base, base=JournalRange(base, 1)))
+        append = JournalAppend(
+            session_id="b", kind=KIND, entry=NewEntry(kind="k", payload="1", event_id="e-1"), message=None
+        )
+        (done,) = await journals.provider.append_journal([append])
+        assert (done.outcome, done.seq) == ("repeated", 1)
+        assert await journals.say("b", "2")
+
+    async def test_a_birth_is_done_once(self, journals: Journals) -> None:
+        """The same birth again changes nothing; another one of the same session is refused, and so is the id of an
+        instance, or of a record of state.
+        """
+        base = await journals.say("a", "1")
+        birth = birth_of("b", base)
+        journal_id = await journals.bear(birth)
+        await journals.say("b", "2")
+        again = await journals.provider.create_journals([birth_of("b", base), replace(birth, operator="other")])
+        assert [(born.outcome, born.journal_id, born.last_seq) for born in again] == [
+            ("repeated", journal_id, 2),
+            ("taken", journal_id, 2),
+        ]
+        assert await journals.texts("b") == ["1", "2"]
+
+    async def test_a_birth_does_not_take_what_is_there(self, cluster: Cluster, journals: Journals) -> None:
+        """A session that has a record, a journal or an instance is refused; nothing of the birth is applied."""
+        base = await journals.say("a", "1")
+        await (await cluster.states()).save(state("s"))
+        await (await cluster.worker("w")).own("i")
+        refused = [birth_of("a", base), birth_of("s", base), birth_of("i", base)]
+        born = await journals.provider.create_journals(refused)
+        assert [one.outcome for one in born] == ["taken"] * 3
+        assert await journals.provider.read_journal([JournalQuery(session_id=name) for name in "si"]) == [None, None]
+
+    async def test_two_births_of_one_session_at_the_same_moment(self, journals: Journals) -> None:
+        """One of them is done."""
+        base = await journals.say("a", "1")
+        births = [birth_of("b", base) for _ in range(4)]
+
+        async def bear(birth: JournalBirth) -> str:
+            (born,) = await journals.provider.create_journals([birth])
+            return born.outcome
+
+        outcomes = await concurrently(*[lambda birth=birth: bear(birth) for birth in births])
+        assert sorted(outcomes) == ["created", "repeated", "repeated", "repeated"]
+        assert await journals.texts("b") == ["1"]
+
+    async def test_ranges_and_parents_are_checked(self, journals: Journals) -> None:
+        """A range ends within its journal, and parents exist: so there is no circle."""
+        base = await journals.say("a", "1", "2")
+        births = [
+            birth_of("b", base, base=JournalRange(base, 3)),
+            birth_of("b", base, base=JournalRange(base, -1)),
+            birth_of("b", base, 7),
+            birth_of("b", base, base=JournalRange(7)),
+            birth_of("b", base, merged=JournalRange(7)),
+        ]
+        born = await journals.provider.create_journals(births)
+        assert [one.outcome for one in born] == ["beyond", "beyond", "unknown", "unknown", "unknown"]
+        assert await journals.lineage("b") == []
+
+    async def test_a_detached_journal_has_the_content_and_no_parents(self, journals: Journals) -> None:
+        """Its base is storage, not lineage."""
+        base = await journals.say("a", "1", "2")
+        detached = birth_of("b", lineage="detach", operator="detach", base=JournalRange(base))
+        await journals.bear(detached)
+        assert await journals.texts("b") == ["1", "2"]
+        assert [(one.session_id, one.lineage, one.parents) for one in await journals.lineage("b")] == [
+            ("b", "detach", [])
+        ]
+
+    async def test_a_merge_has_the_common_part_once(self, journals: Journals) -> None:
+        """Of two forks, the common entries come once, then those of the left one, then those of the right one."""
+        base = await journals.say("a", "1", "2", "3")
+        left = await journals.bear(birth_of("l", base, base=JournalRange(base, 2)))
+        right = await journals.bear(birth_of("r", base))
+        await journals.say("l", "l3")
+        await journals.say("r", "r4", "r5")
+        merge = birth_of("m", left, right, lineage="merge", merged=JournalRange(right))
+        await journals.bear(merge)
+        assert await journals.texts("m") == ["1", "2", "l3", "3", "r4", "r5"]
+        assert [entry.seq for entry in await journals.entries("m")] == [1, 2, 3, 4, 5, 6]
+        again = birth_of("n", left, right, lineage="merge", merged=JournalRange(right, 4))
+        await journals.bear(again)
+        assert await journals.texts("n") == ["1", "2", "l3", "3", "r4"]
+
+    async def test_a_merge_of_merges_has_each_entry_once(self, journals: Journals) -> None:
+        """What an earlier merge has copied is known again, on either side."""
+        base = await journals.say("a", "1")
+        left = await journals.bear(birth_of("l", base))
+        right = await journals.bear(birth_of("r", base))
+        await journals.say("l", "l2")
+        await journals.say("r", "r2")
+        merged = await journals.bear(birth_of("m", left, right, lineage="merge", merged=JournalRange(right)))
+        await journals.say("m", "m")
+        await journals.say("r", "r3")
+        await journals.bear(birth_of("n", merged, right, lineage="merge", merged=JournalRange(right)))
+        assert await journals.texts("n") == ["1", "l2", "r2", "m", "r3"]
+        await journals.bear(birth_of("o", right, merged, lineage="merge", merged=JournalRange(merged)))
+        assert await journals.texts("o") == ["1", "r2", "r3", "l2", "m"]
+        other = await journals.bear(birth_of("p", left, right, lineage="merge", merged=JournalRange(right)))
+        await journals.bear(birth_of("q", merged, other, lineage="merge", merged=JournalRange(other)))
+        assert await journals.texts("q") == ["1", "l2", "r2", "m", "r3"]
+
+    async def test_event_ids_stay_unique_in_a_merge(self, journals: Journals) -> None:
+        """Both sides may have got an event of the same id: both entries are there, one of them with the id."""
+        base = await journals.say("a", "1")
+        left = await journals.bear(birth_of("l", base))
+        right = await journals.bear(birth_of("r", base))
+        await journals.say("l", "x")
+        await journals.say("r", "x")
+        await journals.bear(birth_of("m", left, right, lineage="merge", merged=JournalRange(right)))
+        assert [(entry.payload, entry.event_id) for entry in await journals.entries("m")] == [
+            ('"1"', "e-1"),
+            ('"x"', "e-x"),
+            ('"x"', None),
+        ]
+
+    async def test_a_birth_has_entries_of_its_own(self, journals: Journals) -> None:
+        """As a compression has: no base, one entry, which waits for no wake."""
+        base = await journals.say("a", "1", "2")
+        summary = NewEntry(kind="user.message", payload='"summary"')
+        await journals.bear(
+            birth_of("b", base, lineage="compress", base=None, entries=[summary], extras='{"lossy":true}')
+        )
+        assert await journals.texts("b") == ["summary"]
+        assert await journals.pending("b") == []
+        (born, _) = await journals.lineage("b")
+        assert (born.lineage, born.extras, born.base) == ("compress", '{"lossy":true}', None)
+
+    async def test_a_fork_copies_the_record_of_its_base(self, cluster: Cluster, journals: Journals) -> None:
+        """Another record, of version 1, without a parent; or the one that the birth brings."""
+        base = await journals.say("a", "1")
+        await (await cluster.states()).save(state("a", b"of a", kind=KIND, parent="p", labels={"x": "1"}, name="n"))
+        await journals.bear(birth_of("b", base, copies_state=True))
+        await journals.bear(birth_of("c", base, copies_state=True, state=state("c", b"of c", kind=KIND)))
+        await journals.bear(birth_of("d", base))
+        copy = await cluster.record("b")
+        assert (copy.state, copy.version, copy.metadata.name, copy.metadata.parent) == (b"of a", 1, "n", None)
+        assert copy.birth != (await cluster.record("a")).birth
+        assert dict(copy.metadata.labels) == {"x": "1"}
+        assert (await cluster.record("c")).state == b"of c"
+        assert await (await cluster.states()).load("d") is None
+
+    async def test_a_birth_counts_as_an_instance(self, cluster: Cluster, journals: Journals) -> None:
+        """The quota of instances holds, and nothing of the birth is applied."""
+        base = await journals.say("a", "1")
+        provider = (await cluster.enqueuer()).provider
+        await provider.set_quotas(Quotas(instances=1))
+        (born,) = await journals.provider.create_journals([birth_of("b", base)])
+        assert born.outcome == "over_quota"
+        assert await journals.lineage("b") == []
+
+    async def test_ancestors_come_nearest_first(self, journals: Journals) -> None:
+        """Each once, at its least distance, parents in their order; a journal that began empty has no lineage."""
+        a = await journals.say("a", "1")
+        b = await journals.bear(birth_of("b", a))
+        c = await journals.bear(birth_of("c", b, home="a"))
+        d = await journals.bear(birth_of("d", a))
+        await journals.bear(birth_of("m", d, c, lineage="merge", operator="join", merged=JournalRange(c)))
+        found = await journals.lineage("m")
+        assert [(one.session_id, one.distance) for one in found] == [("m", 0), ("d", 1), ("c", 1), ("a", 2), ("b", 2)]
+        merged, _, fork, root, _ = found
+        assert (merged.lineage, merged.operator, list(merged.parents)) == ("merge", "join", [d, c])
+        assert (fork.home, fork.base) == ("a", JournalRange(b, 1))
+        assert (root.lineage, list(root.parents), root.base) == (None, [], None)
+
+    async def test_three_thousand_generations(self, journals: Journals) -> None:
+        """A fork of a fork of a fork: read, written and followed to its root as any other."""
+        journal_id = await journals.say("g0", "first")
+        births = []
+        for generation in range(1, 3001):
+            birth = birth_of(f"g{generation}", journal_id)
+            births.append(birth)
+            journal_id = birth.start.journal_id
+        for at in range(0, len(births), 100):
+            born = await journals.provider.create_journals(births[at : at + 100])
+            assert {one.outcome for one in born} == {"created"}
+        await journals.say("g3000", "last")
+        assert await journals.texts("g3000") == ["first", "last"]
+        found = await journals.lineage("g3000")
+        assert [one.distance for one in found] == list(range(3001))
+        assert found[-1].session_id == "g0"
+
+    # -- with wakes
+
+    async def test_births_commit_with_the_result(self, cluster: Cluster, journals: Journals) -> None:
+        """A fork of a wake has the wake's own entries and its state; when the fence fails, there is no fork."""
+        base = await journals.say("a", "1")
+        worker = await cluster.worker("w")
+        await cluster.enqueue("a")
+        item = await worker.take_one()
+        own = await worker.own("i")
+        birth = birth_of("b", base, copies_state=True)
+        write = JournalWrite(
+            session_id="a",
+            journal_id=base,
+            base=1,
+            processed=1,
+            wake_id="w1",
+            entries=[NewEntry(kind="agent.message", payload='"2"', wake_id="w1")],
+            requests=[NewRequest(request_id="r", kind="k", payload="{}")],
+            births=[birth],
+        )
+        refused = await worker.commit_one(own, acks=[item.lock], journals=[write])
+        assert (refused.committed, list(refused.conflicts)) == (False, ["a"])
+        assert await journals.lineage("b") == []
+        states = [state_write(item)]
+        done = await worker.commit_one(own, acks=[item.lock], journals=[replace(write, base=0)], states=states)
+        assert done.committed
+        assert await journals.texts("b") == ["1", "2"]
+        assert await journals.pending("b") == []
+        assert (await cluster.record("b")).state == b"by work"
+        (work,) = await journals.provider.get_pending(["b"], limit=10)
+        assert work is not None
+        assert list(work.requests) == []
+
+    async def test_a_birth_that_cannot_be_applied_fails_the_fence(self, cluster: Cluster, journals: Journals) -> None:
+        """The wake runs again, and finds the id taken; a birth that is there already is no obstacle."""
+        base = await journals.say("a", "1")
+        await journals.say("b", "b")
+        await journals.bear(birth_of("c", base))
+        worker = await cluster.worker("w")
+        own = await worker.own("i")
+        write = JournalWrite(session_id="a", journal_id=base, base=0, processed=1, wake_id="w1")
+        refused = await worker.commit_one(own, journals=[replace(write, births=[birth_of("b", base)])])
+        assert (refused.committed, list(refused.conflicts)) == (False, ["a"])
+        assert await journals.pending("a") == ["1"]
+        assert (await worker.commit_one(own, journals=[replace(write, births=[birth_of("c", base)])])).committed
+        assert await journals.pending("a") == []
+
+    async def test_births_of_one_session_by_two_wakes_of_a_batch(self, cluster: Cluster, journals: Journals) -> None:
+        """The first passes; the other's wake runs again."""
+        worker = await cluster.worker("w")
+        turns = []
+        for name in ("x", "y"):
+            journal_id = await journals.say(name, "1")
+            births = [birth_of("b", journal_id)]
+            write = JournalWrite(
+                session_id=name, journal_id=journal_id, base=0, processed=1, wake_id="w1", births=births
+            )
+            turns.append((await worker.own(f"i {name}"), write))
+        results = await worker.commit(*[turn(at, journals=[write]) for at, write in turns])
+        assert [result.committed for result in results] == [True, False]
+        assert [list(result.conflicts) for result in results] == [[], ["y"]]
+
+    async def test_the_lease_of_the_home_is_fenced(self, cluster: Cluster, journals: Journals) -> None:
+        """A journal whose wakes run on another session is written under that one's epoch; the epoch of its own session
+        is known to the wake, as it changes when its record is written.
+        """
+        base = await journals.say("a", "1")
+        journal_id = await journals.bear(birth_of("b", base, home="a"))
+        worker = await cluster.worker("w")
+        await cluster.enqueue("a")
+        item = await worker.take_one()
+        own = await worker.own("i")
+        (work,) = await journals.provider.get_pending(["b"], limit=10)
+        assert work is not None
+        assert (work.home, work.epoch) == ("a", 0)
+        await (await cluster.states()).save(state("b"))
+        (work,) = await journals.provider.get_pending(["b"], limit=10)
+        assert work is not None
+        assert work.epoch > (item.session_epoch or 0)
+        write = JournalWrite(
+            session_id="b",
+            journal_id=journal_id,
+            base=0,
+            processed=1,
+            wake_id="w1",
+            home=HomeLease("a", item.session_epoch or 0),
+        )
+        await (await cluster.states()).save(state("a"))  # ends the epoch of a
+        refused = await worker.commit_one(own, acks=[item.lock], journals=[write])
+        assert (refused.committed, list(refused.conflicts)) == (False, ["b"])
+        epoch = (await cluster.session("a")).epoch
+        done = await worker.commit_one(own, acks=[item.lock], journals=[replace(write, home=HomeLease("a", epoch))])
+        assert done.committed
