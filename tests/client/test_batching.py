@@ -1,0 +1,219 @@
+"""Calls that are made at the same time share one, and so do waits for changes of journals."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from itertools import pairwise
+
+import anyio
+import pytest
+
+from affinity.client import changes as changes_module
+from affinity.client.batching import Batcher
+from affinity.client.changes import Changes
+from affinity.errors import ClientError, ConnectionLost, DataRefused
+from affinity.limits import MAX_BATCH
+
+
+class Verb:
+    """Doubles numbers; a test holds it up and breaks it."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[int]] = []
+        self.failures: list[Exception] = []
+        self.refused: int | None = None
+        self.gate: anyio.Event | None = None
+
+    async def double(self, numbers: Sequence[int]) -> Sequence[int]:
+        self.calls.append(list(numbers))
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.refused in numbers:
+            raise DataRefused("no")
+        if self.failures:
+            raise self.failures.pop(0)
+        return [2 * number for number in numbers]
+
+
+@asynccontextmanager
+async def running(verb: Verb) -> AsyncIterator[Batcher[int, int]]:
+    batcher = Batcher[int, int](verb.double, lambda _: 0)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(batcher.run)
+        yield batcher
+        tasks.cancel_scope.cancel()
+
+
+async def test_calls_during_a_call_go_together_with_the_next() -> None:
+    verb = Verb()
+    async with running(verb) as batcher:
+        verb.gate = anyio.Event()
+        first = batcher.submit(1)
+        await anyio.sleep(0.01)
+        others = [batcher.submit(number) for number in range(2, 100)]
+        verb.gate.set()
+        assert [await each for each in (first, *others)] == [2 * number for number in range(1, 100)]
+    assert [len(call) for call in verb.calls] == [1, 98]
+
+
+async def test_a_call_that_was_cancelled_before_it_was_sent_is_not_sent() -> None:
+    verb = Verb()
+    async with running(verb) as batcher:
+        verb.gate = anyio.Event()
+        first = batcher.submit(1)
+        await anyio.sleep(0.01)
+        batcher.submit(2).cancel()
+        third = batcher.submit(3)
+        verb.gate.set()
+        assert (await first, await third) == (2, 6)
+    assert verb.calls == [[1], [3]]
+
+
+async def test_a_lost_reply_is_asked_for_again_and_a_refusal_hits_only_its_request() -> None:
+    verb = Verb()
+    async with running(verb) as batcher:
+        verb.failures = [ConnectionLost("gone")]
+        verb.refused = 3
+        results = [batcher.submit(number) for number in (1, 2, 3, 4)]
+        assert [await results[n] for n in (0, 1, 3)] == [2, 4, 8]
+        with pytest.raises(DataRefused):
+            await results[2]
+
+
+async def test_calls_of_a_client_that_is_closed_raise() -> None:
+    verb = Verb()
+    async with running(verb) as batcher:
+        verb.gate = anyio.Event()
+        sent = batcher.submit(1)
+        await anyio.sleep(0.01)
+        waiting = batcher.submit(2)
+    late = batcher.submit(3)
+    for each in (sent, waiting, late):
+        with pytest.raises(ClientError, match="closed"):
+            await each
+
+
+class Watch:
+    """A subscription whose hints a test gives; it breaks when the test says so."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+        self.hints: list[Collection[str] | Exception] = []
+        self._came = anyio.Event()
+
+    @asynccontextmanager
+    async def __call__(self) -> AsyncIterator[Watch]:
+        self.opened += 1
+        yield self
+
+    def hint(self, hint: Collection[str] | Exception) -> None:
+        self.hints.append(hint)
+        self._came.set()
+
+    async def wait(self, timeout: float) -> Collection[str] | None:
+        with anyio.move_on_after(timeout):
+            await self._came.wait()
+        self._came = anyio.Event()
+        if not self.hints:
+            return None
+        hint = self.hints.pop(0)
+        if isinstance(hint, Exception):
+            raise hint
+        return hint
+
+
+@asynccontextmanager
+async def watching(watch: Watch) -> AsyncIterator[Changes]:
+    changes = Changes(watch)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(changes.run)
+        yield changes
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_hint_ends_the_waits_for_its_journal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes_module, "SAFETY_SECONDS", 100.0)
+    watch = Watch()
+    async with (
+        watching(watch) as changes,
+        changes.of("a") as first,
+        changes.of("a") as second,
+        changes.of("b") as other,
+    ):
+        for each in (first, second, other):
+            with anyio.move_on_after(0.05):
+                await each.wait()  # what came before the subscription was open
+        watch.hint({"a", "z"})
+        with anyio.fail_after(10):
+            await first.wait()
+            await second.wait()
+        with anyio.move_on_after(0.05) as scope:
+            await other.wait()
+        assert scope.cancelled_caught
+        watch.hint(())
+        with anyio.fail_after(10):
+            await other.wait()
+    assert watch.opened == 1
+
+
+async def test_a_hint_that_comes_before_the_wait_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes_module, "SAFETY_SECONDS", 100.0)
+    async with watching(Watch()) as changes, changes.of("a") as change:
+        with anyio.fail_after(10):
+            await change.wait()
+        changes.announce(["a"])
+        with anyio.fail_after(10):
+            await change.wait()
+
+
+async def test_without_hints_those_that_wait_longest_look_once_a_second() -> None:
+    """At most a batch of them, so that it is one statement."""
+    waiting = MAX_BATCH + 200
+    looks: list[tuple[float, int]] = []
+
+    async def wait(changes: Changes, number: int) -> None:
+        async with changes.of(f"s{number}") as change:
+            await change.wait()  # told when the subscription is open
+            while True:
+                await change.wait()
+                looks.append((anyio.current_time(), number))
+
+    async with watching(Watch()) as changes, anyio.create_task_group() as tasks:
+        for number in range(waiting):
+            tasks.start_soon(wait, changes, number)
+        with anyio.fail_after(30):
+            while len({number for _, number in looks}) < waiting or len(looks) < 2 * waiting:
+                await anyio.sleep(0.05)
+        tasks.cancel_scope.cancel()
+    ends = [n for n, ((at, _), (later, _)) in enumerate(pairwise(looks), 1) if later - at > 0.5]
+    rounds = [looks[begin:end] for begin, end in zip([0, *ends], [*ends, len(looks)], strict=True)]
+    assert all(len(each) <= MAX_BATCH for each in rounds)
+    assert all(len({number for _, number in each}) == len(each) for each in rounds)
+
+
+async def test_a_subscription_that_breaks_is_opened_again_and_all_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch()
+    async with watching(watch) as changes, changes.of("a") as change:
+        await change.wait()
+        watch.hint(ConnectionLost("gone"))
+        with anyio.fail_after(10):
+            while watch.opened < 2:
+                await change.wait()
+
+
+async def test_a_database_that_gives_no_hints_is_looked_at_all_the_same() -> None:
+    class Broken(Watch):
+        @asynccontextmanager
+        async def __call__(self) -> AsyncIterator[Watch]:
+            if self.opened == 0:
+                raise ConnectionLost("gone")
+            yield self
+
+    changes = Changes(Broken())
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(changes.run)
+        async with changes.of("a") as change:
+            with anyio.fail_after(10):
+                await change.wait()
+        tasks.cancel_scope.cancel()
