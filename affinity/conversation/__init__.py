@@ -48,7 +48,7 @@ from affinity.conversation.reply import Reply
 from affinity.conversation.stream import Retracted, Streamed, Streams, StreamWriter
 from affinity.conversation.talk import Talk
 from affinity.conversation.tools import Tool, ToolErrorKind, tool
-from affinity.conversation.views import ConversationStatus, EntryPage, PendingRequest, PendingRevisit
+from affinity.conversation.views import ConversationStatus, PendingRequest, PendingRevisit
 
 __all__ = [
     "AgentMessage",
@@ -62,7 +62,6 @@ __all__ = [
     "CustomToolResult",
     "CustomToolUse",
     "DefineOutcome",
-    "EntryPage",
     "EventFeed",
     "FeedItem",
     "JournalEntry",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -36,7 +35,6 @@ from affinity.conversation.kinds import (
 from affinity.conversation.reply import Reply, ReplyReader
 from affinity.conversation.views import (
     ConversationStatus,
-    EntryPage,
     PendingRequest,
     PendingRevisit,
     request_of,
@@ -293,47 +291,49 @@ class Talk:
     async def history(
         self,
         *,
-        after: int = 0,
+        after: int | None = None,
         before: int | None = None,
         around: int | str | None = None,
         kinds: Collection[str | type[JournalEvent]] = (),
-        wake_id: str | None = None,
+        wake: str | None = None,
         pending: bool = False,
         last: int | None = None,
         limit: int = 100,
-    ) -> EntryPage:
-        """A page of entries, in order. All conditions must hold.
+    ) -> Sequence[JournalEntry]:
+        """Entries, oldest first; all conditions hold. The number of the last one, as ``after``, gives the next page.
 
         Args:
-            after: a number; the last one of a page gives the next page.
-            before: a number; with ``last``, the first one of a page gives the page before.
-            around: an anchor: the number, or the event id, of an entry. The page has it in its middle.
-            kinds: of these kinds, or classes; empty: all.
-            wake_id: of one wake.
+            after: a number; those behind it.
+            before: a number; those before it, and without ``after`` the last ``limit`` of those.
+            around: the number, or the event id, of an entry: it, with as many before it as behind it.
+            kinds: of these kinds, or classes of events; empty: all.
+            wake: id of the wake that wrote them.
             pending: inputs that no wake has processed.
-            last: the last so many, in place of the first ``limit``.
+            last: so many of the newest ones.
             limit: entries at most, from 1 to `limits.MAX_PAGE`.
 
         Raises:
             UnknownConversation: there is none.
-            UnknownEntry: the anchor is not in the journal.
-            InvalidInput: a number is out of range, or ``around`` comes with another position.
+            UnknownEntry: ``around`` is not in the journal.
+            InvalidInput: contradictory conditions, or a number out of range.
         """
-        size = _limit("limit" if last is None else "last", limit if last is None else last)
+        size = limit if last is None else last
+        if type(size) is not int or not 1 <= size <= MAX_PAGE:
+            raise InvalidInput(f"a page has from 1 to {MAX_PAGE} entries, not {size!r}")
         query = JournalQuery(
             session_id=self.conversation_id,
-            after=after,
+            after=after or 0,
             before=before,
             kinds=_kinds(kinds),
-            wake_id=wake_id,
+            wake_id=wake,
             pending=pending,
-            newest_first=last is not None,
+            newest_first=last is not None or (before is not None and after is None),
             limit=size,
         )
         if around is None:
-            return self._page(await self._read(query), newest_first=query.newest_first)
-        if after or before is not None or last is not None:
-            raise InvalidInput("around is a position by itself: give no after, before or last with it")
+            return await self._entries(query)
+        if (after, before, last) != (None, None, None):
+            raise InvalidInput("around is a place by itself: give no after, before or last with it")
         return await self._around(query, around)
 
     async def trace(self, wake_id: str) -> Sequence[JournalEntry]:
@@ -346,9 +346,8 @@ class Talk:
         entries: list[JournalEntry] = []
         more = True
         while more:
-            after = entries[-1].seq if entries else 0
-            page = await self.history(wake_id=wake_id, after=after, limit=MAX_PAGE)
-            entries, more = [*entries, *page.entries], page.more
+            page = await self.history(wake=wake_id, after=entries[-1].seq if entries else 0, limit=MAX_PAGE)
+            entries, more = [*entries, *page], bool(page)
         if not entries:
             raise UnknownEntry(self.conversation_id, f"it has no wake {wake_id!r}")
         return entries
@@ -409,29 +408,25 @@ class Talk:
             raise unknown_conversation(self.conversation_id)
         return page
 
-    def _page(self, page: JournalPage, *, newest_first: bool = False) -> EntryPage:
+    async def _entries(self, query: JournalQuery) -> list[JournalEntry]:
+        page = await self._read(query)
         found = [*map(self._kind.types.read, page.entries)]
-        return EntryPage(
-            entries=found[::-1] if newest_first else found,
-            more=page.more,
-            first_seq=page.first_seq,
-            last_seq=page.last_seq,
-            processed=page.processed,
-        )
+        return found[::-1] if query.newest_first else found
 
-    async def _around(self, query: JournalQuery, anchor: int | str) -> EntryPage:
-        """The anchor, and as many entries on both sides."""
-        known = {"after": anchor - 1, "before": anchor + 1} if isinstance(anchor, int) else {"event_id": anchor}
-        at = await self._read(JournalQuery(session_id=self.conversation_id, limit=1, **known))
-        if not at.entries:
+    async def _around(self, query: JournalQuery, anchor: int | str) -> list[JournalEntry]:
+        at = JournalQuery(session_id=self.conversation_id, limit=1)
+        if isinstance(anchor, int):
+            at = replace(at, after=anchor - 1, before=anchor + 1)
+        else:
+            at = replace(at, event_id=anchor)
+        found = await self._entries(at)
+        if not found:
             raise UnknownEntry(self.conversation_id, f"its journal has no entry {anchor!r}")
-        half, seq = query.limit // 2, at.entries[0].seq
-        before, after = await asyncio.gather(
-            self._read(replace(query, before=seq, newest_first=True, limit=max(1, half))),
-            self._read(replace(query, after=seq, limit=max(1, query.limit - half - 1))),
-        )
-        entries = [*before.entries[:half][::-1], *at.entries, *after.entries[: query.limit - half - 1]]
-        return self._page(replace(after, entries=entries))
+        half, seq = (query.limit + 1) // 2, found[0].seq
+        upto = await self._entries(replace(query, before=seq + 1, newest_first=True, limit=half))
+        if half == query.limit:
+            return upto
+        return upto + await self._entries(replace(query, after=seq, limit=query.limit - half))
 
     async def _instance(self) -> InstanceInfo | None:
         with suppress(UnknownInstance):
@@ -445,9 +440,3 @@ class Talk:
 
 def _kinds(kinds: Collection[str | type[JournalEvent]]) -> Collection[str]:
     return [each if isinstance(each, str) else kind_of(each) for each in kinds]
-
-
-def _limit(name: str, limit: int) -> int:
-    if type(limit) is not int or not 1 <= limit <= MAX_PAGE:
-        raise InvalidInput(f"{name} = {limit!r}: must be from 1 to {MAX_PAGE}")
-    return limit

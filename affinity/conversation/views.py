@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
-from affinity.conversation.events import EventTypes, JournalEntry, JournalEvent
+from affinity.conversation.events import EventTypes, JournalEvent
 from affinity.journal import JournalPage, Request, Revisit
 from affinity.provider.contract import FINISHED, InstanceInfo
 from affinity.records import frozen
@@ -39,17 +38,6 @@ class PendingRevisit:
     reason: str
     note: Any  # JSON
     wake_id: str | None  # that asked for it
-
-
-@frozen(kw_only=True)
-class EntryPage:
-    """Some entries of a journal, in order."""
-
-    entries: Sequence[JournalEntry]
-    more: bool  # there are further ones: behind the last one, or before the first one if the last N were asked for
-    first_seq: int  # the oldest entry that is kept
-    last_seq: int
-    processed: int  # the watermark: up to it all inputs are processed
 
 
 def request_of(request: Request, types: EventTypes) -> PendingRequest:

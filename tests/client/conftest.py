@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from affinity.client import Client
+from affinity.journal import JournalWrite
 from affinity.orchestration.events import Event, OrchestrationCompleted, OrchestrationStarted
 from affinity.orchestration.wire import decode_message, encode_event
 from affinity.provider import open_provider
@@ -93,6 +94,11 @@ class Puppet:
         )
         assert list(await self.provider.suspend_instance(self.identity, [why])) == [True]
 
+    async def write(self, *writes: JournalWrite) -> None:
+        """Take a turn of each instance that commits these additions to its journal."""
+        for each in writes:
+            await self._commit(await self.take(each.session_id), InstanceUpdate(status="running"), journals=[each])
+
     async def hold(self, instance_id: str, session_id: str) -> None:
         """Schedule work on a session, and claim the session with it."""
         item = await self.take(instance_id)
@@ -111,6 +117,7 @@ class Puppet:
         *,
         history: list[str] | None = None,
         work_items: list[NewWorkItem] | None = None,
+        journals: Sequence[JournalWrite] = (),
     ) -> None:
         started = [
             e for _, e in (decode_message(m.payload) for m in item.messages) if isinstance(e, OrchestrationStarted)
@@ -123,6 +130,7 @@ class Puppet:
             history=[encode_event(replace(event, version="1.0.0", time=1.0)) for event in started] + (history or []),
             consumed=[message.id for message in item.messages],
             work_items=work_items or [],
+            journals=journals,
             update=update,
         )
         (result,) = await self.provider.commit_turn(self.identity, [turn], TIMEOUTS)
