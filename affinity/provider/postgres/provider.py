@@ -10,6 +10,8 @@ from affinity.provider.postgres.driver.target import Target
 from affinity.provider.postgres.fetching import FetchOperations
 from affinity.provider.postgres.hints import HintOperations
 from affinity.provider.postgres.instances import InstanceOperations
+from affinity.provider.postgres.journal_admin import JournalAdministration
+from affinity.provider.postgres.journals import JournalOperations
 from affinity.provider.postgres.management import ManagementOperations
 from affinity.provider.postgres.messages import MessageOperations
 from affinity.provider.postgres.migration import check_version, inspect_target, migrate_target
@@ -22,6 +24,7 @@ from affinity.provider.postgres.releasing import ReleaseOperations
 from affinity.provider.postgres.reset import ResetOperations
 from affinity.provider.postgres.rights import change_rights
 from affinity.provider.postgres.sessions import SessionOperations
+from affinity.provider.postgres.streams import StreamOperations
 from affinity.provider.postgres.suspension import SuspensionOperations
 from affinity.provider.postgres.sweep import SweepOperations
 from affinity.provider.postgres.turns import TurnOperations
@@ -66,6 +69,9 @@ class PostgresProvider(
     ManagementOperations,
     QuotaOperations,
     RebalancingOperations,
+    JournalOperations,
+    StreamOperations,
+    JournalAdministration,
 ):
     """PostgreSQL, 15 to 18: the engine for N worker replicas. Implements `affinity.provider.contract.Provider`.
 
@@ -74,8 +80,8 @@ class PostgresProvider(
     * An operation is one statement in autocommit: one round trip, and a paused client holds no lock. Where a single
       snapshot cannot be right (claim, registration, drain), it is several statements in one message.
     * READ COMMITTED, and row locks taken in one order everywhere: the caller's ``workers`` row, then ``instances``,
-      ``worker_queue``, ``sessions``, ``session_states``, each by key. Whoever takes rows out of that order skips those
-      that are locked.
+      ``worker_queue``, ``sessions``, ``session_states``, ``journals``, each by key. Whoever takes rows out of that
+      order skips those that are locked.
     * A condition that decides is in the ``WHERE`` of the statement that locks or writes its row: after a lock wait
       PostgreSQL checks it again, on the row as it is then and with the time as it is then.
     """

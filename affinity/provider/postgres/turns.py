@@ -30,6 +30,7 @@ from affinity.provider.contract import (
     WorkerIdentity,
 )
 from affinity.provider.postgres.driver.errors import BATCH_REFUSED
+from affinity.provider.postgres.journal_writes import fence_params, sorted_writes, write_calls
 from affinity.provider.postgres.operations import Operations
 from affinity.provider.postgres.releasing import release_params
 from affinity.provider.postgres.turn_columns import (
@@ -59,7 +60,7 @@ class TurnOperations(Operations):
         self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts
     ) -> Sequence[TurnResult]:
         outcomes: dict[str, TurnResult] = {}
-        if _writes_a_state_twice(turns):
+        if _writes_twice(turns):
             outcomes = await self._check_fences(identity, turns)
         for _ in range(_MAX_ROUNDS):
             left = sorted([turn for turn in turns if turn.instance_id not in outcomes], key=_instance_id)
@@ -93,6 +94,10 @@ class TurnOperations(Operations):
             **commit_columns(turns, sent),
         }
         call = _call(tuple(params))
+        if journals := sorted_writes([write for turn in turns for write in turn.journals]):
+            calls, columns = write_calls(journals)
+            call = call.replace("SELECT ", f"SELECT {calls}, ", 1)
+            params.update(columns)
         if released := [session_id for turn in turns for session_id in turn.release_sessions]:
             call = call.replace("SELECT ", "SELECT release_sessions_2(%(release)s, %(reroute)s), ", 1)
             params.update(release_params(released))
@@ -115,13 +120,20 @@ class TurnOperations(Operations):
         """Those of the turns that do not pass, with the reasons."""
         acks = [(turn.instance_id, ack) for turn in turns for ack in turn.acks]
         writes = [(turn.instance_id, write.new.session_id) for turn in turns for write in turn.states]
-        params = {"worker": identity.worker_id, "incarnation": identity.incarnation, **fence_check_columns(turns)}
-        void: dict[str, set[int]] = {"turn": set(), "ack": set(), "state": set()}
+        journals = [(turn.instance_id, write) for turn in turns for write in turn.journals]
+        params = {
+            "worker": identity.worker_id,
+            "incarnation": identity.incarnation,
+            **fence_check_columns(turns),
+            **{f"write_{name}": column for name, column in fence_params([write for _, write in journals]).items()},
+        }
+        void: dict[str, set[int]] = {"turn": set(), "ack": set(), "state": set(), "journal": set()}
         for kind, number in await self._connections.commit.run(_CHECK_FENCES, params):
             void[kind].add(number - 1)
         fenced = {turns[n].instance_id for n in void["turn"]}
         lost = [acks[n] for n in sorted(void["ack"])]
         conflicts = [writes[n] for n in sorted(void["state"])]
+        conflicts += [(journals[n][0], journals[n][1].session_id) for n in sorted(void["journal"])]
         refused = fenced | {name for name, _ in lost} | {name for name, _ in conflicts}
         again = _second_writes([turn for turn in turns if turn.instance_id not in refused])
         return {
@@ -146,21 +158,29 @@ def _placed(turn: Turn, sent: Sequence[NewWorkItem], places: list[Placed]) -> li
     return [found.get(item.key, _NOT_QUEUED) for item in turn.work_items]
 
 
-def _writes_a_state_twice(turns: Sequence[Turn]) -> bool:
-    sessions = [write.new.session_id for turn in turns for write in turn.states]
-    return len(set(sessions)) < len(sessions)
+def _written(turn: Turn) -> list[tuple[str, str]]:
+    """The records of state and the journals that a turn writes."""
+    states = [("state", write.new.session_id) for write in turn.states]
+    return states + [("journal", write.session_id) for write in turn.journals] if turn.journals else states
+
+
+def _writes_twice(turns: Sequence[Turn]) -> bool:
+    written = [row for turn in turns for row in _written(turn)]
+    return len(set(written)) < len(written)
 
 
 def _second_writes(turns: Sequence[Turn]) -> list[tuple[str, str]]:
-    """Of several turns that write one session's state the first passes; the others, with these sessions."""
-    written: set[str] = set()
+    """Of several turns that write one session's state, or one journal, the first passes; the others, with these
+    sessions.
+    """
+    written: set[tuple[str, str]] = set()
     found: list[tuple[str, str]] = []
     for turn in turns:
-        sessions = [write.new.session_id for write in turn.states]
-        second = [s for n, s in enumerate(sessions) if s in written or s in sessions[:n]]
-        found += [(turn.instance_id, session) for session in second]
+        rows = _written(turn)
+        second = [row for n, row in enumerate(rows) if row in written or row in rows[:n]]
+        found += [(turn.instance_id, session) for _, session in second]
         if not second:
-            written.update(sessions)
+            written.update(rows)
     return found
 
 

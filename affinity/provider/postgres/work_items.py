@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -17,14 +18,18 @@ from affinity.provider.contract import (
     WorkLock,
 )
 from affinity.provider.postgres.driver.arrays import Bools, Floats, Ints, Texts
-from affinity.provider.postgres.driver.wire import Params
+from affinity.provider.postgres.driver.wire import Params, Row
+from affinity.provider.postgres.journal_writes import ack_calls, sorted_writes
 from affinity.provider.postgres.operations import Operations, caller_params, flags, lock_columns
 from affinity.provider.postgres.session_store import state_columns
 from affinity.provider.statements import load_statements, without
 
 _SQL: Final = load_statements(__package__, "work_items.sql")
-_ACK: Final = without(_SQL["ack"], "state")
-_ACK_WITH_STATE: Final = without(_SQL["ack"], "plain")
+_ACK: Final = without(_SQL["ack"], "journal", "state")
+_ACK_WITH_STATE: Final = without(_SQL["ack"], "journal", "plain")
+_ACK_WITH_JOURNAL: Final = without(_SQL["ack"], "plain")
+_ACKED: Final = "SELECT n FROM ours"
+"""Ends each of them."""
 
 
 class WorkItemOperations(Operations):
@@ -51,20 +56,33 @@ class WorkItemOperations(Operations):
         if not acks:
             return []
         places = _first({ack.lock: n for n, ack in reversed(list(enumerate(acks)))})
-        first = [acks[place] for place in places]
+        passed: list[int] = []
+        for group in _groups(acks, places):
+            rows = await self._ack(identity, [acks[place] for place in group], timeouts)
+            passed += [group[row[0] - 1] + 1 for row in rows]
+        return flags(len(acks), passed)
+
+    async def _ack(self, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts) -> Sequence[Row]:
+        """Acks of different items, of which no two write one journal; rows with the numbers of those that pass."""
         params = {
             **caller_params(identity),
             **lengths(timeouts),
-            **lock_columns([ack.lock for ack in first]),
-            "message": Texts(ack.message for ack in first),
+            **lock_columns([ack.lock for ack in acks]),
+            "message": Texts(ack.message for ack in acks),
         }
-        if writes := [(n, ack.state) for n, ack in enumerate(first, 1) if ack.state is not None]:
-            numbers = {"state_turn": Ints(n for n, _ in writes)}
-            states = state_columns([write for _, write in writes])
-            rows = await self._connections.commit.run(_ACK_WITH_STATE, {**params, **numbers, **states})
-        else:
-            rows = await self._connections.commit.run(_ACK, params)
-        return flags(len(acks), (places[n - 1] + 1 for (n,) in rows))
+        states = [(n, ack.state) for n, ack in enumerate(acks, 1) if ack.state is not None]
+        journals = [(ack.journal, n) for n, ack in enumerate(acks, 1) if ack.journal is not None]
+        if not states and not journals:
+            return await self._connections.commit.run(_ACK, params)
+        params |= {"state_turn": Ints(n for n, _ in states), **state_columns([write for _, write in states])}
+        if not journals:
+            return await self._connections.commit.run(_ACK_WITH_STATE, params)
+        numbers = {write.session_id: n for write, n in journals}
+        writes = sorted_writes([write for write, _ in journals])
+        calls, columns = ack_calls(writes)
+        params |= {"write_ack": Ints(numbers[write.session_id] for write in writes), **columns}
+        statement = f"{_ACK_WITH_JOURNAL.removesuffix(_ACKED)}SELECT n, {calls} FROM ours"  # noqa: S608 -- literals only
+        return await self._connections.commit.run(statement, params)
 
     async def abandon_work_item(self, identity: WorkerIdentity, items: Sequence[WorkAbandon]) -> Sequence[bool]:
         if not items:
@@ -117,6 +135,20 @@ def lengths(timeouts: Timeouts) -> Params:
         "session_lock": float(timeouts.session_lock),
         "touch_below": timeouts.session_lock * (1 - TOUCH_SLACK),
     }
+
+
+def _groups(acks: Sequence[WorkAck], places: Sequence[int]) -> Sequence[list[int]]:
+    """The places in groups, in order: each journal is written at most once in a group. One, nearly always."""
+    groups: list[list[int]] = [[]]
+    seen: Counter[str] = Counter()
+    for place in places:
+        journal = acks[place].journal
+        group = 0 if journal is None else seen[journal.session_id]
+        if journal is not None:
+            seen[journal.session_id] += 1
+        groups += [[] for _ in range(len(groups), group + 1)]
+        groups[group].append(place)
+    return groups
 
 
 def _first(places: dict[WorkLock, int]) -> list[int]:

@@ -1,0 +1,87 @@
+"""Journals as operators see them: listing, requests and revisits, deletion, retention."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from psycopg.types.numeric import Int8
+
+from affinity.journal import JournalFilter, JournalInfo, JournalRetention, Request, Revisit
+from affinity.provider.postgres.driver.arrays import Texts
+from affinity.provider.postgres.journals import to_request, to_revisit
+from affinity.provider.postgres.operations import Operations
+from affinity.provider.statements import load_statements
+
+_SQL: Final = load_statements(__package__, "journal_admin.sql")
+
+
+class JournalAdministration(Operations):
+    """`list_journals` to `prune_journals`."""
+
+    async def list_journals(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
+        after_time, after_id = where.after or (None, None)
+        params = {
+            "kind": where.kind,
+            "prefix": where.prefix,
+            "parent": where.parent,
+            "closed": where.closed,
+            "with_requests": where.with_requests,
+            "after_time": after_time,
+            "after_id": after_id,
+            "limit": Int8(limit),
+        }
+        return [_to_info(*row) for row in await self._connections.misc.run(_SQL["list"], params)]
+
+    async def get_journal_requests(self, session_ids: Sequence[str]) -> Sequence[Sequence[Request]]:
+        rows = await self._connections.quick.run(_SQL["requests"], {"session": Texts(session_ids)})
+        found = {n: [to_request(row) for row in json.loads(requests)] for n, requests in rows}
+        return [found.get(n, []) for n in range(1, len(session_ids) + 1)]
+
+    async def get_journal_revisits(self, session_ids: Sequence[str]) -> Sequence[Sequence[Revisit]]:
+        rows = await self._connections.quick.run(_SQL["revisits"], {"session": Texts(session_ids)})
+        found = {n: [to_revisit(row) for row in json.loads(revisits)] for n, revisits in rows}
+        return [found.get(n, []) for n in range(1, len(session_ids) + 1)]
+
+    async def delete_journal(self, session_ids: Sequence[str]) -> Sequence[bool]:
+        ((deleted,),) = await self._connections.misc.run(_SQL["delete"], {"session": Texts(session_ids)})
+        left = set(deleted or ())
+        outcomes: list[bool] = []
+        for session_id in session_ids:
+            outcomes.append(session_id in left)
+            left.discard(session_id)  # named twice, there is none the second time
+        return outcomes
+
+    async def prune_journals(self, retention: JournalRetention, *, limit: int) -> int:
+        """By the age of entries, journals are found by an index; by number or size, all of them are looked at."""
+        if retention == JournalRetention():
+            return 0
+        params = {
+            "age": None if retention.age is None else float(retention.age),
+            "entries": None if retention.entries is None else Int8(retention.entries),
+            "size": None if retention.size is None else Int8(retention.size),
+            "limit": Int8(limit),
+        }
+        ((removed,),) = await self._connections.misc.run(_SQL["prune"], params)
+        return int(removed)
+
+
+def _to_info(*row: Any) -> JournalInfo:
+    session_id, journal_id, kind, parent, processed, first_seq, last_seq, size, closed, *rest = row
+    requests, revisits, created_at, updated_at = rest
+    return JournalInfo(
+        session_id=session_id,
+        journal_id=journal_id,
+        kind=kind,
+        parent=parent,
+        processed=processed,
+        first_seq=first_seq,
+        last_seq=last_seq,
+        size=size,
+        closed=closed,
+        pending_requests=requests,
+        pending_revisits=revisits,
+        created_at=created_at,
+        updated_at=updated_at,
+    )

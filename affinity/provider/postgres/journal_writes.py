@@ -1,0 +1,132 @@
+"""What wakes add to their journals, as calls of functions of the schema behind the commit of a turn, or an ack."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Final, LiteralString
+
+from affinity.journal import JournalWrite
+from affinity.provider.postgres.driver.arrays import Bools, Ints, Texts
+from affinity.provider.postgres.driver.wire import Params
+from affinity.provider.postgres.journals import append_params, call_of
+
+_BY_KEY: Final = attrgetter("session_id")
+
+_WRITE: Final = "write_"
+_APPEND: Final = "append_"
+
+
+_PASSED: Final = "(SELECT f.place FROM fenced f WHERE f.n IN (SELECT n FROM ours))"
+_ONLY_WRITES: Final[LiteralString] = f", _only => ARRAY {_PASSED}"
+_ONLY_APPENDS: Final[LiteralString] = (
+    ", _only => ARRAY (SELECT a.k FROM unnest(%(append_of)s) WITH ORDINALITY AS a (place, k)"  # noqa: S608 -- literals
+    f" WHERE a.place IN {_PASSED})"
+)
+
+
+def sorted_writes(writes: Sequence[JournalWrite]) -> list[JournalWrite]:
+    """The writes in the order of the keys of their rows."""
+    return sorted(writes, key=_BY_KEY)
+
+
+def write_calls(writes: Sequence[JournalWrite]) -> tuple[LiteralString, Params]:
+    """Calls that apply all of some writes of different journals, for a select list, and their parameters.
+
+    Args:
+        writes: as `sorted_writes` returns them.
+    """
+    return _calls(writes, "", "")
+
+
+def ack_calls(writes: Sequence[JournalWrite]) -> tuple[LiteralString, Params]:
+    """The same for the statement of the acks, of which some may not pass."""
+    calls, params = _calls(writes, _ONLY_WRITES, _ONLY_APPENDS)
+    return calls, {**params, "append_of": Ints([n for n, write in enumerate(writes, 1) for _ in write.appends])}
+
+
+def _calls(
+    writes: Sequence[JournalWrite], only_writes: LiteralString, only_appends: LiteralString
+) -> tuple[LiteralString, Params]:
+    columns = write_params(writes)
+    calls = f"(SELECT {call_of('write_journals_1', tuple(columns), _WRITE, only_writes)})"
+    params = {_WRITE + name: value for name, value in columns.items()}
+    if appends := [one for write in writes for one in write.appends]:
+        columns = append_params(appends)
+        call = call_of("append_journals_1", tuple(columns), _APPEND, only_appends)
+        calls = f"{calls}, (SELECT cardinality(places) FROM {call})"  # noqa: S608 -- literals only
+        params |= {_APPEND + name: value for name, value in columns.items()}
+    return calls, params
+
+
+def write_params(writes: Sequence[JournalWrite]) -> Params:
+    """The parameters of ``write_journals_1``, without those that this batch has no use for."""
+    entries = [entry for write in writes for entry in write.entries]
+    params: dict[str, Any] = {
+        **fence_params(writes),
+        "processed": Ints([write.processed for write in writes]),
+        "wake": Texts([write.wake_id for write in writes]),
+        "attempt": Ints([write.attempt for write in writes]),
+        "added": Ints([len(write.entries) for write in writes]),
+        "size": Ints([sum([_bytes(entry.payload) for entry in write.entries]) for write in writes]),
+        "entry_write": Ints([n for n, write in enumerate(writes, 1) for _ in write.entries]),
+        "entry_place": Ints([place for write in writes for place in range(1, len(write.entries) + 1)]),
+        "entry_kind": Texts([entry.kind for entry in entries]),
+        "entry_wake": Texts([entry.wake_id for entry in entries]),
+        "entry": Texts([entry.payload for entry in entries]),
+    }
+    if any(entry.event_id is not None for entry in entries):
+        params["entry_event"] = Texts([entry.event_id for entry in entries])
+    if any(entry.is_input for entry in entries):
+        params["entry_input"] = Bools([entry.is_input for entry in entries])
+    if cleared := [n for n, write in enumerate(writes, 1) if write.clear_stream]:
+        params["clear"] = Ints(cleared)
+    if any(_is_rare(write) for write in writes):
+        params["rare"] = json.dumps(_rare(writes), ensure_ascii=False)
+    if also := {one.session_id for write in writes for one in write.appends}:
+        params["also"] = Texts(also)
+    return params
+
+
+def fence_params(writes: Sequence[JournalWrite]) -> Params:
+    """The columns by which writes are judged."""
+    return {
+        "session": Texts([write.session_id for write in writes]),
+        "journal": Ints([write.journal_id for write in writes]),
+        "base": Ints([write.base for write in writes]),
+    }
+
+
+def _bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _is_rare(write: JournalWrite) -> bool:
+    return bool(write.requests or write.revisits or write.ended_requests or write.ended_revisits)
+
+
+def _rare(writes: Sequence[JournalWrite]) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+    """Requests, revisits and those that end, each with the number of its write."""
+    numbered = list(enumerate(writes, 1))
+    return {
+        "requests": [
+            {"n": n, "id": one.request_id, "kind": one.kind, "payload": one.payload, "expires_in": one.expires_in}
+            for n, write in numbered
+            for one in write.requests
+        ],
+        "revisits": [
+            {
+                "n": n,
+                "key": one.key,
+                "delay": one.delay,
+                "priority": one.priority,
+                "reason": one.reason,
+                "note": one.note,
+            }
+            for n, write in numbered
+            for one in write.revisits
+        ],
+        "ended_requests": [{"n": n, "id": one} for n, write in numbered for one in write.ended_requests],
+        "ended_revisits": [{"n": n, "key": one} for n, write in numbered for one in write.ended_revisits],
+    }

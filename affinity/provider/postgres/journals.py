@@ -1,0 +1,234 @@
+"""Journals: appending inputs, what a wake has to do, and reading entries."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from functools import cache
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Final, LiteralString
+
+from psycopg.types.numeric import Int8
+
+from affinity.errors import Contention
+from affinity.journal import (
+    Appended,
+    Entry,
+    JournalAppend,
+    JournalPage,
+    JournalQuery,
+    PendingWork,
+    Request,
+    Revisit,
+    StreamCursor,
+    StreamPart,
+)
+from affinity.limits import MAX_BATCH_BYTES
+from affinity.provider.postgres.driver.arrays import Bools, Ints, Texts
+from affinity.provider.postgres.driver.errors import BATCH_REFUSED
+from affinity.provider.postgres.driver.wire import Params, Row
+from affinity.provider.postgres.operations import Operations
+from affinity.provider.statements import load_statements
+
+_SQL: Final = load_statements(__package__, "journals.sql")
+
+_NO_BOUND: Final = 2**63 - 1
+
+_MAX_ROUNDS: Final = 5
+"""Times that a batch is sent whose journals, or instances, are deleted while it is applied."""
+
+
+class JournalOperations(Operations):
+    """`append_journal`, `get_pending` and `read_journal`."""
+
+    async def append_journal(self, appends: Sequence[JournalAppend]) -> Sequence[Appended]:
+        if not appends:
+            return []
+        params = append_params(appends)
+        statement = f"{_SQL['append']} FROM {append_call(tuple(params))}"
+        for attempt in range(1, _MAX_ROUNDS + 1):
+            try:
+                ((*columns,),) = await self._connections.quick.run(statement, params)
+                break
+            except Contention as error:
+                if error.code != BATCH_REFUSED or attempt == _MAX_ROUNDS:
+                    raise
+        outcomes: dict[int, Appended] = {}
+        for place, outcome, seq, journal_id, created in zip(*columns, strict=True):
+            has_number = outcome == "repeated" or (outcome is None and appends[place - 1].entry is not None)
+            outcomes[place] = Appended(outcome or "appended", seq if has_number else 0, journal_id or 0, created)
+        return [outcomes[place] for place in range(1, len(appends) + 1)]
+
+    async def get_pending(
+        self, session_ids: Sequence[str], *, limit: int, max_bytes: int = MAX_BATCH_BYTES
+    ) -> Sequence[PendingWork | None]:
+        params = {"session": Texts(session_ids), "limit": Int8(limit), "max_bytes": Int8(max_bytes)}
+        found: dict[int, PendingWork] = {}
+        for n, rows in groupby(await self._connections.quick.run(_SQL["pending"], params), itemgetter(0)):
+            found[n] = _to_pending(list(rows), limit)
+        return [found.get(n) for n in range(1, len(session_ids) + 1)]
+
+    async def read_journal(
+        self, queries: Sequence[JournalQuery], *, max_bytes: int = MAX_BATCH_BYTES
+    ) -> Sequence[JournalPage | None]:
+        if not queries:
+            return []
+        streams = [query.stream for query in queries]
+        params = {
+            "session": Texts(query.session_id for query in queries),
+            "after": Ints(query.after for query in queries),
+            "before": Ints(_NO_BOUND if query.before is None else query.before for query in queries),
+            "kinds": Texts("\n".join(query.kinds) for query in queries),
+            "wake": Texts(query.wake_id for query in queries),
+            "event": Texts(query.event_id for query in queries),
+            "pending": Bools(query.pending for query in queries),
+            "newest": Bools(query.newest_first for query in queries),
+            "limit": Ints(query.limit for query in queries),
+            "stream_wake": Texts(None if cursor is None else cursor.wake_id for cursor in streams),
+            "stream_attempt": Ints(None if cursor is None else cursor.attempt for cursor in streams),
+            "stream_number": Ints(None if cursor is None else cursor.number for cursor in streams),
+            "max_bytes": Int8(max_bytes),
+        }
+        found: dict[int, JournalPage] = {}
+        for n, rows in groupby(await self._connections.quick.run(_SQL["read"], params), itemgetter(0)):
+            found[n] = _to_page(queries[n - 1].session_id, list(rows))
+        return [found.get(n) for n in range(1, len(queries) + 1)]
+
+
+def append_params(appends: Sequence[JournalAppend]) -> Params:
+    """The parameters of ``append_journals_1``, without the groups that this batch has no use for."""
+    entries = [one.entry for one in appends]
+    params: dict[str, Any] = {
+        "session": Texts(one.session_id for one in appends),
+        "kind": Texts(one.kind for one in appends),
+        "entry_kind": Texts(entry.kind if entry else None for entry in entries),
+        "entry": Texts(entry.payload if entry else None for entry in entries),
+        "event": Texts(entry.event_id if entry else None for entry in entries),
+        "wake": Texts(entry.wake_id if entry else None for entry in entries),
+        "input": Bools(entry.is_input if entry else None for entry in entries),
+        "message": Texts(one.message for one in appends),
+        "unread_limit": Ints(one.unread_limit for one in appends),
+    }
+    if any(one.start is not None for one in appends):
+        params |= _start_params(appends)
+    if any(one.answers or one.drops or one.closes or one.sender is not None for one in appends):
+        params |= _rare_params(appends)
+    rounds = _rounds([one.session_id for one in appends])
+    if (last := max(rounds)) > 1:
+        params |= {"round": Ints(rounds), "rounds": Int8(last)}
+    return params
+
+
+def append_call(names: tuple[LiteralString, ...]) -> LiteralString:
+    """The call of ``append_journals_1`` with these arguments; the others are NULL."""
+    return call_of("append_journals_1", names)
+
+
+@cache
+def call_of(
+    function: LiteralString, names: tuple[LiteralString, ...], prefix: LiteralString = "", also: LiteralString = ""
+) -> LiteralString:
+    """A call with named arguments, whose parameters have the same names behind the prefix, and other arguments."""
+    arguments: LiteralString = ", ".join([f"_{name} => %({prefix}{name})s" for name in names])
+    return f"{function}({arguments}{also})"
+
+
+def _start_params(appends: Sequence[JournalAppend]) -> Params:
+    starts = [one.start for one in appends]
+    return {
+        "start_name": Texts(start.name if start else None for start in starts),
+        "start": Texts(start.start if start else None for start in starts),
+        "start_birth": Texts(start.birth if start else None for start in starts),
+        "start_version": Texts(start.version if start else None for start in starts),
+        "start_journal": Ints(start.journal_id if start else None for start in starts),
+        "start_parent": Texts(start.parent if start else None for start in starts),
+    }
+
+
+def _rare_params(appends: Sequence[JournalAppend]) -> Params:
+    answers = [one.answers for one in appends]
+    return {
+        "answer": Texts(answer.request_id if answer else None for answer in answers),
+        "answer_kind": Texts(answer.kind if answer else None for answer in answers),
+        "answer_wake": Texts(answer.wake_id if answer else None for answer in answers),
+        "drops": Bools(one.drops for one in appends),
+        "closes": Bools(one.closes for one in appends),
+        "sender": Texts(one.sender for one in appends),
+    }
+
+
+def _rounds(session_ids: Sequence[str]) -> list[int]:
+    """The round of each element, so that no round names a session twice."""
+    seen: Counter[str] = Counter()
+    rounds: list[int] = []
+    for session_id in session_ids:
+        seen[session_id] += 1
+        rounds.append(seen[session_id])
+    return rounds
+
+
+def _to_pending(rows: Sequence[Row], limit: int) -> PendingWork:
+    _, journal_id, kind, processed, last_seq, closed, parent, found, *_, requests, revisits = rows[0]
+    inputs = [Entry._make(row[8:15]) for row in rows if row[8] is not None]
+    asked = json.loads(requests) if requests else []
+    later = json.loads(revisits) if revisits else []
+    waits = [row[-1] for row in (*asked, *later) if row[-1] is not None and row[-1] > 0]
+    due = sorted([to_revisit(row) for row in later if row[-1] <= 0], key=lambda one: (-one.priority, one.due_at))
+    return PendingWork(
+        journal_id=journal_id,
+        kind=kind,
+        processed=processed,
+        last_seq=last_seq,
+        closed=closed,
+        parent=parent,
+        inputs=inputs[:limit],
+        more=found > len(inputs[:limit]),
+        due=due,
+        requests=[to_request(row) for row in asked],
+        next_due=min(waits, default=None),
+    )
+
+
+def _to_page(session_id: str, rows: Sequence[Row]) -> JournalPage:
+    _, journal_id, kind, processed, first_seq, last_seq, closed, parent, found, *_ = rows[0]
+    wake_id, attempt, number, numbers, payloads = rows[0][16:]
+    entries = [Entry._make(row[9:16]) for row in rows if row[9] is not None]
+    return JournalPage(
+        journal_id=journal_id,
+        kind=kind,
+        processed=processed,
+        first_seq=first_seq,
+        last_seq=last_seq,
+        closed=closed,
+        parent=parent,
+        entries=entries,
+        more=found > len(entries),
+        stream=[
+            StreamPart(
+                session_id=session_id,
+                journal_id=journal_id,
+                wake_id=wake_id,
+                attempt=attempt,
+                number=of_part,
+                payload=payload,
+            )
+            for of_part, payload in zip(numbers or (), payloads or (), strict=True)
+        ],
+        streaming=None if wake_id is None else StreamCursor(wake_id=wake_id, attempt=attempt, number=number),
+    )
+
+
+def to_request(row: Iterable[Any]) -> Request:
+    """A request, from the array of its columns."""
+    request_id, kind, payload, wake_id, created_at, expires_at, expired, *_ = row
+    expires = None if expires_at is None else datetime.fromisoformat(expires_at)
+    return Request(request_id, kind, payload, wake_id, datetime.fromisoformat(created_at), expires, expired)
+
+
+def to_revisit(row: Iterable[Any]) -> Revisit:
+    """A revisit, from the array of its columns."""
+    key, due_at, priority, reason, note, wake_id, *_ = row
+    return Revisit(key, datetime.fromisoformat(due_at), priority, reason, note, wake_id)

@@ -1,0 +1,94 @@
+-- append: inputs, with the journals and instances that they start
+SELECT places, outcomes, seqs, journal_ids, created
+
+-- pending: what the next wake of each session has to do; a row for each input, or one
+SELECT p.n, p.journal_id, p.kind, p.processed, p.last_seq, p.closed, p.parent, p.found,
+    p.seq, p.entry_kind, p.payload, p.event_id, p.wake_id, p.is_input, p.recorded_at,
+    CASE WHEN p.place = 1 THEN (
+        SELECT json_agg(json_build_array(r.request_id, r.kind, r.payload, r.wake_id, r.created_at, r.expires_at,
+            (r.expires_at <= p.now) IS TRUE, extract(epoch FROM r.expires_at - p.now)::float8) ORDER BY r.id)::text
+        FROM journal_requests r WHERE r.journal_id = p.journal_id) END,
+    CASE WHEN p.place = 1 THEN (
+        SELECT json_agg(json_build_array(r.key, r.due_at, r.priority, r.reason, r.note, r.wake_id,
+            extract(epoch FROM r.due_at - p.now)::float8) ORDER BY r.due_at, r.key)::text
+        FROM journal_revisits r WHERE r.journal_id = p.journal_id) END
+FROM (
+    SELECT q.n, j.journal_id, j.kind, j.processed, j.last_seq, j.closed, j.parent, i.seq, i.kind AS entry_kind,
+        i.payload, i.event_id, i.wake_id, i.is_input, i.recorded_at, c.now,
+        row_number() OVER (PARTITION BY q.n ORDER BY i.seq) AS place, count(i.seq) OVER (PARTITION BY q.n) AS found,
+        sum(octet_length(i.payload)) OVER (ORDER BY q.n, i.seq) - octet_length(i.payload) AS before
+    FROM unnest(%(session)s) WITH ORDINALITY AS q (session_id, n)
+    JOIN journals j ON j.session_id = q.session_id
+    CROSS JOIN (SELECT clock() AS now) c
+    LEFT JOIN LATERAL (
+        (SELECT e.* FROM journal_entries e
+         WHERE j.processed >= coalesce(j.base_seq, 0) AND e.journal_id = j.journal_id AND e.is_input AND e.seq > j.processed
+         ORDER BY e.seq LIMIT %(limit)s + 1)
+        UNION ALL
+        SELECT e.*
+        FROM find_entries_1(
+            j.journal_id, j.processed, 9223372036854775807, '{}', NULL, NULL, true, false, %(limit)s + 1) f
+        JOIN journal_entries e ON e.journal_id = f.owner AND e.seq = f.seq
+        WHERE j.processed < j.base_seq
+    ) i ON true
+) p
+WHERE p.place = 1 OR p.place <= %(limit)s AND p.before < %(max_bytes)s
+ORDER BY p.n, p.seq
+
+-- read: a page of each journal, and the stream that is under way; a row for each entry, or one
+SELECT p.n, p.journal_id, p.kind, p.processed, p.first_seq, p.last_seq, p.closed, p.parent, p.found,
+    CASE WHEN p.fits THEN p.seq END, p.entry_kind, CASE WHEN p.fits THEN p.payload END, p.event_id, p.wake_id,
+    p.is_input, p.recorded_at, t.wake_id, t.attempt, t.number, parts.numbers, parts.payloads
+FROM (
+    SELECT q.n, q.lim, j.journal_id, j.kind, j.processed, j.first_seq, j.last_seq, j.closed, j.parent, j.ended_wake,
+        j.ended_attempt, q.stream_wake, q.stream_attempt, q.stream_number,
+        f.seq, f.kind AS entry_kind, f.payload, f.event_id, f.wake_id, f.is_input, f.recorded_at,
+        row_number() OVER of_query AS place, count(f.seq) OVER (PARTITION BY q.n) AS found,
+        row_number() OVER of_query <= q.lim
+            AND coalesce(sum(octet_length(f.payload)) OVER (
+                ORDER BY q.n, f.place ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) < %(max_bytes)s AS fits
+    FROM unnest(%(session)s, %(after)s, %(before)s, %(kinds)s, %(wake)s, %(event)s, %(pending)s, %(newest)s, %(limit)s,
+                %(stream_wake)s, %(stream_attempt)s, %(stream_number)s)
+         WITH ORDINALITY AS q (session_id, after, before, kinds, wake_id, event_id, pending, newest, lim, stream_wake,
+                               stream_attempt, stream_number, n)
+    JOIN journals j ON j.session_id = q.session_id
+    CROSS JOIN LATERAL (
+        SELECT greatest(q.after, j.first_seq - 1, CASE WHEN q.pending THEN j.processed END) AS after,
+            -- By number, forward, of what is its own: the read of everyone who follows a journal.
+            q.wake_id IS NULL AND q.event_id IS NULL AND q.kinds = '' AND NOT q.pending AND NOT q.newest AS is_plain
+    ) b
+    LEFT JOIN LATERAL (
+        (SELECT e.*, e.seq AS place FROM journal_entries e
+         WHERE b.is_plain AND b.after >= coalesce(j.base_seq, 0)
+           AND e.journal_id = j.journal_id AND e.seq > b.after AND e.seq < q.before
+         ORDER BY e.seq LIMIT q.lim + 1)
+        UNION ALL
+        SELECT e.*, CASE WHEN q.newest THEN -e.seq ELSE e.seq END
+        FROM find_entries_1(
+            j.journal_id, b.after, q.before, string_to_array(q.kinds, E'\n'), q.wake_id, q.event_id, q.pending,
+            q.newest, q.lim + 1) o
+        JOIN journal_entries e ON e.journal_id = o.owner AND e.seq = o.seq
+        WHERE NOT (b.is_plain AND b.after >= coalesce(j.base_seq, 0))
+    ) f ON true
+    WINDOW of_query AS (PARTITION BY q.n ORDER BY f.place)
+) p
+LEFT JOIN LATERAL (
+    SELECT s.wake_id, s.attempt, s.number FROM journal_streams s
+    WHERE p.place = 1 AND p.stream_wake IS NOT NULL AND s.journal_id = p.journal_id
+      -- Not one that has ended, of a worker that was late.
+      AND CASE WHEN p.ended_wake = s.wake_id THEN s.attempt > p.ended_attempt
+               ELSE NOT EXISTS (
+                   SELECT FROM journal_entries e WHERE e.journal_id = s.journal_id AND e.wake_id = s.wake_id) END
+    ORDER BY s.wake_id DESC, s.attempt DESC, s.number DESC LIMIT 1
+) t ON true
+LEFT JOIN LATERAL (
+    SELECT array_agg(o.number) AS numbers, array_agg(o.payload) AS payloads
+    FROM (
+        SELECT s.number, s.payload FROM journal_streams s
+        WHERE s.journal_id = p.journal_id AND s.wake_id = t.wake_id AND s.attempt = t.attempt
+          AND s.number > CASE WHEN (p.stream_wake, p.stream_attempt) = (t.wake_id, t.attempt) THEN p.stream_number
+                              ELSE 0 END
+        ORDER BY s.number) o
+) parts ON t.wake_id IS NOT NULL
+WHERE p.place = 1 OR p.fits
+ORDER BY p.n, p.place

@@ -1,0 +1,136 @@
+"""Provisional output of wakes, and the subscription to changes of journals: NOTIFY with session ids, on one channel for
+each schema.
+
+No commit of a turn has a NOTIFY, for the reason that `hints` gives. A transaction that writes parts of streams may have
+one: it does not wait for the disk, since its table is not logged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from hashlib import sha256
+from typing import Final
+
+import anyio
+from psycopg.types.numeric import Int8
+
+from affinity.errors import ConnectionLost, ProviderError
+from affinity.journal import StreamPart
+from affinity.provider.contract.journal_side import JournalWatch
+from affinity.provider.postgres.driver.arrays import Ints, Texts
+from affinity.provider.postgres.hints import UNSUBSCRIBE_TIMEOUT
+from affinity.provider.postgres.operations import Operations
+from affinity.provider.statements import load_statements
+
+_SQL: Final = load_statements(__package__, "streams.sql")
+
+_NOTIFY: Final = "SELECT pg_notify(%(channel)s, n) FROM unnest(%(notices)s) AS n"
+
+_MAX_NOTICE_BYTES: Final = 7_999
+"""Of the payload of one notification: PostgreSQL's own limit."""
+
+_MAX_WATCHED: Final = 10_000
+"""Session ids that wait for one subscriber; beyond, it is told that any journal may have changed."""
+
+
+class StreamOperations(Operations):
+    """`write_stream`, `retract_stream`, `watch_journals` and `notify_journals`."""
+
+    async def write_stream(self, parts: Sequence[StreamPart]) -> None:
+        if not parts:
+            return
+        params = {
+            "session": Texts(part.session_id for part in parts),
+            "journal": Ints(part.journal_id for part in parts),
+            "wake": Texts(part.wake_id for part in parts),
+            "attempt": Ints(part.attempt for part in parts),
+            "number": Ints(part.number for part in parts),
+            "payload": Texts(part.payload for part in parts),
+            "channel": self._journal_channel,
+            "notices": Texts(_notices(dict.fromkeys(part.session_id for part in parts))),
+        }
+        await self._connections.quick.run(_SQL["write"], params)
+
+    async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
+        params = {
+            "session": session_id,
+            "journal": Int8(journal_id),
+            "wake": wake_id,
+            "attempt": Int8(attempt),
+            "channel": self._journal_channel,
+        }
+        await self._connections.quick.run(_SQL["retract"], params)
+
+    @asynccontextmanager
+    async def watch_journals(self) -> AsyncIterator[JournalWatch]:
+        """Subscribe, on the connection of the fetches."""
+        connections = self._connections
+        listener = _JournalListener(self._journal_channel)
+        try:
+            await connections.fetch.subscribe([self._journal_channel], listener)
+            yield listener
+        finally:
+            with anyio.move_on_after(UNSUBSCRIBE_TIMEOUT, shield=True), suppress(ProviderError):
+                await connections.fetch.unsubscribe(listener)
+
+    async def notify_journals(self, session_ids: Collection[str]) -> None:
+        if session_ids:
+            params = {"channel": self._journal_channel, "notices": Texts(_notices(session_ids))}
+            await self._connections.quick.run(_NOTIFY, params)
+
+    @property
+    def _journal_channel(self) -> str:
+        name = f"{self._connections.target.schema} journals"
+        return f"affinity_journals_{sha256(name.encode()).hexdigest()[:40]}"
+
+
+class _JournalListener:
+    """One subscription: collects ids until `wait` fetches them."""
+
+    def __init__(self, channel: str) -> None:
+        self._channel = channel
+        self._ids: set[str] = set()
+        self._is_full = False
+        self._error: Exception | None = None
+        self._changed = anyio.Event()
+
+    def receive(self, channel: str, payload: str) -> None:
+        """Note a notification."""
+        if channel == self._channel:
+            self._is_full = self._is_full or len(self._ids) > _MAX_WATCHED
+            if not self._is_full:
+                self._ids.update(payload.split("\n"))
+            self._changed.set()
+
+    def end(self, error: Exception) -> None:
+        """Have `wait` raise."""
+        self._error = error
+        self._changed.set()
+
+    async def wait(self, timeout: float) -> Collection[str] | None:
+        with anyio.move_on_after(timeout):
+            await self._changed.wait()
+        if self._error is not None:
+            raise ConnectionLost(str(self._error))
+        if not self._changed.is_set():
+            return None
+        self._changed = anyio.Event()
+        ids, self._ids = self._ids, set()
+        is_full, self._is_full = self._is_full, False
+        return () if is_full else ids
+
+
+def _notices(session_ids: Collection[str]) -> Iterator[str]:
+    """The ids as payloads of as few notifications as they fit into. An id has no control characters."""
+    notice: list[str] = []
+    size = -1
+    for session_id in session_ids:
+        length = len(session_id.encode()) + 1
+        if size + length > _MAX_NOTICE_BYTES:
+            yield "\n".join(notice)
+            notice, size = [], -1
+        notice.append(session_id)
+        size += length
+    if notice:
+        yield "\n".join(notice)
