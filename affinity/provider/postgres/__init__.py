@@ -23,14 +23,14 @@ Files with the same name do the same in `affinity.provider.sqlite`; the SQL of e
     rebalancing         how full the workers are
     retention           removing what ended long ago
     sweep               repair of stale routes, removal of dead rows
+    journals            journals: append, what a wake has to do, read
+    journal_writes      journals: what a commit or an ack adds
+    streams             journals: provisional parts, and the subscription to changes
     hints               wake-ups between processes
     migration           bringing the schema up to date, and refusing one that this code cannot use
 
 Files that only this engine has:
 
-    journals            journals: append, what a wake has to do, read
-    journal_writes      journals: what a commit or an ack adds
-    streams             journals: provisional parts, and the subscription to changes
     journal_admin       journals: list, requests, revisits, delete, prune
     operations          the base class of all operations, and parameters that they share
     turn_columns        a batch of turns as arguments of the commit's function

@@ -19,7 +19,7 @@ ORDER BY p.created_at DESC, p.session_id DESC
 
 -- requests: the pending requests of sessions
 SELECT q.n, json_agg(json_build_array(r.request_id, r.kind, r.payload, r.wake_id, r.created_at, r.expires_at, false)
-    ORDER BY r.id)::text
+    ORDER BY r.created_at, r.place)::text
 FROM unnest(%(session)s) WITH ORDINALITY AS q (session_id, n)
 JOIN journals j ON j.session_id = q.session_id JOIN journal_requests r ON r.journal_id = j.journal_id
 WHERE (r.expires_at > (SELECT clock())) IS NOT FALSE

@@ -6,7 +6,7 @@ SELECT p.n, p.journal_id, p.kind, p.processed, p.last_seq, p.closed, p.parent, p
     p.seq, p.entry_kind, p.payload, p.event_id, p.wake_id, p.is_input, p.recorded_at,
     CASE WHEN p.place = 1 THEN (
         SELECT json_agg(json_build_array(r.request_id, r.kind, r.payload, r.wake_id, r.created_at, r.expires_at,
-            (r.expires_at <= p.now) IS TRUE, extract(epoch FROM r.expires_at - p.now)::float8) ORDER BY r.id)::text
+            (r.expires_at <= p.now) IS TRUE, extract(epoch FROM r.expires_at - p.now)::float8) ORDER BY r.created_at, r.place)::text
         FROM journal_requests r WHERE r.journal_id = p.journal_id) END,
     CASE WHEN p.place = 1 THEN (
         SELECT json_agg(json_build_array(r.key, r.due_at, r.priority, r.reason, r.note, r.wake_id,

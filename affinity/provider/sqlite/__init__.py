@@ -25,16 +25,16 @@ file beside it:
     rebalancing         how full the workers are
     retention           removing what ended long ago
     sweep               repair of stale routes, removal of dead rows
+    journals            journals: append, what a wake has to do, read
+    journal_writes      journals: what a commit or an ack adds
+    streams             journals: provisional parts, and the subscription to changes
     hints               wake-ups between processes
     migration           bringing the schema up to date, and refusing one that this code cannot use
 
 Files that only this engine has:
 
-    journals            journals: appending inputs, what a wake has to do, reading
     journal_rows        journals: their heads, the numbers of their entries
-    journal_writes      journals: what wakes add, as part of a commit
     lineage             journals: those made from others, and their ancestors
-    streams             journals: provisional parts of wakes that are running
     holds               holds and watches of sessions, as parts of a commit
     placing             where new work items of a commit go
     session_states      records of session state: the fences of their writes

@@ -46,14 +46,14 @@ CREATE INDEX journal_entries_kind ON journal_entries (journal_id, kind, seq);
 CREATE INDEX journal_entries_wake ON journal_entries (journal_id, wake_id, seq) WHERE wake_id IS NOT NULL;
 CREATE INDEX journal_entries_inputs ON journal_entries (journal_id, seq) WHERE is_input;
 
--- id: in the order in which they were added. seq: the first entry that was appended with it.
+-- seq: the first entry that was appended with it. place: of those that were added with it.
 CREATE TABLE journal_requests (
-    id bigint GENERATED ALWAYS AS IDENTITY,
     journal_id bigint NOT NULL,
     request_id text COLLATE "C" NOT NULL,
     kind text COLLATE "C" NOT NULL,
     wake_id text COLLATE "C",
     seq bigint NOT NULL,
+    place bigint NOT NULL,
     created_at timestamptz NOT NULL,
     expires_at timestamptz,
     payload text NOT NULL,
@@ -454,8 +454,8 @@ BEGIN
         WHERE r.journal_id = _journal[x.n] AND r.request_id = x.id AND (_only IS NULL OR x.n = ANY (_only));
         DELETE FROM journal_revisits r USING json_to_recordset(_rare -> 'ended_revisits') AS x (n bigint, key text)
         WHERE r.journal_id = _journal[x.n] AND r.key = x.key AND (_only IS NULL OR x.n = ANY (_only));
-        INSERT INTO journal_requests (journal_id, request_id, kind, wake_id, seq, created_at, expires_at, payload)
-        SELECT j.journal_id, x.id, x.kind, _wake[x.n], least(j.last_seq - _added[x.n] + 1, j.last_seq), c.now,
+        INSERT INTO journal_requests (journal_id, request_id, kind, wake_id, seq, place, created_at, expires_at, payload)
+        SELECT j.journal_id, x.id, x.kind, _wake[x.n], least(j.last_seq - _added[x.n] + 1, j.last_seq), x.k, c.now,
             c.now + x.expires_in * interval '1 s', x.payload
         FROM ROWS FROM (
             json_to_recordset(_rare -> 'requests') AS (n bigint, id text, kind text, payload text, expires_in float8)
@@ -536,7 +536,7 @@ DECLARE
 BEGIN
     FOR one IN
         SELECT c.journal_id FROM journals c
-        WHERE c.session_id IS NOT NULL AND c.first_seq <= c.processed
+        WHERE c.session_id IS NOT NULL AND c.first_seq <= c.last_seq
           AND (_age IS NOT NULL AND c.oldest_at < cutoff OR _size IS NOT NULL AND c.size > _size
                OR _entries IS NOT NULL AND c.last_seq - greatest(c.first_seq - 1, c.base_seq) > _entries)
           AND NOT EXISTS (SELECT FROM journals f WHERE f.base_id = c.journal_id)
@@ -544,7 +544,10 @@ BEGIN
         SELECT * INTO j FROM journals c WHERE c.journal_id = one FOR NO KEY UPDATE;
         CONTINUE WHEN NOT FOUND OR EXISTS (SELECT FROM journals f WHERE f.base_id = one);
         low := greatest(j.first_seq - 1, j.base_seq, 0);
-        high := least(j.processed, (SELECT min(r.seq) - 1 FROM journal_requests r WHERE r.journal_id = one));
+        high := least(
+            (SELECT e.seq - 1 FROM journal_entries e
+             WHERE e.journal_id = one AND e.is_input AND e.seq > j.processed ORDER BY e.seq LIMIT 1),
+            (SELECT min(r.seq) - 1 FROM journal_requests r WHERE r.journal_id = one), j.last_seq);
         SELECT max(e.seq) FILTER (WHERE e.goes), coalesce(sum(e.bytes) FILTER (WHERE e.goes), 0) INTO upto, bytes
         FROM (
             SELECT e.seq, e.bytes, bool_and(e.goes) OVER (ORDER BY e.seq) AS goes
