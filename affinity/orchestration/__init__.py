@@ -3,7 +3,7 @@
 Pure: no I/O, no clock, no event loop. The names exported here are those of the authoring API. The worker imports the
 engine from the modules.
 
-* ``app``, ``context``, ``activity``, ``retry``, ``signals``: the authoring API.
+* ``app``, ``context``, ``activity``, ``typed``, ``retry``, ``signals``: the authoring API.
 * ``engine``, ``scheduler``, ``futures``, ``combine``, ``inbox``, ``history``: one execution, live and in replay.
 * ``events``, ``waits``, ``failures``, ``wire``, ``codec``: what is recorded, and its JSON.
 """
@@ -20,6 +20,7 @@ from affinity.orchestration.signals import (
     BranchCancelledSignal,
     OrchestrationCancelledSignal,
 )
+from affinity.orchestration.typed import Event, EventValue, ReceivedEvent
 from affinity.orchestration.waits import SessionMoved
 
 __all__ = [
@@ -30,9 +31,12 @@ __all__ = [
     "App",
     "BranchCancelledSignal",
     "DurableFuture",
+    "Event",
+    "EventValue",
     "OrchestrationCancelledSignal",
     "OrchestrationContext",
     "OrchestrationDefinition",
+    "ReceivedEvent",
     "RetryPolicy",
     "RetryStrategy",
     "Selected",

@@ -35,20 +35,22 @@ from affinity.orchestration.futures import (
     MovedFuture,
     TimeFuture,
     TimerFuture,
+    TypedEventFuture,
 )
 from affinity.orchestration.retry import RetryPolicy
 from affinity.orchestration.scheduler import DurableFuture, Scheduler
 from affinity.orchestration.signals import ContinueAsNewSignal
+from affinity.orchestration.typed import Event, EventValue, ReceivedEvent, encode_raised
 from affinity.orchestration.waits import SessionMoved, check_event_name
 
 T = TypeVar("T")
+D = TypeVar("D")
 I = TypeVar("I")  # noqa: E741 - the usual letter for an input type
 R = TypeVar("R")
 
 DEFAULT_HOLD_SECONDS: Final = 3600.0
 """Default of ``hold_for``: longer than a person's pause, shorter than a night."""
 
-_EVENT_DATA: Final = Codec(Any, "data of the event")
 _CUSTOM_STATUS: Final = Codec(Any, "custom status", MAX_CUSTOM_STATUS_BYTES)
 
 
@@ -169,6 +171,10 @@ class OrchestrationContext:
 
     @overload
     def schedule_wait(
+        self, name: Event[D, R], *, hold_session: str | None = None, hold_for: float | timedelta | None = None
+    ) -> DurableFuture[ReceivedEvent[D, R]]: ...
+    @overload
+    def schedule_wait(
         self, name: str, *, hold_session: str | None = None, hold_for: float | timedelta | None = None
     ) -> DurableFuture[Any]: ...
     @overload
@@ -181,7 +187,7 @@ class OrchestrationContext:
     ) -> DurableFuture[Any]: ...
     def schedule_wait(
         self,
-        name: str,
+        name: str | Event[Any, Any],
         type: Any = Any,
         *,
         hold_session: str | None = None,
@@ -190,7 +196,7 @@ class OrchestrationContext:
         """Schedule a wait for the next external event of this name. Earlier events are buffered, and received in order.
 
         Args:
-            name: of the event, as clients raise it.
+            name: of the event, as clients raise it; or an `Event`, whose wait gives a `ReceivedEvent`, with ``reply``.
             type: of its data; an event that does not fit is kept unread, for another wait.
             hold_session: a session that stays with its holder until the wait ends; it uses no slot meanwhile. A holder
                 that dies or drains loses it all the same.
@@ -199,9 +205,14 @@ class OrchestrationContext:
 
         Raises:
             InvalidId: the name or the session id is not allowed.
-            InvalidOptions: ``hold_for`` is out of range (``MAX_HOLD_SECONDS``), or given without a session.
+            InvalidOptions: ``hold_for`` is out of range (``MAX_HOLD_SECONDS``), or given without a session; or an
+                `Event` is given with a type.
         """
         self._scheduler.require_running()
+        if isinstance(name, Event):
+            if type is not Any:
+                raise InvalidOptions(f"{name!r} has a type of its own: leave out {type!r}")
+            return TypedEventFuture(self._scheduler, name, _hold(hold_session, hold_for))
         check_event_name(name)
         codec = None if type is Any else Codec(type, f"data of event {name!r}")
         return EventFuture(self._scheduler, name, codec, _hold(hold_session, hold_for))
@@ -357,7 +368,7 @@ class OrchestrationContext:
         name, text, _ = _reference(orchestration, input, OrchestrationDefinition, "start_detached")
         return DetachedFuture(self._scheduler, name=name, version=version, instance_id=instance_id, input=text)
 
-    def raise_event(self, instance_id: str, name: str, data: Any = None) -> None:
+    def raise_event(self, instance_id: str, name: str | EventValue[Any], data: Any = None) -> None:
         """Raise an external event for another instance, as `Client.raise_event`. It is sent with the commit of this
         step, once.
 
@@ -366,7 +377,7 @@ class OrchestrationContext:
 
         Args:
             instance_id: the receiver.
-            name: of the event.
+            name: of the event; or an event with its data, ``Message(...)``.
             data: anything that JSON can represent.
 
         Raises:
@@ -376,9 +387,8 @@ class OrchestrationContext:
         """
         self._scheduler.require_running()
         refuse_awaitable(data, "raise_event was passed")
-        text = _EVENT_DATA.encode(data)
-        sent = ev.EventSent(check_id(instance_id, "instance id"), check_event_name(name), text)
-        self._scheduler.pending.append(sent)
+        event, text = encode_raised(name, data)
+        self._scheduler.pending.append(ev.EventSent(check_id(instance_id, "instance id"), event, text))
 
     def continue_as_new(self, input: Any = MISSING, *, version: str | None = None) -> NoReturn:
         """End this execution and start the next one of the same instance, with a fresh history.

@@ -308,8 +308,8 @@ class Execution:
         match event:
             case ev.OrchestrationStarted():
                 return self._start(event)
-            case ev.EventRaised(name, data):
-                return self._raise_event(event, name, data)
+            case ev.EventRaised():
+                return self._raise_event(event)
             case ev.CancelRequested(reason):
                 return self._cancel(event, reason)
             case ev.ExecutionReset(lineage):
@@ -341,10 +341,10 @@ class Execution:
             self._main.interrupt(self._cancellation)
         return True
 
-    def _raise_event(self, event: ev.Event, name: str, data: str) -> bool:
+    def _raise_event(self, event: ev.EventRaised) -> bool:
         scheduler = self._scheduler
         scheduler.history.record_input(event)
-        scheduler.inbox.arrive(name, data)
+        scheduler.inbox.arrive(event.name, event.data, event.key)
         if scheduler.inbox.buffered > MAX_BUFFERED_EVENTS and not scheduler.history.replaying:
             raise ExecutionLimitReached(f"more than {MAX_BUFFERED_EVENTS} unread external events")
         return True

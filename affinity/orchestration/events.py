@@ -57,6 +57,8 @@ class CarriedEvent(NamedTuple):
 
     name: str
     data: RawJson
+    key: str | None = None
+    """As of `EventRaised`."""
 
 
 Carried: TypeAlias = tuple[CarriedEvent, ...]
@@ -124,6 +126,8 @@ class EventRaised:
 
     name: str
     data: RawJson
+    key: str | None = None
+    """With which it was raised, at most once; a reply to it is stored under this key."""
 
 
 @frozen()
@@ -226,6 +230,14 @@ class EventRefused:
     schedule_id: int
     name: str
     message: str
+
+
+@frozen()
+class EventReplied:
+    """The reply to the external event of this key."""
+
+    key: str
+    data: RawJson
 
 
 @frozen()
@@ -357,6 +369,7 @@ Command: TypeAlias = (
     | EventAwaited
     | EventAwaitCancelled
     | EventRefused
+    | EventReplied
     | SessionWatched
     | SessionReleased
     | SubOrchestrationScheduled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from affinity import errors
 from affinity.limits import MAX_ID_BYTES, MAX_TIMER_SECONDS, check_id, check_tag, truncate
@@ -12,9 +12,12 @@ from affinity.orchestration import events as ev
 from affinity.orchestration.codec import Codec, read_json
 from affinity.orchestration.retry import RetryPolicy
 from affinity.orchestration.scheduler import CommandFuture, Scheduler
+from affinity.orchestration.typed import Event, ReceivedEvent
 from affinity.orchestration.waits import MOVED, SessionMoved, moved_name
 
 T = TypeVar("T")
+D = TypeVar("D")
+R = TypeVar("R")
 
 _ACTIVITY_ERRORS: Final[dict[ev.ActivityFailureKind, type[errors.ActivityError]]] = {
     "failed": errors.ActivityFailed,
@@ -255,7 +258,7 @@ class EventFuture(CommandFuture[T]):
             return truncate(str(error))
         return None
 
-    def receive(self, data: str) -> None:
+    def receive(self, data: str, key: str | None) -> None:
         """Settle with an event of this name that it accepts."""
         del self._scheduler.outstanding[self.schedule_id]
         self._scheduler.held.pop(self.schedule_id, None)
@@ -287,6 +290,27 @@ class EventFuture(CommandFuture[T]):
         if recorded.hold is not None:
             self._scheduler.held[self.schedule_id] = recorded.hold
         self._scheduler.inbox.wait(self)
+
+
+class TypedEventFuture(EventFuture[ReceivedEvent[D, R]]):
+    """The future of an external event with a type for its reply."""
+
+    __slots__ = ("_event", "_key")
+
+    def __init__(self, scheduler: Scheduler, event: Event[D, R], hold: ev.Hold | None) -> None:
+        super().__init__(scheduler, event.name, event.data_codec, hold)
+        self._event = event
+        self._key: str | None = None
+
+    def receive(self, data: str, key: str | None) -> None:
+        """Settle with an event of this name that it accepts."""
+        self._key = key
+        super().receive(data, key)
+
+    def settle(self, value: Any = None, error: BaseException | None = None) -> None:
+        """Give it the data of the event, or an error."""
+        received = ReceivedEvent(self._event, value, self._key, self._scheduler) if error is None else None
+        super().settle(received, error)
 
 
 class MovedFuture(EventFuture[SessionMoved]):

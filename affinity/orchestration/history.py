@@ -39,6 +39,7 @@ _IDENTITY: Final[dict[type[ev.Event], Callable[[Any], object]]] = {
     ev.EventAwaited: lambda event: (event.name, _held(event)),
     ev.EventAwaitCancelled: attrgetter("schedule_id"),
     ev.EventRefused: attrgetter("schedule_id"),
+    ev.EventReplied: attrgetter("key"),
     ev.SessionWatched: attrgetter("session_id"),
     ev.SessionReleased: attrgetter("session_id"),
     ev.SubOrchestrationScheduled: lambda event: (event.name, _DEFAULT_ID.sub(r"/:\1", event.instance_id)),
@@ -201,6 +202,8 @@ def describe(event: ev.Event) -> str:
         case ev.EventAwaited(name=name):
             identity = _arguments(name, hold_session=_held(event))
         case ev.EventRaised(name=name) | ev.OrchestrationStarted(name=name):
+            identity = _arguments(name)
+        case ev.EventReplied(key=name):
             identity = _arguments(name)
         case ev.SessionWatched(session_id=name) | ev.SessionReleased(session_id=name):
             identity = _arguments(name)

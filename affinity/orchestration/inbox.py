@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from affinity.orchestration.events import Carried, CarriedEvent
@@ -24,8 +25,8 @@ class EventWait(Protocol):
         """Whether the event fits the type of the wait."""
         ...
 
-    def receive(self, data: str) -> None:
-        """Take the event, which fits."""
+    def receive(self, data: str, key: str | None) -> None:
+        """Take the event, which fits, and the key with which it was raised."""
         ...
 
     def cancel(self) -> None:
@@ -40,6 +41,7 @@ class EventWait(Protocol):
 class _Arrival(NamedTuple):
     order: int
     data: str
+    key: str | None
 
 
 class Inbox:
@@ -58,15 +60,15 @@ class Inbox:
         self._unread: dict[EventWait, _Arrival] = {}
         self._refused: list[tuple[str, _Arrival]] = []
 
-    def arrive(self, name: str, data: str) -> None:
+    def arrive(self, name: str, data: str, key: str | None = None) -> None:
         """Give a new event to the first wait for its name, or buffer it."""
         self._arrivals += 1
-        self._place(name, _Arrival(self._arrivals, data))
+        self._place(name, _Arrival(self._arrivals, data, key))
 
     def carry(self, carried: Carried) -> None:
         """Take over the unread events of the former execution; they precede all that arrived in this one."""
-        for order, (name, data) in enumerate(carried, 1 - len(carried)):
-            self._place(name, _Arrival(order, data))
+        for order, (name, data, key) in enumerate(carried, 1 - len(carried)):
+            self._place(name, _Arrival(order, data, key))
 
     def wait(self, future: EventWait) -> None:
         """Give the future the oldest event of its name that it accepts, now or on arrival."""
@@ -107,10 +109,11 @@ class Inbox:
 
     def leftovers(self) -> Carried:
         """All unread events, in the order of their arrival."""
-        held = [(arrival.order, name, arrival.data) for name, buffer in self._buffers.items() for arrival in buffer]
-        held += [(arrival.order, future.name, arrival.data) for future, arrival in self._unread.items()]
-        held += [(arrival.order, name, arrival.data) for name, arrival in self._refused]
-        return tuple(CarriedEvent(name, data) for _, name, data in sorted(held))
+        held = [(arrival, name) for name, buffer in self._buffers.items() for arrival in buffer]
+        held += [(arrival, future.name) for future, arrival in self._unread.items()]
+        held += [(arrival, name) for name, arrival in self._refused]
+        held.sort(key=lambda each: each[0].order)
+        return tuple(CarriedEvent(name, arrival.data, arrival.key) for arrival, name in held)
 
     def _place(self, name: str, arrival: _Arrival) -> None:
         queue = self._waiting.get(name)
@@ -129,11 +132,11 @@ class Inbox:
     def _buffer(self, buffer: deque[_Arrival], arrival: _Arrival) -> None:
         self.buffered += 1
         self.buffered_size += len(arrival.data)
-        if buffer and arrival < buffer[-1]:  # returned: it arrived before the buffered ones
-            insort(buffer, arrival)
+        if buffer and arrival.order < buffer[-1].order:  # returned: it arrived before the buffered ones
+            insort(buffer, arrival, key=attrgetter("order"))
         else:
             buffer.append(arrival)
 
     def _hand_over(self, future: EventWait, arrival: _Arrival) -> None:
         self._unread[future] = arrival
-        future.receive(arrival.data)
+        future.receive(arrival.data, arrival.key)

@@ -276,11 +276,21 @@ def _read_hold(value: dict[str, Any]) -> Hold:
 
 
 def _write_carried(carried: tuple[CarriedEvent, ...]) -> str:
-    return "[" + ",".join(f'{{"name":{_quote(event.name)},"data":{event.data}}}' for event in carried) + "]"
+    return "[" + ",".join(map(_write_carried_event, carried)) + "]"
+
+
+def _write_carried_event(event: CarriedEvent) -> str:
+    key = "" if event.key is None else f',"key":{_quote(event.key)}'
+    return f'{{"name":{_quote(event.name)},"data":{event.data}{key}}}'
 
 
 def _read_carried(value: list[dict[str, Any]]) -> tuple[CarriedEvent, ...]:
-    return tuple(CarriedEvent(_string(event["name"]), _raw(event["data"])) for event in value)
+    return tuple(
+        CarriedEvent(
+            _string(event["name"]), _raw(event["data"]), None if (key := event.get("key")) is None else _string(key)
+        )
+        for event in value
+    )
 
 
 def _write_lineage(lineage: Lineage) -> str:

@@ -20,6 +20,7 @@ from affinity.provider.contract import (
     FleetLoad,
     InstanceCounts,
     InstanceInfo,
+    KeyState,
     NewWorkItem,
     SessionInfo,
     SessionMove,
@@ -39,6 +40,12 @@ from affinity.records import ActivityRun, SessionMetadata, SessionRecord, Sessio
 
 Columns: TypeAlias = Sequence[Any]
 Time: TypeAlias = Callable[[Any], datetime]
+
+
+def to_key_state(row: Columns) -> KeyState:
+    """What became of the message of a key."""
+    name, status, error, is_known, is_answered, reply = row
+    return KeyState(name=name, status=status, error=error, is_known=is_known, is_answered=is_answered, reply=reply)
 
 
 def to_instance(row: Columns, time: Time) -> InstanceInfo:

@@ -21,6 +21,7 @@ from affinity.orchestration.events import (
     DetachedStarted,
     Event,
     EventRaised,
+    EventReplied,
     EventSent,
     OrchestrationCancelled,
     OrchestrationCompleted,
@@ -52,6 +53,7 @@ from affinity.provider.contract import (
     NO_TAGS,
     Birth,
     InstanceUpdate,
+    MessageReply,
     NewInstance,
     NewMessage,
     NewWorkItem,
@@ -107,6 +109,7 @@ class _Rows:
     cancel_timers: list[int] = field(default_factory=list)
     watches: list[SessionWatch] = field(default_factory=list)
     release_sessions: list[str] = field(default_factory=list)
+    replies: list[MessageReply] = field(default_factory=list)
     claim_here: bool = False
     plain_here: int = 0  # session-free items that may still ask to be run here
 
@@ -190,6 +193,7 @@ def build_turn(
         ended_holds=step.ended_holds,
         watches=rows.watches,
         release_sessions=rows.release_sessions,
+        replies=rows.replies,
         runs=runs,
         update=_update(outcome, first_version),
         custom_status=step.custom_status,
@@ -241,11 +245,6 @@ def _add_rows(rows: _Rows, execution: Execution, event_id: int, event: object, l
             rows.messages.append(NewMessage(instance_id=me, payload=fired, delay=event.delay, timer=(run, event_id)))
         case SubOrchestrationScheduled():
             rows.instances.append(_child(execution, rows.birth, event_id, event))
-        case DetachedStarted():
-            rows.instances.append(_detached(event))
-        case EventSent():
-            sent = encode_message(ANY_EXECUTION, EventRaised(event.name, event.data))
-            rows.messages.append(NewMessage(instance_id=event.instance_id, payload=sent))
         case ActivityCancelled():
             rows.cancel_activities.append(event.schedule_id)
         case TimerCancelled():
@@ -259,6 +258,20 @@ def _add_rows(rows: _Rows, execution: Execution, event_id: int, event: object, l
         case SubOrchestrationCancelled():
             stop = encode_message(ANY_EXECUTION, CancelRequested(reason=f"cancelled by its parent {me!r}"))
             rows.messages.append(NewMessage(instance_id=execution.child_id(event.schedule_id), payload=stop))
+        case _:
+            _add_sent(rows, event)
+
+
+def _add_sent(rows: _Rows, event: object) -> None:
+    """What is for others than this instance and its children."""
+    match event:
+        case EventReplied():
+            rows.replies.append(MessageReply(event.key, event.data))
+        case DetachedStarted():
+            rows.instances.append(_detached(event))
+        case EventSent():
+            sent = encode_message(ANY_EXECUTION, EventRaised(event.name, event.data))
+            rows.messages.append(NewMessage(instance_id=event.instance_id, payload=sent))
 
 
 def _child(execution: Execution, birth: Birth, event_id: int, event: SubOrchestrationScheduled) -> NewInstance:

@@ -2,9 +2,9 @@
 
 A provider stores opaque payloads and knows nothing of orchestrations or replay. It keeps the tables ``workers``,
 ``sessions``, ``instances``, ``suspensions``, ``history``, ``ended_executions``, ``orchestrator_queue``,
-``worker_queue``, ``session_moves``, ``session_states``, ``session_holds``, ``session_watches``, ``quotas`` and
-``timeline``, and promises what the conformance suite (`affinity.testing.conformance.providers`) asserts, no more and no
-less.
+``worker_queue``, ``session_moves``, ``session_states``, ``session_holds``, ``session_watches``, ``message_keys``,
+``quotas`` and ``timeline``, and promises what the conformance suite (`affinity.testing.conformance.providers`) asserts,
+no more and no less.
 
 `Provider` is three protocols: `WorkerProvider` (worker_side.py), `ClientProvider` (client_side.py) and
 `AdministrationProvider` (administration.py); what all three have is `ProviderConnection` (connection.py). The records
@@ -78,6 +78,8 @@ from affinity.provider.contract.instances import (
     InstanceFilter,
     InstanceInfo,
     InstanceStatus,
+    KeyState,
+    MessageKey,
     NewInstance,
     NewMessage,
     OrchestrationFetch,
@@ -113,7 +115,16 @@ from affinity.provider.contract.sessions import (
     SessionWatch,
     TakenSession,
 )
-from affinity.provider.contract.turns import InstanceUpdate, Placed, Release, Reset, Suspend, Turn, TurnResult
+from affinity.provider.contract.turns import (
+    InstanceUpdate,
+    MessageReply,
+    Placed,
+    Release,
+    Reset,
+    Suspend,
+    Turn,
+    TurnResult,
+)
 from affinity.provider.contract.work_items import (
     NEWER_SECONDS,
     OFFER_SECONDS,
@@ -183,6 +194,9 @@ __all__ = [
     "InstancePruning",
     "InstanceStatus",
     "InstanceUpdate",
+    "KeyState",
+    "MessageKey",
+    "MessageReply",
     "MessageState",
     "MoveFilter",
     "MoveReason",

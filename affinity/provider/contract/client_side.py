@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract.connection import ProviderConnection
-from affinity.provider.contract.instances import Delivery, InstanceFilter, InstanceInfo, NewInstance, NewMessage
+from affinity.provider.contract.instances import (
+    Delivery,
+    InstanceFilter,
+    InstanceInfo,
+    KeyState,
+    MessageKey,
+    NewInstance,
+    NewMessage,
+)
 
 
 class ClientProvider(ProviderConnection, Protocol):
@@ -29,6 +38,18 @@ class ClientProvider(ProviderConnection, Protocol):
         that its turns reported (`Turn.unread`), and those in its queue that are no timers. The same holds for
         `Quotas.unread_events`. It is refused ("over_quota") when with it the instance would have more bytes than
         `Quotas.instance_bytes`. Concurrent calls do not see each other's messages and may exceed a limit together.
+
+        Of the messages with one ``key`` an instance gets the first that is not refused; any other is "repeated", also
+        when the instance has finished since. Keys are kept as long as the instance, but see `prune_histories`.
+        """
+        ...
+
+    async def get_replies(
+        self, keys: Sequence[MessageKey], *, max_bytes: int = MAX_BATCH_BYTES
+    ) -> Sequence[KeyState | None]:
+        """What became of messages that were sent under these keys, and the replies to them (`Turn.replies`). None:
+        there is no such instance. Reads only, in one snapshot. Replies are left out behind those that have
+        ``max_bytes`` UTF-8 bytes; at least one is not.
         """
         ...
 

@@ -51,6 +51,7 @@ class NewMessage:
     timer: tuple[int, int] | None = None  # (execution id, event id), if it is a timer, so that it can be cancelled
     birth: Birth | None = None  # of the receiver; None: any instance with that id
     unread_limit: int | None = None  # refused when the instance has so many unread messages: see `Turn.unread`
+    key: str | None = None  # an instance gets one message of this key: see `Provider.send_message`
 
 
 class QueuedMessage(NamedTuple):
@@ -149,7 +150,26 @@ class InstanceFilter:
     after: tuple[datetime, str] | None = None  # keyset cursor: (created_at, instance_id) of the last row seen
 
 
-Delivery: TypeAlias = Literal["delivered", "unknown", "finished", "full", "over_quota"]
+Delivery: TypeAlias = Literal["delivered", "repeated", "unknown", "finished", "full", "over_quota"]
+
+
+class MessageKey(NamedTuple):
+    """The key of a message to an instance: `NewMessage.key`."""
+
+    instance_id: str
+    key: str
+
+
+@frozen(kw_only=True)
+class KeyState:
+    """What became of the message of a key, and how far its instance is."""
+
+    name: str  # of the orchestration
+    status: InstanceStatus
+    error: str | None  # JSON, when failed or cancelled
+    is_known: bool  # the instance has got a message of this key
+    is_answered: bool
+    reply: str | None  # JSON; None also when it is left out of this answer: ask again
 
 
 Deletion: TypeAlias = Literal["deleted", "unknown", "running"]

@@ -24,6 +24,13 @@ class InstanceUpdate:
     continued: bool = False  # the execution ended in continue_as_new: execution id + 1, event count 0
 
 
+class MessageReply(NamedTuple):
+    """The reply to the message of a key to the instance of the turn. A message has one reply: the first."""
+
+    key: str
+    reply: str  # JSON
+
+
 @frozen(kw_only=True)
 class Turn:
     """One step of one instance, committed whole or not at all.
@@ -59,6 +66,7 @@ class Turn:
     # By event id: runs of activities whose results are in ``history``, except first attempts on the committing worker.
     runs: Mapping[int, ActivityRun] = field(default_factory=dict)
     release_sessions: Sequence[str] = ()  # released after all other changes of the turn: see `Provider.release_session`
+    replies: Sequence[MessageReply] = ()  # kept as the keys are: see `Provider.send_message`
 
 
 class Placed(NamedTuple):

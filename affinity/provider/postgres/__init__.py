@@ -17,6 +17,7 @@ Files with the same name do the same in `affinity.provider.sqlite`; the SQL of e
     suspension          suspended instances: suspend, retry, resume
     reset               opening an instance again at an earlier point of its history
     messages            create instances, and send messages to them
+    replies             keys of messages, and the replies to them
     instances           instances as clients see them: get, list, delete
     management          what operators look at: origins, work items, executions, trees, counts
     quotas              limits of one database

@@ -51,7 +51,11 @@ class MessageOperations(Operations):
             "timer_id": Ints(message.timer and message.timer[1] for message in messages),
             "unread_limit": Ints(message.unread_limit for message in messages),
         }
+        statement = _SQL["send"]
+        if any(message.key is not None for message in messages):
+            params["key"] = Texts(message.key for message in messages)
+            statement = _SQL["send_keyed"]
         deliveries: list[Delivery] = ["unknown"] * len(messages)
-        for n, delivery in await self._connections.quick.run(_SQL["send"], params):
+        for n, delivery in await self._connections.quick.run(statement, params):
             deliveries[n - 1] = delivery
         return deliveries

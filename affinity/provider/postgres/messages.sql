@@ -5,3 +5,7 @@ SELECT n, quota, allowed FROM create_instances_1(%(instance)s, %(birth)s, %(name
 -- send: messages for instances
 SELECT n, delivery FROM send_messages_1(%(instance)s, %(birth)s, %(payload)s, %(delay)s, %(timer_execution)s,
     %(timer_id)s, %(unread_limit)s)
+
+-- send_keyed: messages of which some have a key
+SELECT n, delivery FROM send_keyed_messages_1(%(instance)s, %(birth)s, %(payload)s, %(delay)s, %(timer_execution)s,
+    %(timer_id)s, %(unread_limit)s, %(key)s)

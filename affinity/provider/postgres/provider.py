@@ -21,6 +21,7 @@ from affinity.provider.postgres.planned_moves import PlannedMoveOperations
 from affinity.provider.postgres.quotas import QuotaOperations
 from affinity.provider.postgres.rebalancing import RebalancingOperations
 from affinity.provider.postgres.releasing import ReleaseOperations
+from affinity.provider.postgres.replies import ReplyOperations
 from affinity.provider.postgres.reset import ResetOperations
 from affinity.provider.postgres.rights import change_rights
 from affinity.provider.postgres.sessions import SessionOperations
@@ -65,6 +66,7 @@ class PostgresProvider(
     SweepOperations,
     HintOperations,
     MessageOperations,
+    ReplyOperations,
     InstanceOperations,
     ManagementOperations,
     QuotaOperations,

@@ -45,7 +45,7 @@ SELECT count(r.root), coalesce(sum(d.size), 0)::bigint,
 FROM removed r JOIN due d USING (root)
 
 -- prune_histories: one step of removing the events of executions after which another one began; newest first, so that what
--- is left of one is always its beginning
+-- is left of one is always its beginning. Keys of messages that are as old go too
 WITH due AS MATERIALIZED (
     SELECT e.instance_id, e.execution_id FROM ended_executions e JOIN instances i USING (instance_id)
     WHERE NOT e.is_last AND e.ended_at < (SELECT clock()) - %(older_than)s * interval '1 s'
@@ -58,6 +58,12 @@ WITH due AS MATERIALIZED (
         ORDER BY h.event_id DESC LIMIT %(events)s
     ) h
     LIMIT %(events)s
+), keys AS (
+    DELETE FROM message_keys k WHERE (k.instance_id, k.birth, k.key) IN (
+        SELECT o.instance_id, o.birth, o.key FROM message_keys o
+        WHERE o.updated_at < (SELECT clock()) - %(older_than)s * interval '1 s'
+        ORDER BY o.updated_at LIMIT %(window)s FOR UPDATE SKIP LOCKED)
+    RETURNING 1
 ), removed AS (
     DELETE FROM history h USING doomed d
     WHERE h.instance_id = d.instance_id AND h.execution_id = d.execution_id AND h.event_id = d.event_id
@@ -73,6 +79,7 @@ WITH due AS MATERIALIZED (
 )
 SELECT (SELECT count(*) FROM done),
     (SELECT count(*) FROM due) >= %(window)s OR (SELECT count(*) FROM doomed) >= %(events)s
+        OR (SELECT count(*) FROM keys) >= %(window)s
 
 -- count_histories: how many executions a removal would take
 SELECT count(*) FROM ended_executions

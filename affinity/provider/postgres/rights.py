@@ -22,7 +22,8 @@ from affinity.provider.postgres.driver.target import Target
 from affinity.provider.postgres.driver.wire import Row
 
 _FUNCTIONS: Final[LiteralString] = (
-    "GRANT EXECUTE ON FUNCTION {s}.create_instances_1, {s}.send_messages_1, {s}.append_journals_1 TO {r}"
+    "GRANT EXECUTE ON FUNCTION {s}.create_instances_1, {s}.send_messages_1, {s}.send_keyed_messages_1,"
+    " {s}.append_journals_1 TO {r}"
 )
 _GRANTS: Final[dict[str, Sequence[LiteralString]]] = {
     "client": (

@@ -24,6 +24,9 @@ RESTRICT: Final[LiteralString] = (
 )
 """Called behind a statement that has queued work items; for `restriction_params`."""
 
+REPLY: Final[LiteralString] = "reply_messages_1(%(reply_instance)s, %(reply_birth)s, %(reply_key)s, %(reply)s)"
+"""Called behind the commit; for `reply_params`."""
+
 _NOTHING: Final = InstanceUpdate(status="running")
 
 
@@ -84,6 +87,17 @@ def restriction_params(items: Sequence[NewWorkItem]) -> Columns:
         "restricted_tag": Texts([item.tag for item in items]),
         "takeover_after": Floats([item.takeover_after for item in items]),
         "fail_after": Floats([item.fail_after for item in items]),
+    }
+
+
+def reply_params(turns: Sequence[Turn]) -> Columns:
+    """The parameters of ``reply_messages_1``."""
+    replies = [(turn, reply) for turn in turns for reply in turn.replies]
+    return {
+        "reply_instance": Texts([turn.instance_id for turn, _ in replies]),
+        "reply_birth": Texts([turn.birth for turn, _ in replies]),
+        "reply_key": Texts([reply.key for _, reply in replies]),
+        "reply": Texts([reply.reply for _, reply in replies]),
     }
 
 

@@ -34,9 +34,11 @@ from affinity.provider.postgres.journal_writes import fence_params, sorted_write
 from affinity.provider.postgres.operations import Operations
 from affinity.provider.postgres.releasing import release_params
 from affinity.provider.postgres.turn_columns import (
+    REPLY,
     RESTRICT,
     commit_columns,
     fence_check_columns,
+    reply_params,
     restriction_params,
     sent_items,
 )
@@ -101,6 +103,9 @@ class TurnOperations(Operations):
         if released := [session_id for turn in turns for session_id in turn.release_sessions]:
             call = call.replace("SELECT ", "SELECT release_sessions_2(%(release)s, %(reroute)s), ", 1)
             params.update(release_params(released))
+        if any(turn.replies for turn in turns):
+            call = call.replace("SELECT ", f"SELECT {REPLY}, ", 1)
+            params.update(reply_params(turns))
         if restricted := [item for of_turn in sent for item in of_turn if item.is_restricted]:
             call = call.replace("SELECT ", f"SELECT {RESTRICT}, ", 1)
             params.update(restriction_params(restricted))

@@ -19,6 +19,7 @@ file beside it:
     suspension          suspended instances: suspend, retry, resume
     reset               opening an instance again at an earlier point of its history
     messages            create instances, and send messages to them
+    replies             keys of messages, and the replies to them
     instances           instances as clients see them: get, list, delete
     management          what operators look at: origins, work items, executions, trees, counts
     quotas              limits of one database

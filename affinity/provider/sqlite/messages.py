@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from affinity.limits import MAX_REROUTE
-from affinity.provider.contract import FINISHED, Delivery, NewInstance, NewMessage
-from affinity.provider.sqlite import quotas
+from affinity.provider.contract import FINISHED, Delivery, MessageKey, NewInstance, NewMessage
+from affinity.provider.sqlite import quotas, replies
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.statements import load_statements
 
@@ -63,6 +63,36 @@ def create_all(tx: Tx, instances: Sequence[NewInstance]) -> list[bool]:
 
 
 def send_all(tx: Tx, messages: Sequence[NewMessage]) -> list[Delivery]:
+    if any(message.key is not None for message in messages):
+        return _send_keyed(tx, messages)
+    return _send_all(tx, messages)
+
+
+def _send_keyed(tx: Tx, messages: Sequence[NewMessage]) -> list[Delivery]:
+    """As `_send_all`, for messages of which some have a key: of each key the first one is sent."""
+    keys = [None if message.key is None else MessageKey(message.instance_id, message.key) for message in messages]
+    known = replies.find_known(tx, [key for key in keys if key is not None])
+    births = {name: row.birth for name, row in read_statuses(tx, [each.instance_id for each in messages]).items()}
+    first: dict[MessageKey, int] = {}
+    places: list[int] = []  # of the message that is sent for each one; -1: one was sent before
+    for n, (message, key) in enumerate(zip(messages, keys, strict=True)):
+        if key is None or message.birth not in {None, births.get(key.instance_id)}:
+            places.append(n)
+        else:
+            places.append(-1 if key in known else first.setdefault(key, n))
+    sent = [n for n, place in enumerate(places) if place == n]
+    outcomes = dict(zip(sent, _send_all(tx, [messages[n] for n in sent]), strict=True))
+    new = [(key, n) for key, n in first.items() if outcomes[n] == "delivered"]
+    replies.add(tx, [(key, births[key.instance_id]) for key, _ in new])
+    return [_delivery_of_copy(n, place, outcomes) for n, place in enumerate(places)]
+
+
+def _delivery_of_copy(n: int, place: int, outcomes: Mapping[int, Delivery]) -> Delivery:
+    outcome = outcomes.get(place, "delivered")
+    return "repeated" if place != n and outcome == "delivered" else outcome
+
+
+def _send_all(tx: Tx, messages: Sequence[NewMessage]) -> list[Delivery]:
     statuses = read_statuses(tx, [message.instance_id for message in messages])
     most = quotas.get(tx)
     full = _over_limit(tx, messages, most.unread_events)

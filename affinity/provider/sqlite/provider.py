@@ -43,6 +43,8 @@ from affinity.provider.contract import (
     InstanceFilter,
     InstanceInfo,
     InstancePruning,
+    KeyState,
+    MessageKey,
     MoveFilter,
     MoveReason,
     MoveReport,
@@ -92,6 +94,7 @@ from affinity.provider.sqlite import (
     quotas,
     rebalancing,
     releasing,
+    replies,
     sessions,
     streams,
     suspension,
@@ -352,6 +355,11 @@ class SqliteProvider:
 
     async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
         return await self._write(send_all, messages)
+
+    async def get_replies(
+        self, keys: Sequence[MessageKey], *, max_bytes: int = MAX_BATCH_BYTES
+    ) -> Sequence[KeyState | None]:
+        return await self._read(replies.read, keys, max_bytes)
 
     async def get_instance(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
         return await self._read(stored.get_instances, instance_ids)

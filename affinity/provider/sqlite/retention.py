@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from affinity.limits import PRUNE_EVENTS, PRUNE_TREE_EVENTS, PRUNE_WINDOW
 from affinity.provider.contract import SWEPT_STATUSES, HistoryPruning, InstancePruning, Retention
 from affinity.provider.sqlite import instances as stored
+from affinity.provider.sqlite import replies
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.statements import load_statements
@@ -33,6 +34,7 @@ def prune_histories(tx: Tx, older_than: float, *, dry_run: bool) -> HistoryPruni
     cutoff = tx.now - older_than
     if dry_run:
         return HistoryPruning(executions=tx.value(SQL["count_histories"], {"cutoff": cutoff}), limit_reached=False)
+    more_keys = replies.forget(tx, cutoff)
     due = tx.rows(SQL["histories"], {"cutoff": cutoff, "window": PRUNE_WINDOW})
     room, executions = PRUNE_EVENTS, 0
     for instance_id, execution_id in due:
@@ -41,7 +43,7 @@ def prune_histories(tx: Tx, older_than: float, *, dry_run: bool) -> HistoryPruni
         if room <= 0:
             return HistoryPruning(executions=executions, limit_reached=True)
         executions += tx.run(SQL["forget"], at)
-    return HistoryPruning(executions=executions, limit_reached=len(due) == PRUNE_WINDOW)
+    return HistoryPruning(executions=executions, limit_reached=more_keys or len(due) == PRUNE_WINDOW)
 
 
 def sweep(tx: Tx, retention: Retention) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from affinity.provider.contract import FINISHED, InstanceUpdate, Placed, Timeouts, Turn, TurnResult, WorkerIdentity
-from affinity.provider.sqlite import holds, releasing, sessions
+from affinity.provider.sqlite import holds, releasing, replies, sessions
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.sqlite.journal_writes import JournalChecker
 from affinity.provider.sqlite.messages import insert_new, send
@@ -61,6 +61,7 @@ def commit(
     sessions.touch(tx, identity, acked | placer.sessions_here, timeouts.session_lock)
     holds.apply(tx, [one.turn for one in passed], timeouts.session_lock)
     _cancel(tx, [one.turn for one in passed])
+    replies.reply(tx, [one.turn for one in passed if one.turn.replies])
     if released := [session_id for one in passed for session_id in one.turn.release_sessions]:
         releasing.release(tx, released)
     return [

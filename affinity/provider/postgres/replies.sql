@@ -1,0 +1,6 @@
+-- replies: what became of messages with a key, with the replies; those behind as many bytes as are wanted are left out
+SELECT a.n, i.name, i.status, i.error, k.key IS NOT NULL, k.reply IS NOT NULL,
+    CASE WHEN sum(octet_length(k.reply)) OVER (ORDER BY a.n) - octet_length(k.reply) < %(max_bytes)s THEN k.reply END
+FROM unnest(%(instance)s, %(key)s) WITH ORDINALITY AS a (instance_id, key, n)
+JOIN instances i ON i.instance_id = a.instance_id
+LEFT JOIN message_keys k ON k.instance_id = i.instance_id AND k.birth = i.birth AND k.key = a.key

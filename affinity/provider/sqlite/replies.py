@@ -1,0 +1,50 @@
+"""Keys of messages, so that an instance gets one message of each, and the replies to these messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from affinity.limits import PRUNE_WINDOW
+from affinity.provider.contract import KeyState, MessageKey, Turn
+from affinity.provider.rows import to_key_state
+from affinity.provider.sqlite.driver.transaction import PORTION, Tx, to_json
+from affinity.provider.sqlite.payloads import read_payloads
+from affinity.provider.statements import load_statements
+
+SQL: Final = load_statements(__package__, "replies.sql")
+
+
+def find_known(tx: Tx, keys: Sequence[MessageKey]) -> set[MessageKey]:
+    """Those of the keys that their instances have got a message of."""
+    return {MessageKey(*known) for known in tx.gather(SQL["known"], {"keys": to_json(keys)})}
+
+
+def add(tx: Tx, keys: Iterable[tuple[MessageKey, str]]) -> None:
+    """Note new keys, each with the birth token of its instance."""
+    tx.many(SQL["add"], [(key.instance_id, birth, key.key) for key, birth in keys], {"now": tx.now})
+
+
+def reply(tx: Tx, turns: Sequence[Turn]) -> None:
+    """Store the replies of turns."""
+    rows = [(turn.instance_id, turn.birth, *each) for turn in turns for each in turn.replies]
+    tx.many(SQL["reply"], rows, {"now": tx.now})
+
+
+def read(tx: Tx, keys: Sequence[MessageKey], max_bytes: int) -> list[KeyState | None]:
+    rows: dict[int, list[Any]] = {}
+    for start in range(0, len(keys), PORTION):
+        found = tx.gather(SQL["states"], {"keys": to_json(keys[start : start + PORTION])})
+        rows |= {start + place: row for place, *row in found}
+    answered = [row[3] for row in rows.values() if row[4]]
+    texts = read_payloads(tx, SQL["payloads"], answered, max_bytes)
+    states: list[KeyState | None] = [None] * len(keys)
+    for place, (name, status, error, row_id, is_answered) in rows.items():
+        known = row_id is not None
+        states[place] = to_key_state((name, status, error, known, bool(is_answered), texts.get(row_id)))
+    return states
+
+
+def forget(tx: Tx, cutoff: float) -> bool:
+    """Remove keys that are old, a bounded number; whether there may be more."""
+    return tx.run(SQL["forget"], {"cutoff": cutoff, "window": PRUNE_WINDOW}) == PRUNE_WINDOW
