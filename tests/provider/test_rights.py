@@ -186,7 +186,8 @@ async def test_a_client_may_write_to_no_table(url: str, admin: psycopg.Connectio
     assert url
     assert admin.execute(WRITES, [CLIENT]).fetchall() == []
     allowed = {name for (name,) in admin.execute(DEFINERS, [CLIENT])}
-    assert allowed == {"create_instances_1", "send_messages_1", "append_journals_1", "learn_timeline"}
+    written = {"create_instances_1", "send_messages_1", "send_keyed_messages_1", "append_journals_1"}
+    assert allowed == {*written, "learn_timeline"}
     assert {name for (name,) in admin.execute(DEFINERS, ["public"])} == {"learn_timeline"}
     assert admin.execute(UNPINNED).fetchall() == []
 

@@ -15,6 +15,8 @@ from affinity.provider.contract import (
     HistoryCursor,
     HistoryPage,
     InstanceUpdate,
+    MessageKey,
+    MessageReply,
     MoveFilter,
     MoveReport,
     NewMessage,
@@ -422,6 +424,7 @@ async def commit_turn(fixtures: FaultFixtures) -> Attempt:
         states=[state_write(item)],
         work_items=[work_item(at, 2, session)],
         messages=[NewMessage(instance_id=at.instance_id, payload="to itself")],
+        replies=[MessageReply("k", "1")],
     )
     attempt = Attempt(lambda: fixtures.provider.commit_turn(fixtures.me, [step], TIMEOUTS))
 
@@ -561,6 +564,21 @@ async def send_message(fixtures: FaultFixtures) -> Attempt:
     return attempt
 
 
+@_verb
+async def send_keyed_message(fixtures: FaultFixtures) -> Attempt:
+    """With a key it may be sent again, whatever the error."""
+    start = await fixtures.instance()
+    at = await fixtures.clean.go_on(start, consumed=message_ids(start))
+    message = NewMessage(instance_id=at.instance_id, payload="m", key="k")
+
+    async def then() -> None:
+        owned = await fixtures.taken(at.instance_id)
+        assert len(owned.messages) == 1
+        await fixtures.finish(owned)
+
+    return _once(["delivered"], ["repeated"], lambda: fixtures.provider.send_message([message]), then)
+
+
 # --- administration
 
 
@@ -664,6 +682,7 @@ READS: Final[dict[str, Callable[[Provider, OrchestrationItem], Awaitable[Any]]]]
     "list_states": _state_ids,
     "count_states": lambda provider, _: provider.states.count(SessionFilter()),
     "get_instance": lambda provider, at: provider.get_instance([at.instance_id]),
+    "get_replies": lambda provider, at: provider.get_replies([MessageKey(at.instance_id, "k")]),
     "list_instances": lambda provider, _: provider.list_instances(ALL, 10),
     "read_origins": lambda provider, at: provider.read_origins(at.instance_id, at.execution_id),
     "list_executions": lambda provider, at: provider.list_executions(at.instance_id, 10),

@@ -28,6 +28,7 @@ from affinity.testing.conformance.providers.placing import PlacingRules
 from affinity.testing.conformance.providers.planned_moves import OperatorDrainRules, PlannedMoveRules
 from affinity.testing.conformance.providers.quotas import QuotaRules
 from affinity.testing.conformance.providers.releasing import ReleaseRules
+from affinity.testing.conformance.providers.replies import ReplyRules
 from affinity.testing.conformance.providers.resets import ResetRules
 from affinity.testing.conformance.providers.retention import RetentionRules
 from affinity.testing.conformance.providers.rollouts import RolloutRules
@@ -80,6 +81,7 @@ class ProviderConformance(
     QuotaRules,
     ResetRules,
     ClientRules,
+    ReplyRules,
     ListingRules,
     OriginRules,
     ManagementRules,
