@@ -32,18 +32,15 @@ def current_session_id() -> str | None:
     return _session_id.get()
 
 
-def enter_session(session_id: str | None) -> Token[str | None]:
-    """Set the session of the current task, to its end or until `leave_session` takes the token; for code that starts a
-    task, as a worker does, and for the steps of an orchestration.
+enter_session: Final[Callable[[str | None], Token[str | None]]] = _session_id.set
+"""Set the session of the current task, to its end or until `leave_session` takes the token; for code that starts a
+task, as a worker does, and for the steps of an orchestration.
 
-    Set None too: a new task inherits the session of the task that starts it.
-    """
-    return _session_id.set(session_id)
+Set None too: a new task inherits the session of the task that starts it.
+"""
 
-
-def leave_session(token: Token[str | None]) -> None:
-    """Restore the session that was set before."""
-    _session_id.reset(token)
+leave_session: Final[Callable[[Token[str | None]], None]] = _session_id.reset
+"""Restore the session that was set before."""
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from affinity.records import frozen
+from affinity.records import constructor, frozen
 
 
 @frozen()
@@ -43,3 +43,14 @@ def test_the_type_checker_refuses_what_python_lets_pass() -> None:
     point = Point(1)
     point.x = 2  # type: ignore[misc]
     assert point.x == 2
+
+
+def test_a_constructor_makes_what_the_class_makes() -> None:
+    make = constructor(Point)
+    assert make(x=1) == Point(1)
+    assert make(y=3, x=1) == Point(1, 3)
+    assert type(make(x=1)) is Point
+    with pytest.raises(TypeError, match="'x'"):
+        make()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="'z'"):
+        make(x=1, z=2)  # type: ignore[call-arg]

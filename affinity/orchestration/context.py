@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime, timedelta
+from types import CoroutineType
 from typing import Any, Final, Literal, NoReturn, TypeVar, overload
 
 from affinity.errors import InvalidOptions, OrchestrationMisuse
@@ -157,8 +158,8 @@ class OrchestrationContext:
         if retry is not None and not isinstance(retry, RetryPolicy):
             raise InvalidOptions(f"retry must be a RetryPolicy, not {retry!r}")
         seconds = None if timeout is None else _timeout(timeout)
-        name, text, result = _reference(activity, input, ActivityDefinition, "schedule_activity")
-        return ActivityFuture(self._scheduler, name=name, input=text, codec=result, retry=retry, timeout=seconds)
+        reference = _reference(activity, input, ActivityDefinition, "schedule_activity")
+        return ActivityFuture(self._scheduler, reference, retry, seconds)
 
     def schedule_timer(self, delay: float | timedelta) -> DurableFuture[None]:
         """Schedule a timer: ``delay`` seconds, or a timedelta, by the database's clock. A negative delay counts as 0.
@@ -505,7 +506,7 @@ def refuse_awaitable(value: object, what: str) -> None:
     """
     if isinstance(value, DurableFuture):
         raise OrchestrationMisuse(f"{what} {value.description} itself: await it first")
-    if inspect.iscoroutine(value):
+    if isinstance(value, CoroutineType):
         value.close()
         raise OrchestrationMisuse(f"{what} the coroutine {value.__name__!r}: await it first")
 

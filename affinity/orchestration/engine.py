@@ -27,7 +27,7 @@ from affinity.orchestration.futures import ActivityFuture, ChildFuture, TimerFut
 from affinity.orchestration.history import describe
 from affinity.orchestration.scheduler import CommandFuture, DurableFuture, Scheduler, Task
 from affinity.orchestration.signals import ContinueAsNewSignal, OrchestrationCancelledSignal
-from affinity.records import frozen
+from affinity.records import constructor, frozen
 from affinity.telemetry import enter_session, leave_session
 
 _ANSWERS: Final[dict[type[ev.Event], type[CommandFuture[Any]]]] = {
@@ -70,6 +70,9 @@ class Step:
 
     unread: int | None
     """External events that the code has not read, rounded down to `limits.UNREAD_STEP`; None: unchanged."""
+
+
+_new_step: Final = constructor(Step)
 
 
 class Execution:
@@ -264,7 +267,10 @@ class Execution:
 
     def _step(self, consumed: int) -> Step:
         events = self._scheduler.history.take()
-        statuses = [event.value for _, event in events if type(event) is ev.CustomStatusSet]
+        status = None
+        for _, event in events:
+            if type(event) is ev.CustomStatusSet:
+                status = event.value
         before, after = self._held, self._scheduler.held
         begun: Mapping[int, ev.Hold] = _NOTHING
         over: Sequence[int] = []
@@ -272,9 +278,9 @@ class Execution:
             begun = {event_id: hold for event_id, hold in after.items() if event_id not in before}
             over = [event_id for event_id in before if event_id not in after]
             self._held = dict(after)
-        return Step(
+        return _new_step(
             events=events,
-            custom_status=statuses[-1] if statuses else None,
+            custom_status=status,
             outcome=self.outcome if events else None,
             consumed=consumed,
             holds=begun,

@@ -51,17 +51,13 @@ class ActivityFuture(CommandFuture[T]):
     def __init__(
         self,
         scheduler: Scheduler,
-        *,
-        name: str,
-        input: str,
-        codec: Codec | None,
+        reference: tuple[str, str, Codec | None],
         retry: RetryPolicy | None,
         timeout: float | None,
     ) -> None:
-        super().__init__(scheduler)
-        self._name = name
-        self._input = input
-        self._codec = codec
+        """``reference``: its name, its input as JSON text, and the codec of its result."""
+        CommandFuture.__init__(self, scheduler)  # not `super()`, which costs as much as the rest
+        self._name, self._input, self._codec = reference
         self._retry = retry
         self._timeout = timeout
         self._session_id: str | None = None
@@ -104,8 +100,10 @@ class ActivityFuture(CommandFuture[T]):
             raise errors.OrchestrationMisuse(f"ordered is True or False, not {ordered!r:.80}")
         self._session_id = check_id(session_id, "session id")
         self._ordered = ordered
-        self._wait = _check_seconds("wait", wait)
-        self._fail_after = _check_seconds("fail_after", fail_after)
+        if wait is not None:
+            self._wait = _check_seconds("wait", wait)
+        if fail_after is not None:
+            self._fail_after = _check_seconds("fail_after", fail_after)
         return self
 
     def with_tag(self, tag: str) -> ActivityFuture[T]:
@@ -162,15 +160,13 @@ class ActivityFuture(CommandFuture[T]):
     def _scheduled(self, recorded: ev.Event) -> None:
         assert isinstance(recorded, ev.ActivityScheduled)  # the history has matched the type
         self.scheduled = recorded
-        super()._scheduled(recorded)
+        CommandFuture._scheduled(self, recorded)
 
     def _cancelled_error(self) -> Exception:
         return errors.ActivityCancelled(self._name, "ActivityCancelled", "cancelled by its orchestration")
 
 
-def _check_seconds(name: str, value: object) -> float | None:
-    if value is None:
-        return None
+def _check_seconds(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= MAX_TIMER_SECONDS:
         raise errors.OrchestrationMisuse(
             f"{name} is a number of seconds, more than 0 and at most {MAX_TIMER_SECONDS:g}, not {value!r:.80}"

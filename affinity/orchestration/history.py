@@ -137,7 +137,8 @@ class History:
         Raises:
             ExecutionLimitReached: the history is at its limit.
         """
-        self._require_room()
+        if self.position >= MAX_HISTORY_EVENTS:
+            self._require_room()
         self._append(event)
 
     def record_command(self, event: ev.Event) -> ev.Event:
@@ -147,8 +148,12 @@ class History:
             Nondeterminism: the recorded event is another one.
             ExecutionLimitReached: the history is at its limit.
         """
-        self._require_room()
-        return self.record_final(event)
+        if self.position >= MAX_HISTORY_EVENTS:
+            self._require_room()
+        if self._recorded is not None:
+            event = self._match(event)
+        self._append(event)
+        return event
 
     def record_final(self, event: ev.Event) -> ev.Event:
         """Record one of the last events of an execution, to which no limit applies.
@@ -167,7 +172,7 @@ class History:
 
     def _require_room(self) -> None:
         # A recorded history stays valid if the limit is lowered.
-        if self.position >= MAX_HISTORY_EVENTS and self._recorded is None:
+        if self._recorded is None:
             raise ExecutionLimitReached(
                 f"more than {MAX_HISTORY_EVENTS} events in one execution: "
                 "use continue_as_new from time to time, which starts a fresh history"

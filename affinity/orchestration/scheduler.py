@@ -308,7 +308,7 @@ class CommandFuture(DurableFuture[T]):
     """Whether it is scheduled also when its task ends before, or is cancelled."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        super().__init__(scheduler)
+        DurableFuture.__init__(self, scheduler)  # not `super()`, which costs as much as the rest
         self.schedule_id = 0
         """Event id of the command; 0 until it is scheduled."""
         scheduler.pending.append(self)
@@ -317,8 +317,9 @@ class CommandFuture(DurableFuture[T]):
     def schedule(self) -> None:
         """Record the command, unless it is cancelled already."""
         if not self.settled:
-            recorded = self._scheduler.history.record_command(self._command())
-            self.schedule_id = self._scheduler.history.position
+            history = self._scheduler.history
+            recorded = history.record_command(self._command())
+            self.schedule_id = history.position
             self._scheduled(recorded)
 
     def cancel(self) -> None:

@@ -33,7 +33,7 @@ from affinity.orchestration.events import (
     RawJson,
 )
 from affinity.orchestration.retry import RetryPolicy
-from affinity.records import ActivityRun, frozen
+from affinity.records import ActivityRun, constructor, frozen
 
 ANY_EXECUTION: Final = 0
 """Execution id of a message to the current execution: an external event, or a request to cancel."""
@@ -55,6 +55,9 @@ class ActivityTask:
     """Name of the orchestration that has scheduled it; None: an earlier release has written the task."""
     version: str | None = None
     """Of that orchestration."""
+
+
+_new_task: Final = constructor(ActivityTask)
 
 
 def encode_event(event: Event) -> str:
@@ -131,7 +134,15 @@ def activity_task(
 ) -> ActivityTask:
     """The task of an activity of an orchestration of that name and version, which was started with this session."""
     shown = session_id if event.session_id is None else None
-    return ActivityTask(event.input, event.retry, event.timeout, shown, event.tag, orchestration, version)
+    return _new_task(
+        input=event.input,
+        retry=event.retry,
+        timeout=event.timeout,
+        shown_session=shown,
+        tag=event.tag,
+        orchestration=orchestration,
+        version=version,
+    )
 
 
 def encode_task(task: ActivityTask) -> str:
@@ -160,18 +171,21 @@ class _Column(NamedTuple):
 
 def _compile_writer(cls: type[Any], head: str, columns: tuple[_Column, ...]) -> Callable[[Any], str]:
     """A function that writes a record of this class as JSON text, from source as `dataclasses` makes its methods: each
-    turn writes three records, and a loop over their columns takes four times as long.
+    turn writes three records, and a loop over their columns takes five times as long.
     """
     assert head or columns[0].default is MISSING  # so that a comma goes before all columns but the first
-    source, scope = ["def write(record):", f" text = {'{' + head!r}"], dict[str, Any]()
+    first, rest, scope = "{{" + head, list[str](), dict[str, Any]()
     for n, column in enumerate(columns):
         key = ("," if head or n else "") + f'"{column.name}":'
         scope |= {f"write_{n}": column.write, f"default_{n}": column.default}
-        source += [
-            f" value = record.{column.name}",
-            f" if value is not None and value is not default_{n}: text += {key!r} + write_{n}(value)",
-        ]
-    exec("\n".join([*source, " return text + '}'"]), scope)  # noqa: S102 -- names and types of our own classes
+        value = f"record.{column.name}"
+        written = value if column.write is str else f"write_{n}({value})"
+        if column.default is MISSING and not rest:
+            first += key + "{" + written + "}"
+        else:
+            rest.append(f" if {value} is not default_{n}: text += f'{key}{{{written}}}'")
+    source = ["def write(record):", f" text = f'{first}'", *rest, " return text + '}'"]
+    exec("\n".join(source), scope)  # noqa: S102 -- names and types of our own classes
     return cast(Callable[[Any], str], scope["write"])
 
 

@@ -36,7 +36,17 @@ from affinity.provider.contract import (
     WorkKey,
     WorkLock,
 )
-from affinity.records import ActivityRun, SessionMetadata, SessionRecord, SessionSummary, labels_of, participants_of
+from affinity.records import (
+    ActivityRun,
+    SessionMetadata,
+    SessionRecord,
+    SessionSummary,
+    constructor,
+    labels_of,
+    participants_of,
+)
+
+_work_item = constructor(WorkItem)
 
 Columns: TypeAlias = Sequence[Any]
 Time: TypeAlias = Callable[[Any], datetime]
@@ -161,7 +171,7 @@ def to_work_item_info(instance_id: str, row: Columns, time: Time) -> WorkItemInf
 
 def to_locked_item(item: NewWorkItem, token: Token, epoch: int | None) -> WorkItem:
     """A new work item that its committer has locked: this is its first delivery."""
-    return WorkItem(
+    return _work_item(
         lock=WorkLock(item.key, token),
         name=item.name,
         payload=item.payload,

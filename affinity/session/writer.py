@@ -22,7 +22,7 @@ write.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
@@ -96,9 +96,8 @@ class RunningActivity(ActivityScope, Protocol):
 _activity: Final[ContextVar[RunningActivity | None]] = ContextVar("affinity.activity", default=None)
 
 
-def enter_activity(ctx: RunningActivity) -> None:
-    """Set the activity of the current task, until the task ends; for a worker, which starts a task for each."""
-    _activity.set(ctx)
+enter_activity: Final[Callable[[RunningActivity], object]] = _activity.set
+"""Set the activity of the current task, until the task ends; for a worker, which starts a task for each."""
 
 
 def current_activity() -> RunningActivity | None:

@@ -132,6 +132,9 @@ class ActivityRunner:
         self._options = services.options
         self._lease = services.lease
         self._locks = services.lease.locks
+        self._worker_id = services.options.worker_node_id
+        self._concurrency = services.options.worker_concurrency
+        self._max_attempts = services.options.max_attempts
         self._isolate_after = services.options.isolate_after
         self._wakeups = services.wakeups
         self._observe = services.metrics.count_activity
@@ -159,7 +162,7 @@ class ActivityRunner:
         """How many more may start."""
         if self.isolation.is_on and self.isolation.keeps_others_out:
             return 0
-        return max(0, self._options.worker_concurrency - len(self._running) - self._threads.left_behind)
+        return max(0, self._concurrency - len(self._running) - len(self._threads.left_behind))
 
     @property
     def busy_threads(self) -> int:
@@ -191,7 +194,7 @@ class ActivityRunner:
         definition = self._activities.get(item.name)
         if definition is None:
             self._give_back_unknown(item)
-        elif item.attempts - item.failures > self._options.max_attempts:
+        elif item.attempts - item.failures > self._max_attempts:
             times = item.attempts - item.failures - 1
             poisoned = RecordedError("ActivityPoisoned", f"started {times} times without coming to an end")
             self._fail(item, "poisoned", poisoned)
@@ -247,18 +250,18 @@ class ActivityRunner:
     def _spawn(
         self, item: WorkItem, definition: ActivityDefinition, task: ActivityTask, limit: _TimeLimit | None
     ) -> None:
-        key = item.lock.key
-        context = ActivityContext(
-            instance_id=key.instance_id,
-            execution_id=key.execution_id,
-            activity_id=key.activity_id,
+        instance_id, execution_id, activity_id = item.lock.key
+        context = ActivityContext._of(
+            instance_id,
+            execution_id,
+            activity_id,
             name=item.name,
             orchestration_name=task.orchestration,
             orchestration_version=task.version,
             session_id=item.session_id,
             session_epoch=item.session_epoch,
             attempt=item.attempts,
-            worker_id=self._options.worker_node_id,
+            worker_id=self._worker_id,
             session_store=self._states,
             session_listeners=self._sessions.listeners,
             journals=self._journals,
@@ -267,7 +270,7 @@ class ActivityRunner:
         self.size += len(item.payload)
         # Not in a task group, whose bookkeeping costs more than the rest of a turn. `_handle_end` handles its end, and
         # `aclose` waits for the tasks that are left.
-        coroutine = self._result(key.activity_id, running, definition, task)
+        coroutine = self._result(activity_id, running, definition, task)
         running.task = asyncio.get_running_loop().create_task(coroutine, name=item.name)
         running.task.add_done_callback(partial(self._handle_end, running, task))
 
@@ -562,12 +565,8 @@ class _Threads:
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._inside: set[_Running] = set()
-        self._left: set[_Running] = set()
-
-    @property
-    def left_behind(self) -> int:
-        """Threads that run code that was cancelled."""
-        return len(self._left)
+        self.left_behind: set[_Running] = set()
+        """Whose code was cancelled and runs on."""
 
     @property
     def busy(self) -> int:
@@ -583,7 +582,7 @@ class _Threads:
         """Note that the run has ended, whether its thread has returned or not."""
         with self._guard:
             if running in self._inside:
-                self._left.add(running)
+                self.left_behind.add(running)
 
     def call(self, running: _Running, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call the function, in the thread."""
@@ -594,4 +593,4 @@ class _Threads:
         finally:
             with self._guard:
                 self._inside.discard(running)
-                self._left.discard(running)
+                self.left_behind.discard(running)

@@ -35,6 +35,10 @@ class Capacity:
         self.placement = TurnPlacement(worker_tags(services.options), sessions.tag_of)
         """Which new work of a turn this worker may run, by tags."""
         self._options = services.options
+        self._concurrency = services.options.worker_concurrency
+        self._max_bytes = services.options.max_outstanding_bytes
+        self._batch_bytes = services.options.max_batch_bytes
+        self._most_outstanding = self._max_bytes - self._batch_bytes // LEAST_BATCH
         self._lease = services.lease
         self._state = services.fetch_state
         self._activities = activities
@@ -52,7 +56,7 @@ class Capacity:
         and one less while some may.
         """
         state = self._state
-        if state.has_backlog or not self._lease.is_serving or not self.free_bytes(self._activities.size):
+        if state.has_backlog or not self._lease.is_serving or self.outstanding_bytes > self._most_outstanding:
             return 0
         return max(0, self._activities.free_slots - state.reserved_slots - state.may_have_work)
 
@@ -62,8 +66,8 @@ class Capacity:
         All of them while it is alone, else as many as its cores can start; and one in any case, as a chain of single
         steps stays where it is.
         """
-        if self._state.is_alone:
-            return self._options.worker_concurrency
+        if self._state.workers == 1:
+            return self._concurrency
         return max(1, CORES - self._activities.busy_threads)
 
     # -- sessions
@@ -102,6 +106,5 @@ class Capacity:
         Payloads of activities that are ``running`` count for the fetch of other activities only: activities may wait
         for messages, while all else is written sooner or later.
         """
-        room = self._options.max_outstanding_bytes - self.input_size - self._commits.size - running
-        batch = self._options.max_batch_bytes
-        return min(room, batch) if room >= batch // LEAST_BATCH else 0
+        outstanding = self.outstanding_bytes - self._activities.size + running
+        return min(self._max_bytes - outstanding, self._batch_bytes) if outstanding <= self._most_outstanding else 0

@@ -26,6 +26,7 @@ from affinity.worker.committer import GroupCommit
 from affinity.worker.lease import lock_timeouts
 from affinity.worker.results import StagedResult, requeue_after_conflict
 from affinity.worker.services import WorkerServices
+from affinity.worker.turns import BuiltTurn
 
 logger = logging.getLogger("affinity.worker")
 
@@ -82,9 +83,11 @@ class Commits:
 
     # -- submitting
 
-    def submit_turn(self, turn: Turn, done: Callable[[TurnResult | ProviderError], None]) -> None:
+    def submit_turn(self, built: BuiltTurn, done: Callable[[TurnResult | ProviderError], None]) -> None:
         """Commit a turn with the next batch."""
-        asked = sum([item.lock_here for item in turn.work_items])
+        turn, asked = built.turn, 0
+        for item in turn.work_items:
+            asked += item.lock_here
         self._state.reserved_slots += asked
         generation = self._lease.generation
 
@@ -99,7 +102,12 @@ class Commits:
                     result = self._without_work(result)
             done(result)
 
-        self.turns.submit(turn, settled, _weight(turn))
+        weight = 2 * built.size  # an input is in the history and in its work item
+        for write in turn.states:
+            weight += len(write.new.state)
+        for journal in turn.journals:
+            weight += journal.size
+        self.turns.submit(turn, settled, weight)
 
     def _without_work(self, result: TurnResult) -> TurnResult:
         """The reply to a turn of a former lease. Its work goes back: its session may have another holder by now."""
@@ -181,9 +189,3 @@ class Commits:
 
     async def _write_suspends(self, suspends: Sequence[Suspend]) -> Sequence[bool]:
         return await self._provider.suspend_instance(self._identity, suspends)
-
-
-def _weight(turn: Turn) -> int:
-    """About how many bytes it takes: an input is in the history and in its work item."""
-    size = 2 * sum(map(len, turn.history)) + sum([len(write.new.state) for write in turn.states])
-    return size + sum([journal.size for journal in turn.journals]) if turn.journals else size

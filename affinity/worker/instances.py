@@ -72,7 +72,7 @@ from affinity.worker.results import StagedResult, requeue_after_conflict
 from affinity.worker.retry import is_retryable
 from affinity.worker.services import WorkerServices
 from affinity.worker.sessions import HeldSessions
-from affinity.worker.turns import BuiltTurn, build_turn
+from affinity.worker.turns import NO_RUNS, BuiltTurn, build_turn
 
 logger = logging.getLogger("affinity.worker")
 
@@ -104,6 +104,9 @@ class InstanceTable:
         self._app = app
         self._code = code
         self._options = services.options
+        # Half of a batch: new work is in the turn twice, as an event and as a row.
+        self._step_bytes = services.options.max_batch_bytes // 2
+        self._cache_bytes = services.options.instance_cache_bytes
         self._worker_id = services.identity.worker_id
         self._lease = services.lease
         self._wakeups = services.wakeups
@@ -328,55 +331,62 @@ class InstanceTable:
             Exception: an input cannot be read, or another failure that is not the orchestration's. Nothing was
                 submitted.
         """
+        events: list[Event] = []
         for each in inputs:
             if each.error is not None:
                 raise each.error
-        events = [self._completed(live, i.event) for i in inputs]
-        # Half of it: new work is in the turn twice, as an event and as a row.
-        half = self._options.max_batch_bytes // 2
-        step = live.execution.advance(events, now=self._lease.now, new_guid=_new_guid, max_size=half)
-        if live.execution.unread_size > self._options.instance_cache_bytes:
+            event = each.event
+            if type(event) is OrchestrationStarted:  # with what only a worker knows
+                event = replace(event, time=self._lease.now(), version=live.execution.definition.version)
+            events.append(event)
+        step = live.execution.advance(events, now=self._lease.now, new_guid=_new_guid, max_size=self._step_bytes)
+        if live.execution.unread_size > self._cache_bytes:
             raise ExecutionLimitReached(
-                f"external events of more than {self._options.instance_cache_bytes} bytes (instance_cache_bytes) wait "
+                f"external events of more than {self._cache_bytes} bytes (instance_cache_bytes) wait "
                 "until the code reads them"
             )
         self._submit(live, step, inputs)
 
-    def _completed(self, live: LiveInstance, event: Event) -> Event:
-        """Add the database's time and the pinned version to the start of an execution, which only a worker knows."""
-        if isinstance(event, OrchestrationStarted):
-            return replace(event, time=self._lease.now(), version=live.execution.definition.version)
-        return event
-
     def _submit(self, live: LiveInstance, step: Step, inputs: list[Input]) -> None:
         consumed = inputs[: step.consumed]
-        unwanted = unwanted_results(step, consumed)
-        staged = staged_of(consumed, unwanted)
+        messages: list[int] = []
+        acks: list[WorkLock] = []
+        unwanted: Collection[int] = ()
+        staged: Sequence[StagedResult] = ()
+        runs = NO_RUNS
+        for each in consumed:
+            if each.message_id is not None:
+                messages.append(each.message_id)
+            if each.lock is not None:
+                acks.append(each.lock)
+            if each.run is not None and not runs:
+                runs = runs_of(step, consumed)
+            if each.staged is not None and not staged:
+                unwanted = unwanted_results(step, consumed)
+                staged = staged_of(consumed, unwanted)
         first = live.execution.event_count == len(step.events)
         built = build_turn(
             live.execution,
             step,
             birth=live.birth,
             first_version=live.execution.definition.version if first else None,
-            consumed=[i.message_id for i in consumed if i.message_id is not None],
-            acks=[i.lock for i in consumed if i.lock is not None],
-            states=[each.state for each in staged if each.state is not None],
-            journals=[each.journal for each in staged if each.journal is not None],
-            runs=runs_of(step, consumed),
+            consumed=messages,
+            acks=acks,
+            states=[each.state for each in staged if each.state is not None] if staged else (),
+            journals=[each.journal for each in staged if each.journal is not None] if staged else (),
+            runs=runs,
             lock_here=self._capacity.slots_for_new_work(),
             plain_here=self._capacity.slots_for_plain_work(),
             try_reserve_session=self._capacity.try_reserve_session,
             placement=self._capacity.placement,
-            latest_version=partial(self._latest_version, live.execution.name),
+            latest_version=self._latest_version,
         )
         if step.outcome is None:
             live.mailbox = inputs[step.consumed :]  # for the next turn: this one is large enough
         else:
             self._return(live.execution.instance_id, inputs[step.consumed :])
         live.committing = True
-        self._commits.submit_turn(
-            built.turn, partial(self._apply_outcome, live, built, step, consumed, unwanted=unwanted)
-        )
+        self._commits.submit_turn(built, partial(self._apply_outcome, live, built, consumed, unwanted))
 
     def _latest_version(self, name: str) -> str | None:
         latest = self._app.find_orchestration(name)
@@ -386,11 +396,9 @@ class InstanceTable:
         self,
         live: LiveInstance,
         built: BuiltTurn,
-        step: Step,
         inputs: list[Input],
-        result: TurnResult | ProviderError,
-        *,
         unwanted: Collection[int],
+        result: TurnResult | ProviderError,
     ) -> None:
         live.committing = False
         if self._live.get(live.execution.instance_id) is not live:
@@ -402,21 +410,27 @@ class InstanceTable:
         self.turns += 1
         if built.turn.update is not None:
             self._count(live.execution.definition.name, built.turn, built.turn.update)
+        is_ordered = False
         for each in inputs:
-            each.settle(id(each) not in unwanted)
+            if each.staged is not None:
+                each.staged.settle(id(each) not in unwanted)
+            if each.order is not None:
+                is_ordered = True
         self._forget(inputs)
-        self._grow(live, sum(map(len, built.turn.history)))
+        self._grow(live, built.size)
         self._wakeups.wake_for_memory()
         self._place(built, result.placed)
-        self._promote(built, result.placed, inputs)
-        self._spread(built.turn)
-        if step.outcome is not None:
+        if is_ordered:
+            self._promote(built, result.placed, inputs)
+        if built.does_more:
+            self._spread(built.turn)
+        if built.ends:
             log_failure(live.execution)
             self._drop(live)
             self._wakeups.wake_fetcher()
-        elif not self._move_to_holder(live, result.placed):
+        elif not (result.placed and self._move_to_holder(live, result.placed)) and live.mailbox:
             self._pump(live)
-        if self.size > self._options.instance_cache_bytes:
+        if self.size > self._cache_bytes:
             self._shrink()
 
     def _withdraw(
@@ -505,13 +519,12 @@ class InstanceTable:
 
     def _move_to_holder(self, live: LiveInstance, placed: Sequence[Placed]) -> bool:
         """Count turns whose work all went to one other worker, and hand the instance over when there were enough."""
-        if not placed:
+        remote_holder = placed[0].holder
+        if remote_holder is None or remote_holder == self._worker_id or not _are_all_with(remote_holder, placed):
+            live.remote_holder = None
             return False
-        remote_holder = self._elsewhere(placed)
         live.remote_turns = live.remote_turns + 1 if remote_holder == live.remote_holder else 1
         live.remote_holder = remote_holder
-        if remote_holder is None:
-            return False
         name = live.execution.instance_id
         moves = self._moves.get(name, 0)
         if not live.idle or live.remote_turns < min(FIRST_MOVE << moves, LARGEST_MOVE):
@@ -521,12 +534,6 @@ class InstanceTable:
         self._release(Release(instance_id=name, to=remote_holder))
         self._wakeups.hint(remote_holder)
         return True
-
-    def _elsewhere(self, placed: Sequence[Placed]) -> str | None:
-        """The one other worker that holds the sessions of all this work, if there is one."""
-        holder = placed[0].holder
-        alone = all(place.holder == holder for place in placed)
-        return holder if alone and holder != self._worker_id else None
 
     def _release(self, release: Release) -> None:
         name = release.instance_id
@@ -603,7 +610,7 @@ class InstanceTable:
         last used one stays: a history that is too large by itself would be replayed for each turn.
         """
         count = len(self._live) - self._options.instance_cache_size
-        size = self.size - self._options.instance_cache_bytes
+        size = self.size - self._cache_bytes
         last = next(reversed(self._live.values()), None)
         excess: list[LiveInstance] = []
         for live in self._live.values():
@@ -614,6 +621,10 @@ class InstanceTable:
                 count, size = count - 1, size - live.size
         for live in excess:
             self._drop(live)
+
+
+def _are_all_with(holder: str, placed: Sequence[Placed]) -> bool:
+    return all(place.holder == holder for place in placed)
 
 
 def _new_guid() -> str:

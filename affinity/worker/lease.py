@@ -85,35 +85,32 @@ def lock_timeouts(options: RuntimeOptions) -> Timeouts:
 
 
 class HeldLocks:
-    """The work-item locks that this worker renews; shared by its loop and the lease renewer's."""
+    """The work-item locks that this worker renews. Its loop changes them, the lease renewer's thread reads a copy: each
+    is one step of the interpreter.
+    """
 
     def __init__(self) -> None:
         self._locks: dict[WorkLock, float] = {}
-        self._guard = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._locks)
 
     def add(self, lock: WorkLock) -> None:
         """Renew this lock from now on."""
-        with self._guard:
-            self._locks[lock] = time.monotonic()
+        self._locks[lock] = time.monotonic()
 
     def discard(self, lock: WorkLock) -> None:
         """Stop renewing this lock."""
-        with self._guard:
-            self._locks.pop(lock, None)
+        self._locks.pop(lock, None)
 
     def clear(self) -> None:
         """Stop renewing all of them."""
-        with self._guard:
-            self._locks.clear()
+        self._locks.clear()
 
     def snapshot(self, older_than: float = 0.0) -> list[WorkLock]:
         """The locks that have been held for at least ``older_than`` seconds."""
         latest = time.monotonic() - older_than
-        with self._guard:
-            return [lock for lock, since in self._locks.items() if since <= latest]
+        return [lock for lock, since in self._locks.copy().items() if since <= latest]
 
 
 def _ignore() -> None:

@@ -14,15 +14,20 @@ from affinity.orchestration.engine import Execution, Step
 from affinity.orchestration.events import (
     INPUTS,
     LATEST,
+    OUTCOMES,
     ActivityCancelled,
     ActivityScheduled,
     CancelRequested,
     ContinuedAsNew,
     DetachedStarted,
     Event,
+    EventAwaitCancelled,
+    EventAwaited,
     EventRaised,
+    EventRefused,
     EventReplied,
     EventSent,
+    GuidCreated,
     OrchestrationCancelled,
     OrchestrationCompleted,
     OrchestrationFailed,
@@ -37,6 +42,7 @@ from affinity.orchestration.events import (
     SubOrchestrationScheduled,
     TimerCancelled,
     TimerCreated,
+    TimeRead,
     TimerFired,
 )
 from affinity.orchestration.waits import moved_event
@@ -64,9 +70,12 @@ from affinity.provider.contract import (
     WorkKey,
     WorkLock,
 )
-from affinity.records import ActivityRun, StateWrite, frozen
+from affinity.records import ActivityRun, StateWrite, constructor, frozen
 
 NO_RUNS: Final[Mapping[int, ActivityRun]] = {}
+
+_turn: Final = constructor(Turn)
+_work_item: Final = constructor(NewWorkItem)
 
 
 @dataclass(slots=True)
@@ -95,14 +104,14 @@ class TurnPlacement:
 ANY_WORK: Final = TurnPlacement()
 
 
-@dataclass(slots=True)
-class _Rows:
-    """The rows of one turn, while they are collected."""
+_WITHOUT_ROWS: Final = INPUTS | OUTCOMES | {EventAwaited, EventAwaitCancelled, EventRefused, GuidCreated, TimeRead}
+"""Events that a turn writes into the history only."""
 
-    birth: Birth
-    placement: TurnPlacement
-    work_items: list[NewWorkItem] = field(default_factory=list)
-    tasks: list[ActivityTask] = field(default_factory=list)
+
+@dataclass(slots=True)
+class _OtherRows:
+    """The rows of one turn beside its work items, while they are collected."""
+
     messages: list[NewMessage] = field(default_factory=list)
     instances: list[NewInstance] = field(default_factory=list)
     cancel_activities: list[int] = field(default_factory=list)
@@ -110,16 +119,17 @@ class _Rows:
     watches: list[SessionWatch] = field(default_factory=list)
     release_sessions: list[str] = field(default_factory=list)
     replies: list[MessageReply] = field(default_factory=list)
-    claim_here: bool = False
-    plain_here: int = 0  # session-free items that may still ask to be run here
 
 
 @frozen()
 class BuiltTurn:
-    """A turn, and the tasks of its work items, so that those which stay here need no decoding."""
+    """A turn, and what the worker does with it."""
 
     turn: Turn
-    tasks: Sequence[ActivityTask]
+    tasks: Sequence[ActivityTask]  # of its work items, so that those which stay here need no decoding
+    size: int  # characters of its history
+    does_more: bool  # whether it has more rows than events and work items
+    ends: bool  # whether the execution ends with it
 
 
 def build_turn(
@@ -137,7 +147,7 @@ def build_turn(
     plain_here: int | None = None,
     try_reserve_session: Callable[[str], bool] = lambda _: False,
     placement: TurnPlacement = ANY_WORK,
-    latest_version: Callable[[], str | None] = lambda: None,
+    latest_version: Callable[[str], str | None] = lambda _: None,
 ) -> BuiltTurn:
     """Translate ``step`` of ``execution`` into the turn to commit.
 
@@ -156,35 +166,116 @@ def build_turn(
         try_reserve_session: reserves room for a session on this worker; returns whether there was any. Called when
             it is the only one of the step; the sessions of a fan-out are for all workers.
         placement: which new work this worker may run, by tags.
-        latest_version: the latest version of the orchestration that this worker registers, for a `continue_as_new` that
-            asks for it.
+        latest_version: returns the latest version of an orchestration that this worker registers, for a
+            `continue_as_new` that asks for it.
     """
-    session_id = _only_session(step) if lock_here else None
-    rows = _Rows(
-        birth=birth,
-        placement=placement,
-        claim_here=session_id is not None and try_reserve_session(session_id),
-        plain_here=lock_here if plain_here is None else plain_here,
-    )
+    history: list[str] = []
+    scheduled: list[tuple[int, ActivityScheduled]] = []
+    others: list[tuple[int, Event]] = []
     for event_id, event in step.events:
-        if type(event) not in INPUTS:
-            _add_rows(rows, execution, event_id, event, lock_here)
+        history.append(encode_event(event))
+        if type(event) is ActivityScheduled:
+            scheduled.append((event_id, event))
+        elif type(event) not in _WITHOUT_ROWS:
+            others.append((event_id, event))
+    session_id = _only_session(scheduled) if lock_here else None
+    work_items, tasks = _new_work(
+        execution,
+        scheduled,
+        lock_here=lock_here,
+        plain_here=lock_here if plain_here is None else plain_here,
+        claim_here=session_id is not None and try_reserve_session(session_id),
+        placement=placement,
+    )
     outcome = step.outcome
     if isinstance(outcome, ContinuedAsNew) and outcome.version == LATEST:
-        outcome = replace(outcome, version=latest_version())
-    if outcome is not None:
-        _add_outcome(rows, execution, outcome)
-    turn = Turn(
+        outcome = replace(outcome, version=latest_version(execution.name))
+    turn = _turn(
         instance_id=execution.instance_id,
         birth=birth,
         execution_id=execution.execution_id,
-        event_count=execution.event_count - len(step.events),
-        history=[encode_event(event) for _, event in step.events],
+        event_count=execution.event_count - len(history),
+        history=history,
         consumed=consumed,
         acks=acks,
+        work_items=work_items,
+        update=None if outcome is None and first_version is None else _update(outcome, first_version),
+        custom_status=step.custom_status,
+        unread=step.unread,
         states=states,
         journals=journals,
-        work_items=rows.work_items,
+        runs=runs,
+    )
+    does_more = bool(outcome is not None or others or step.holds or step.ended_holds)
+    if does_more:
+        rows = _other_rows(execution, birth, others, outcome)
+        turn = _with_rows(turn, rows, step)
+    return BuiltTurn(turn, tasks, sum(map(len, history)), does_more, outcome is not None)
+
+
+def _only_session(scheduled: Sequence[tuple[int, ActivityScheduled]]) -> str | None:
+    """The session of all new work that has one, if it is the same."""
+    found = None
+    for _, event in scheduled:
+        if event.session_id is not None:
+            if found is not None and found != event.session_id:
+                return None
+            found = event.session_id
+    return found
+
+
+def _new_work(
+    execution: Execution,
+    scheduled: Sequence[tuple[int, ActivityScheduled]],
+    *,
+    lock_here: int,
+    plain_here: int,
+    claim_here: bool,
+    placement: TurnPlacement,
+) -> tuple[list[NewWorkItem], list[ActivityTask]]:
+    items: list[NewWorkItem] = []
+    tasks: list[ActivityTask] = []
+    definition = execution.definition
+    for event_id, event in scheduled:
+        here = offered = len(items) < lock_here
+        if event.tag is not None or placement.tags.only:
+            here, offered = here and placement.may_run(event), here and placement.takes(event)
+        if event.session_id is None:
+            here = here and plain_here > 0
+            plain_here -= here
+        task = activity_task(event, execution.session_id, definition.name, definition.version)
+        tasks.append(task)
+        items.append(
+            _work_item(
+                key=WorkKey(execution.instance_id, execution.execution_id, event_id),
+                name=event.name,
+                payload=encode_task(task),
+                session_id=event.session_id,
+                lock_here=here,
+                claim_here=offered and claim_here,
+                ordered=event.ordered,
+                tag=event.tag,
+                takeover_after=event.wait,
+                fail_after=event.fail_after,
+            )
+        )
+    return items, tasks
+
+
+def _other_rows(
+    execution: Execution, birth: Birth, events: Sequence[tuple[int, Event]], outcome: Outcome | None
+) -> _OtherRows:
+    rows = _OtherRows()
+    for event_id, event in events:
+        _add_rows(rows, execution, birth, event_id, event)
+    if outcome is not None:
+        _add_outcome(rows, execution, outcome)
+    return rows
+
+
+def _with_rows(turn: Turn, rows: _OtherRows, step: Step) -> Turn:
+    return replace(
+        turn,
         messages=rows.messages,
         instances=rows.instances,
         cancel_activities=rows.cancel_activities,
@@ -194,57 +285,17 @@ def build_turn(
         watches=rows.watches,
         release_sessions=rows.release_sessions,
         replies=rows.replies,
-        runs=runs,
-        update=_update(outcome, first_version),
-        custom_status=step.custom_status,
-        unread=step.unread,
     )
-    return BuiltTurn(turn, rows.tasks)
 
 
-def _only_session(step: Step) -> str | None:
-    """The session of all new work of the step that has one, if it is the same."""
-    found = None
-    for _, event in step.events:
-        if type(event) is ActivityScheduled and event.session_id is not None:
-            if found is not None and found != event.session_id:
-                return None
-            found = event.session_id
-    return found
-
-
-def _add_rows(rows: _Rows, execution: Execution, event_id: int, event: object, lock_here: int) -> None:
+def _add_rows(rows: _OtherRows, execution: Execution, birth: Birth, event_id: int, event: Event) -> None:
     me, run = execution.instance_id, execution.execution_id
     match event:
-        case ActivityScheduled():
-            key = WorkKey(me, run, event_id)
-            task = activity_task(event, execution.session_id, execution.name, execution.version)
-            here = offered = len(rows.work_items) < lock_here
-            if event.tag is not None or rows.placement.tags.only:
-                here, offered = here and rows.placement.may_run(event), here and rows.placement.takes(event)
-            if event.session_id is None:
-                here = here and rows.plain_here > 0
-                rows.plain_here -= here
-            rows.tasks.append(task)
-            rows.work_items.append(
-                NewWorkItem(
-                    key=key,
-                    name=event.name,
-                    payload=encode_task(task),
-                    session_id=event.session_id,
-                    lock_here=here,
-                    claim_here=offered and rows.claim_here,
-                    ordered=event.ordered,
-                    tag=event.tag,
-                    takeover_after=event.wait,
-                    fail_after=event.fail_after,
-                )
-            )
         case TimerCreated():
             fired = encode_message(run, TimerFired(schedule_id=event_id))
             rows.messages.append(NewMessage(instance_id=me, payload=fired, delay=event.delay, timer=(run, event_id)))
         case SubOrchestrationScheduled():
-            rows.instances.append(_child(execution, rows.birth, event_id, event))
+            rows.instances.append(_child(execution, birth, event_id, event))
         case ActivityCancelled():
             rows.cancel_activities.append(event.schedule_id)
         case TimerCancelled():
@@ -262,7 +313,7 @@ def _add_rows(rows: _Rows, execution: Execution, event_id: int, event: object, l
             _add_sent(rows, event)
 
 
-def _add_sent(rows: _Rows, event: object) -> None:
+def _add_sent(rows: _OtherRows, event: Event) -> None:
     """What is for others than this instance and its children."""
     match event:
         case EventReplied():
@@ -311,7 +362,7 @@ def _detached(event: DetachedStarted) -> NewInstance:
     )
 
 
-def _add_outcome(rows: _Rows, execution: Execution, outcome: object) -> None:
+def _add_outcome(rows: _OtherRows, execution: Execution, outcome: Outcome) -> None:
     if isinstance(outcome, ContinuedAsNew):
         again = OrchestrationStarted(
             name=execution.definition.name,
@@ -338,7 +389,7 @@ def _to_parent(parent: ParentRef, answer: Event) -> NewMessage:
     )
 
 
-def _answer(schedule_id: int, outcome: object) -> SubOrchestrationCompleted | SubOrchestrationFailed:
+def _answer(schedule_id: int, outcome: Outcome) -> SubOrchestrationCompleted | SubOrchestrationFailed:
     match outcome:
         case OrchestrationCompleted():
             return SubOrchestrationCompleted(schedule_id=schedule_id, result=outcome.result)
@@ -361,7 +412,7 @@ def _answer(schedule_id: int, outcome: object) -> SubOrchestrationCompleted | Su
     raise AssertionError(f"not the end of an orchestration: {outcome!r}")
 
 
-def _update(outcome: Outcome | None, first_version: str | None) -> InstanceUpdate | None:
+def _update(outcome: Outcome | None, first_version: str | None) -> InstanceUpdate:
     match outcome:
         case OrchestrationCompleted() as done:
             return InstanceUpdate(status="completed", version=first_version, output=done.result)
@@ -374,7 +425,7 @@ def _update(outcome: Outcome | None, first_version: str | None) -> InstanceUpdat
         case ContinuedAsNew() as again:
             return InstanceUpdate(status="running", version=again.version or first_version, continued=True)
         case None:
-            return InstanceUpdate(status="running", version=first_version) if first_version else None
+            return InstanceUpdate(status="running", version=first_version)
     raise AssertionError(f"not an outcome: {outcome!r}")
 
 

@@ -46,7 +46,7 @@ from affinity.worker.instances import InstanceTable
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.replays import Replays
 from affinity.worker.results import StagedResult
-from affinity.worker.turns import ANY_WORK
+from affinity.worker.turns import ANY_WORK, BuiltTurn
 from tests.model.cluster_state import TIMEOUTS
 from tests.model.databases import ModelDatabase
 from tests.model.leases import Violation
@@ -316,8 +316,8 @@ class TableWorker:
     def try_reserve_session(self, session_id: str) -> bool:
         return session_id == "s1"
 
-    def submit_turn(self, turn: Turn, done: Callable[[TurnResult | ProviderError], None]) -> None:
-        self.turns.append((turn, done))
+    def submit_turn(self, built: BuiltTurn, done: Callable[[TurnResult | ProviderError], None]) -> None:
+        self.turns.append((built.turn, done))
 
     def submit_ack(self, ack: WorkAck, staged: StagedResult | None, *, ordered: bool) -> None:
         assert staged is None

@@ -25,6 +25,36 @@ def test_attributes_are_fixed() -> None:
         ctx.attempt = 3  # type: ignore[misc]
 
 
+def test_a_context_of_a_worker_is_as_the_constructor_makes_it() -> None:
+    ctx = ActivityContext._of(
+        "i",
+        1,
+        3,
+        name="work",
+        orchestration_name="chat",
+        orchestration_version="1.0.0",
+        session_id="s",
+        session_epoch=4,
+        attempt=2,
+        worker_id="w-0",
+        session_store=None,  # type: ignore[arg-type]
+        session_listeners=(),
+        journals=None,  # type: ignore[arg-type]
+    )
+    assert type(ctx) is ActivityContext
+    assert ctx == context(
+        orchestration_name="chat",
+        orchestration_version="1.0.0",
+        session_id="s",
+        session_epoch=4,
+        attempt=2,
+        session_listeners=(),
+    )
+    assert not ctx.ended
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ctx.attempt = 3  # type: ignore[misc]
+
+
 def test_cancellation_is_seen_by_polling() -> None:
     ctx = context()
     assert (ctx.cancelled, ctx.cancel_reason) == (False, None)

@@ -159,7 +159,7 @@ def test_the_custom_status_is_readable_and_kept() -> None:
         consumed=[],
         acks=[],
         lock_here=0,
-        latest_version=lambda: "3.0.0",
+        latest_version=lambda _: "3.0.0",
     ).turn
     assert turn.update is not None
     assert turn.update.version == "3.0.0"

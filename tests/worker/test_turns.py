@@ -56,7 +56,7 @@ def test_the_turn_that_ends_a_wait_ends_its_hold() -> None:
     turn = turn_of(live, step)
     assert turn.ended_holds == [2]
     assert turn.holds == [SessionHold("s", turn.event_count + 3, 60.0)]  # behind the event and the loser's end
-    assert turn.watches == []
+    assert list(turn.watches) == []
 
 
 def test_an_unanswered_turn_repeats_no_hold_or_watch_after_replay() -> None:
@@ -64,7 +64,7 @@ def test_an_unanswered_turn_repeats_no_hold_or_watch_after_replay() -> None:
     live.start()
     live.execution = live.replayed()
     turn = turn_of(live, live.feed(ev.EventRaised("other", "1")))
-    assert (turn.holds, turn.ended_holds, turn.watches) == ([], [], [])
+    assert [*turn.holds, *turn.ended_holds, *turn.watches] == []
 
 
 def test_a_watch_outlives_its_execution_and_not_its_instance() -> None:
