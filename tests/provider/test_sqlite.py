@@ -245,9 +245,13 @@ RARE = {
     "untried",
     "is_behind",
     "count_suspended",
+    "with_requests",
+    "abandoned",
+    "prunable",
 }
 """Statements that may read a whole table: after a lost reply, for status pages, when a quota is set, when a timeline
-begins, at a migration; or all that is suspended, every ten seconds or up to a limit.
+begins, at a migration; all that is suspended, every ten seconds or up to a limit; all pending requests; or, for
+retention, all journals.
 """
 
 IN_PARTS = {"list_states"}

@@ -17,10 +17,15 @@ from affinity.journal import (
     Born,
     JournalAppend,
     JournalBirth,
+    JournalFilter,
+    JournalInfo,
     JournalLineage,
     JournalPage,
     JournalQuery,
+    JournalRetention,
     PendingWork,
+    Request,
+    Revisit,
     StreamPart,
 )
 from affinity.limits import MAX_BATCH_BYTES
@@ -85,6 +90,7 @@ from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.sqlite import (
     fetching,
     hints,
+    journal_admin,
     journals,
     lineage,
     management,
@@ -486,6 +492,25 @@ class SqliteProvider:
     async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
         await self._write(streams.retract, session_id, journal_id, wake_id, attempt)
         await self.notify_journals([session_id])
+
+    async def list_journals(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
+        return await self._read(journal_admin.list_journals, where, limit)
+
+    async def get_journal_requests(self, session_ids: Sequence[str]) -> Sequence[Sequence[Request]]:
+        return await self._read(journal_admin.get_requests, session_ids)
+
+    async def get_journal_revisits(self, session_ids: Sequence[str]) -> Sequence[Sequence[Revisit]]:
+        return await self._read(journal_admin.get_revisits, session_ids)
+
+    async def delete_journal(self, session_ids: Sequence[str]) -> Sequence[bool]:
+        return await self._write(journal_admin.delete_journals, session_ids)
+
+    async def prune_journals(self, retention: JournalRetention, *, limit: int) -> int:
+        """It looks for journals without the lock that writers need."""
+        while found := await self._read(journal_admin.find_prunable, retention):
+            if removed := await self._write(journal_admin.prune, found, retention, limit):
+                return removed
+        return 0
 
     def watch_journals(self) -> AbstractAsyncContextManager[JournalWatch]:
         return self._watch_journals()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from affinity.provider.rows import to_session_record, write_conflict
-from affinity.provider.sqlite import sessions
+from affinity.provider.sqlite import journal_admin, sessions
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.statements import load_statements
@@ -151,9 +151,11 @@ def find_doomed(tx: Tx, asked: RecordDeletion) -> list[str]:
 
 def delete(tx: Tx, asked: RecordDeletion) -> list[str]:
     doomed = find_doomed(tx, asked)
+    journals = journal_admin.find_journals(tx, doomed)
     sessions.renew_epochs(tx, doomed)
     tx.many(SQL["unlabel"], doomed)
     tx.many(SQL["delete"], doomed)
+    journal_admin.remove(tx, list(journals.values()))
     return doomed
 
 

@@ -15,6 +15,12 @@ from affinity.testing.conformance.providers.hints import HintRules
 from affinity.testing.conformance.providers.holders import HolderRules
 from affinity.testing.conformance.providers.holds import HoldRules
 from affinity.testing.conformance.providers.ids import IdRules
+from affinity.testing.conformance.providers.journal_admin import JournalAdministrationRules
+from affinity.testing.conformance.providers.journal_reading import JournalReadingRules
+from affinity.testing.conformance.providers.journal_requests import JournalRequestRules
+from affinity.testing.conformance.providers.journal_streams import JournalStreamRules
+from affinity.testing.conformance.providers.journal_writes import JournalWriteRules
+from affinity.testing.conformance.providers.journals import JournalRules
 from affinity.testing.conformance.providers.lineage import LineageRules
 from affinity.testing.conformance.providers.listing import ListingRules
 from affinity.testing.conformance.providers.load import LoadRules
@@ -100,3 +106,14 @@ class ProviderConformance(
     HintRules,
 ):
     """Every rule of `affinity.provider.contract`, as tests of a provider. Needs a fixture ``harness``."""
+
+
+class JournalConformance(
+    JournalRules,
+    JournalRequestRules,
+    JournalReadingRules,
+    JournalWriteRules,
+    JournalStreamRules,
+    JournalAdministrationRules,
+):
+    """Every rule of `affinity.provider.contract.journal_side`. Needs a fixture ``harness``."""

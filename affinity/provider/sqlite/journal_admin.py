@@ -1,0 +1,188 @@
+"""Journals as operators see them: listing, requests and revisits, deletion, retention."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from affinity.journal import JournalFilter, JournalInfo, JournalRetention, Request, Revisit
+from affinity.limits import MAX_PAGE, PRUNE_WINDOW
+from affinity.provider.sqlite.driver.clock import instant
+from affinity.provider.sqlite.driver.transaction import Tx, to_json
+from affinity.provider.sqlite.journal_rows import read_heads
+from affinity.provider.sqlite.journals import read_requests, read_revisits
+from affinity.provider.statements import load_statements
+
+SQL: Final = load_statements(__package__, "journal_admin.sql")
+
+
+def list_journals(tx: Tx, where: JournalFilter, limit: int) -> list[JournalInfo]:
+    before, before_id = (math.inf, "") if where.after is None else (where.after[0].timestamp(), where.after[1])
+    arguments = {
+        "before": before,
+        "before_id": before_id,
+        "kind": where.kind,
+        "prefix": where.prefix,
+        "parent": where.parent,
+        "closed": where.closed,
+        "now": tx.now,
+        "limit": min(limit, MAX_PAGE),
+    }
+    if where.with_requests:
+        path = "with_requests"
+    elif where.parent is not None:
+        path = "by_parent"
+    else:
+        path = "by_age" if where.kind is None else "by_kind"
+    return [_to_info(row) for row in tx.rows(SQL[path], arguments)]
+
+
+def get_requests(tx: Tx, session_ids: Sequence[str]) -> list[list[Request]]:
+    heads = read_heads(tx, session_ids)
+    found = dict(zip(heads, read_requests(tx, list(heads.values())), strict=True))
+    return [[each for each in found.get(session_id, []) if not each.expired] for session_id in session_ids]
+
+
+def get_revisits(tx: Tx, session_ids: Sequence[str]) -> list[list[Revisit]]:
+    heads = read_heads(tx, session_ids)
+    found = dict(zip(heads, read_revisits(tx, list(heads.values())), strict=True))
+    return [found.get(session_id, []) for session_id in session_ids]
+
+
+# -- deletion
+
+
+def find_journals(tx: Tx, session_ids: Sequence[str]) -> dict[str, int]:
+    """Journal ids of those of the sessions that have one."""
+    if not session_ids:
+        return {}
+    return dict(tx.gather(SQL["ids"], {"session_ids": to_json(list(session_ids))}))
+
+
+def delete_journals(tx: Tx, session_ids: Sequence[str]) -> list[bool]:
+    found = find_journals(tx, session_ids)
+    tx.many(SQL["delete"], list(found))
+    remove(tx, list(found.values()))
+    return [found.pop(session_id, None) is not None for session_id in session_ids]
+
+
+def remove(tx: Tx, journal_ids: Sequence[int]) -> None:
+    """Remove what no other journal needs of journals that have no session any more, and of those that they were made
+    from. One that others continue keeps the entries that they have; one that others were made from, its row.
+    """
+    left = list(journal_ids)
+    while left:
+        at = {"journal_id": left.pop()}
+        row = tx.row(SQL["deleted"], at)
+        if row is None:
+            continue
+        base_id, parents, is_continued, is_parent = row
+        if is_continued:
+            tx.run(SQL["trim"], at)
+        elif is_parent:
+            tx.run(SQL["trim"], at)
+            tx.run(SQL["set_empty"], at)
+        else:
+            tx.run(SQL["remove"], at)
+            tx.run(SQL["remove_parents"], at)
+            left += json.loads(parents)
+        if base_id is not None and not is_continued:
+            left.append(base_id)
+
+
+# -- retention
+
+
+def find_prunable(tx: Tx, retention: JournalRetention) -> list[int]:
+    """Some journals of which entries may be removed; empty: there are none."""
+    bounds = {
+        "entries": math.inf if retention.entries is None else retention.entries,
+        "size": math.inf if retention.size is None else retention.size,
+        "cutoff": _cutoff(tx, retention),
+        "window": PRUNE_WINDOW,
+    }
+    return tx.gather(SQL["abandoned"], {"window": PRUNE_WINDOW}) + tx.gather(SQL["prunable"], bounds)
+
+
+def prune(tx: Tx, journal_ids: Sequence[int], retention: JournalRetention, limit: int) -> int:
+    removed = _remove_abandoned(tx, limit)
+    cutoff = _cutoff(tx, retention)
+    for row in tx.gather(SQL["prune_bounds"], {"journal_ids": to_json(list(journal_ids)), "cutoff": cutoff}):
+        if removed >= limit:
+            break
+        removed += _cut(tx, _Bounds(*row), retention, limit - removed)
+    return removed
+
+
+def _remove_abandoned(tx: Tx, limit: int) -> int:
+    removed = 0
+    for journal_id in tx.gather(SQL["abandoned"], {"window": PRUNE_WINDOW}):
+        removed += tx.run(SQL["empty"], {"journal_id": journal_id, "limit": limit - removed})
+        if removed >= limit:
+            break
+        remove(tx, [journal_id])
+    return removed
+
+
+class _Bounds(NamedTuple):
+    """A journal before entries are removed."""
+
+    journal_id: int
+    first_seq: int
+    base_seq: int
+    last_seq: int
+    size: int
+    is_old: bool  # the journal, and so what it continues
+    keep: int  # the first entry that must stay
+
+
+def _cut(tx: Tx, at: _Bounds, retention: JournalRetention, room: int) -> int:
+    """Remove the first entries of a journal, up to ``room``; their number."""
+    first_seq, size = at.first_seq, at.size
+    end = min(at.keep, at.first_seq + room)
+    for is_old, entry_size in _oldest(tx, at, end, retention):
+        is_too_many = retention.entries is not None and at.last_seq - first_seq >= retention.entries
+        is_too_large = retention.size is not None and size > retention.size
+        if first_seq >= end or not (is_old or is_too_many or is_too_large):
+            break
+        first_seq, size = first_seq + 1, size - entry_size
+    tx.run(SQL["cut"], {"journal_id": at.journal_id, "first_seq": first_seq})
+    moved = {"journal_id": at.journal_id, "first_seq": first_seq, "size": at.size - size}
+    tx.run(SQL["set_first"], moved)
+    return first_seq - at.first_seq
+
+
+def _oldest(tx: Tx, at: _Bounds, end: int, retention: JournalRetention) -> list[tuple[bool, int]]:
+    """Of each entry up to ``end``, whether it is too old, and its bytes. Those that the journal continues are as old as
+    itself and have none.
+    """
+    inherited = max(min(at.base_seq + 1, end) - at.first_seq, 0)
+    asked = {"journal_id": at.journal_id, "before": end, "limit": end - at.first_seq, "cutoff": _cutoff(tx, retention)}
+    own = [(bool(is_old), size) for _, is_old, size in tx.gather(SQL["oldest"], asked)]
+    return [(bool(at.is_old), 0)] * inherited + own
+
+
+def _cutoff(tx: Tx, retention: JournalRetention) -> float:
+    return -math.inf if retention.age is None else tx.now - retention.age
+
+
+def _to_info(row: Sequence[Any]) -> JournalInfo:
+    session_id, journal_id, kind, parent, processed, first_seq, last_seq, size, closed, *rest = row
+    pending_requests, pending_revisits, created_at, updated_at = rest
+    return JournalInfo(
+        session_id=session_id,
+        journal_id=journal_id,
+        kind=kind,
+        parent=parent,
+        processed=processed,
+        first_seq=first_seq,
+        last_seq=last_seq,
+        size=size,
+        closed=bool(closed),
+        pending_requests=pending_requests,
+        pending_revisits=pending_revisits,
+        created_at=instant(created_at),
+        updated_at=instant(updated_at),
+    )

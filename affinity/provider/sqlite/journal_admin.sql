@@ -1,0 +1,141 @@
+-- by_age: one page of journals, newest first
+SELECT j.session_id, j.journal_id, j.kind, j.parent, j.processed, j.first_seq, j.last_seq, j.size, j.closed,
+       (SELECT count(*) FROM journal_requests AS q
+        WHERE q.journal_id = j.journal_id AND (q.expires_at IS NULL OR q.expires_at > :now)),
+       (SELECT count(*) FROM journal_revisits AS v WHERE v.journal_id = j.journal_id),
+       j.created_at, j.updated_at
+FROM journals AS j
+WHERE j.session_id IS NOT NULL AND (j.created_at, j.session_id) < (:before, :before_id)
+  AND (:prefix IS NULL OR substr(j.session_id, 1, length(:prefix)) = :prefix)
+  AND (:closed IS NULL OR j.closed = :closed)
+ORDER BY j.created_at DESC, j.session_id DESC
+LIMIT :limit;
+
+-- by_kind: the same of one kind
+SELECT j.session_id, j.journal_id, j.kind, j.parent, j.processed, j.first_seq, j.last_seq, j.size, j.closed,
+       (SELECT count(*) FROM journal_requests AS q
+        WHERE q.journal_id = j.journal_id AND (q.expires_at IS NULL OR q.expires_at > :now)),
+       (SELECT count(*) FROM journal_revisits AS v WHERE v.journal_id = j.journal_id),
+       j.created_at, j.updated_at
+FROM journals AS j
+WHERE j.session_id IS NOT NULL AND j.kind = :kind AND (j.created_at, j.session_id) < (:before, :before_id)
+  AND (:prefix IS NULL OR substr(j.session_id, 1, length(:prefix)) = :prefix)
+  AND (:closed IS NULL OR j.closed = :closed)
+ORDER BY j.created_at DESC, j.session_id DESC
+LIMIT :limit;
+
+-- by_parent: the same of one parent's children
+SELECT j.session_id, j.journal_id, j.kind, j.parent, j.processed, j.first_seq, j.last_seq, j.size, j.closed,
+       (SELECT count(*) FROM journal_requests AS q
+        WHERE q.journal_id = j.journal_id AND (q.expires_at IS NULL OR q.expires_at > :now)),
+       (SELECT count(*) FROM journal_revisits AS v WHERE v.journal_id = j.journal_id),
+       j.created_at, j.updated_at
+FROM journals AS j
+WHERE j.session_id IS NOT NULL AND j.parent = :parent AND (j.created_at, j.session_id) < (:before, :before_id)
+  AND (:kind IS NULL OR j.kind = :kind)
+  AND (:prefix IS NULL OR substr(j.session_id, 1, length(:prefix)) = :prefix)
+  AND (:closed IS NULL OR j.closed = :closed)
+ORDER BY j.created_at DESC, j.session_id DESC
+LIMIT :limit;
+
+-- with_requests: the same of journals with pending requests
+SELECT j.session_id, j.journal_id, j.kind, j.parent, j.processed, j.first_seq, j.last_seq, j.size, j.closed,
+       (SELECT count(*) FROM journal_requests AS q
+        WHERE q.journal_id = j.journal_id AND (q.expires_at IS NULL OR q.expires_at > :now)),
+       (SELECT count(*) FROM journal_revisits AS v WHERE v.journal_id = j.journal_id),
+       j.created_at, j.updated_at
+FROM (SELECT DISTINCT journal_id FROM journal_requests WHERE expires_at IS NULL OR expires_at > :now) AS r
+CROSS JOIN journals AS j ON j.journal_id = r.journal_id
+WHERE (j.created_at, j.session_id) < (:before, :before_id)
+  AND (:kind IS NULL OR j.kind = :kind) AND (:parent IS NULL OR j.parent = :parent)
+  AND (:prefix IS NULL OR substr(j.session_id, 1, length(:prefix)) = :prefix)
+  AND (:closed IS NULL OR j.closed = :closed)
+ORDER BY j.created_at DESC, j.session_id DESC
+LIMIT :limit;
+
+-- ids: the journals of some sessions
+SELECT json_group_array(json_array(j.session_id, j.journal_id))
+FROM json_each(:session_ids) AS a CROSS JOIN journals AS j ON j.session_id = a.value;
+
+-- delete: take journals from their sessions; their requests, revisits and streams go with that
+UPDATE journals SET session_id = NULL WHERE session_id IN (SELECT value FROM json_each(:rows));
+
+-- deleted: of a deleted journal: those that it was made from, whether others continue it, and whether others were made from it
+SELECT j.base_id,
+       (SELECT json_group_array(p.parent_id) FROM journal_parents AS p WHERE p.journal_id = j.journal_id),
+       EXISTS (SELECT 1 FROM journals AS f WHERE f.base_id = j.journal_id AND f.first_seq <= f.base_seq),
+       EXISTS (SELECT 1 FROM journal_parents AS p WHERE p.parent_id = j.journal_id)
+FROM journals AS j WHERE j.journal_id = :journal_id AND j.session_id IS NULL;
+
+-- remove: a journal, with its entries
+DELETE FROM journals WHERE journal_id = :journal_id;
+
+-- remove_parents: where it came from
+DELETE FROM journal_parents WHERE journal_id = :journal_id;
+
+-- trim: remove the entries of a journal behind those that others continue; all, if none does
+DELETE FROM journal_entries WHERE journal_id = :journal_id AND seq > coalesce((
+    SELECT max(f.base_seq) FROM journals AS f WHERE f.base_id = :journal_id AND f.first_seq <= f.base_seq), 0);
+
+-- set_empty: a journal without entries
+UPDATE journals SET first_seq = last_seq + 1, size = 0 WHERE journal_id = :journal_id;
+
+-- abandoned: deleted journals that none continues any more, with entries or without use: the release before has deleted
+-- their records, or those that continued them were pruned
+SELECT json_group_array(journal_id) FROM (
+    SELECT j.journal_id FROM journals AS j INDEXED BY journals_deleted
+    WHERE j.session_id IS NULL
+      AND NOT EXISTS (SELECT 1 FROM journals AS f WHERE f.base_id = j.journal_id AND f.first_seq <= f.base_seq)
+      AND (j.first_seq <= j.last_seq OR NOT EXISTS (SELECT 1 FROM journal_parents AS p WHERE p.parent_id = j.journal_id))
+    LIMIT :window
+);
+
+-- empty: remove the first entries of a journal
+DELETE FROM journal_entries WHERE (journal_id, seq) IN (
+    SELECT journal_id, seq FROM journal_entries WHERE journal_id = :journal_id ORDER BY seq LIMIT :limit
+);
+
+-- prunable: journals of which the first entry may be removed
+SELECT json_group_array(journal_id) FROM (
+    SELECT j.journal_id FROM journals AS j
+    WHERE j.first_seq <= j.last_seq
+      AND (j.last_seq - j.first_seq >= :entries OR j.size > :size OR coalesce(
+          (SELECT e.recorded_at FROM journal_entries AS e WHERE e.journal_id = j.journal_id AND e.seq = j.first_seq),
+          j.created_at) < :cutoff)
+      AND (j.first_seq <= j.processed OR coalesce(j.base_seq, 0) <= j.processed)
+      AND NOT EXISTS (
+          SELECT 1 FROM journal_entries AS i INDEXED BY journal_entries_inputs
+          WHERE i.journal_id = j.journal_id AND i.is_input AND i.seq > j.processed AND i.seq <= j.first_seq)
+      AND NOT EXISTS (SELECT 1 FROM journal_requests AS r WHERE r.journal_id = j.journal_id AND r.seq <= j.first_seq)
+      AND NOT EXISTS (
+          SELECT 1 FROM journals AS f
+          WHERE f.base_id = j.journal_id AND f.first_seq <= f.base_seq AND f.first_seq <= j.first_seq)
+    LIMIT :window
+);
+
+-- prune_bounds: of some journals: what they have, and the first entry that must be kept: the first input that waits (of one
+-- that waits in a journal that this one continues, only its place is known), or of a request, or that another continues
+SELECT json_group_array(json_array(
+    j.journal_id, j.first_seq, coalesce(j.base_seq, 0), j.last_seq, j.size, j.created_at < :cutoff, min(
+        iif(coalesce(j.base_seq, 0) > j.processed, j.processed, j.last_seq) + 1,
+        coalesce((
+            SELECT i.seq FROM journal_entries AS i INDEXED BY journal_entries_inputs
+            WHERE i.journal_id = j.journal_id AND i.is_input AND i.seq > j.processed ORDER BY i.seq LIMIT 1
+        ), j.last_seq + 1),
+        coalesce((SELECT min(r.seq) FROM journal_requests AS r WHERE r.journal_id = j.journal_id), j.last_seq + 1),
+        coalesce(
+            (SELECT min(f.first_seq) FROM journals AS f WHERE f.base_id = j.journal_id AND f.first_seq <= f.base_seq),
+            j.last_seq + 1))))
+FROM json_each(:journal_ids) AS a CROSS JOIN journals AS j ON j.journal_id = a.value;
+
+-- oldest: the first entries of a journal: whether they are too old, and their bytes
+SELECT json_group_array(json_array(seq, recorded_at < :cutoff, length(CAST(payload AS BLOB)))) FROM (
+    SELECT seq, recorded_at, payload FROM journal_entries
+    WHERE journal_id = :journal_id AND seq < :before ORDER BY seq LIMIT :limit
+);
+
+-- cut: remove the first entries of a journal
+DELETE FROM journal_entries WHERE journal_id = :journal_id AND seq < :first_seq;
+
+-- set_first: the journal begins there now
+UPDATE journals SET first_seq = :first_seq, size = size - :size WHERE journal_id = :journal_id;

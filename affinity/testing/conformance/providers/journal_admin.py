@@ -1,0 +1,207 @@
+"""Journals as operators see them: listing, deletion with and without the record, retention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from affinity.journal import JournalFilter, JournalRetention, NewRequest, NewRevisit
+from affinity.testing.conformance.providers.base import Rules
+from affinity.testing.conformance.providers.builders import state
+from affinity.testing.conformance.providers.cluster import Cluster
+from affinity.testing.conformance.providers.journal_driver import (
+    MANY,
+    Conversation,
+    Waker,
+    new_input,
+    new_start,
+    output,
+)
+
+
+class JournalAdministrationRules(Rules):
+    """`list_journals`, `delete_journal`, `prune_journals` (contract: JournalProvider)."""
+
+    # -- listing
+
+    async def test_journals_are_listed_newest_first(self, cluster: Cluster) -> None:
+        """By creation, then by session; the cursor goes on behind the last row (contract: JournalFilter)."""
+        talk = await Conversation.open(cluster)
+        for names in (["c", "a"], ["b"], ["e", "d"]):
+            await talk.journals.append_journal([new_input(name) for name in names])
+            await cluster.advance(1)
+        assert await self._listed(talk) == ["e", "d", "b", "c", "a"]
+        found: list[str] = []
+        after = None
+        while page := await talk.journals.list_journals(JournalFilter(after=after), 2):
+            found += [row.session_id for row in page]
+            after = (page[-1].created_at, page[-1].session_id)
+        assert found == ["e", "d", "b", "c", "a"]
+
+    async def test_journals_are_found_by_what_they_are(self, cluster: Cluster) -> None:
+        """By kind, beginning of the id, parent, whether they are closed, pending requests, and all together (contract:
+        JournalFilter).
+        """
+        waker = await Waker.begin(cluster, "x/1")
+        talk = waker.conversation
+        await waker.wake(requests=[NewRequest(request_id="r", kind="confirm", payload="1")])
+        inputs = [
+            new_input("x/2", start=new_start("x/2", parent="p"), closes=True),
+            new_input("x%3", kind="other"),
+            new_input("y/1", kind="other", start=new_start("y/1", parent="p")),
+        ]
+        await talk.journals.append_journal(inputs)
+        wanted: list[tuple[dict[str, Any], set[str]]] = [
+            ({"kind": "other"}, {"x%3", "y/1"}),
+            ({"prefix": "x/"}, {"x/1", "x/2"}),
+            ({"prefix": "x%"}, {"x%3"}),
+            ({"parent": "p"}, {"x/2", "y/1"}),
+            ({"closed": True}, {"x/2"}),
+            ({"closed": False}, {"x/1", "x%3", "y/1"}),
+            ({"with_requests": True}, {"x/1"}),
+            ({"with_requests": True, "kind": "other"}, set()),
+            ({"with_requests": True, "parent": "p"}, set()),
+            ({"with_requests": True, "prefix": "x", "closed": False}, {"x/1"}),
+            ({"parent": "p", "kind": "other", "prefix": "y", "closed": False}, {"y/1"}),
+            ({"parent": "p", "kind": "other", "closed": True}, set()),
+        ]
+        for where, names in wanted:
+            assert set(await self._listed(talk, **where)) == names, where
+
+    async def test_a_row_says_where_a_journal_stands(self, cluster: Cluster) -> None:
+        """Watermark, bounds, bytes, and what is pending (contract: JournalInfo)."""
+        waker = await Waker.begin(cluster, text="é" * 10)
+        await waker.wake(
+            entries=[output("x" * 10)],
+            requests=[
+                NewRequest(request_id="r", kind="confirm", payload="1", expires_in=10.0),
+                NewRequest(request_id="q", kind="confirm", payload="1"),
+            ],
+            revisits=[NewRevisit(key="k", delay=60.0)],
+        )
+        await waker.conversation.append(text="")
+        (row,) = await waker.conversation.journals.list_journals(JournalFilter(), 10)
+        page = await waker.conversation.page()
+        assert (row.session_id, row.journal_id, row.kind, row.parent) == ("s", page.journal_id, page.kind, None)
+        assert (row.processed, row.first_seq, row.last_seq, row.closed) == (1, 1, 3, False)
+        assert (row.size, row.pending_requests, row.pending_revisits) == (22 + 12 + 2, 2, 1)
+        assert row.created_at <= row.updated_at
+        await cluster.advance(11)
+        (row,) = await waker.conversation.journals.list_journals(JournalFilter(), 10)
+        assert row.pending_requests == 1
+
+    async def _listed(self, talk: Conversation, **where: Any) -> list[str]:
+        return [row.session_id for row in await talk.journals.list_journals(JournalFilter(**where), MANY)]
+
+    # -- deletion
+
+    async def test_a_deleted_journal_is_gone(self, cluster: Cluster) -> None:
+        """With entries, requests, revisits and streams; the next one begins at 1 with another id (contract:
+        delete_journal).
+        """
+        waker = await Waker.begin(cluster, event_id="e")
+        talk = waker.conversation
+        await waker.wake(
+            entries=[output()],
+            requests=[NewRequest(request_id="r", kind="confirm", payload="1")],
+            revisits=[NewRevisit(key="k", delay=0.0)],
+        )
+        await talk.stream(1, wake_id="w2")
+        old = (await talk.page()).journal_id
+        assert await talk.journals.delete_journal(["none", "s", "s"]) == [False, True, False]
+        assert await talk.journals.get_pending(["s"], limit=1) == [None]
+        assert await talk.journals.list_journals(JournalFilter(), 10) == []
+        assert (await talk.append(start=None)).outcome == "unknown"
+        again = await talk.append(event_id="e")
+        assert (again.outcome, again.seq, again.created, again.journal_id != old) == ("appended", 1, True, True)
+        assert [await talk.requests(), await talk.revisits(), await talk.streamed()] == [[], [], []]
+        assert await talk.numbers(wake_id="w1") == []
+
+    @pytest.mark.parametrize("cascade", [False, True])
+    async def test_the_record_takes_its_journal_with_it(self, cluster: Cluster, *, cascade: bool) -> None:
+        """A deletion of the record of a session deletes its journal; those of records that stay, stay (contract:
+        delete_journal).
+        """
+        talk, child, other = [await Conversation.open(cluster, name) for name in ("s", "t", "u")]
+        store = await cluster.states()
+        for one in (talk, child, other):
+            await one.append()
+            await store.save(state(one.session_id, parent="s" if one is child else None))
+        await store.delete(["s"], cascade=cascade)
+        found = await talk.journals.get_pending(["s", "t", "u"], limit=1)
+        assert [work is not None for work in found] == [False, not cascade, True]
+        assert (await talk.append()).created
+
+    # -- retention
+
+    async def test_entries_are_removed_by_number_age_and_size(self, cluster: Cluster) -> None:
+        """The oldest first, as many as each bound asks for, in all journals (contract: JournalRetention)."""
+        wakers = [await Waker.begin(cluster, name, event_id="e") for name in ("s", "t")]
+        for waker in wakers:
+            await waker.wake(entries=[output("x") for _ in range(9)])
+        await cluster.advance(100)
+        for waker in wakers:
+            await waker.wake(entries=[output("x", "w2") for _ in range(5)], wake_id="w2")
+        talk = wakers[0].conversation
+        steps: list[tuple[dict[str, Any], int, int]] = [
+            ({"entries": 15}, 0, 1),
+            ({"entries": 13}, 4, 3),
+            ({"age": 1000.0}, 0, 3),
+            ({"age": 50.0}, 16, 11),
+            ({"size": 15}, 0, 11),
+            ({"size": 10, "age": 1000.0, "entries": 5}, 4, 13),
+            ({}, 0, 13),
+        ]
+        for bounds, removed, first in steps:
+            assert await self._prune(talk, **bounds) == removed, bounds
+            for waker in wakers:
+                page = await waker.conversation.page()
+                assert (page.first_seq, [entry.seq for entry in page.entries]) == (first, list(range(first, 16)))
+        assert [row.size for row in await talk.journals.list_journals(JournalFilter(), 10)] == [9, 9]
+
+    async def test_a_pruned_journal_goes_on(self, cluster: Cluster) -> None:
+        """Numbers continue when all entries are gone; the id of one that is gone may be used again (contract:
+        NewEntry.event_id).
+        """
+        waker = await Waker.begin(cluster, event_id="e")
+        talk = waker.conversation
+        await waker.wake(entries=[output(), output()])
+        assert await self._prune(talk, entries=0) == 3
+        page = await talk.page()
+        assert (page.first_seq, page.last_seq, page.entries, page.more) == (4, 3, [], False)
+        assert await self._prune(talk, entries=0, age=0.0, size=0) == 0
+        again = await talk.append(event_id="e")
+        assert (again.outcome, again.seq) == ("appended", 4)
+        assert [entry.seq for entry in (await talk.pending()).inputs] == await talk.numbers() == [4]
+
+    async def test_inputs_that_wait_are_kept(self, cluster: Cluster) -> None:
+        """What no wake has processed stays, and all behind it (contract: JournalRetention)."""
+        waker = await Waker.begin(cluster)
+        talk = waker.conversation
+        await talk.append()
+        await waker.wake(processed=1, entries=[output(), output()])
+        assert await self._prune(talk, entries=0, age=0.0, size=0) == 1
+        assert await talk.numbers() == [2, 3, 4]
+        await waker.wake(wake_id="w2")
+        assert await self._prune(talk, entries=1) == 2
+
+    async def test_entries_of_pending_requests_are_kept(self, cluster: Cluster) -> None:
+        """Those of the wake that asked stay until the request is resolved (contract: JournalRetention)."""
+        waker = await Waker.begin(cluster)
+        talk = waker.conversation
+        request = NewRequest(request_id="r", kind="confirm", payload="1")
+        await waker.wake(entries=[output(), output()], requests=[request])
+        await waker.wake(entries=[output()], wake_id="w2")
+        assert await self._prune(talk, entries=0) == 1
+        assert await talk.numbers() == [2, 3, 4]
+        await waker.wake(ended_requests=["r"], wake_id="w3")
+        assert await self._prune(talk, entries=0) == 3
+
+    async def _prune(self, talk: Conversation, **bounds: Any) -> int:
+        """Remove what can be removed, in steps; the number of entries."""
+        removed = 0
+        while step := await talk.journals.prune_journals(JournalRetention(**bounds), limit=3):
+            assert step <= 3
+            removed += step
+        return removed

@@ -1,0 +1,269 @@
+"""What wakes commit to their journals: all or nothing, with the turn or the ack, behind the fence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from affinity.journal import NewRequest, NewRevisit
+from affinity.provider.contract import NewMessage, Token, WorkAck
+from affinity.testing.conformance.providers.base import Rules
+from affinity.testing.conformance.providers.builders import TIMEOUTS, message_ids, payloads, state_write, turn
+from affinity.testing.conformance.providers.cluster import Cluster, concurrently
+from affinity.testing.conformance.providers.journal_driver import Conversation, Waker, new_input, new_start, output
+
+
+class JournalWriteRules(Rules):
+    """`Turn.journals` and `WorkAck.journal` (contract: JournalWrite)."""
+
+    async def test_a_wake_commits_with_its_turn(self, cluster: Cluster) -> None:
+        """Entries, watermark, request, revisit, state and message are there together (contract: commit_turn)."""
+        waker = await Waker.begin(cluster)
+        talk = waker.conversation
+        await cluster.enqueue("s")
+        item = await waker.peer.take_one()
+        write = await waker.new_write(
+            entries=[output("1", kind="span.started"), output("2"), output("3", event_id="mine")],
+            requests=[NewRequest(request_id="r", kind="confirm", payload="1")],
+            revisits=[NewRevisit(key="k", delay=0.0)],
+        )
+        result = await waker.commit(write, acks=[item.lock], states=[state_write(item)])
+        assert result.committed
+        entries = await talk.entries()
+        assert [(entry.seq, entry.payload, entry.wake_id) for entry in entries[1:]] == [
+            (2, '"1"', "w1"),
+            (3, '"2"', "w1"),
+            (4, '"3"', "w1"),
+        ]
+        assert await talk.numbers(wake_id="w1") == [2, 3, 4]
+        page = await talk.page()
+        assert (page.processed, page.last_seq) == (1, 4)
+        assert [len(await talk.requests()), len(await talk.revisits())] == [1, 1]
+        assert (await cluster.record("s")).state == b"by work"
+
+    async def test_a_refused_turn_writes_nothing(self, cluster: Cluster) -> None:
+        """A failed fence of the turn, of a state or of an ack leaves the journal as it is; a failed fence of the
+        journal leaves everything else as it is, and names the session (contract: TurnResult.conflicts).
+        """
+        waker = await Waker.begin(cluster)
+        talk, peer = waker.conversation, waker.peer
+        await cluster.enqueue("s")
+        item = await peer.take_one()
+        before = [await talk.page(), await talk.requests()]
+        good = await waker.new_write(
+            entries=[output()],
+            requests=[NewRequest(request_id="r", kind="confirm", payload="1")],
+            appends=[new_input("child", start=new_start("child", parent="s"), sender="s")],
+        )
+        state = state_write(item)
+        lost = item.lock._replace(token=Token("lost"))
+        refused: list[dict[str, Any]] = [
+            {"event_count": 7, "journals": [good]},
+            {"journals": [good], "acks": [lost]},
+            {"journals": [good], "states": [replace(state, base_version=3)]},
+            {"journals": [replace(good, base=1)], "states": [state], "acks": [item.lock]},
+            {"journals": [replace(good, journal_id=good.journal_id - 1)], "states": [state]},
+            {"journals": [replace(good, session_id="none")], "states": [state]},
+            {"journals": [good, good], "states": [state]},
+        ]
+        conflicts: list[list[str]] = []
+        for step in refused:
+            (result,) = await peer.commit(turn(waker.at, **step))
+            assert not result.committed, step
+            conflicts.append(list(result.conflicts))
+        assert conflicts == [[], [], ["s"], ["s"], ["s"], ["none"], ["s"]]
+        assert [await talk.page(), await talk.requests()] == before
+        assert await (await cluster.states()).load("s") is None
+        assert await peer.history(waker.at) == []
+        assert await peer.provider.get_instance(["child"]) == [None]
+        assert (await waker.commit(good)).committed
+
+    async def test_input_is_processed_once(self, cluster: Cluster) -> None:
+        """Of two wakes that have read the same inputs, one commits (contract: JournalWrite.base)."""
+        waker = await Waker.begin(cluster)
+        first = await waker.new_write(entries=[output("first")])
+        second = replace(first, entries=[output("second")], wake_id="w2")
+        assert (await waker.commit(first)).committed
+        result = await waker.commit(second)
+        assert (result.committed, list(result.conflicts)) == (False, ["s"])
+        assert await waker.conversation.texts() == ["hello", "first"]
+
+    async def test_of_one_batch_the_first_write_of_a_journal_passes(self, cluster: Cluster) -> None:
+        """Also when it has processed nothing (contract: Turn)."""
+        waker = await Waker.begin(cluster)
+        other = await waker.peer.own("other")
+        write = await waker.new_write(processed=0, entries=[output("first")])
+        late = replace(write, entries=[output("second")])
+        results = await waker.peer.commit(turn(waker.at, journals=[write]), turn(other, journals=[late]))
+        assert [(result.committed, list(result.conflicts)) for result in results] == [(True, []), (False, ["s"])]
+        assert await waker.conversation.texts() == ["hello", "first"]
+
+    async def test_a_batch_writes_to_many_journals(self, cluster: Cluster) -> None:
+        """Each turn its own; one that is refused does not affect the others (contract: rules for every verb)."""
+        talk = await Conversation.open(cluster)
+        names = [f"s{number}" for number in range(5)]
+        await talk.journals.append_journal([new_input(name) for name in names])
+        peer = await cluster.worker("a")
+        taken = {item.instance_id: item for item in await peer.take_instances(100)}
+        wakers = [Waker(peer, Conversation(peer.provider, name), taken[name]) for name in names]
+        writes = [await waker.new_write(entries=[output(str(n))] * (n + 1)) for n, waker in enumerate(wakers)]
+        writes[2] = replace(writes[2], base=1)
+        turns = [turn(waker.at, journals=[write]) for waker, write in zip(wakers, writes, strict=True)]
+        results = await peer.commit(*turns)
+        assert [result.committed for result in results] == [True, True, False, True, True]
+        found = [await waker.conversation.texts(after=1) for waker in wakers]
+        assert found == [["0"], ["1"] * 2, [], ["3"] * 4, ["4"] * 5]
+
+    async def test_a_deleted_journal_takes_no_write(self, cluster: Cluster) -> None:
+        """Another journal of the session has another id, at the same watermark too (contract: JournalWrite)."""
+        waker = await Waker.begin(cluster)
+        write = await waker.new_write(entries=[output()])
+        assert await waker.conversation.delete()
+        assert list((await waker.commit(write)).conflicts) == ["s"]
+        assert (await waker.conversation.append()).created
+        assert list((await waker.commit(write)).conflicts) == ["s"]
+        assert await waker.conversation.numbers() == [1]
+
+    async def test_inputs_come_while_a_wake_commits(self, cluster: Cluster) -> None:
+        """Numbers of inputs and outputs have no gaps, no input is lost, and none is processed unseen (contract:
+        JournalWrite).
+        """
+        waker = await Waker.begin(cluster)
+        talk = waker.conversation
+
+        async def wake() -> None:
+            for number in range(20):
+                await waker.wake(entries=[output(wake_id=f"w{number}")] * 2, wake_id=f"w{number}")
+
+        async def send() -> None:
+            sender = await Conversation.open(cluster)
+            for number in range(20):
+                await sender.append(text=f"input {number}")
+
+        await concurrently(wake, send)
+        await waker.wake(wake_id="last")
+        entries = await talk.entries()
+        assert [entry.seq for entry in entries] == list(range(1, 62))
+        inputs = [entry.payload for entry in entries if entry.is_input]
+        assert inputs == ['"hello"', *(f'"input {number}"' for number in range(20))]
+        assert (await talk.pending()).inputs == []
+
+    async def test_an_event_id_of_a_wake_is_appended_once(self, cluster: Cluster) -> None:
+        """An entry of a wake whose event id is there is left out; the rest commits (contract: NewEntry.event_id)."""
+        waker = await Waker.begin(cluster, event_id="e")
+        entries = [output("1", event_id="e"), output("2", event_id="f"), output("3", event_id="f"), output("4")]
+        await waker.wake(entries=entries)
+        assert await waker.conversation.texts() == ["hello", "2", "4"]
+        assert (await waker.conversation.append(event_id="f")).seq == 2
+
+    async def test_an_ack_commits_a_wake(self, cluster: Cluster) -> None:
+        """The slow path: entries, watermark, state and result together, or nothing (contract: WorkAck.journal)."""
+        waker = await Waker.begin(cluster)
+        peer, talk = waker.peer, waker.conversation
+        await cluster.enqueue("s")
+        item = await peer.take_one()
+        good = await waker.new_write(entries=[output()])
+        bad = replace(good, base=1)
+        state = state_write(item)
+
+        async def ack(**fields: Any) -> list[bool]:
+            return list(await peer.provider.ack_work_item(peer.identity, [WorkAck(lock=item.lock, **fields)], TIMEOUTS))
+
+        assert await ack(message="done", journal=bad, state=state) == [False]
+        assert await ack(message="done", journal=good, state=replace(state, base_version=1)) == [False]
+        assert await talk.numbers() == [1]
+        assert await cluster.results() == []
+        assert await ack(message="done", journal=good, state=state) == [True]
+        assert await cluster.results() == ["done"]
+        assert await talk.texts() == ["hello", "answer"]
+        assert (await talk.page()).processed == 1
+        assert await ack(message="done", journal=good, state=state) == [False]
+
+    async def test_of_one_batch_of_acks_the_first_write_passes(self, cluster: Cluster) -> None:
+        """Of two acks that write to one journal (contract: WorkAck.journal)."""
+        waker = await Waker.begin(cluster)
+        await cluster.enqueue(None, None)
+        items = await waker.peer.take(2)
+        write = await waker.new_write(entries=[output()])
+        acks = [WorkAck(lock=item.lock, message="done", journal=write) for item in items]
+        identity = waker.peer.identity
+        assert await waker.peer.provider.ack_work_item(identity, acks, TIMEOUTS) == [True, False]
+        assert len(await cluster.results()) == 1
+
+    # -- to other journals
+
+    async def test_a_wake_creates_a_child(self, cluster: Cluster) -> None:
+        """The child's journal and instance commit with the wake; it has a parent (contract: JournalWrite.appends)."""
+        waker = await Waker.begin(cluster)
+        brief = new_input("child", "brief", start=new_start("child", parent="s"), sender="s", event_id="b")
+        await waker.wake(appends=[brief, brief])
+        child = Conversation(waker.peer.provider, "child")
+        assert await child.texts() == ["brief"]
+        assert (await child.page()).parent == "s"
+        found = {item.instance_id: payloads(item) for item in await waker.peer.take_instances()}
+        assert found["child"] == ["start", "[1]"]
+
+    async def test_a_child_reports_to_its_parent(self, cluster: Cluster) -> None:
+        """An input for the parent wakes it (contract: JournalWrite.appends)."""
+        waker = await Waker.begin(cluster)
+        await Conversation(waker.peer.provider, "child").append(start=new_start("child", parent="s"))
+        child = await Waker.of(waker.peer, "child")
+        await child.wake(entries=[output()], appends=[new_input("s", "done", start=None)])
+        assert await waker.conversation.texts() == ["hello", "done"]
+        (parent,) = [item for item in await waker.peer.take_instances() if item.instance_id == "s"]
+        assert "[2]" in payloads(parent)
+
+    async def test_what_a_wake_may_not_append_is_left_out(self, cluster: Cluster) -> None:
+        """Appends that are refused are left out, and the rest of the wake commits (contract: JournalWrite.appends)."""
+        waker = await Waker.begin(cluster)
+        other = Conversation(waker.peer.provider, "other")
+        await other.append(start=new_start("other", parent="p"))
+        closed = Conversation(waker.peer.provider, "closed")
+        await closed.append(closes=True)
+        appends = [
+            new_input("other", "wrong parent", sender="s"),
+            new_input("closed", "late", sender=None),
+            new_input("none", "unknown", start=None),
+            new_input("child", "brief", start=new_start("child", parent="s"), sender="s"),
+        ]
+        await waker.wake(entries=[output()], appends=appends)
+        assert await other.texts() == await closed.texts() == ["hello"]
+        assert await Conversation(waker.peer.provider, "child").texts() == ["brief"]
+        assert await waker.conversation.texts() == ["hello", "answer"]
+
+    async def test_wakes_append_to_each_other(self, cluster: Cluster) -> None:
+        """Two wakes of one batch, each with an input for the other: both commit, without a deadlock of concurrent
+        batches (contract: JournalWrite.appends).
+        """
+        talk = await Conversation.open(cluster)
+        await talk.journals.append_journal([new_input("s"), new_input("t"), new_input("u"), new_input("v")])
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        await a.take_instances(100)
+        taken = {item.instance_id: item for item in await a.take_instances(100)}
+        beside = {"a": a, "b": await cluster.beside(a)}
+        assert await b.take_instances() == []
+
+        async def both(worker: str, pairs: list[tuple[str, str]]) -> None:
+            peer = beside[worker]
+            turns = []
+            for name, to in pairs:
+                waker = Waker(peer, Conversation(peer.provider, name), taken[name])
+                write = await waker.new_write(entries=[output()], appends=[new_input(to, f"from {name}")])
+                turns.append(turn(waker.at, consumed=message_ids(waker.at), journals=[write]))
+            assert [result.committed for result in await peer.commit(*turns)] == [True] * len(turns)
+
+        await concurrently(lambda: both("a", [("s", "u"), ("t", "v")]), lambda: both("b", [("v", "t"), ("u", "s")]))
+        for name, sender in (("s", "u"), ("t", "v"), ("u", "s"), ("v", "t")):
+            texts = await Conversation(talk.provider, name).texts()
+            assert sorted(texts) == ["answer", f"from {sender}", "hello"]
+
+    async def test_a_wake_sends_messages_too(self, cluster: Cluster) -> None:
+        """Messages of the turn and inputs of the wake both arrive (contract: Turn)."""
+        waker = await Waker.begin(cluster)
+        other = Conversation(waker.peer.provider, "other")
+        await other.append()
+        message = NewMessage(instance_id="other", payload="message")
+        result = await waker.commit(await waker.new_write(appends=[new_input("other")]), messages=[message])
+        assert result.committed
+        (item,) = [item for item in await waker.peer.take_instances() if item.instance_id == "other"]
+        assert sorted(payloads(item)) == ["[1]", "[2]", "message", "start"]
