@@ -78,7 +78,9 @@ def remove(tx: Tx, journal_ids: Sequence[int]) -> None:
         row = tx.row(SQL["deleted"], at)
         if row is None:
             continue
-        base_id, parents, is_continued, is_parent = row
+        base_id, parents, is_continued, is_parent, is_empty = row
+        if is_parent and is_empty:
+            continue
         if is_continued:
             tx.run(SQL["trim"], at)
         elif is_parent:

@@ -60,11 +60,13 @@ FROM json_each(:session_ids) AS a CROSS JOIN journals AS j ON j.session_id = a.v
 -- delete: take journals from their sessions; their requests, revisits and streams go with that
 UPDATE journals SET session_id = NULL WHERE session_id IN (SELECT value FROM json_each(:rows));
 
--- deleted: of a deleted journal: those that it was made from, whether others continue it, and whether others were made from it
+-- deleted: of a deleted journal: those that it was made from, whether others continue it, whether others were made from it,
+-- and whether it is empty
 SELECT j.base_id,
        (SELECT json_group_array(p.parent_id) FROM journal_parents AS p WHERE p.journal_id = j.journal_id),
        EXISTS (SELECT 1 FROM journals AS f WHERE f.base_id = j.journal_id AND f.first_seq <= f.base_seq),
-       EXISTS (SELECT 1 FROM journal_parents AS p WHERE p.parent_id = j.journal_id)
+       EXISTS (SELECT 1 FROM journal_parents AS p WHERE p.parent_id = j.journal_id),
+       j.first_seq > j.last_seq
 FROM journals AS j WHERE j.journal_id = :journal_id AND j.session_id IS NULL;
 
 -- remove: a journal, with its entries
