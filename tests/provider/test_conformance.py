@@ -51,6 +51,19 @@ class TestPostgres(ProviderConformance):
         await harness.aclose()
 
 
+class TestPostgresJournals(JournalConformance):
+    """Journals on the engine for many replicas."""
+
+    @pytest.fixture
+    async def harness(
+        self, postgres_shared: str, postgres_age: str, monkeypatch: pytest.MonkeyPatch
+    ) -> AsyncIterator[Harness]:
+        monkeypatch.setattr(connections, "LONGEST_PAUSE", 0.02)  # hundreds of verbs meet a server without room
+        harness = await PostgresHarness.create(postgres_shared, with_roles=postgres_age == "old")
+        yield harness
+        await harness.aclose()
+
+
 def test_no_rule_hides_another() -> None:
     """All themes are one class: a name that two of them define would be one rule less, and nobody would notice."""
     themes = [*ProviderConformance.__mro__[1:], *JournalConformance.__mro__[1:-2]]

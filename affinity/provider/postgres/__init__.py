@@ -25,6 +25,7 @@ Files with the same name do the same in `affinity.provider.sqlite`; the SQL of e
     retention           removing what ended long ago
     sweep               repair of stale routes, removal of dead rows
     journals            journals: append, what a wake has to do, read
+    journal_admin       journals: list, requests, revisits, delete, prune
     journal_writes      journals: what a commit or an ack adds
     streams             journals: provisional parts, and the subscription to changes
     hints               wake-ups between processes
@@ -32,7 +33,6 @@ Files with the same name do the same in `affinity.provider.sqlite`; the SQL of e
 
 Files that only this engine has:
 
-    journal_admin       journals: list, requests, revisits, delete, prune
     operations          the base class of all operations, and parameters that they share
     turn_columns        a batch of turns as arguments of the commit's function
     rights              roles with the rights of a client or a worker

@@ -27,6 +27,7 @@ file beside it:
     retention           removing what ended long ago
     sweep               repair of stale routes, removal of dead rows
     journals            journals: append, what a wake has to do, read
+    journal_admin       journals: list, requests, revisits, delete, prune
     journal_writes      journals: what a commit or an ack adds
     streams             journals: provisional parts, and the subscription to changes
     hints               wake-ups between processes
