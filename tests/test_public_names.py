@@ -31,12 +31,14 @@ NOT_PUBLIC: Final = {
     "Journals": "the journals of a client's database, for conversations",
     "OpenOptions": "of a constructor that only `Sessions` calls",
     "PageReader": "of a constructor that only `Talk` calls",
+    "PendingWork": "of a method that only workers call",
     "Provider": "who writes one imports the contract, `affinity.provider.contract`, with all of its types",
     "Runtime": "the parts of a running worker, for the tests of the worker",
     "Scheduler": "the engine's; makes the context and the futures",
     "SessionContext": "a protocol that ActivityContext fulfils",
     "StateSchema": "of a constructor that only `Sessions` calls",
     "UnitOfWork": "of a constructor that only `Sessions` calls",
+    "WakeParts": "of a constructor that only workers call",
     "Waiter": "the engine's: a task, or a future over others",
 }
 """Types of affinity in public signatures that no application names, and why."""

@@ -13,6 +13,7 @@ loop            rounds of a model and its tools
 ==============  ========================================================================================
 """
 
+from affinity.conversation.conversations import Conversations
 from affinity.conversation.events import (
     AgentMessage,
     AnswerEvent,
@@ -26,8 +27,8 @@ from affinity.conversation.events import (
     JournalEntry,
     JournalEvent,
     RequestEvent,
+    RequestExpired,
     SessionIdle,
-    SessionInterrupted,
     SessionStatusChanged,
     SpanCompleted,
     SpanError,
@@ -49,6 +50,7 @@ from affinity.conversation.stream import Retracted, Streamed, Streams, StreamWri
 from affinity.conversation.talk import Talk
 from affinity.conversation.tools import Tool, ToolErrorKind, tool
 from affinity.conversation.views import ConversationStatus, PendingRequest, PendingRevisit
+from affinity.conversation.wake import Delegate, Wake
 
 __all__ = [
     "AgentMessage",
@@ -59,9 +61,11 @@ __all__ = [
     "ConfirmationAnswer",
     "ConversationLimits",
     "ConversationStatus",
+    "Conversations",
     "CustomToolResult",
     "CustomToolUse",
     "DefineOutcome",
+    "Delegate",
     "EventFeed",
     "FeedItem",
     "JournalEntry",
@@ -75,9 +79,9 @@ __all__ = [
     "PendingRevisit",
     "Reply",
     "RequestEvent",
+    "RequestExpired",
     "Retracted",
     "SessionIdle",
-    "SessionInterrupted",
     "SessionStatusChanged",
     "SpanCompleted",
     "SpanError",
@@ -97,6 +101,7 @@ __all__ = [
     "UnknownEvent",
     "UserInterrupt",
     "UserMessage",
+    "Wake",
     "from_anthropic",
     "from_openai",
     "run_loop",

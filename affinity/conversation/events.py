@@ -116,6 +116,11 @@ class AnswerEvent(JournalEvent):
 
     request_id: str
 
+    @classmethod
+    def expired_answer(cls, request_id: str) -> JournalEvent:
+        """What a wake is given when nobody has answered in time."""
+        return RequestExpired(request_id)
+
 
 class ConfirmationAnswer(AnswerEvent):
     """Allows or refuses a tool: the answer to `ToolConfirmation`."""
@@ -127,6 +132,11 @@ class ConfirmationAnswer(AnswerEvent):
     expired: bool = False  # nobody answered in time: refused
     kind: Literal["user.tool_confirmation"] = "user.tool_confirmation"
 
+    @classmethod
+    def expired_answer(cls, request_id: str) -> JournalEvent:
+        """A refusal."""
+        return cls(request_id, allowed=False, reason="nobody has answered in time", expired=True)
+
 
 class CustomToolResult(AnswerEvent):
     """The result of a tool that the client has run: the answer to `CustomToolUse`."""
@@ -137,6 +147,11 @@ class CustomToolResult(AnswerEvent):
     is_error: bool = False
     expired: bool = False  # nobody answered in time
     kind: Literal["user.custom_tool_result"] = "user.custom_tool_result"
+
+    @classmethod
+    def expired_answer(cls, request_id: str) -> JournalEvent:
+        """An error."""
+        return cls(request_id, "nobody has answered in time", is_error=True, expired=True)
 
 
 # -- of the agent
@@ -230,11 +245,11 @@ class SessionIdle(JournalEvent):
     kind: Literal["session.idle"] = "session.idle"
 
 
-class SessionInterrupted(JournalEvent):
-    """What an interrupt has dropped that the wake under way had asked for."""
+class RequestExpired(JournalEvent):
+    """Nobody has answered a request of the application in time. The built-in requests are answered with a refusal."""
 
-    wake: str
-    kind: Literal["session.interrupted"] = "session.interrupted"
+    request_id: str
+    kind: Literal["session.request_expired"] = "session.request_expired"
 
 
 class SpanError(BaseModel):
@@ -317,7 +332,7 @@ BUILT_IN: Final[tuple[type[JournalEvent], ...]] = (
     CustomToolUse,
     SessionStatusChanged,
     SessionIdle,
-    SessionInterrupted,
+    RequestExpired,
     SpanStarted,
     SpanCompleted,
     ChildDelegated,
@@ -392,6 +407,13 @@ class EventTypes:
     def types(self) -> Mapping[str, type[JournalEvent]]:
         """The classes, by kind."""
         return self._types
+
+    def expired_answer(self, request_kind: str, request_id: str) -> JournalEvent:
+        """What a wake is given for a request of this kind that nobody has answered in time."""
+        for each in self._types.values():
+            if issubclass(each, AnswerEvent) and each.answers == request_kind:
+                return each.expired_answer(request_id)
+        return RequestExpired(request_id)
 
     def encode(self, event: JournalEvent, meta: EventMeta = _NO_META) -> str:
         """The event as JSON text.

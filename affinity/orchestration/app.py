@@ -205,6 +205,15 @@ class HasHydrates(Protocol):
         ...
 
 
+@runtime_checkable
+class HasFunctions(Protocol):
+    """A listener with functions of its own, such as `affinity.Conversations`."""
+
+    def functions(self) -> App:
+        """Its activities and orchestrations."""
+        ...
+
+
 class App:
     """A registry of activities and orchestrations, which a worker runs.
 
@@ -293,7 +302,8 @@ class App:
 
     def include(self, other: App | SessionListener) -> None:
         """Register all functions and listeners of another app; or a listener, such as `affinity.Sessions` or
-        `affinity.SessionCache`, which workers notify of the sessions that they lose.
+        `affinity.SessionCache`, which workers notify of the sessions that they lose; with `affinity.Conversations`,
+        their functions too.
 
         Raises:
             InvalidApp: a name (and version) is taken by another function; then nothing is registered. Or ``other`` is
@@ -304,6 +314,8 @@ class App:
         elif not isinstance(other, SessionListener):
             raise InvalidApp(f"app {self.name!r} can include an App, Sessions or SessionCache, not {other!r}")
         elif other not in self._session_listeners:
+            if isinstance(other, HasFunctions):
+                self._include_app(other.functions())
             self._session_listeners.append(other)
 
     def _include_app(self, other: App) -> None:

@@ -88,6 +88,27 @@ class Select(Combined[Selected[T]]):
         self._cancel_children(keep=child)
 
 
+class WaitAny(Combined[None]):
+    """Settled by the first of its children; the others go on."""
+
+    __slots__ = ()
+
+    def __init__(self, scheduler: Scheduler, futures: tuple[DurableFuture[Any], ...]) -> None:
+        if not futures or not all(isinstance(each, DurableFuture) and each.belongs_to(scheduler) for each in futures):
+            raise OrchestrationMisuse("wait_any takes durable futures of this orchestration, one at least")
+        super().__init__(scheduler, futures)
+
+    @property
+    def description(self) -> str:
+        """Its name in messages."""
+        return "wait_any(...)"
+
+    def on_settled(self, child: DurableFuture[Any]) -> None:
+        """One of them is settled: well, or with an error."""
+        if not self.settled:
+            self.settle()
+
+
 class Gather(Combined[list[T]]):
     """Settled when all of its children are, or one has failed; then the others are cancelled."""
 

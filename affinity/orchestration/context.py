@@ -26,7 +26,7 @@ from affinity.orchestration.app import (
     definition_of,
 )
 from affinity.orchestration.codec import Codec, read_json
-from affinity.orchestration.combine import Gather, Select, Selected
+from affinity.orchestration.combine import Gather, Select, Selected, WaitAny
 from affinity.orchestration.futures import (
     ActivityFuture,
     ChildFuture,
@@ -423,6 +423,16 @@ class OrchestrationContext:
         """
         self._scheduler.require_running()
         return Select(self._scheduler, awaitables)
+
+    def wait_any(self, *futures: DurableFuture[Any]) -> DurableFuture[None]:
+        """Wait until one of several durable futures is settled, well or not; the others go on, and can be waited for
+        again. Look at `DurableFuture.settled`, and await the settled ones for their results.
+
+        Raises:
+            OrchestrationMisuse: an argument is no durable future of this orchestration, or there is none.
+        """
+        self._scheduler.require_running()
+        return WaitAny(self._scheduler, futures)
 
     @overload
     def gather(

@@ -1,0 +1,176 @@
+"""`Conversations`: the states of sessions, each with a journal and a handler."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
+from typing import Any, Final, TypeAlias, TypeVar, cast, overload
+
+from affinity.client import Client
+from affinity.conversation.events import EventTypes, JournalEvent
+from affinity.conversation.kinds import ConversationKind, ConversationLimits, seconds_of
+from affinity.conversation.program import Program, Start, WakeTask
+from affinity.conversation.running import WakeRunner
+from affinity.conversation.talk import Talk
+from affinity.conversation.wake import Wake
+from affinity.errors import InvalidApp, InvalidOptions
+from affinity.journal import PendingWork
+from affinity.limits import MAX_CYCLES, check_id, check_integer
+from affinity.orchestration import ActivityContext, App, OrchestrationContext, RetryPolicy
+from affinity.session import Sessions
+
+S = TypeVar("S")
+Handler: TypeAlias = Callable[[Wake, S], Awaitable[None]]
+
+DEFAULT_CYCLES: Final = 10
+"""Default of ``max_cycles``."""
+
+
+class Conversations(Sessions[S]):
+    """Conversations of one kind: sessions with a journal of what happened, and a handler that runs for what arrives.
+
+    ::
+
+        support = affinity.Conversations(Chat, kind="support")
+
+        @support.on_wake
+        async def respond(wake: affinity.Wake, chat: Chat) -> None:
+            for event in wake.events:
+                ...
+
+        app.include(support)
+
+    A conversation begins with its first input. Its id is the id of its session and of its instance.
+    """
+
+    def __init__(
+        self,
+        state: type[S],
+        *,
+        kind: str | None = None,
+        events: Iterable[type[JournalEvent]] = (),
+        limits: ConversationLimits | None = None,
+        readable: Iterable[str] = (),
+        **options: Any,
+    ) -> None:
+        """Define the conversations of one kind.
+
+        Args:
+            state: of each conversation; as for `Sessions`.
+            kind: of the conversations, and of the records of their state; by default the name of the type.
+            events: kinds of events beside the built-in ones.
+            limits: bounds; see `ConversationLimits`.
+            readable: other kinds of conversations that tools may read (`Wake.read`).
+            options: all others are those of `Sessions`. ``store`` and ``auto_save`` are not among them: the state
+                commits with the journal.
+
+        Raises:
+            InvalidOptions: as for `Sessions`; or an event is none, or its kind is taken.
+        """
+        if refused := options.keys() & {"store", "auto_save"}:
+            raise InvalidOptions(f"{sorted(refused)[0]}: the state of a conversation commits with its journal")
+        super().__init__(state, kind=kind, **options)
+        self._handler: Handler[S] | None = None
+        self.retry = RetryPolicy()
+        self.max_cycles = DEFAULT_CYCLES
+        self.wake_timeout: float | None = None
+        self.readable = frozenset(check_id(each, "kind") for each in readable)
+        self.spec = ConversationKind(
+            name=self.kind, types=EventTypes(events), limits=limits if limits is not None else ConversationLimits()
+        )
+        self._app: App | None = None
+
+    @overload
+    def on_wake(self, handler: Handler[S], /) -> Handler[S]: ...
+    @overload
+    def on_wake(
+        self,
+        handler: None = None,
+        /,
+        *,
+        retry: RetryPolicy | None = None,
+        max_cycles: int = ...,
+        timeout: float | timedelta | None = None,
+    ) -> Callable[[Handler[S]], Handler[S]]: ...
+    def on_wake(
+        self,
+        handler: Any = None,
+        /,
+        *,
+        retry: RetryPolicy | None = None,
+        max_cycles: int = DEFAULT_CYCLES,
+        timeout: float | timedelta | None = None,
+    ) -> Any:
+        """Register the handler: ``async def handler(wake, state)``. It runs on the holder of the session, for one wake
+        at a time, with the state as `Sessions.open` gives it.
+
+        Args:
+            handler: the function, if the decorator is used without arguments.
+            retry: when it raises. By default `RetryPolicy`: three attempts. Then the conversation has the status
+                "failed": its inputs stay pending, and the next one, or a resume, tries again.
+            max_cycles: wakes of one delegation, by default: see `Wake.delegate`.
+            timeout: seconds, or a timedelta, that one attempt may take.
+
+        Raises:
+            InvalidApp: there is a handler, or this is no ``async def``.
+            InvalidOptions: an option is out of range.
+        """
+
+        def register(function: Handler[S]) -> Handler[S]:
+            if self._handler is not None:
+                raise InvalidApp(f"the conversations of kind {self.kind!r} have a handler already")
+            if not inspect.iscoroutinefunction(function):
+                raise InvalidApp(f"the handler of the conversations of kind {self.kind!r} must be an async def")
+            self._handler = function
+            return function
+
+        if not 1 <= check_integer(max_cycles, "max_cycles") <= MAX_CYCLES:
+            raise InvalidOptions(f"max_cycles must be from 1 to {MAX_CYCLES}, not {max_cycles}")
+        self.retry = RetryPolicy() if retry is None else retry
+        self.max_cycles = max_cycles
+        self.wake_timeout = None if timeout is None else seconds_of("timeout", timeout)
+        return register if handler is None else register(handler)
+
+    def handler(self) -> Handler[S]:
+        """The registered handler.
+
+        Raises:
+            InvalidApp: there is none.
+        """
+        if self._handler is None:
+            raise InvalidApp(f"the conversations of kind {self.kind!r} have no handler: decorate one with on_wake")
+        return self._handler
+
+    def connect(self, client: Client, conversation_id: str) -> Talk:
+        """The handle of a conversation; see `Client.conversation`."""
+        return Talk(client, self.spec, conversation_id)
+
+    def open_state(self, ctx: ActivityContext, work: PendingWork) -> AbstractAsyncContextManager[S]:
+        """The state of the conversation, for a wake."""
+        return self.open(ctx, parent=work.parent)
+
+    def functions(self) -> App:
+        """The orchestration and the activity of these conversations; for `App.include`.
+
+        Raises:
+            InvalidApp: there is no handler.
+        """
+        self.handler()
+        if self._app is None:
+            self._app = self._registered()
+        return self._app
+
+    def _registered(self) -> App:
+        app, spec, runner = App(self.kind), self.spec, WakeRunner(self)
+
+        @app.activity(name=spec.activity)
+        async def wake(ctx: ActivityContext, task: dict[str, Any]) -> dict[str, Any]:
+            return cast(dict[str, Any], await runner.run(ctx, cast(WakeTask, task)))
+
+        @app.orchestration(name=spec.orchestration)
+        async def conversation(ctx: OrchestrationContext, start: dict[str, Any]) -> None:
+            await Program(ctx, spec.activity, cast(Start, start)).run()
+
+        return app

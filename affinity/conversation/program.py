@@ -1,0 +1,304 @@
+"""The orchestration of a conversation: waits for signals, and runs one wake after the other.
+
+States of a conversation's instance::
+
+    idle ──an input, a revisit that is due, resume──► waking ──done──► idle
+                                                        │ ├──cancelled by an interrupt──► waking, as another wake
+                                                        │ └──failed──► rescheduling ──the pause is over──► waking
+                                                        └──failed for good──► failed ──an input, resume──► waking
+    all ──terminate──► ended
+
+The journal is authoritative for what is pending. A signal says only that there may be something: a wake reads for
+itself, and one that finds nothing changes nothing. A signal whose input a wake has processed already is dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NotRequired, TypedDict
+
+from affinity.conversation.kinds import SIGNAL
+from affinity.errors import ActivityError, ActivityPoisoned
+from affinity.limits import MAX_TIMER_SECONDS, truncate
+from affinity.orchestration import ActivityFuture, DurableFuture, OrchestrationContext
+
+WAKES_PER_EXECUTION: Final = 200
+"""Wakes after which the instance continues as new: a replay reads about a thousand events."""
+
+SIGNALS_PER_EXECUTION: Final = 5_000
+"""Signals after which it does so too. While a wake runs, later ones wait."""
+
+TIMER_MARGIN: Final = 0.005
+"""Seconds by which a timer fires later than a revisit is due: one that fires earlier costs a wake for nothing."""
+
+
+class Delegation(TypedDict):
+    """Work that the parent has given to this conversation, and that has not ended."""
+
+    id: str
+    parent: str
+    parent_kind: str
+    max_cycles: int
+    cycles: int  # wakes so far
+
+
+class Failure(TypedDict):
+    """Why a wake ended that could not say so itself."""
+
+    type: str
+    message: str
+    stack: str
+    final: bool  # it is not retried
+
+
+class WakeTask(TypedDict):
+    """The input of the activity."""
+
+    wake: str  # id
+    attempts: NotRequired[int]  # of this wake before this run
+    failures: NotRequired[int]  # those that ended in an error
+    delegations: NotRequired[list[Delegation]]
+    cancelled: NotRequired[str]  # id of a wake that was cancelled, and whose trace is open
+    failed: NotRequired[Failure]  # close the trace of the wake, which has ended with this error
+    terminated: NotRequired[bool]  # the conversation was; True: its children are to be
+
+
+class WakeOutcome(TypedDict):
+    """The result of the activity."""
+
+    outcome: Literal["done", "nothing", "failed"]
+    processed: NotRequired[int]  # the watermark
+    more: NotRequired[bool]  # inputs are left
+    next_due: NotRequired[float]  # seconds until a revisit is due, or a request expires
+    delegations: NotRequired[list[Delegation]]
+    attempt: NotRequired[int]  # of the wake; of one that failed
+    read: NotRequired[int]  # number of the last input that it was given; of one that failed
+    retry_after: NotRequired[float]  # of one that failed: seconds; without it, it failed for good
+
+
+class Start(TypedDict):
+    """The input of the orchestration; all but the salt is what one execution leaves to the next."""
+
+    salt: str  # makes the ids of wakes unique
+    home: NotRequired[str]  # session on whose lease the wakes run; by default the conversation's own
+    processed: NotRequired[int]
+    signalled: NotRequired[int]
+    next_due: NotRequired[float]
+    failed: NotRequired[bool]
+    delegations: NotRequired[list[Delegation]]
+    cancelled: NotRequired[str]
+    due: NotRequired[bool]
+
+
+@dataclass(eq=False)
+class Program:
+    """One execution of a conversation's orchestration."""
+
+    ctx: OrchestrationContext
+    activity: str
+    start: Start
+    wakes: int = 0
+    signals: int = 0
+    processed: int = 0
+    """The watermark, as far as known."""
+    signalled: int = 0
+    """The greatest number that a signal has announced."""
+    is_due: bool = False
+    """A wake is to run."""
+    is_failed: bool = False
+    """The last wake has failed for good."""
+    terminated: bool | None = None
+    """True: the children are terminated too."""
+    is_interrupted: bool = False
+    """The wake under way is to be cancelled."""
+    is_resumed: bool = False
+    """The pause before the next attempt is over."""
+    cancelled: str | None = None
+    """A wake that was cancelled, and whose trace is open."""
+    next_due: float | None = None
+    delegations: list[Delegation] = field(default_factory=list)
+    status: str | None = None
+    signal: DurableFuture[Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        start = self.start
+        self.processed, self.signalled = start.get("processed", 0), start.get("signalled", 0)
+        self.next_due, self.is_failed = start.get("next_due"), start.get("failed", False)
+        self.delegations, self.cancelled = start.get("delegations", []), start.get("cancelled")
+        self.is_due = start.get("due", False)
+        self.status = "failed" if self.is_failed else None
+        self.signal = self.ctx.schedule_wait(SIGNAL)
+
+    @property
+    def home(self) -> str:
+        """The session on whose lease the wakes run."""
+        return self.start.get("home", self.ctx.instance_id)
+
+    async def run(self) -> None:
+        """Run until the conversation is terminated."""
+        while self.terminated is None:
+            if self.wakes >= WAKES_PER_EXECUTION or self.signals >= SIGNALS_PER_EXECUTION:
+                self.ctx.continue_as_new(self._rest())
+            if self.is_due:
+                await self._wake()
+            else:
+                await self._wait()
+        if self.terminated or self.delegations or self.cancelled:
+            await self._attempt({"wake": self._new_wake(), "terminated": self.terminated})
+
+    def _rest(self) -> Start:
+        """What the next execution goes on with."""
+        rest = Start(salt=self.start["salt"], processed=self.processed, signalled=self.signalled, due=self.is_due)
+        if "home" in self.start:
+            rest["home"] = self.start["home"]
+        if self.next_due is not None:
+            rest["next_due"] = self.next_due
+        if self.is_failed:
+            rest["failed"] = True
+        if self.delegations:
+            rest["delegations"] = self.delegations
+        if self.cancelled:
+            rest["cancelled"] = self.cancelled
+        return rest
+
+    # -- signals
+
+    async def _wait(self) -> None:
+        """Wait for a signal, or until a revisit is due."""
+        if self.next_due is None:
+            return await self._receive()
+        timer = self.ctx.schedule_timer(min(self.next_due + TIMER_MARGIN, MAX_TIMER_SECONDS))
+        await self.ctx.wait_any(self.signal, timer)
+        if timer.settled:
+            self.next_due, self.is_due = None, True
+        else:
+            timer.cancel()
+            await self._receive()
+
+    async def _receive(self) -> None:
+        """Take the signal that has come, and wait for the next one."""
+        data = await self.signal
+        self.signals += 1
+        self.signal = self.ctx.schedule_wait(SIGNAL)
+        match data:
+            case {"type": "wake", "seq": int(seq)}:
+                self._announce(seq)
+            case {"type": "interrupt", "seq": int(seq), **more}:
+                self._announce(seq)
+                self.is_interrupted |= more.get("cancel") is True
+            case {"type": "terminate", **more}:
+                self.terminated = more.get("cascade") is True
+            case {"type": "resume"}:
+                self.is_due = self.is_resumed = True
+            case _:
+                self.ctx.logger.warning("conversation %s: unknown signal %r", self.ctx.instance_id, data)
+
+    def _announce(self, seq: int) -> None:
+        if seq <= self.signalled:  # signals of one journal come in order: this is a new one of the same id
+            self.processed = 0
+        self.signalled = seq
+        self.is_due |= seq > self.processed
+
+    # -- wakes
+
+    def _new_wake(self) -> str:
+        self.wakes += 1
+        return f"{self.start['salt']}-{self.ctx.execution_id}-{self.wakes}"
+
+    async def _wake(self) -> None:
+        """Run one wake, with all its attempts."""
+        task = WakeTask(wake=self._new_wake())
+        if self.delegations:
+            task["delegations"] = self.delegations
+        if self.cancelled:
+            task["cancelled"] = self.cancelled
+        self.is_due = self.is_interrupted = self.is_resumed = False
+        while (outcome := await self._attempt(task)) is not None:
+            if outcome["outcome"] != "failed":
+                return self._succeed(outcome)
+            if (pause := outcome.get("retry_after")) is None:
+                return self._fail(outcome)
+            task.pop("cancelled", None)
+            task["attempts"] = outcome.get("attempt", 0)
+            task["failures"] = task.get("failures", 0) + 1
+            self._show("rescheduling")
+            if not await self._pause(pause):
+                break
+        self._show(None)
+        self.is_due = True
+
+    async def _attempt(self, task: WakeTask) -> WakeOutcome | None:
+        """Run the activity once; None: the conversation was terminated, or interrupted, meanwhile."""
+        activity = self._schedule(task)
+        is_last = "terminated" in task
+        while True:
+            hears = self.signals < SIGNALS_PER_EXECUTION and not is_last
+            await self.ctx.wait_any(activity, *([self.signal] if hears else []))
+            if activity.settled:
+                break
+            await self._receive()
+            if self.is_interrupted or self.terminated is not None:
+                activity.cancel()
+                self.cancelled = task["wake"]
+                return None
+        try:
+            return await activity
+        except ActivityError as error:
+            return await self._close(task, error)
+
+    def _schedule(self, task: WakeTask) -> ActivityFuture[WakeOutcome]:
+        return self.ctx.schedule_activity(self.activity, task).on_session(self.home)
+
+    async def _close(self, task: WakeTask, error: ActivityError) -> WakeOutcome:
+        """Close the trace of a wake whose activity has failed, which the handler alone cannot make it do."""
+        failure = Failure(
+            type=error.error_type,
+            message=truncate(error.message),
+            stack=error.stack,
+            final=isinstance(error, ActivityPoisoned) or "terminated" in task,
+        )
+        try:
+            return await self._schedule({**task, "failed": failure})
+        except ActivityError:
+            return WakeOutcome(outcome="failed")
+
+    def _succeed(self, outcome: WakeOutcome) -> None:
+        self.processed = outcome.get("processed", self.processed)
+        self.next_due = outcome.get("next_due")
+        self.delegations = outcome.get("delegations", self.delegations)
+        self.is_failed = False
+        if outcome["outcome"] == "done":
+            self.cancelled = None
+        # A signal that came while the wake ran may be of an input that it has processed.
+        self.is_due = outcome.get("more", False) or (self.is_due and self.signalled > self.processed) or self.is_resumed
+        self._show(None)
+
+    def _fail(self, outcome: WakeOutcome) -> None:
+        self.next_due = outcome.get("next_due")
+        self.delegations = outcome.get("delegations", self.delegations)
+        self.is_failed = True
+        # What the wake was given is tried again with the next signal, and not for one that came meanwhile.
+        self.is_due = self.is_due and self.signalled > outcome.get("read", self.signalled)
+        if "attempt" in outcome:
+            self.cancelled = None
+        self._show("failed")
+
+    async def _pause(self, seconds: float) -> bool:
+        """Wait before the next attempt, or until `resume`; False: interrupted, or terminated."""
+        timer = self.ctx.schedule_timer(min(seconds, MAX_TIMER_SECONDS))
+        while not timer.settled and not self.is_resumed:
+            await self.ctx.wait_any(timer, self.signal)
+            if self.signal.settled:
+                await self._receive()
+            if self.terminated is not None or self.is_interrupted:
+                break
+        timer.cancel()
+        going_on = self.terminated is None and not self.is_interrupted
+        self.is_resumed = False
+        return going_on
+
+    def _show(self, status: str | None) -> None:
+        """Set the custom status, where it differs from the one before."""
+        if status != self.status:
+            self.status = status
+            self.ctx.set_custom_status(status)

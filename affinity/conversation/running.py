@@ -1,0 +1,459 @@
+"""The activity of a wake: reads what is to be done, runs the handler, and enlists what it adds to the journal.
+
+The handler runs within the opened state of the session. Its outcome is one of these:
+
+* it returns: entries, state, watermark and result commit together;
+* it raises: the state's change is dropped, and the closed trace commits, with the watermark as it was. The result says
+  when the orchestration is to try again;
+* the run ends otherwise (its process, its lease, a conflict, an interrupt): nothing commits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Generic, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+import anyio
+
+from affinity.conversation.events import (
+    ChildEnded,
+    ChildOutcome,
+    EventMeta,
+    EventTypes,
+    JournalEntry,
+    SessionIdle,
+    SessionStatusChanged,
+    SpanCompleted,
+    SpanError,
+    StopReason,
+    UserInterrupt,
+    meta_of,
+)
+from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind, interrupt_message, terminate_message
+from affinity.conversation.program import Delegation, Failure, WakeOutcome, WakeTask
+from affinity.conversation.stream import Streams, StreamWriter
+from affinity.conversation.trace import WAKE_SPAN, Trace, error_of, root_span
+from affinity.conversation.views import request_of, revisit_of
+from affinity.conversation.wake import Wake, WakeInputs, WakeParts
+from affinity.conversation.writing import WakeWriting
+from affinity.errors import InvalidOptions, SessionRecordTooNew, SessionWriteConflict
+from affinity.journal import JournalAccess, JournalAppend, JournalFilter, NewEntry, PendingWork
+from affinity.limits import MAX_PAGE
+from affinity.orchestration import ActivityContext, RetryPolicy
+
+S = TypeVar("S")
+
+logger = logging.getLogger("affinity.conversation")
+
+EPOCH_BITS: Final = 20
+"""Bits of an attempt's number below those of the session's epoch: an attempt that a drain interrupts does not count,
+and the next one, under another epoch, is greater all the same.
+"""
+
+RETRACT_SECONDS: Final = 2.0
+"""How long a run that is cancelled takes to retract what it has streamed."""
+
+
+class Runnable(Protocol[S]):
+    """What the activity needs of `affinity.Conversations`."""
+
+    @property
+    def spec(self) -> ConversationKind:
+        """Names, events and bounds."""
+        ...
+
+    @property
+    def retry(self) -> RetryPolicy:
+        """Of handlers that raise."""
+        ...
+
+    @property
+    def wake_timeout(self) -> float | None:
+        """Seconds that one attempt may take."""
+        ...
+
+    @property
+    def readable(self) -> frozenset[str]:
+        """Other kinds that tools may read."""
+        ...
+
+    def handler(self) -> Callable[[Wake, S], Awaitable[None]]:
+        """What runs."""
+        ...
+
+    def open_state(self, ctx: ActivityContext, work: PendingWork) -> AbstractAsyncContextManager[S]:
+        """The state of the conversation, for the run."""
+        ...
+
+
+class WakeRunner(Generic[S]):
+    """Runs the wakes of the conversations of one kind."""
+
+    def __init__(self, conversations: Runnable[S]) -> None:
+        self._conversations = conversations
+        self._streams: WeakKeyDictionary[JournalAccess, Streams] = WeakKeyDictionary()
+
+    async def run(self, ctx: ActivityContext, task: WakeTask) -> WakeOutcome:
+        """One attempt of a wake.
+
+        Raises:
+            SessionWriteConflict, SessionRecordTooNew: of the conversation's own state; the worker repeats the run.
+            InvalidOptions: the context has no journals.
+        """
+        if ctx.journals is None:
+            raise InvalidOptions("a wake runs on a worker, whose database has journals")
+        read_at = time.monotonic()
+        work = await ctx.journals.get_pending(ctx.instance_id, self._conversations.spec.limits.inputs)
+        if work is None or (work.closed and "terminated" not in task):
+            return WakeOutcome(outcome="nothing", processed=0 if work is None else work.processed)
+        attempt = _Attempt(self._conversations, ctx, ctx.journals, task, work, read_at, self._streams_of(ctx.journals))
+        return await attempt.run()
+
+    def _streams_of(self, journals: JournalAccess) -> Streams:
+        found = self._streams.get(journals)
+        if found is None:
+            found = self._streams[journals] = Streams(journals)
+        return found
+
+
+@dataclass(eq=False)
+class _Attempt(Generic[S]):
+    """One attempt of a wake that has read what is to be done."""
+
+    conversations: Runnable[S]
+    ctx: ActivityContext
+    journals: JournalAccess
+    task: WakeTask
+    work: PendingWork
+    read_at: float
+    streams: Streams
+    spec: ConversationKind = field(init=False)
+    number: int = field(init=False)
+    writing: WakeWriting = field(init=False)
+    delegations: list[Delegation] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.spec = self.conversations.spec
+        self.number = self.task.get("attempts", 0) + self.ctx.attempt
+        self.delegations = [*self.task.get("delegations", [])]
+        self.trace = Trace(f"{self.spec.name}.wake", self.number, self.ctx.worker_id)
+        self.begun = self.trace.started(revisits=[each.key for each in self.work.due])
+        self.writing = WakeWriting(
+            session_id=self.ctx.instance_id,
+            wake_id=self.task["wake"],
+            attempt=((self.ctx.session_epoch or 0) << EPOCH_BITS) + self.number,
+            work=self.work,
+            types=self.spec.types,
+            journals=self.journals,
+            max_entries=self.spec.limits.entries,
+            processed=self.work.processed,
+        )
+
+    @property
+    def read(self) -> int:
+        """Number of the last input that was read."""
+        return self.work.inputs[-1].seq if self.work.inputs else self.work.processed
+
+    async def run(self) -> WakeOutcome:
+        if "terminated" in self.task:
+            return await self._end_children(self.task["terminated"])
+        if "failed" in self.task:
+            return self._record_failure(self.task["failed"])
+        expired = [each for each in self.work.requests if each.expired]
+        if not (self.work.inputs or self.work.due or expired):
+            return self._outcome("nothing")
+        of = self.writing
+        stream = self.streams.open(of.session_id, self.work.journal_id, of.wake_id, of.attempt)
+        try:
+            wake = await self._handle(stream)
+        except (SessionWriteConflict, SessionRecordTooNew) as error:
+            await stream.retract()
+            if error.session_id == self.writing.session_id:
+                raise
+            return self._fail(error)
+        except Exception as error:
+            await stream.retract()
+            return self._fail(error)
+        except BaseException:
+            with anyio.move_on_after(RETRACT_SECONDS, shield=True):
+                await stream.retract()
+            raise
+        await stream.end()
+        return await self._succeed(wake)
+
+    # -- the handler
+
+    async def _handle(self, stream: StreamWriter) -> Wake:
+        """Run the handler; its additions are collected, and its change of the state is staged."""
+        entries = [self.spec.types.read(each) for each in self.work.inputs]
+        metas = [meta_of(each.payload) for each in self.work.inputs]
+        self._note_begin()
+        pending = [*entries, *self._expire()]
+        self.delegations += [_delegation(each) for each in metas if each.delegation and not self._has(each.delegation)]
+        self.writing.processed = self.read
+        self.writing.ended_revisits += [each.key for each in self.work.due]
+        await self._pass_interrupts_on(entries)
+        wake = Wake(self._parts(pending, stream))
+        about = {
+            "affinity.session_id": wake.conversation_id,
+            "affinity.wake_id": wake.id,
+            "affinity.attempt": self.number,
+        }
+        senders = [each.trace for each in metas if each.trace is not None]
+        async with asyncio.timeout(self.conversations.wake_timeout):
+            with root_span(self.trace.name, about, senders):
+                async with self.conversations.open_state(self.ctx, self.work) as state:
+                    await self.conversations.handler()(wake, state)
+        return wake
+
+    def _parts(self, pending: Sequence[JournalEntry], stream: StreamWriter) -> WakeParts:
+        inputs = WakeInputs(
+            pending=pending,
+            due=[revisit_of(each) for each in self.work.due],
+            requests=[request_of(each, self.spec.types) for each in self.work.requests if not each.expired],
+            parent=self.work.parent,
+        )
+        self.parts = WakeParts(
+            context=self.ctx,
+            wake_id=self.task["wake"],
+            attempt=self.number,
+            kind=self.spec,
+            readable=self.conversations.readable,
+            inputs=inputs,
+            writing=self.writing,
+            stream=stream,
+            trace=self.trace,
+            journals=self.journals,
+        )
+        return self.parts
+
+    def _note_begin(self) -> None:
+        if (cancelled := self.task.get("cancelled")) is not None:
+            closed = SpanCompleted(span=WAKE_SPAN, name=self.trace.name, result="cancelled")
+            entry = self.writing.note(closed)
+            self.writing.entries[-1] = replace(entry, wake_id=cancelled)
+            self.trace.entries.append(self.writing.entries[-1])
+        self.trace.entries.append(self.writing.note(self.begun))
+
+    def _expire(self) -> list[JournalEntry]:
+        """Answer the requests that nobody has answered in time, as refused."""
+        found = []
+        for number, request in enumerate([each for each in self.work.requests if each.expired], 1):
+            answer = self.spec.types.expired_answer(request.kind, request.request_id)
+            entry = self.writing.note(answer)
+            self.writing.ended_requests.append(request.request_id)
+            # Its number is not known yet: it stands behind all that is there.
+            found.append(
+                JournalEntry(
+                    seq=self.work.last_seq + number,
+                    event=answer,
+                    event_id=None,
+                    wake_id=self.task["wake"],
+                    recorded_at=request.expires_at or request.created_at,
+                    payload=entry.payload,
+                )
+            )
+        return found
+
+    async def _pass_interrupts_on(self, entries: Sequence[JournalEntry]) -> None:
+        """Interrupt the children, if the last interrupt says so."""
+        events = [each.event for each in entries if isinstance(each.event, UserInterrupt)]
+        if not events or not events[-1].cascade:
+            return
+        passed = events[-1]
+        self.writing.appends += await self._to_children(
+            NewEntry(
+                kind=passed.kind,
+                payload=EventTypes().encode(passed),
+                event_id=f"interrupt/{self.task['wake']}",
+                is_input=True,
+            ),
+            message=interrupt_message(cancel=passed.cancel),
+            drops=True,
+        )
+
+    async def _to_children(self, entry: NewEntry, **options: Any) -> list[JournalAppend]:
+        where = JournalFilter(parent=self.writing.session_id, closed=False)
+        found: list[JournalAppend] = []
+        while True:
+            page = await self.journals.list(where, MAX_PAGE)
+            found += [
+                JournalAppend(
+                    session_id=each.session_id,
+                    kind=each.kind,
+                    entry=entry,
+                    sender=self.writing.session_id,
+                    **options,
+                )
+                for each in page
+            ]
+            if len(page) < MAX_PAGE:
+                return found
+            where = replace(where, after=(page[-1].created_at, page[-1].session_id))
+
+    def _has(self, delegation: str) -> bool:
+        return any(each["id"] == delegation for each in self.delegations)
+
+    # -- a good end
+
+    async def _succeed(self, wake: Wake) -> WakeOutcome:
+        reason = self._stop_reason(wake)
+        await self._count_cycles(reason)
+        completed = self.trace.completed(self.begun, self.read_at)
+        self.writing.note(completed.model_copy(update={"processed": self.read, "read": self.read}))
+        self.writing.note(SessionIdle(reason, [each.request_id for each in wake.requests]))
+        self.ctx.enlist(self.writing)
+        outcome = self._outcome("done")
+        if self.work.more:
+            outcome["more"] = True
+        return outcome
+
+    def _stop_reason(self, wake: Wake) -> StopReason:
+        if self.work.more:
+            return "more"
+        if wake.requests:
+            return "requires_action"
+        return "end_turn" if self.work.next_due is None and not self.writing.revisits else "revisit"
+
+    async def _count_cycles(self, reason: StopReason) -> None:
+        """Count this wake for the delegations, and end those that are done or have used up their cycles."""
+        finish = self.parts.finish
+        is_done = finish.is_set or reason == "end_turn"
+        for each in self.delegations:
+            each["cycles"] += 1
+        ended = [each for each in self.delegations if is_done or each["cycles"] >= each["max_cycles"]]
+        self.delegations = [each for each in self.delegations if each not in ended]
+        for each in ended:
+            self._tell_parent(each, "completed" if is_done else "max_cycles", result=finish.result)
+        if ended and not is_done and not self.delegations:  # it may run no more
+            self.writing.revisits.clear()
+            pending = await self.journals.get_revisits(self.writing.session_id)
+            self.writing.ended_revisits = [each.key for each in pending]
+            self.work = replace(self.work, next_due=None)
+
+    def _tell_parent(
+        self, ended: Delegation, outcome: ChildOutcome, *, result: Any = None, error: SpanError | None = None
+    ) -> None:
+        event = ChildEnded(
+            child=self.writing.session_id,
+            delegation=ended["id"],
+            outcome=outcome,
+            result=result,
+            cycles=ended["cycles"],
+            error=error,
+        )
+        entry = NewEntry(
+            kind=event.kind,
+            payload=EventTypes().encode(event),
+            event_id=f"{event.kind}/{ended['id']}",
+            is_input=True,
+        )
+        self.writing.appends.append(
+            JournalAppend(session_id=ended["parent"], kind=ended["parent_kind"], entry=entry, message=WAKE_MESSAGE)
+        )
+
+    # -- a bad end
+
+    def _fail(self, error: BaseException) -> WakeOutcome:
+        """Record that the handler has raised."""
+        logger.warning(
+            "wake %s of conversation %s failed (attempt %d)",
+            self.task["wake"],
+            self.writing.session_id,
+            self.number,
+            exc_info=error,
+            extra={"session_id": self.writing.session_id, "wake_id": self.task["wake"], "attempt": self.number},
+        )
+        self.writing.discard(self.trace.entries)
+        self.delegations = [*self.task.get("delegations", [])]
+        return self._close_trace(error_of(error), self._pause_after(error))
+
+    def _record_failure(self, failure: Failure) -> WakeOutcome:
+        """Record that an activity of the wake has failed, which could not do so itself."""
+        self._note_begin()
+        error = SpanError(type=failure["type"], message=failure["message"], stack=failure["stack"])
+        return self._close_trace(error, None if failure["final"] else self._pause(failure["type"], None))
+
+    def _pause_after(self, error: BaseException) -> float | None:
+        return self._pause(type(error).__name__, error)
+
+    def _pause(self, name: str, error: BaseException | None) -> float | None:
+        """Seconds until the next attempt; None: there is none."""
+        policy, failures = self.conversations.retry, self.task.get("failures", 0) + 1
+        if name in policy.non_retryable or not policy.retries(error or Exception(), failures):
+            return None
+        return policy.delay(failures, self.task["wake"])
+
+    def _close_trace(self, error: SpanError, pause: float | None) -> WakeOutcome:
+        completed = self.trace.completed(self.begun, self.read_at)
+        self.writing.note(
+            completed.model_copy(
+                update={"result": "error", "error": error, "processed": self.work.processed, "read": self.read}
+            )
+        )
+        if pause is None:
+            self.writing.note(SessionIdle("failed", [each.request_id for each in self.work.requests], error))
+            for each in self.delegations:
+                self._tell_parent(each, "failed", error=error)
+            self.delegations = []
+        else:
+            self.writing.note(SessionStatusChanged("rescheduling", f"{error.type}: {error.message}", pause))
+        self.ctx.enlist(self.writing)
+        outcome = self._outcome("failed")
+        outcome["attempt"], outcome["read"] = self.number, self.read
+        if pause is not None:
+            outcome["retry_after"] = pause
+        return outcome
+
+    # -- the end of the conversation
+
+    async def _end_children(self, cascade: bool) -> WakeOutcome:
+        """The conversation is terminated: tell the parent, and terminate the children, if they are to be."""
+        self._note_begin()
+        if cascade:
+            event = SessionStatusChanged("terminated", "its parent was terminated")
+            self.writing.appends += await self._to_children(
+                NewEntry(kind=event.kind, payload=EventTypes().encode(event), event_id=f"{event.kind}/parent"),
+                message=terminate_message(cascade=True),
+                closes=True,
+                drops=True,
+            )
+        for each in self.delegations:
+            self._tell_parent(each, "terminated")
+        self.writing.note(self.trace.completed(self.begun, self.read_at))
+        self.ctx.enlist(self.writing)
+        return self._outcome("done")
+
+    # --
+
+    def _outcome(self, outcome: str) -> WakeOutcome:
+        result = WakeOutcome(outcome=outcome, processed=self.writing.processed)  # type: ignore[typeddict-item]
+        if (next_due := self._next_due()) is not None:
+            result["next_due"] = next_due
+        if self.task.get("delegations") or self.delegations:
+            result["delegations"] = self.delegations
+        return result
+
+    def _next_due(self) -> float | None:
+        """Seconds until something is due that this wake has not processed."""
+        passed = time.monotonic() - self.read_at
+        times = [] if self.work.next_due is None else [max(0.0, self.work.next_due - passed)]
+        times += [each.delay for each in self.writing.revisits]
+        times += [each.expires_in for each in self.writing.requests if each.expires_in is not None]
+        return min(times, default=None)
+
+
+def _delegation(meta: EventMeta) -> Delegation:
+    return Delegation(
+        id=meta.delegation or "",
+        parent=meta.parent or "",
+        parent_kind=meta.parent_kind or "",
+        max_cycles=meta.max_cycles,
+        cycles=0,
+    )

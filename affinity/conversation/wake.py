@@ -1,0 +1,474 @@
+"""`Wake`: what the handler of a conversation is given."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal, Protocol, TypeVar
+
+from pydantic import JsonValue
+from pydantic_core import PydanticSerializationError, to_json
+
+from affinity.conversation.events import (
+    AgentMessage,
+    ChildDelegated,
+    EventMeta,
+    JournalEntry,
+    JournalEvent,
+    RequestEvent,
+    UserInterrupt,
+    check_input,
+    check_output,
+)
+from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind, seconds_of
+from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader
+from affinity.conversation.stream import StreamWriter
+from affinity.conversation.trace import Trace, current_span, inside, part_span, traceparent
+from affinity.conversation.views import PendingRequest, PendingRevisit
+from affinity.conversation.writing import WakeWriting
+from affinity.errors import (
+    ConversationKindMismatch,
+    ConversationTerminated,
+    InvalidInput,
+    InvalidOptions,
+    NotAParent,
+    NotSerializable,
+    UnknownConversation,
+)
+from affinity.journal import (
+    JournalAccess,
+    JournalAppend,
+    JournalFilter,
+    JournalPage,
+    JournalQuery,
+    NewEntry,
+    NewRequest,
+    NewRevisit,
+)
+from affinity.limits import (
+    MAX_CYCLES,
+    MAX_PAGE,
+    MAX_UNREAD_EVENTS,
+    MAX_WAKE_ENTRIES,
+    check_id,
+    check_integer,
+    check_payload,
+)
+from affinity.orchestration import ActivityContext
+
+R = TypeVar("R", bound=RequestEvent)
+
+_PRIORITIES: Final = {"low": -10, "normal": 0, "high": 10}
+MAX_PRIORITY: Final = 1_000
+
+MAX_REASON: Final = 1024
+"""Bytes of the reason of a revisit."""
+
+_LOGGER: Final = logging.getLogger("affinity.conversation")
+
+
+class Delegate(Protocol):
+    """The conversations of a child: `affinity.Conversations`."""
+
+    @property
+    def spec(self) -> ConversationKind:
+        """Names, events and bounds of these conversations."""
+        ...
+
+    @property
+    def max_cycles(self) -> int:
+        """Default bound of the wakes of one delegation."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WakeInputs:
+    """What a wake has to do, read and decoded."""
+
+    pending: Sequence[JournalEntry]
+    due: Sequence[PendingRevisit]
+    requests: list[PendingRequest]  # that nobody has answered; the wake's own are added
+    parent: str | None
+
+
+@dataclass(slots=True)
+class Finish:
+    """What the parent is told of the wake."""
+
+    is_set: bool = False
+    """The handler has given a result."""
+    result: JsonValue = None
+    """That one, or the text of the last message."""
+
+
+@dataclass(eq=False, kw_only=True)
+class WakeParts:
+    """What a `Wake` is made of."""
+
+    context: ActivityContext
+    wake_id: str
+    attempt: int
+    kind: ConversationKind
+    readable: frozenset[str]
+    inputs: WakeInputs
+    writing: WakeWriting
+    stream: StreamWriter
+    trace: Trace
+    journals: JournalAccess
+    finish: Finish = field(default_factory=Finish)
+
+
+class Wake:
+    """One bounded run of a conversation's handler.
+
+    What it appends, requires, schedules and delegates commits in one transaction with the state, the result and the
+    watermark of processed inputs; or nothing of it does, and the run is repeated.
+
+    Attributes:
+        id: the same in all attempts.
+        attempt: from 1; attempts that a drain interrupted do not count.
+        conversation_id: of the conversation, which is its session id too.
+        parent: the conversation whose child this one is; None: it is none.
+        pending: what has arrived since the last wake, oldest first: inputs, and the answers that nobody gave in time.
+        due: the revisits that are due, greatest priority first, then by due time.
+        context: of the activity that runs the wake.
+    """
+
+    def __init__(self, parts: WakeParts) -> None:
+        """Called by the worker."""
+        self._parts = parts
+        self._writing = parts.writing
+        self._requests = parts.inputs.requests
+        self._usage: dict[str, int] = {}
+        self._number = 0
+        self.id = parts.wake_id
+        self.attempt = parts.attempt
+        self.conversation_id = parts.writing.session_id
+        self.parent = parts.inputs.parent
+        self.pending = parts.inputs.pending
+        self.due = parts.inputs.due
+        self.context = parts.context
+
+    @property
+    def events(self) -> Sequence[JournalEvent]:
+        """The events of `pending`."""
+        return [entry.event for entry in self.pending]
+
+    @property
+    def interrupt(self) -> UserInterrupt | None:
+        """The last interrupt among the inputs. It has dropped the requests and revisits that were pending."""
+        return next((each for each in reversed(self.events) if isinstance(each, UserInterrupt)), None)
+
+    @property
+    def requests(self) -> Sequence[PendingRequest]:
+        """The requests that nobody has answered, oldest first, those of this wake included."""
+        return tuple(self._requests)
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """The sum of ``usage`` of what this wake has appended."""
+        return dict(self._usage)
+
+    @property
+    def logger(self) -> logging.LoggerAdapter[logging.Logger]:
+        """The logger ``affinity.conversation``, with conversation, wake, attempt and worker in ``extra``."""
+        about = {"session_id": self.conversation_id, "wake_id": self.id, "attempt": self.attempt}
+        return logging.LoggerAdapter(_LOGGER, {**about, "worker_id": self.context.worker_id})
+
+    # -- output
+
+    def append(self, event: JournalEvent, /) -> None:
+        """Append an event to the journal.
+
+        Raises:
+            InvalidInput: it is none of this kind of conversations, one that the conversation writes by itself, a
+                request (see `require`), or one more than `ConversationLimits.entries`.
+            NotSerializable, PayloadTooLarge: a value in it has no JSON form, or it is too large.
+        """
+        check_output(event)
+        if isinstance(event, RequestEvent):
+            raise InvalidInput(f"{type(event).__name__} is a request: use require(), which waits for its answer")
+        self._append(event)
+
+    def stream(self, value: Any, /) -> None:
+        """Show provisional output to readers now: text, or another JSON value. The commit of the wake replaces it, and
+        an attempt that fails retracts it.
+
+        Raises:
+            NotSerializable, PayloadTooLarge: as `StreamWriter.write`.
+        """
+        self._parts.stream.write(value)
+
+    def finish(self, result: JsonValue = None) -> None:
+        """End the delegations of this conversation with this result, with the wake's commit. Without this call they end
+        when there is nothing left to do, with the text of the wake's last `AgentMessage`.
+
+        Raises:
+            NotSerializable: the result has no JSON form.
+        """
+        _as_json("result", result)
+        self._parts.finish.is_set, self._parts.finish.result = True, result
+
+    def _append(self, event: JournalEvent) -> None:
+        self._writing.append(event)
+        if isinstance(event, AgentMessage) and not self._parts.finish.is_set:
+            self._parts.finish.result = event.text
+        for name, number in getattr(event, "usage", {}).items():
+            self._usage[name] = self._usage.get(name, 0) + number
+
+    @contextmanager
+    def span(self, name: str, /) -> Iterator[None]:
+        """A part of the wake's trace, such as a tool: its begin, its end, and its error are in the journal.
+
+        Raises:
+            InvalidId: the name is out of bounds.
+        """
+        trace, clock = self._parts.trace, time.monotonic()
+        outer = current_span()
+        begun = trace.started(trace.next_id(), check_id(name, "name of a span"), parent=outer)
+        self._note(begun)
+        error: BaseException | None = None
+        try:
+            with inside(begun.span), part_span(name):
+                yield
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self._note(trace.completed(begun, clock, error))
+
+    def _note(self, event: JournalEvent) -> None:
+        if len(self._writing.entries) < MAX_WAKE_ENTRIES:
+            self._parts.trace.entries.append(self._writing.note(event))
+
+    # -- requests
+
+    def require(
+        self, request: R, /, *, request_id: str | None = None, expires_in: float | timedelta | None = None
+    ) -> R:
+        """Ask a person, or the client: the conversation waits for the answer, which is an input of a later wake.
+
+        Args:
+            request: `ToolConfirmation`, `CustomToolUse`, or a request of the application.
+            request_id: by default a new one. While a request of this id is pending, nothing is asked again.
+            expires_in: seconds, or a timedelta, after which it counts as refused. None: it waits for ever.
+
+        Returns:
+            The request with its id.
+
+        Raises:
+            InvalidInput: it is no request, or there are as many pending ones as there may be.
+            InvalidId, InvalidOptions: the id, or the time, is out of bounds.
+            NotSerializable, PayloadTooLarge: as `append`.
+        """
+        if not isinstance(request, RequestEvent) or "request_id" not in type(request).model_fields:
+            raise InvalidInput("require takes a RequestEvent with a field request_id")
+        found = request_id or getattr(request, "request_id", "") or self._new_id()
+        asked = request.model_copy(update={"request_id": check_id(found, "request id")})
+        seconds = None if expires_in is None else seconds_of("expires_in", expires_in)
+        if any(each.request_id == found for each in self._requests):
+            return asked
+        if len(self._requests) >= (most := self._parts.kind.limits.requests):
+            raise InvalidInput(f"{len(self._requests)} requests are pending, the limit of {most} (ConversationLimits)")
+        self._append(asked)
+        payload = self._writing.entries[-1].payload
+        new = NewRequest(request_id=found, kind=asked.kind, payload=payload, expires_in=seconds)
+        self._writing.requests.append(new)
+        now = datetime.now(UTC)
+        until = None if seconds is None else now + timedelta(seconds=seconds)
+        self._requests.append(
+            PendingRequest(request_id=found, event=asked, wake_id=self.id, created_at=now, expires_at=until)
+        )
+        return asked
+
+    # -- revisits
+
+    def revisit(
+        self,
+        delay: float | timedelta,
+        *,
+        key: str | None = None,
+        priority: Literal["low", "normal", "high"] | int = "normal",
+        reason: str = "",
+        note: JsonValue = None,
+    ) -> None:
+        """Ask for a later wake.
+
+        Args:
+            delay: seconds, or a timedelta, by the database's clock.
+            key: while a revisit of this key is pending, another one is not added. By default a new one.
+            priority: of those that are due together, the greater first; the names are -10, 0 and 10.
+            reason: why, for the later wake and for people.
+            note: anything else that the later wake needs, as JSON.
+
+        Raises:
+            InvalidInput: the wake has asked for as many as it may.
+            InvalidId, InvalidOptions, NotSerializable, PayloadTooLarge: an argument is out of bounds.
+        """
+        if len(self._writing.revisits) >= (most := self._parts.kind.limits.revisits):
+            raise InvalidInput(f"the wake has asked for {most} revisits, the limit (ConversationLimits)")
+        number = _PRIORITIES.get(priority, priority) if isinstance(priority, str) else priority
+        if type(number) is not int or abs(number) > MAX_PRIORITY:
+            raise InvalidOptions(
+                f"priority must be low, normal, high, or an integer from -1000 to 1000, not {priority!r:.80}"
+            )
+        new = NewRevisit(
+            key=self._new_id() if key is None else check_id(key, "key of a revisit"),
+            delay=seconds_of("delay", delay),
+            priority=number,
+            reason=check_payload(reason, "reason of a revisit", MAX_REASON),
+            note=_as_json("note of a revisit", note),
+        )
+        if all(each.key != new.key for each in self._writing.revisits):
+            self._writing.revisits.append(new)
+
+    # -- children
+
+    async def delegate(
+        self, conversations: Delegate, child_id: str, event: JournalEvent, /, *, max_cycles: int | None = None
+    ) -> str:
+        """Give work to a child, a conversation of its own with its own journal and state, which is created if there is
+        none. It takes effect with the wake's commit. The end of the delegation is an input of this conversation,
+        `ChildEnded`.
+
+        Args:
+            conversations: of the child.
+            child_id: its id; this conversation must be its parent.
+            event: its input.
+            max_cycles: wakes that it may run for this delegation, from 1; by default that of its `on_wake`.
+
+        Returns:
+            The id of the delegation.
+
+        Raises:
+            NotAParent: the conversation is there, and this one is not its parent.
+            ConversationKindMismatch, ConversationTerminated: it is of another kind, or takes no more events.
+            InvalidInput: an argument is out of bounds.
+        """
+        check_input(event, None)
+        spec = conversations.spec
+        cycles = check_integer(conversations.max_cycles if max_cycles is None else max_cycles, "max_cycles")
+        if not 1 <= cycles <= MAX_CYCLES:
+            raise InvalidOptions(f"max_cycles must be from 1 to {MAX_CYCLES}, not {cycles}")
+        await self._check_child(check_id(child_id, "conversation id"), spec.name)
+        delegation = self._new_id()
+        meta = EventMeta(
+            trace=traceparent(),
+            delegation=delegation,
+            parent=self.conversation_id,
+            parent_kind=self._parts.kind.name,
+            max_cycles=cycles,
+        )
+        entry = NewEntry(
+            kind=event.kind, payload=spec.types.encode(event, meta), event_id=f"delegation/{delegation}", is_input=True
+        )
+        self._append(ChildDelegated(child_id, delegation, spec.name, cycles))
+        self._writing.appends.append(
+            JournalAppend(
+                session_id=child_id,
+                kind=spec.name,
+                entry=entry,
+                message=WAKE_MESSAGE,
+                start=spec.start(parent=self.conversation_id),
+                sender=self.conversation_id,
+                unread_limit=MAX_UNREAD_EVENTS,
+            )
+        )
+        return delegation
+
+    async def children(self, *, terminated: bool | None = None) -> Sequence[str]:
+        """Ids of the children of this conversation, newest first, at most `limits.MAX_PAGE`; those of this wake are not
+        among them yet.
+        """
+        where = JournalFilter(parent=self.conversation_id, closed=terminated)
+        return [each.session_id for each in await self._parts.journals.list(where, MAX_PAGE)]
+
+    async def _check_child(self, child_id: str, kind: str) -> None:
+        if child_id == self.conversation_id:
+            raise NotAParent(child_id, "a conversation is not its own child")
+        page = await self._parts.journals.read(JournalQuery(session_id=child_id, limit=1))
+        if page is None:
+            return
+        if page.kind != kind:
+            raise ConversationKindMismatch(child_id, f"it is of kind {page.kind!r}, not {kind!r}")
+        if page.parent != self.conversation_id:
+            raise NotAParent(child_id, f"it is no child of {self.conversation_id!r}")
+        if page.closed:
+            raise ConversationTerminated(child_id, "it was terminated, and takes no more events")
+
+    # -- reading
+
+    async def history(
+        self,
+        *,
+        after: int | str | None = None,
+        before: int | str | None = None,
+        around: int | str | None = None,
+        kinds: Collection[str] = (),
+        wake: str | None = None,
+        last: int | None = None,
+        limit: int = DEFAULT_ENTRIES,
+    ) -> Sequence[JournalEntry]:
+        """Entries of this conversation's journal, oldest first, as committed: those of this wake are not among them.
+
+        An anchor (``after``, ``before``, ``around``) is the number of an entry, or an event id. ``before`` gives the
+        entries right before it, ``around`` it and as many before as behind it, ``last`` the newest ones; ``kinds`` and
+        ``wake`` select.
+
+        Raises:
+            UnknownEntry: an anchor that is not in the journal.
+            InvalidInput: contradictory conditions, or a number out of range.
+        """
+        reader = EntryReader(self._parts.journals.read, self._parts.kind.types, self.conversation_id)
+        return await reader.entries(
+            after=after, before=before, around=around, kinds=kinds, wake=wake, last=last, limit=limit
+        )
+
+    async def read(
+        self,
+        conversation_id: str,
+        /,
+        *,
+        after: int | str | None = None,
+        before: int | str | None = None,
+        around: int | str | None = None,
+        kinds: Collection[str] = (),
+        wake: str | None = None,
+        last: int | None = None,
+        limit: int = DEFAULT_ENTRIES,
+    ) -> Sequence[JournalEntry]:
+        """Entries of another conversation, for tools; arguments as for `history`.
+
+        Raises:
+            UnknownConversation: there is none.
+            ConversationKindMismatch: it is neither of the kind of this one nor of one of ``readable``.
+            UnknownEntry, InvalidInput: as for `history`.
+        """
+        reader = EntryReader(self._read_other, self._parts.kind.types, check_id(conversation_id, "conversation id"))
+        return await reader.entries(
+            after=after, before=before, around=around, kinds=kinds, wake=wake, last=last, limit=limit
+        )
+
+    async def _read_other(self, query: JournalQuery) -> JournalPage:
+        page = await self._parts.journals.read(query)
+        if page is None:
+            raise UnknownConversation(query.session_id, "there is none")
+        if page.kind != self._parts.kind.name and page.kind not in self._parts.readable:
+            raise ConversationKindMismatch(query.session_id, f"conversations of kind {page.kind!r} cannot be read here")
+        return page
+
+    def _new_id(self) -> str:
+        self._number += 1
+        return f"{self.id}.{self._number}"
+
+
+def _as_json(what: str, value: JsonValue) -> str:
+    try:
+        text = to_json(value, inf_nan_mode="strings").decode()
+    except PydanticSerializationError as error:
+        raise NotSerializable(f"the {what} has no JSON form: {error}") from error
+    return check_payload(text, what)

@@ -1,0 +1,88 @@
+"""What a wake adds to its journal: collected while its handler runs, committed with the activity's result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from affinity.conversation.events import EventTypes, JournalEvent
+from affinity.errors import InvalidInput
+from affinity.journal import (
+    JournalAccess,
+    JournalAppend,
+    JournalWrite,
+    NewEntry,
+    NewRequest,
+    NewRevisit,
+    PendingWork,
+)
+
+
+@dataclass(eq=False)
+class WakeWriting:
+    """Collects the additions of one attempt of a wake; an `affinity.journal.JournalParticipant`."""
+
+    session_id: str
+    wake_id: str
+    attempt: int
+    """As streams have it."""
+    work: PendingWork
+    types: EventTypes
+    journals: JournalAccess
+    max_entries: int
+    processed: int = 0
+    """The watermark from now on."""
+    entries: list[NewEntry] = field(default_factory=list)
+    requests: list[NewRequest] = field(default_factory=list)
+    revisits: list[NewRevisit] = field(default_factory=list)
+    ended_requests: list[str] = field(default_factory=list)
+    ended_revisits: list[str] = field(default_factory=list)
+    appends: list[JournalAppend] = field(default_factory=list)
+    _write: JournalWrite | None = None
+
+    def append(self, event: JournalEvent) -> None:
+        """Add an entry of the handler.
+
+        Raises:
+            InvalidInput: the event is refused, or the wake has as many entries as it may have.
+        """
+        if len(self.entries) >= self.max_entries:
+            raise InvalidInput(f"the wake has appended {self.max_entries} entries, the limit (ConversationLimits)")
+        self.note(event)
+
+    def note(self, event: JournalEvent) -> NewEntry:
+        """Add an entry of the conversation itself."""
+        entry = NewEntry(kind=event.kind, payload=self.types.encode(event), wake_id=self.wake_id)
+        self.entries.append(entry)
+        return entry
+
+    def discard(self, keep: Sequence[NewEntry]) -> None:
+        """Drop all additions but these entries: the handler has failed."""
+        self.entries = list(keep)
+        for each in (self.requests, self.revisits, self.ended_requests, self.ended_revisits, self.appends):
+            each.clear()
+        self.processed = self.work.processed
+
+    async def prepare(self) -> JournalWrite:
+        """The write that goes with the activity's result."""
+        self._write = JournalWrite(
+            session_id=self.session_id,
+            journal_id=self.work.journal_id,
+            base=self.work.processed,
+            processed=self.processed,
+            wake_id=self.wake_id,
+            entries=self.entries,
+            requests=self.requests,
+            revisits=self.revisits,
+            ended_requests=self.ended_requests,
+            ended_revisits=self.ended_revisits,
+            appends=self.appends,
+            clear_stream=True,
+            attempt=self.attempt,
+        )
+        return self._write
+
+    def settled(self, applied: bool) -> None:
+        """Notify the readers, if the write is committed."""
+        if applied and self._write is not None:
+            self.journals.note_written(self._write)
