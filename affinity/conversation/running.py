@@ -51,9 +51,10 @@ S = TypeVar("S")
 
 logger = logging.getLogger("affinity.conversation")
 
-EPOCH_BITS: Final = 20
-"""Bits of an attempt's number below those of the session's epoch: an attempt that a drain interrupts does not count,
-and the next one, under another epoch, is greater all the same.
+EPOCHS: Final = 2**40
+ATTEMPTS: Final = 2**10
+"""An attempt's number in streams has the session's epoch above it, by these moduli: an attempt that a drain interrupts
+does not count, and the next one, under another epoch, is greater all the same. Every JSON reader is exact up to 2**53.
 """
 
 RETRACT_SECONDS: Final = 2.0
@@ -147,7 +148,7 @@ class _Attempt(Generic[S]):
         self.writing = WakeWriting(
             session_id=self.ctx.instance_id,
             wake_id=self.task["wake"],
-            attempt=((self.ctx.session_epoch or 0) << EPOCH_BITS) + self.number,
+            attempt=(self.ctx.session_epoch or 0) % EPOCHS * ATTEMPTS + min(self.number, ATTEMPTS - 1),
             work=self.work,
             types=self.spec.types,
             journals=self.journals,
