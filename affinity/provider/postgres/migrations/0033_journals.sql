@@ -125,28 +125,33 @@ BEGIN
         ORDER BY CASE WHEN _newest THEN s.depth ELSE -s.depth END
     LOOP
         IF _event IS NOT NULL THEN
-            RETURN QUERY SELECT e.journal_id, e.seq FROM journal_entries e
-            WHERE e.journal_id = part.id AND e.event_id = _event AND e.seq > part.low AND e.seq <= part.high
-              AND (_wake IS NULL OR e.wake_id = _wake) AND (any_kind OR e.kind = ANY (_kinds))
-              AND (e.is_input OR NOT _pending)
+            RETURN QUERY SELECT w.journal_id, w.seq
+            FROM (SELECT * FROM journal_entries e WHERE e.journal_id = part.id AND e.event_id = _event OFFSET 0) w
+            WHERE w.seq > part.low AND w.seq <= part.high AND (_wake IS NULL OR w.wake_id = _wake)
+              AND (any_kind OR w.kind = ANY (_kinds)) AND (w.is_input OR NOT _pending)
             LIMIT rest;
         ELSIF _wake IS NOT NULL THEN
-            RETURN QUERY SELECT part.id, w.seq FROM (
-                SELECT e.seq FROM journal_entries e
-                WHERE e.journal_id = part.id AND e.wake_id = _wake AND e.seq > part.low AND e.seq <= part.high
-                  AND (any_kind OR e.kind = ANY (_kinds)) AND (e.is_input OR NOT _pending)
-                OFFSET 0) w
+            RETURN QUERY SELECT w.journal_id, w.seq
+            FROM (SELECT * FROM journal_entries e WHERE e.journal_id = part.id AND e.wake_id = _wake OFFSET 0) w
+            WHERE w.seq > part.low AND w.seq <= part.high AND (any_kind OR w.kind = ANY (_kinds))
+              AND (w.is_input OR NOT _pending)
             ORDER BY CASE WHEN _newest THEN -w.seq ELSE w.seq END LIMIT rest;
         ELSIF _pending AND _newest THEN
-            RETURN QUERY SELECT e.journal_id, e.seq FROM journal_entries e
-            WHERE e.journal_id = part.id AND e.is_input AND e.seq > part.low AND e.seq <= part.high
-              AND (any_kind OR e.kind = ANY (_kinds))
-            ORDER BY e.seq DESC LIMIT rest;
+            RETURN QUERY SELECT part.id, w.seq FROM (
+                SELECT e.seq FROM journal_entries e
+                WHERE e.journal_id = part.id AND e.is_input AND e.seq > part.low AND e.seq <= part.high
+                ORDER BY e.seq DESC OFFSET 0) w
+            WHERE any_kind OR (
+                SELECT e.kind FROM journal_entries e WHERE e.journal_id = part.id AND e.seq = w.seq) = ANY (_kinds)
+            LIMIT rest;
         ELSIF _pending THEN
-            RETURN QUERY SELECT e.journal_id, e.seq FROM journal_entries e
-            WHERE e.journal_id = part.id AND e.is_input AND e.seq > part.low AND e.seq <= part.high
-              AND (any_kind OR e.kind = ANY (_kinds))
-            ORDER BY e.seq LIMIT rest;
+            RETURN QUERY SELECT part.id, w.seq FROM (
+                SELECT e.seq FROM journal_entries e
+                WHERE e.journal_id = part.id AND e.is_input AND e.seq > part.low AND e.seq <= part.high
+                ORDER BY e.seq OFFSET 0) w
+            WHERE any_kind OR (
+                SELECT e.kind FROM journal_entries e WHERE e.journal_id = part.id AND e.seq = w.seq) = ANY (_kinds)
+            LIMIT rest;
         ELSIF NOT any_kind AND _newest THEN
             RETURN QUERY SELECT part.id, k.seq
             FROM (SELECT DISTINCT u.kind FROM unnest(_kinds) AS u (kind)) n CROSS JOIN LATERAL (

@@ -1,0 +1,377 @@
+"""PostgreSQL: plans of the statements on journals, what concurrent ones do to each other, and notifications."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+import anyio
+import psycopg
+import pytest
+
+from affinity.errors import ConnectionLost
+from affinity.journal import (
+    Answer,
+    JournalAppend,
+    JournalFilter,
+    JournalQuery,
+    JournalRetention,
+    JournalStart,
+    JournalWrite,
+    NewEntry,
+    NewRequest,
+    NewRevisit,
+    StreamCursor,
+    StreamPart,
+)
+from affinity.provider.contract import OrchestrationItem, WorkAck
+from affinity.provider.postgres import PostgresProvider
+from affinity.provider.postgres.streams import _notices
+from affinity.records import SessionState
+from affinity.testing.conformance.providers.builders import ORCHESTRATION, TIMEOUTS, message_ids, work_item
+from affinity.testing.conformance.providers.peer import Peer
+from tests.provider.postgres_plans import CROWDS, MANY, Crowd, check_plans, crowd_tables
+from tests.provider.postgres_stage import (
+    PATIENCE,
+    SOMEBODY_WAITS,
+    administrator,
+    opened,
+    registered,
+    terminate,
+    until,
+)
+
+pytestmark = pytest.mark.anyio
+
+LENGTH: Final = 100_000
+
+
+@pytest.fixture
+def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
+    """A plain connection to the test's database."""
+    with administrator(postgres_migrated) as connection:
+        yield connection
+
+
+def start(session_id: str) -> JournalStart:
+    return JournalStart(name=ORCHESTRATION, start="start", birth=f"birth of {session_id}")
+
+
+def said(session_id: str, event_id: str | None = None, **fields: Any) -> JournalAppend:
+    """An input that starts the conversation if there is none."""
+    entry = NewEntry(kind="user.message", payload='"hello"', event_id=event_id, is_input=True)
+    filled = {"kind": "chat", "entry": entry, "message": '["$SEQ"]', "start": start(session_id), "unread_limit": 1000}
+    return JournalAppend(session_id=session_id, **{**filled, **fields})
+
+
+def answered(text: str, wake_id: str) -> NewEntry:
+    return NewEntry(kind="agent.message", payload=f'"{text}"', wake_id=wake_id)
+
+
+async def take(peer: Peer, session_id: str) -> OrchestrationItem:
+    """The instance of a session, without messages."""
+    (at,) = [item for item in await peer.take_instances(100) if item.instance_id == session_id]
+    await peer.go_on(at, consumed=message_ids(at))
+    return replace(at, event_count=at.event_count + 1, messages=())
+
+
+def crowd_journals(admin: psycopg.Connection[Any], crowd: Crowd) -> None:
+    """A hundred thousand entries of one journal, and one of each of many others."""
+    admin.execute("SELECT setval('epochs', 1000)")
+    for statement in (
+        "INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, wake_id, payload)"
+        " SELECT j.journal_id, j.last_seq + i, clock(), false, 'agent.message', 'w' || i / 4, '\"x\"'"
+        f" FROM journals j, generate_series(1, {LENGTH}) i WHERE j.session_id = 's'",
+        f"UPDATE journals SET last_seq = last_seq + {LENGTH} WHERE session_id = 's'",
+        "INSERT INTO journals (journal_id, session_id, kind, last_seq, oldest_at, created_at, updated_at)"
+        f" SELECT i, 'other' || i, 'common', 1, clock(), '2001-01-01', clock() FROM generate_series(1, {MANY}) i",
+        "INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, event_id, payload)"
+        f" SELECT i, 1, clock(), true, 'user.message', 'e', '\"x\"' FROM generate_series(1, {MANY}) i",
+        "INSERT INTO journal_requests SELECT i, 'q', 'confirm', 'w', 1, 1, clock(), NULL, '1'"
+        f" FROM generate_series(1, {MANY}) i",
+        f"INSERT INTO journal_revisits SELECT i, 'k', clock(), 0, '', 'null', 'w' FROM generate_series(1, {MANY}) i",
+        f"INSERT INTO journal_streams SELECT i, 'w', 1, 1, '1' FROM generate_series(1, {MANY}) i",
+    ):
+        admin.execute(statement)
+    if crowd != "unknown":
+        admin.execute("VACUUM ANALYZE")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("crowd", CROWDS)
+async def test_statements_on_journals_read_what_they_need(
+    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
+) -> None:
+    """In a journal of 100,000 entries, among 20,000 others, no step of any plan reads many rows."""
+    async with opened(postgres_migrated) as provider:
+        peer = await registered(provider)
+        await registered(provider, "other")
+        await provider.append_journal([said("s", "first"), said("t")])
+        at = await take(peer, "s")
+        crowd_tables(admin, crowd)
+        crowd_journals(admin, crowd)
+        (before, _) = await provider.get_pending(["s", "t"], limit=10)
+        assert before is not None
+        async with check_plans(postgres_migrated, monkeypatch) as (watched, check):
+            batch = [said("s", "a"), said("s", "first"), said("new"), said("s", "b", message=None)]
+            outcomes = [one.outcome for one in await check(partial(watched.append_journal, batch))]
+            assert outcomes == ["appended", "repeated", "appended", "appended"]
+            (pending, *_) = await check(partial(watched.get_pending, ["s", "new", "none"], limit=10))
+            assert pending is not None
+            assert len(pending.inputs) == 3
+            part = StreamPart(
+                session_id="s", journal_id=before.journal_id, wake_id="w", attempt=1, number=1, payload="1"
+            )
+            await check(partial(watched.write_stream, [part, replace(part, number=2)]))
+            await check_reads(watched, check, before.last_seq)
+            write = JournalWrite(
+                session_id="s",
+                journal_id=before.journal_id,
+                base=0,
+                processed=pending.last_seq,
+                wake_id="w",
+                attempt=1,
+                entries=[answered("1", "w"), replace(answered("2", "w"), event_id="mine")],
+                requests=[NewRequest(request_id="r", kind="confirm", payload="1")],
+                revisits=[NewRevisit(key="k", delay=60)],
+                appends=[said("t", "from s"), said("child")],
+                clear_stream=True,
+            )
+            own = replace(peer, provider=watched)
+            assert (
+                await check(partial(own.commit_one, at, journals=[write], work_items=[work_item(at, 1, "s")]))
+            ).committed
+            refused = await check(
+                partial(own.commit_one, replace(at, event_count=at.event_count + 1), journals=[write])
+            )
+            assert refused.conflicts == ["s"]
+            item = await own.take_one()
+            again = replace(write, base=write.processed, wake_id="w2", ended_requests=["r"], ended_revisits=["k"])
+            acks = [WorkAck(lock=item.lock, message="done", journal=replace(again, appends=[said("t", "again")]))]
+            assert await check(partial(watched.ack_work_item, own.identity, acks, TIMEOUTS)) == [True]
+            answer = said("s", answers=Answer(request_id="r", kind="confirm"), drops=True, closes=True)
+            assert (await check(partial(watched.append_journal, [answer])))[0].outcome == "appended"
+            await check(partial(watched.retract_stream, "s", before.journal_id, "w3", 1))
+            assert len(await check(partial(watched.get_journal_requests, ["s", "other5"]))) == 2
+            assert len(await check(partial(watched.get_journal_revisits, ["s", "other5"]))) == 2
+            assert await check(partial(watched.delete_journal, ["t", "none"])) == [True, False]
+            await provider.states.save(SessionState(session_id="new", state=b""))
+            assert await check(partial(watched.states.delete, ["new"])) == ["new"]
+            assert await provider.get_pending(["new"], limit=1) == [None]
+
+
+async def check_reads(watched: PostgresProvider, check: Any, last_seq: int) -> None:
+    """Each condition of a query, in both directions."""
+    cases: list[tuple[dict[str, Any], int]] = [
+        ({"after": last_seq - 4, "stream": StreamCursor()}, 6),
+        ({"after": 5}, 20),
+        ({"newest_first": True}, 20),
+        ({"newest_first": True, "before": 500}, 20),
+        ({"kinds": ["user.message", "none"]}, 3),
+        ({"kinds": ["user.message", "agent.message"], "newest_first": True}, 20),
+        ({"kinds": ["none"]}, 0),
+        ({"wake_id": "w5000"}, 4),
+        ({"wake_id": "w5000", "kinds": ["agent.message"], "newest_first": True}, 4),
+        ({"event_id": "first"}, 1),
+        ({"pending": True}, 3),
+        ({"pending": True, "newest_first": True, "kinds": ["user.message"]}, 3),
+    ]
+    for fields, found in cases:
+        query = JournalQuery(session_id="s", **{"limit": 20, **fields})
+        (page,) = await check(partial(watched.read_journal, [query]))
+        assert len(page.entries) == found, fields
+        assert len(page.stream) == (2 if "stream" in fields else 0)
+
+
+RARE: Final[tuple[dict[str, Any], ...]] = (
+    {},
+    {"kind": "chat"},
+    {"kind": "common"},
+    {"prefix": "rare"},
+    {"parent": "rare"},
+    {"closed": True, "kind": "chat"},
+)
+
+
+@pytest.mark.slow
+async def test_a_page_of_journals_costs_the_same_among_many(
+    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever they are filtered by; and so does a step of their retention, by age."""
+    async with opened(postgres_migrated) as provider:
+        children = [said(f"rare{n}", start=replace(start(f"rare{n}"), parent="rare")) for n in range(5)]
+        await provider.append_journal([said("s", closes=True), *children])
+        crowd_journals(admin, "mixed")
+        for statement in (
+            "UPDATE journals SET processed = last_seq, oldest_at = '2001-01-01' WHERE session_id = 's'",
+            "UPDATE journal_entries SET recorded_at = '2001-01-01' WHERE journal_id ="
+            " (SELECT journal_id FROM journals WHERE session_id = 's')",
+            "VACUUM ANALYZE",
+        ):
+            admin.execute(statement)
+        async with check_plans(postgres_migrated, monkeypatch) as (watched, check):
+            for fields in RARE:
+                assert await check(partial(watched.list_journals, JournalFilter(**fields), 10)), fields
+            prune = partial(watched.prune_journals, JournalRetention(age=1e6), limit=100)
+            assert await check(prune) == await check(prune) == 100
+
+
+# --- what concurrent statements do to each other ----------------------------------------------------------------------
+
+
+async def test_an_append_and_a_commit_wait_for_each_other(
+    postgres_migrated: str, admin: psycopg.Connection[Any]
+) -> None:
+    """An input that comes while a wake commits gets the number behind its entries; no number is given twice."""
+    async with opened(postgres_migrated) as provider, opened(postgres_migrated) as client:
+        peer = await registered(provider)
+        (first,) = await client.append_journal([said("s")])
+        at = await take(peer, "s")
+        write = JournalWrite(
+            session_id="s", journal_id=first.journal_id, base=0, processed=1, wake_id="w", entries=[answered("a", "w")]
+        )
+        with administrator(postgres_migrated) as rival:
+            with rival.transaction():
+                rival.execute("SELECT FROM journals WHERE session_id = 's' FOR UPDATE")
+                commit = asyncio.create_task(peer.commit_one(at, journals=[write]))
+                await until(admin, SOMEBODY_WAITS)
+                append = asyncio.create_task(client.append_journal([said("s", "e")]))
+                await until(admin, SOMEBODY_WAITS.replace("> 0", "> 1"))
+            assert (await commit).committed
+            assert [(one.outcome, one.seq) for one in await append] == [("appended", 3)]
+        (page,) = await client.read_journal([JournalQuery(session_id="s")])
+        assert page is not None
+        assert [(entry.seq, entry.is_input) for entry in page.entries] == [(1, True), (2, False), (3, True)]
+
+
+MOVES: Final = "UPDATE journals SET processed = processed + 1 WHERE session_id = 's'"
+
+
+async def test_a_fence_is_compared_with_the_row_that_was_waited_for(
+    postgres_migrated: str, admin: psycopg.Connection[Any]
+) -> None:
+    """A commit that waits for the journal's row is refused if the watermark has moved meanwhile, and so is an ack."""
+    async with opened(postgres_migrated) as provider:
+        peer = await registered(provider)
+        (first,) = await provider.append_journal([said("s")])
+        at = await take(peer, "s")
+        write = JournalWrite(session_id="s", journal_id=first.journal_id, base=0, processed=1, wake_id="w")
+        assert (await peer.commit_one(at, work_items=[work_item(at, 1)])).committed
+        at = replace(at, event_count=at.event_count + 1)
+        item = await peer.take_one()
+        ack = WorkAck(lock=item.lock, message="done", journal=replace(write, base=1))
+        with administrator(postgres_migrated) as rival:
+            with rival.transaction():
+                rival.execute(MOVES)
+                commit = asyncio.create_task(peer.commit_one(at, journals=[write]))
+                await until(admin, SOMEBODY_WAITS)
+            assert (await commit).conflicts == ["s"]
+            with rival.transaction():
+                rival.execute(MOVES)
+                acked = asyncio.ensure_future(provider.ack_work_item(peer.identity, [ack], TIMEOUTS))
+                await until(admin, SOMEBODY_WAITS)
+            assert await acked == [False]
+        (page,) = await provider.read_journal([JournalQuery(session_id="s")])
+        assert page is not None
+        assert page.last_seq == 1
+        assert await peer.ack(item) == [True]
+
+
+async def test_of_two_acks_of_one_batch_the_first_writes_a_journal(postgres_migrated: str) -> None:
+    """The second one's fence is that of before; it keeps its lock. Others of the batch are not affected."""
+    async with opened(postgres_migrated) as provider:
+        peer = await registered(provider)
+        (first, other) = await provider.append_journal([said("s"), said("t")])
+        at = await take(peer, "s")
+        assert (await peer.commit_one(at, work_items=[work_item(at, n) for n in (1, 2, 3, 4)])).committed
+        items = sorted(await peer.take(10), key=lambda item: item.lock.key)
+        write = JournalWrite(session_id="s", journal_id=first.journal_id, base=0, processed=1, wake_id="w")
+        writes = [
+            replace(write, entries=[answered("first", "w")], appends=[said("child", "1")]),
+            replace(write, entries=[answered("second", "w")], appends=[said("child", "2")]),
+            None,
+            replace(write, session_id="t", journal_id=other.journal_id, entries=[answered("other", "w")]),
+        ]
+        acks = [
+            WorkAck(lock=item.lock, message="done", journal=journal)
+            for item, journal in zip(items, writes, strict=True)
+        ]
+        assert await provider.ack_work_item(peer.identity, acks, TIMEOUTS) == [True, False, True, True]
+        pages = await provider.read_journal([JournalQuery(session_id=name) for name in ("s", "t", "child")])
+        assert [[entry.payload for entry in page.entries] for page in pages if page] == [
+            ['"hello"', '"first"'], ['"hello"', '"other"'], ['"hello"'],
+        ]  # fmt: skip
+        assert await peer.check(*items) == [False, True, False, False]
+
+
+async def test_batches_in_different_orders_do_not_block_each_other(postgres_migrated: str) -> None:
+    """Rows are locked by key: senders to the same journals, created by whoever comes first, meet no deadlock."""
+    names = [f"s{n}" for n in range(30)]
+    async with opened(postgres_migrated) as one, opened(postgres_migrated) as two, opened(postgres_migrated) as three:
+        batches = [names, names[::-1], names[15:] + names[:15]]
+
+        async def send(provider: PostgresProvider, batch: list[str]) -> None:
+            for _ in range(10):
+                found = await provider.append_journal([said(name) for name in batch])
+                assert {each.outcome for each in found} == {"appended"}
+
+        await asyncio.gather(*(send(each, batch) for each, batch in zip((one, two, three), batches, strict=True)))
+        pages = await one.read_journal([JournalQuery(session_id=name) for name in names])
+        assert [page.last_seq for page in pages if page] == [30] * 30
+
+
+# --- notifications ----------------------------------------------------------------------------------------------------
+
+
+def test_ids_are_split_into_notices_that_fit() -> None:
+    """Of at most 7,999 bytes, which is PostgreSQL's limit; none is lost."""
+    for ids in ([], ["a"], [f"{n}" for n in range(5000)], ["é" * 128 + str(n) for n in range(200)], ["x" * 7999, "y"]):
+        notices = list(_notices(ids))
+        assert "\n".join(notices) == "\n".join(ids)
+        assert all(len(notice.encode()) <= 7999 for notice in notices)
+    assert len(list(_notices([f"{n}" for n in range(1000)]))) == 1
+
+
+async def test_journals_are_watched_on_the_connection_of_the_calls(
+    postgres_migrated: str, admin: psycopg.Connection[Any]
+) -> None:
+    """A client has one connection, which is free for calls meanwhile; subscriptions end one by one."""
+    client = await PostgresProvider.open(postgres_migrated, application_name="affinity watcher", one_connection=True)
+    async with opened(postgres_migrated) as other:
+        many = {f"session {n} " + "x" * 200 for n in range(100)}
+        async with client.watch_journals() as watch:
+            async with client.watch_journals() as second:
+                await other.notify_journals(many)
+                assert await client.append_journal([said("s")])
+                for each in (watch, second):
+                    assert set(await each.wait(PATIENCE) or ()) | set(await each.wait(0.5) or ()) == many
+            assert await watch.wait(0.01) is None
+            await client.notify_journals(["s"])
+            assert set(await watch.wait(PATIENCE) or ()) == {"s"}
+            count = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'affinity watcher%'"
+            assert admin.execute(count).fetchone() == (1,)
+        assert await client.get_pending(["s"], limit=1)
+        async with client.watch_journals() as watch:
+            waiting = asyncio.create_task(watch.wait(PATIENCE))
+            await asyncio.sleep(0)
+            terminate(admin)
+            with pytest.raises(ConnectionLost), anyio.fail_after(PATIENCE / 2):
+                await waiting
+    await client.aclose()
+
+
+async def test_a_reader_that_is_slow_is_told_that_any_journal_may_have_changed(
+    postgres_migrated: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for it is bounded."""
+    monkeypatch.setattr("affinity.provider.postgres.streams._MAX_WATCHED", 10)
+    async with opened(postgres_migrated) as provider, provider.watch_journals() as watch:
+        for batch in range(3):
+            await provider.notify_journals([f"{batch} {n}" for n in range(11)])
+        await provider.notify_journals(["last"])
+        assert await watch.wait(PATIENCE) == ()
+        await provider.notify_journals(["again"])
+        assert set(await watch.wait(PATIENCE) or ()) == {"again"}
