@@ -109,6 +109,8 @@ class Database:
         self._clock = clock
         self._timeline = timeline
         self._max_wait = max_wait
+        self._waits: bool | None = True  # whether commits wait for the disk; None: not known
+        self._waits_wanted = True
         self._version = self._data_version()
 
     def write(self, operation: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -120,6 +122,8 @@ class Database:
         connection = self._connection
         try:
             self._undo()  # what could not be undone when an operation failed
+            if self._waits is not self._waits_wanted:
+                self._set_waits()
             retry_while_busy(lambda: connection.execute("BEGIN IMMEDIATE"), self._max_wait)
             try:
                 tx = Tx(connection, self._clock.now())
@@ -136,17 +140,12 @@ class Database:
         return result
 
     def write_unsynced(self, operation: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """As `write`, without waiting for the disk: a crash of the machine may undo it, as long as no later `write` is
-        committed.
-        """
+        """As `write`, without waiting for the disk: a crash of the machine may undo it, until the next `write`."""
+        self._waits_wanted = False
         try:
-            self._connection.execute("PRAGMA synchronous = NORMAL")
-            try:
-                return self.write(operation, *args, **kwargs)
-            finally:
-                self._connection.execute("PRAGMA synchronous = FULL")
-        except FAILURES as error:
-            raise translate(error) from error
+            return self.write(operation, *args, **kwargs)
+        finally:
+            self._waits_wanted = True
 
     def read(self, operation: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``operation`` on one snapshot; it takes no lock that a writer would wait for."""
@@ -180,6 +179,11 @@ class Database:
         except DatabaseChanged:
             self._connection.execute("COMMIT")  # the new timeline, if it was begun just now
             raise
+
+    def _set_waits(self) -> None:
+        self._waits = None
+        self._connection.execute(f"PRAGMA synchronous = {'FULL' if self._waits_wanted else 'NORMAL'}")
+        self._waits = self._waits_wanted
 
     def _undo(self) -> None:
         if self._connection.in_transaction:  # some errors have rolled back already

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from affinity.journal import JournalFilter
 from affinity.provider.contract import (
     Incarnation,
     InstanceFilter,
@@ -19,6 +20,7 @@ from affinity.records import SessionFilter
 from affinity.testing.conformance.providers.builders import message_ids, state
 from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.harness import FaultyProvider
+from affinity.testing.conformance.providers.journal_driver import journals
 from affinity.testing.conformance.providers.peer import Peer
 
 ALL: Final = InstanceFilter()
@@ -149,4 +151,43 @@ class FaultFixtures:
             [(s.session_id, s.worker_id, s.epoch, s.held, s.queued) for s in await provider.list_sessions(limit=1000)],
             [(w.worker_id, w.incarnation, w.alive, w.draining) for w in await provider.list_workers()],
             [(r.session_id, r.version, r.epoch) for r in await provider.states.list(SessionFilter(), 1000)],
+            await journals(provider).list_journals(JournalFilter(), 1000),
         ]
+
+
+def returns(
+    wanted: object, call: Callable[[], Awaitable[Any]], then: Callable[[], Awaitable[None]] = nothing
+) -> Attempt:
+    """A verb with one result, also when it is repeated; and what must be true then."""
+    return once(wanted, wanted, call, then)
+
+
+def once(
+    wanted: object,
+    repeated: object,
+    call: Callable[[], Awaitable[Any]],
+    then: Callable[[], Awaitable[None]] = nothing,
+) -> Attempt:
+    """A verb with another result when it was done before; and what must be true then."""
+    attempt = Attempt(call)
+
+    async def check(result: Any) -> None:
+        assert result == wanted or (attempt.unknown and result == repeated)
+        await then()
+
+    attempt.check = check
+    return attempt
+
+
+def same(
+    fixtures: FaultFixtures,
+    ask: Callable[[Provider], Awaitable[Any]],
+    then: Callable[[], Awaitable[None]] = nothing,
+) -> Attempt:
+    """A verb that only reads: it returns what the other provider returns."""
+
+    async def check(result: Any) -> None:
+        assert result == await ask(fixtures.clean.provider)
+        await then()
+
+    return Attempt(lambda: ask(fixtures.provider), check)

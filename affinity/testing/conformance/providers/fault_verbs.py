@@ -42,7 +42,15 @@ from affinity.testing.conformance.providers.builders import (
     turn,
     work_item,
 )
-from affinity.testing.conformance.providers.fault_fixtures import ALL, Attempt, FaultFixtures, nothing
+from affinity.testing.conformance.providers.fault_fixtures import (
+    ALL,
+    Attempt,
+    FaultFixtures,
+    once,
+    returns,
+    same,
+)
+from affinity.testing.conformance.providers.fault_journals import JOURNAL_VERBS, JournalWriteOnce
 from affinity.testing.conformance.providers.peer import Peer
 
 Prepare: TypeAlias = Callable[[FaultFixtures], Awaitable[Attempt]]
@@ -54,44 +62,6 @@ VERBS: Final[dict[str, Prepare]] = {}
 def _verb(prepare: Prepare) -> Prepare:
     VERBS[prepare.__name__] = prepare
     return prepare
-
-
-def _returns(
-    wanted: object, call: Callable[[], Awaitable[Any]], then: Callable[[], Awaitable[None]] = nothing
-) -> Attempt:
-    """A verb with one result, also when it is repeated; and what must be true then."""
-    return _once(wanted, wanted, call, then)
-
-
-def _once(
-    wanted: object,
-    repeated: object,
-    call: Callable[[], Awaitable[Any]],
-    then: Callable[[], Awaitable[None]] = nothing,
-) -> Attempt:
-    """A verb with another result when it was done before; and what must be true then."""
-    attempt = Attempt(call)
-
-    async def check(result: Any) -> None:
-        assert result == wanted or (attempt.unknown and result == repeated)
-        await then()
-
-    attempt.check = check
-    return attempt
-
-
-def _same(
-    fixtures: FaultFixtures,
-    ask: Callable[[Provider], Awaitable[Any]],
-    then: Callable[[], Awaitable[None]] = nothing,
-) -> Attempt:
-    """A verb that only reads: it returns what the other provider returns."""
-
-    async def check(result: Any) -> None:
-        assert result == await ask(fixtures.clean.provider)
-        await then()
-
-    return Attempt(lambda: ask(fixtures.provider), check)
 
 
 # --- workers
@@ -117,7 +87,7 @@ async def renew_worker(fixtures: FaultFixtures) -> Attempt:
 
 @_verb
 async def drain_worker(fixtures: FaultFixtures) -> Attempt:
-    return _returns(0, (await fixtures.registered()).drain)
+    return returns(0, (await fixtures.registered()).drain)
 
 
 @_verb
@@ -130,14 +100,14 @@ async def set_drain_wanted(fixtures: FaultFixtures) -> Attempt:
         assert await clean.provider.set_drain_wanted(clean.worker_id, wanted=False)
         await clean.leave()
 
-    return _returns(True, lambda: fixtures.provider.set_drain_wanted(newcomer.worker_id, wanted=True), then)
+    return returns(True, lambda: fixtures.provider.set_drain_wanted(newcomer.worker_id, wanted=True), then)
 
 
 @_verb
 async def free_drained_sessions(fixtures: FaultFixtures) -> Attempt:
     newcomer = await fixtures.registered()
     assert await fixtures.clean.provider.set_drain_wanted(newcomer.worker_id, wanted=True)
-    return _returns(0, lambda: fixtures.provider.free_drained_sessions(newcomer.identity))
+    return returns(0, lambda: fixtures.provider.free_drained_sessions(newcomer.identity))
 
 
 @_verb
@@ -148,7 +118,7 @@ async def release_worker(fixtures: FaultFixtures) -> Attempt:
         workers = await fixtures.clean.provider.list_workers()
         assert newcomer.worker_id not in [worker.worker_id for worker in workers if worker.alive]
 
-    return _returns(None, newcomer.leave, then)
+    return returns(None, newcomer.leave, then)
 
 
 @_verb
@@ -202,7 +172,7 @@ async def fetch_work_item(fixtures: FaultFixtures) -> Attempt:
 @_verb
 async def renew_work_item_lock(fixtures: FaultFixtures) -> Attempt:
     item = await fixtures.item()
-    return _returns(
+    return returns(
         [True],
         lambda: fixtures.provider.renew_work_item_lock(fixtures.me, [item.lock], TIMEOUTS),
         lambda: fixtures.assert_acks(item),
@@ -212,7 +182,7 @@ async def renew_work_item_lock(fixtures: FaultFixtures) -> Attempt:
 @_verb
 async def check_work_item(fixtures: FaultFixtures) -> Attempt:
     item = await fixtures.item()
-    return _returns([True], lambda: fixtures.provider.check_work_item([item.lock]), lambda: fixtures.assert_acks(item))
+    return returns([True], lambda: fixtures.provider.check_work_item([item.lock]), lambda: fixtures.assert_acks(item))
 
 
 @_verb
@@ -225,27 +195,29 @@ async def begin_work_item(fixtures: FaultFixtures) -> Attempt:
         assert await fixtures.clean.give_back(item) == [True]
         await fixtures.assert_comes_again(item, attempts=2)
 
-    return _returns(True, lambda: fixtures.provider.begin_work_item(fixtures.me, item.lock, 1), then)
+    return returns(True, lambda: fixtures.provider.begin_work_item(fixtures.me, item.lock, 1), then)
 
 
 @_verb
 async def ack_work_item(fixtures: FaultFixtures) -> Attempt:
-    """With session state: both are written, once."""
+    """With session state and a journal: all is written, once."""
     session = fixtures.name("s")
     item = await fixtures.item(session)
-    acks = [WorkAck(lock=item.lock, message="done", state=state_write(item))]
+    journal = await JournalWriteOnce.prepare(fixtures)
+    acks = [WorkAck(lock=item.lock, message="done", state=state_write(item), journal=journal.write)]
 
     async def then() -> None:
+        await journal.check()
         assert (await fixtures.cluster.record(session)).version == 1
         assert await fixtures.clean.check(item) == [False]
 
-    return _once([True], [False], lambda: fixtures.provider.ack_work_item(fixtures.me, acks, TIMEOUTS), then)
+    return once([True], [False], lambda: fixtures.provider.ack_work_item(fixtures.me, acks, TIMEOUTS), then)
 
 
 @_verb
 async def abandon_work_item(fixtures: FaultFixtures) -> Attempt:
     item = await fixtures.item()
-    return _once(
+    return once(
         [True],
         [False],
         lambda: fixtures.provider.abandon_work_item(fixtures.me, [WorkAbandon(lock=item.lock)]),
@@ -256,7 +228,7 @@ async def abandon_work_item(fixtures: FaultFixtures) -> Attempt:
 @_verb
 async def release_unknown_locks(fixtures: FaultFixtures) -> Attempt:
     item = await fixtures.item()
-    return _once(
+    return once(
         1,
         0,
         lambda: fixtures.provider.release_unknown_locks(fixtures.me, []),
@@ -303,7 +275,7 @@ async def release_session(fixtures: FaultFixtures) -> Attempt:
     async def then() -> None:
         assert await fixtures.clean.holds_for(session) == [None]
 
-    return _once(["released"], ["not_held"], lambda: fixtures.provider.release_session([session]), then)
+    return once(["released"], ["not_held"], lambda: fixtures.provider.release_session([session]), then)
 
 
 @_verb
@@ -314,7 +286,7 @@ async def move_session(fixtures: FaultFixtures) -> Attempt:
     async def then() -> None:
         assert await fixtures.other.take_moved(session) == [session]
 
-    return _returns(["planned"], lambda: fixtures.provider.move_session([plan]), then)
+    return returns(["planned"], lambda: fixtures.provider.move_session([plan]), then)
 
 
 @_verb
@@ -350,7 +322,7 @@ async def release_idle_session(fixtures: FaultFixtures) -> Attempt:
         assert item.session_id == new
         await fixtures.assert_acks(item)
 
-    return _once(
+    return once(
         [idle],
         [],
         lambda: fixtures.provider.release_idle_session(fixtures.me, options, min_idle=SESSION_LOCK, only_users=users),
@@ -361,14 +333,14 @@ async def release_idle_session(fixtures: FaultFixtures) -> Attempt:
 @_verb
 async def load_state(fixtures: FaultFixtures) -> Attempt:
     session = await fixtures.saved()
-    return _same(fixtures, lambda provider: provider.states.load(session))
+    return same(fixtures, lambda provider: provider.states.load(session))
 
 
 @_verb
 async def save_state(fixtures: FaultFixtures) -> Attempt:
     """The first version of a record; the idempotency key tells a repetition."""
     session = state(fixtures.name("s"))
-    return _returns(1, lambda: fixtures.provider.states.save(session, expected_version=0, idempotency_key="once"))
+    return returns(1, lambda: fixtures.provider.states.save(session, expected_version=0, idempotency_key="once"))
 
 
 @_verb
@@ -379,13 +351,13 @@ async def find_families_of_states(fixtures: FaultFixtures) -> Attempt:
         families = await provider.states.families([session, "missing"])
         return [[row.session_id for row in rows] for rows in families]
 
-    return _same(fixtures, found)
+    return same(fixtures, found)
 
 
 @_verb
 async def delete_state(fixtures: FaultFixtures) -> Attempt:
     session = await fixtures.saved()
-    return _once([session], [], lambda: fixtures.provider.states.delete([session]))
+    return once([session], [], lambda: fixtures.provider.states.delete([session]))
 
 
 # --- orchestrations
@@ -408,20 +380,22 @@ async def fetch_orchestration_item(fixtures: FaultFixtures) -> Attempt:
 async def read_history(fixtures: FaultFixtures) -> Attempt:
     at = await fixtures.ended()
     cursor = HistoryCursor(at.instance_id, at.execution_id)
-    return _returns([HistoryPage(events=["event"], more=False)], lambda: fixtures.provider.read_history([cursor]))
+    return returns([HistoryPage(events=["event"], more=False)], lambda: fixtures.provider.read_history([cursor]))
 
 
 @_verb
 async def commit_turn(fixtures: FaultFixtures) -> Attempt:
-    """History, a message, a work item and the state that goes with a result: all of it, once."""
+    """History, a message, a work item, and the state and the journal that go with a result: all of it, once."""
     session = fixtures.name("s")
     start = await fixtures.instance()
     at = await fixtures.clean.go_on(start, consumed=message_ids(start), work_items=[work_item(start, 1, session)])
     item = await fixtures.clean.take_one()
+    journal = await JournalWriteOnce.prepare(fixtures)
     step = turn(
         at,
         acks=[item.lock],
         states=[state_write(item)],
+        journals=[journal.write],
         work_items=[work_item(at, 2, session)],
         messages=[NewMessage(instance_id=at.instance_id, payload="to itself")],
         replies=[MessageReply("k", "1")],
@@ -432,6 +406,7 @@ async def commit_turn(fixtures: FaultFixtures) -> Attempt:
         assert results[0].committed or attempt.unknown
         assert await fixtures.clean.history(at) == ["event"] * 2
         assert (await fixtures.cluster.record(session)).version == 1
+        await journal.check()
         await fixtures.assert_acks(await fixtures.clean.take_one())
         await fixtures.assert_continues(at.instance_id)
 
@@ -448,7 +423,7 @@ async def release_instance(fixtures: FaultFixtures) -> Attempt:
         await fixtures.other.commit_one(owned, update=InstanceUpdate(status="completed"))
 
     release = Release(instance_id=at.instance_id)
-    return _returns(None, lambda: fixtures.provider.release_instance(fixtures.me, [release]), then)
+    return returns(None, lambda: fixtures.provider.release_instance(fixtures.me, [release]), then)
 
 
 @_verb
@@ -459,13 +434,13 @@ async def suspend_instance(fixtures: FaultFixtures) -> Attempt:
         assert (await fixtures.clean.info(at.instance_id)).status == "suspended"
         await fixtures.remove(at.instance_id)
 
-    return _once(True, False, lambda: Peer(fixtures.provider, fixtures.me).suspend(at), then)
+    return once(True, False, lambda: Peer(fixtures.provider, fixtures.me).suspend(at), then)
 
 
 @_verb
 async def retry_suspended(fixtures: FaultFixtures) -> Attempt:
     name = await fixtures.suspended()
-    return _once(
+    return once(
         [name],
         [],
         lambda: fixtures.provider.retry_suspended(fixtures.me, names=["flow"], code="new", limit=10),
@@ -476,7 +451,7 @@ async def retry_suspended(fixtures: FaultFixtures) -> Attempt:
 @_verb
 async def resume_instance(fixtures: FaultFixtures) -> Attempt:
     name = await fixtures.suspended()
-    return _once(
+    return once(
         ["resumed"],
         ["not_suspended"],
         lambda: fixtures.provider.resume_instance([name]),
@@ -502,7 +477,7 @@ async def reset_instance(fixtures: FaultFixtures) -> Attempt:
         assert (taken.execution_id, taken.event_count) == (at.execution_id + 1, 1)
         await fixtures.finish(taken)
 
-    return _once(True, False, lambda: fixtures.provider.reset_instance(reset), then)
+    return once(True, False, lambda: fixtures.provider.reset_instance(reset), then)
 
 
 # --- repair and hints
@@ -543,7 +518,7 @@ async def create_instance(fixtures: FaultFixtures) -> Attempt:
         assert len(owned.messages) == 1
         await fixtures.finish(owned)
 
-    return _once([True], [False], lambda: fixtures.provider.create_instance([new_instance(name)]), then)
+    return once([True], [False], lambda: fixtures.provider.create_instance([new_instance(name)]), then)
 
 
 @_verb
@@ -576,7 +551,7 @@ async def send_keyed_message(fixtures: FaultFixtures) -> Attempt:
         assert len(owned.messages) == 1
         await fixtures.finish(owned)
 
-    return _once(["delivered"], ["repeated"], lambda: fixtures.provider.send_message([message]), then)
+    return once(["delivered"], ["repeated"], lambda: fixtures.provider.send_message([message]), then)
 
 
 # --- administration
@@ -585,7 +560,7 @@ async def send_keyed_message(fixtures: FaultFixtures) -> Attempt:
 @_verb
 async def delete_instance(fixtures: FaultFixtures) -> Attempt:
     at = await fixtures.instance()
-    return _once(["deleted"], ["unknown"], lambda: fixtures.provider.delete_instance([at.instance_id], force=True))
+    return once(["deleted"], ["unknown"], lambda: fixtures.provider.delete_instance([at.instance_id], force=True))
 
 
 @_verb
@@ -631,7 +606,7 @@ async def set_quotas(fixtures: FaultFixtures) -> Attempt:
 async def list_work_items(fixtures: FaultFixtures) -> Attempt:
     at = await fixtures.instance()
     await fixtures.clean.commit_one(at, work_items=[work_item(at, 1)])
-    return _same(
+    return same(
         fixtures,
         lambda provider: provider.list_work_items(at.instance_id, 10),
         lambda: fixtures.remove(at.instance_id),
@@ -649,7 +624,7 @@ async def report_session_moves(fixtures: FaultFixtures) -> Attempt:
         (told,) = await listed(MoveFilter(session_id=session), limit=1)
         assert (told.hydrate_seconds, told.hydrate_bytes) == (0.5, fixtures.number)
 
-    return _returns([move.reason], lambda: fixtures.provider.report_session_moves(report), then)
+    return returns([move.reason], lambda: fixtures.provider.report_session_moves(report), then)
 
 
 # --- verbs that only read
@@ -703,9 +678,10 @@ READS: Final[dict[str, Callable[[Provider, OrchestrationItem], Awaitable[Any]]]]
 def _reading(read: Callable[[Provider, OrchestrationItem], Awaitable[Any]]) -> Prepare:
     async def prepare(fixtures: FaultFixtures) -> Attempt:
         at = await fixtures.ended()
-        return _same(fixtures, lambda provider: read(provider, at))
+        return same(fixtures, lambda provider: read(provider, at))
 
     return prepare
 
 
 VERBS.update({name: _reading(read) for name, read in READS.items()})
+VERBS.update(JOURNAL_VERBS)

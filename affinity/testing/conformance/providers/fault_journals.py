@@ -1,0 +1,178 @@
+"""The verbs on journals under faults: what each needs, the call, and what must be true afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from affinity.journal import (
+    Appended,
+    JournalFilter,
+    JournalQuery,
+    JournalRetention,
+    JournalWrite,
+    NewRequest,
+    NewRevisit,
+    StreamCursor,
+)
+from affinity.provider.contract import Provider
+from affinity.testing.conformance.providers.builders import payloads
+from affinity.testing.conformance.providers.fault_fixtures import Attempt, FaultFixtures, once, returns, same
+from affinity.testing.conformance.providers.journal_driver import Conversation, Waker, journals, new_input, output
+
+
+async def append_journal(fixtures: FaultFixtures) -> Attempt:
+    """The first input of a conversation: journal, instance, entry and messages, once."""
+    name = fixtures.name("c")
+    attempt = Attempt(lambda: journals(fixtures.provider).append_journal([new_input(name, event_id="e")]))
+
+    async def check(found: Sequence[Appended]) -> None:
+        assert found[0].outcome == "appended" or (attempt.unknown and found[0].outcome == "repeated")
+        talk = Conversation(fixtures.clean.provider, name)
+        assert await talk.numbers() == [found[0].seq] == [1]
+        assert payloads(await fixtures.taken(name)) == ["start", "[1]"]
+        await _remove(fixtures, name)
+
+    attempt.check = check
+    return attempt
+
+
+async def write_stream(fixtures: FaultFixtures) -> Attempt:
+    talk = await _conversation(fixtures)
+    parts = [await talk.part(number, wake_id="w2") for number in (1, 2)]
+
+    async def then() -> None:
+        assert await talk.streamed() == ["w2.1.1", "w2.1.2"]
+        await _remove(fixtures, talk.session_id)
+
+    return returns(None, lambda: journals(fixtures.provider).write_stream(parts), then)
+
+
+async def retract_stream(fixtures: FaultFixtures) -> Attempt:
+    talk = await _conversation(fixtures)
+    part = await talk.part(1, wake_id="w2")
+    await talk.journals.write_stream([part])
+
+    async def then() -> None:
+        await talk.journals.write_stream([part])
+        assert await talk.streamed() == []
+        await _remove(fixtures, talk.session_id)
+
+    return returns(
+        None, lambda: journals(fixtures.provider).retract_stream(talk.session_id, part.journal_id, "w2", 1), then
+    )
+
+
+async def delete_journal(fixtures: FaultFixtures) -> Attempt:
+    talk = await _conversation(fixtures)
+
+    async def then() -> None:
+        assert await talk.journals.get_pending([talk.session_id], limit=1) == [None]
+        await fixtures.remove(talk.session_id)
+
+    return once([True], [False], lambda: journals(fixtures.provider).delete_journal([talk.session_id]), then)
+
+
+async def prune_journals(fixtures: FaultFixtures) -> Attempt:
+    """Of a journal with three entries one is kept."""
+    talk = await _conversation(fixtures)
+
+    async def then() -> None:
+        assert await talk.numbers() == [3]
+        await _remove(fixtures, talk.session_id)
+
+    keep = JournalRetention(entries=1)
+    return once(2, 0, lambda: journals(fixtures.provider).prune_journals(keep, limit=10), then)
+
+
+async def watch_journals(fixtures: FaultFixtures) -> Attempt:
+    async def subscribe() -> None:
+        async with journals(fixtures.provider).watch_journals() as watch:
+            await watch.wait(0.0)
+
+    return Attempt(subscribe)
+
+
+async def notify_journals(fixtures: FaultFixtures) -> Attempt:
+    return Attempt(lambda: journals(fixtures.provider).notify_journals([fixtures.name("c")]))
+
+
+class JournalWriteOnce:
+    """A write to the journal of a conversation with one input, which must be committed once."""
+
+    def __init__(self, fixtures: FaultFixtures, waker: Waker, write: JournalWrite) -> None:
+        self.write = write
+        self._fixtures = fixtures
+        self._waker = waker
+
+    @classmethod
+    async def prepare(cls, fixtures: FaultFixtures) -> JournalWriteOnce:
+        """On a new conversation, with an input for another one."""
+        name = fixtures.name("c")
+        await Conversation(fixtures.clean.provider, name).append()
+        waker = await Waker.of(fixtures.clean, name)
+        request = NewRequest(request_id="r", kind="confirm", payload="1")
+        appends = [new_input(fixtures.name("d"))]
+        return cls(fixtures, waker, await waker.new_write(entries=[output()], requests=[request], appends=appends))
+
+    async def check(self) -> None:
+        """It was committed once."""
+        talk = self._waker.conversation
+        assert await talk.texts() == ["hello", "answer"]
+        assert (await talk.page()).processed == 1
+        assert len(await talk.requests()) == 1
+        assert await Conversation(talk.provider, self._fixtures.name("d")).texts() == ["hello"]
+        for kind in "cd":
+            await _remove(self._fixtures, self._fixtures.name(kind))
+
+
+async def _conversation(fixtures: FaultFixtures) -> Conversation:
+    """Three entries, the last two of a wake."""
+    name = fixtures.name("c")
+    await Conversation(fixtures.clean.provider, name).append(event_id="e")
+    waker = await Waker.of(fixtures.clean, name)
+    await waker.wake(entries=[output("1"), output("2")])
+    return waker.conversation
+
+
+async def _remove(fixtures: FaultFixtures, name: str) -> None:
+    """Remove a conversation, so that no later attempt meets it."""
+    await fixtures.remove(name)
+    await journals(fixtures.clean.provider).delete_journal([name])
+
+
+_READS: Final[dict[str, Callable[[Provider, str], Awaitable[Any]]]] = {
+    "get_pending": lambda provider, name: journals(provider).get_pending([name, "none"], limit=1),
+    "read_journal": lambda provider, name: journals(provider).read_journal(
+        [JournalQuery(session_id=name, stream=StreamCursor(), newest_first=True)]
+    ),
+    "list_journals": lambda provider, _: journals(provider).list_journals(JournalFilter(), 10),
+    "get_journal_requests": lambda provider, name: journals(provider).get_journal_requests([name, "none"]),
+    "get_journal_revisits": lambda provider, name: journals(provider).get_journal_revisits([name, "none"]),
+}
+
+
+def _reading(read: Callable[[Provider, str], Awaitable[Any]]) -> Callable[[FaultFixtures], Awaitable[Attempt]]:
+    async def prepare(fixtures: FaultFixtures) -> Attempt:
+        name = fixtures.name("c")
+        await Conversation(fixtures.clean.provider, name).append()
+        waker = await Waker.of(fixtures.clean, name)
+        request = NewRequest(request_id="r", kind="confirm", payload="1")
+        await waker.wake(entries=[output()], requests=[request], revisits=[NewRevisit(key="k", delay=0.0)])
+        await waker.conversation.stream(1, wake_id="w2")
+        return same(fixtures, lambda provider: read(provider, name), lambda: _remove(fixtures, name))
+
+    return prepare
+
+
+JOURNAL_VERBS: Final = {
+    "append_journal": append_journal,
+    "write_stream": write_stream,
+    "retract_stream": retract_stream,
+    "delete_journal": delete_journal,
+    "prune_journals": prune_journals,
+    "watch_journals": watch_journals,
+    "notify_journals": notify_journals,
+    **{name: _reading(read) for name, read in _READS.items()},
+}
+"""The preparation of each verb, by its name."""
