@@ -37,6 +37,7 @@
     │       ├── UnknownConversation
     │       ├── ConversationTerminated it takes no more events
     │       ├── ConversationKindMismatch it is of another kind
+    │       ├── ConversationExists       the id of a new one is in use
     │       ├── NotAParent             only its parent, and clients, may address a child
     │       ├── RequestNotPending      answered, dropped or expired already, unknown, or of another kind
     │       ├── UnknownEntry           an anchor that is not in the journal
@@ -377,6 +378,10 @@ class ConversationTerminated(ConversationError):
 
 class ConversationKindMismatch(ConversationError):
     """The conversation is of another kind, or its id belongs to another orchestration."""
+
+
+class ConversationExists(ConversationError):
+    """The id of a conversation that is to be made from others belongs to another one, a record or an instance."""
 
 
 class NotAParent(ConversationError):

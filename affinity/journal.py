@@ -213,7 +213,8 @@ class JournalBirth:
 BirthOutcome: TypeAlias = Literal["created", "repeated", "unknown", "beyond", "taken", "over_quota"]
 """``repeated``: the session has a journal with this lineage, operator and parents. ``taken``: it has another one, or a
 record of state, or its id is that of an instance. ``unknown``: a parent or a range names no journal. ``beyond``: a
-range ends outside its journal, or before what is kept of it.
+range ends outside its journal, or before what is kept of it; or the state is to be copied, and it ends before the last
+entry.
 """
 
 

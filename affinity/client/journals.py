@@ -17,9 +17,12 @@ from affinity.client.changes import Change, Changes
 from affinity.errors import ProviderError
 from affinity.journal import (
     Appended,
+    Born,
     JournalAppend,
+    JournalBirth,
     JournalFilter,
     JournalInfo,
+    JournalLineage,
     JournalPage,
     JournalQuery,
     Request,
@@ -83,6 +86,18 @@ class Journals:
     async def revisits(self, session_ids: Sequence[str]) -> Sequence[Sequence[Revisit]]:
         """See `JournalProvider.get_journal_revisits`."""
         return await retry(partial(self._provider.get_journal_revisits, session_ids))
+
+    async def create(self, birth: JournalBirth) -> Born:
+        """See `JournalProvider.create_journals`."""
+        (born,) = await retry(partial(self._provider.create_journals, [birth]))
+        if born.outcome == "created":
+            self._waker.wake()
+            self._tell([birth.session_id])
+        return born
+
+    async def lineage(self, session_id: str) -> Sequence[JournalLineage]:
+        """See `JournalProvider.get_lineage`."""
+        return await retry(partial(self._provider.get_lineage, session_id))
 
     async def delete(self, session_ids: Sequence[str]) -> Sequence[bool]:
         """See `JournalProvider.delete_journal`."""

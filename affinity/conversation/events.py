@@ -13,7 +13,7 @@ release reads what a newer one wrote.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, dataclass_transform
 
@@ -414,6 +414,11 @@ class EventTypes:
             if issubclass(each, AnswerEvent) and each.answers == request_kind:
                 return each.expired_answer(request_id)
         return RequestExpired(request_id)
+
+    @property
+    def kinds_with_usage(self) -> Sequence[str]:
+        """The kinds whose events have a ``usage``."""
+        return [kind for kind, each in self._types.items() if "usage" in each.model_fields]
 
     def encode(self, event: JournalEvent, meta: EventMeta = _NO_META) -> str:
         """The event as JSON text.

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import anyio
 
-from affinity.client import Client
 from affinity.client.calls import check_delivery
 from affinity.client.changes import Change
 from affinity.conversation.events import (
@@ -28,10 +27,10 @@ from affinity.conversation.follow import EventFeed, PageReader, read_position, u
 from affinity.conversation.kinds import (
     RESUME_MESSAGE,
     WAKE_MESSAGE,
-    ConversationKind,
     interrupt_message,
     terminate_message,
 )
+from affinity.conversation.lineage_calls import LineageCalls
 from affinity.conversation.reply import Reply, ReplyReader
 from affinity.conversation.views import (
     ConversationStatus,
@@ -60,7 +59,7 @@ REPLY_PAGE: Final = 100
 """Entries in one page that is read for a reply."""
 
 
-class Talk:
+class Talk(LineageCalls):
     """A conversation, as its clients see it.
 
     ::
@@ -73,12 +72,6 @@ class Talk:
     has a random one, so that it is sent once although the database may lose replies. All calls raise a `ProviderError`
     when the database refuses, or fails for `calls.RETRY_SECONDS`.
     """
-
-    def __init__(self, client: Client, kind: ConversationKind, conversation_id: str) -> None:
-        """Made by `Client.conversation`."""
-        self.conversation_id = conversation_id
-        self._client = client
-        self._kind = kind
 
     # -- sending
 

@@ -80,6 +80,9 @@ def _check_sources(birth: JournalBirth, sources: dict[int, _Source]) -> BirthOut
         source = sources[part.journal_id]
         if not source.first_seq - 1 <= source.end_of(part) <= source.last_seq:
             return "beyond"
+    copied = birth.base if birth.copies_state and birth.state is None else None
+    if copied is not None and copied.up_to not in {None, sources[copied.journal_id].last_seq}:
+        return "beyond"
     return None
 
 

@@ -194,7 +194,7 @@ class LineageRules(Rules):
         assert await journals.texts("b") == ["1"]
 
     async def test_ranges_and_parents_are_checked(self, journals: Journals) -> None:
-        """A range ends within its journal, and parents exist: so there is no circle."""
+        """A range ends within its journal, at its end if the state is copied; parents exist, so there is no circle."""
         base = await journals.say("a", "1", "2")
         births = [
             birth_of("b", base, base=JournalRange(base, 3)),
@@ -202,9 +202,10 @@ class LineageRules(Rules):
             birth_of("b", base, 7),
             birth_of("b", base, base=JournalRange(7)),
             birth_of("b", base, merged=JournalRange(7)),
+            birth_of("b", base, base=JournalRange(base, 1), copies_state=True),
         ]
         born = await journals.provider.create_journals(births)
-        assert [one.outcome for one in born] == ["beyond", "beyond", "unknown", "unknown", "unknown"]
+        assert [one.outcome for one in born] == ["beyond", "beyond", "unknown", "unknown", "unknown", "beyond"]
         assert await journals.lineage("b") == []
 
     async def test_a_detached_journal_has_the_content_and_no_parents(self, journals: Journals) -> None:

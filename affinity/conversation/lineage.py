@@ -1,0 +1,372 @@
+"""Where conversations come from: forks, detached copies, merges and compressions, and how they are exported.
+
+A conversation that is made from others begins with their entries, or with a summary of them, and then goes its own way:
+its journal, its state and its requests are its own. It has none of the requests and revisits that wait in the others;
+inputs that they have not processed wait in it too.
+
+Its state is, in this order: the one that the application gives; without an earlier number, a copy of the record, as
+it is then; what ``Conversations(rebuild=...)`` makes of the entries; an initial one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, Protocol, TypeAlias
+
+from pydantic import JsonValue
+from pydantic_core import from_json, to_json
+
+from affinity.conversation.events import AgentMessage, JournalEntry, UserMessage
+from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind
+from affinity.errors import (
+    ConversationExists,
+    ConversationKindMismatch,
+    InvalidInput,
+    InvalidOptions,
+    NotSerializable,
+    UnknownConversation,
+    UnknownEntry,
+)
+from affinity.journal import (
+    Born,
+    JournalBirth,
+    JournalLineage,
+    JournalPage,
+    JournalQuery,
+    JournalRange,
+    LineageKind,
+    NewEntry,
+)
+from affinity.limits import MAX_PAGE, check_id, check_payload
+from affinity.records import SessionState, frozen
+
+Keep: TypeAlias = Literal["left", "right"]
+"""Which side's resources a merge keeps."""
+
+Summarise: TypeAlias = Callable[[Sequence[JournalEntry]], Awaitable[str | UserMessage | AgentMessage]]
+"""Writes a summary of entries. The usage of an `AgentMessage` counts for the new conversation."""
+
+MAX_EXTRAS: Final = 16 * 1024
+"""Bytes of the extras of a lineage."""
+
+
+@frozen(kw_only=True)
+class Ancestor:
+    """A conversation and how it was made."""
+
+    conversation_id: str | None  # None: it is deleted
+    journal_id: int
+    distance: int  # generations; 0: the conversation that was asked for
+    lineage: LineageKind | None  # None: it began with its first input
+    operator: str
+    parents: Sequence[int]  # journal ids, in order
+    extras: Mapping[str, JsonValue]
+    at: int | None  # the last number that it has of the journal that it continues
+    home: str | None  # the session on whose lease its wakes run; None: its own
+    created_at: datetime
+
+
+class LineageReads(Protocol):
+    """What is read of journals."""
+
+    def read(self, query: JournalQuery, /) -> Awaitable[JournalPage | None]:
+        """A page of a journal."""
+        ...
+
+    def lineage(self, session_id: str, /) -> Awaitable[Sequence[JournalLineage]]:
+        """A journal and its ancestors."""
+        ...
+
+
+class LineageState(Protocol):
+    """What births need of the states of a kind."""
+
+    @property
+    def can_rebuild(self) -> bool:
+        """The application has given ``rebuild``."""
+        ...
+
+    async def rebuilt(self, conversation_id: str, entries: Sequence[JournalEntry]) -> SessionState | None:
+        """The state that entries lead to, encoded."""
+        ...
+
+    async def encoded(self, conversation_id: str, state: Any) -> SessionState | None:
+        """A state, encoded."""
+        ...
+
+
+class BirthPlanner:
+    """Makes the births of one kind of conversations: reads what they are made from, and checks the arguments."""
+
+    def __init__(
+        self, kind: ConversationKind, reads: LineageReads, states: LineageState | None, *, in_wake: bool = False
+    ) -> None:
+        """``in_wake``: entries are added before the births are applied."""
+        self._kind, self._reads, self._states = kind, reads, states
+        self._in_wake = in_wake
+
+    async def fork(
+        self,
+        source: str,
+        new_id: str,
+        *,
+        at: int | None,
+        lineage: Literal["fork", "detach"],
+        operator: str | None,
+        extras: Mapping[str, JsonValue] | None,
+        beside: bool | None,
+    ) -> JournalBirth:
+        """See `LineageCalls.fork` and `LineageCalls.detach`."""
+        own = await self._own(source)
+        copies, state = True, None
+        if at is not None:
+            page = await self.page(JournalQuery(session_id=source, limit=1))
+            if not page.first_seq - 1 <= at <= page.last_seq:
+                raise UnknownEntry(source, f"its journal has entries {page.first_seq} to {page.last_seq}, not {at}")
+            copies = at == page.last_seq and not self._in_wake
+            state = None if copies else await self._rebuilt(source, new_id, at)
+        return self._birth(
+            new_id,
+            lineage=lineage,
+            operator=operator,
+            extras=extras or {},
+            parents=[own.journal_id] if lineage == "fork" else [],
+            base=JournalRange(own.journal_id, at),
+            copies_state=copies,
+            state=state,
+            home=_home_beside(own, source, beside),
+        )
+
+    async def merge(
+        self,
+        left: str,
+        right: str,
+        new_id: str,
+        *,
+        state: Any,
+        keep: Keep | None,
+        operator: str | None,
+        extras: Mapping[str, JsonValue] | None,
+    ) -> JournalBirth:
+        """See `LineageCalls.merge`."""
+        if keep not in {None, "left", "right"}:
+            raise InvalidOptions(f"keep = {keep!r}: must be 'left' or 'right'")
+        if left == right:
+            raise InvalidInput(f"conversation {left!r} cannot be merged with itself")
+        one, other = await self._own(left), await self._own(right)
+        if keep is None and one.home is not None and other.home is not None and one.home != other.home:
+            raise InvalidOptions(
+                f"{left!r} uses the resources of {one.home!r}, and {right!r} those of {other.home!r}: say which to keep"
+            )
+        home = {"left": one.home, "right": other.home, None: one.home or other.home}[keep]
+        given = None
+        if state is not None:
+            given = await self._encoded(new_id, state)
+        return self._birth(
+            new_id,
+            lineage="merge",
+            operator=operator,
+            extras=extras or {},
+            parents=[one.journal_id, other.journal_id],
+            base=JournalRange(one.journal_id),
+            merged=JournalRange(other.journal_id),
+            copies_state=given is None,
+            state=given,
+            home=home,
+        )
+
+    async def compress(
+        self,
+        source: str,
+        new_id: str,
+        *,
+        summarise: Summarise,
+        state: Any,
+        operator: str | None,
+        extras: Mapping[str, JsonValue] | None,
+        beside: bool | None,
+    ) -> JournalBirth:
+        """See `LineageCalls.compress`."""
+        own = await self._own(source)
+        given = None if state is None else await self._encoded(new_id, state)
+        entries = [entry async for entry in self.entries(source)]
+        summary = summarise(entries)
+        event = await summary if inspect.isawaitable(summary) else summary
+        if not isinstance(event, str | UserMessage | AgentMessage):
+            raise InvalidInput(
+                f"summarise returns a text, a UserMessage or an AgentMessage, not {type(event).__name__}"
+            )
+        usage = await self.usage(source)
+        if isinstance(event, AgentMessage):
+            usage = _added(usage, event.usage)
+        message = UserMessage(event) if isinstance(event, str) else UserMessage(event.content)
+        about: dict[str, JsonValue] = {
+            "compression": {"lossy": True, "entries_in": len(entries), "entries_out": 1},
+            "usage": dict(usage),
+        }
+        entry = NewEntry(kind=message.kind, payload=self._kind.types.encode(message))
+        return self._birth(
+            new_id,
+            lineage="compress",
+            operator=operator,
+            extras={**(extras or {}), **about},
+            parents=[own.journal_id],
+            entries=[entry],
+            state=await self._summarised(new_id, message, entry.payload) if state is None else given,
+            home=_home_beside(own, source, beside),
+        )
+
+    async def ancestors(self, source: str) -> Sequence[Ancestor]:
+        """See `LineageCalls.ancestors`."""
+        return [_ancestor(each) for each in await self._lineage(source)]
+
+    async def usage(self, source: str) -> dict[str, int]:
+        """See `LineageCalls.usage`."""
+        total = _inherited_usage(await self._lineage(source))
+        async for entry in self.entries(source, self._kind.types.kinds_with_usage):
+            total = _added(total, getattr(entry.event, "usage", {}))
+        return total
+
+    async def entries(
+        self, source: str, kinds: Sequence[str] = (), *, before: int | None = None
+    ) -> AsyncIterator[JournalEntry]:
+        """All entries of a journal, read page by page."""
+        after, more = 0, True
+        while more:
+            query = JournalQuery(session_id=source, after=after, before=before, kinds=kinds, limit=MAX_PAGE)
+            page = await self.page(query)
+            for entry in page.entries:
+                yield self._kind.types.read(entry)
+            after, more = (page.entries[-1].seq if page.entries else after), page.more
+
+    async def page(self, query: JournalQuery) -> JournalPage:
+        """A page of a journal of this kind.
+
+        Raises:
+            UnknownConversation: there is none.
+            ConversationKindMismatch: it is of another kind.
+        """
+        page = await self._reads.read(query)
+        if page is None:
+            raise UnknownConversation(query.session_id, "there is no such conversation")
+        if page.kind != self._kind.name:
+            raise ConversationKindMismatch(query.session_id, f"it is of kind {page.kind!r}, not {self._kind.name!r}")
+        return page
+
+    async def _lineage(self, source: str) -> Sequence[JournalLineage]:
+        found = await self._reads.lineage(source)
+        if not found:
+            raise UnknownConversation(source, "there is no such conversation")
+        if found[0].kind != self._kind.name:
+            raise ConversationKindMismatch(source, f"it is of kind {found[0].kind!r}, not {self._kind.name!r}")
+        return found
+
+    async def _own(self, source: str) -> JournalLineage:
+        return (await self._lineage(source))[0]
+
+    async def _summarised(self, new_id: str, message: UserMessage, payload: str) -> SessionState | None:
+        if self._states is None or not self._states.can_rebuild:
+            return None
+        return await self._states.rebuilt(new_id, [JournalEntry(1, message, None, None, datetime.now(UTC), payload)])
+
+    async def _rebuilt(self, source: str, new_id: str, at: int) -> SessionState | None:
+        if self._states is None or not self._states.can_rebuild:
+            return None
+        return await self._states.rebuilt(new_id, [entry async for entry in self.entries(source, before=at + 1)])
+
+    async def _encoded(self, new_id: str, state: Any) -> SessionState | None:
+        if self._states is None:
+            raise InvalidOptions("a state is given by the code that defines the conversations")
+        return await self._states.encoded(new_id, state)
+
+    def _birth(
+        self,
+        new_id: str,
+        *,
+        lineage: LineageKind,
+        operator: str | None,
+        extras: Mapping[str, JsonValue],
+        **fields: Any,
+    ) -> JournalBirth:
+        try:
+            text = to_json(dict(extras)).decode()
+        except (ValueError, TypeError) as error:
+            raise NotSerializable(f"extras have no JSON form: {error}") from error
+        return JournalBirth(
+            session_id=check_id(new_id, "conversation id"),
+            kind=self._kind.name,
+            start=self._kind.start(),
+            message=WAKE_MESSAGE,
+            lineage=lineage,
+            operator=lineage if operator is None else check_id(operator, "operator"),
+            extras=check_payload(text, "extras", MAX_EXTRAS),
+            **fields,
+        )
+
+
+def check_born(birth: JournalBirth, born: Born) -> None:
+    """Raise the error for a birth that was refused.
+
+    Raises:
+        ConversationExists, UnknownConversation, UnknownEntry: why.
+    """
+    match born.outcome:
+        case "taken":
+            raise ConversationExists(birth.session_id, "its id is in use")
+        case "unknown":
+            raise UnknownConversation(birth.session_id, "what it is to be made from is deleted")
+        case "beyond":
+            raise UnknownEntry(birth.session_id, "what it is to be made from does not have these entries")
+
+
+def _home_beside(own: JournalLineage, source: str, beside: bool | None) -> str | None:
+    """The home of what is made from a journal."""
+    if beside is None:
+        return own.home
+    return (own.home or source) if beside else None
+
+
+def _ancestor(row: JournalLineage) -> Ancestor:
+    return Ancestor(
+        conversation_id=row.session_id,
+        journal_id=row.journal_id,
+        distance=row.distance,
+        lineage=row.lineage,
+        operator=row.operator,
+        parents=row.parents,
+        extras=_extras(row),
+        at=None if row.base is None else row.base.up_to,
+        home=row.home,
+        created_at=row.created_at,
+    )
+
+
+def _extras(row: JournalLineage) -> dict[str, JsonValue]:
+    found = from_json(row.extras)
+    return found if isinstance(found, dict) else {}
+
+
+def _inherited_usage(lineage: Sequence[JournalLineage]) -> dict[str, int]:
+    """The usage that compressions have carried over: of the nearest ones, as each has that of those before it."""
+    by_id = {each.journal_id: each for each in lineage}
+    total: dict[str, int] = {}
+    seen: set[int] = set()
+    at = [lineage[0].journal_id]
+    while at:
+        row = by_id.get(at.pop())
+        if row is None or row.journal_id in seen:
+            continue
+        seen.add(row.journal_id)
+        usage = _extras(row).get("usage")
+        if isinstance(usage, dict):
+            total = _added(total, usage)
+        else:
+            at += row.parents
+    return total
+
+
+def _added(total: Mapping[str, Any], usage: Mapping[str, Any]) -> dict[str, int]:
+    """The sum of two usages, by name."""
+    return {name: int(total.get(name, 0)) + int(usage.get(name, 0)) for name in {**total, **usage}}

@@ -1,0 +1,157 @@
+"""The lineage of conversations, for clients: a part of the handle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from pydantic import JsonValue
+
+from affinity.client import Client
+from affinity.conversation.kinds import ConversationKind
+from affinity.conversation.lineage import Ancestor, BirthPlanner, Keep, LineageState, Summarise, check_born
+from affinity.errors import QuotaExceeded
+from affinity.journal import JournalBirth
+
+_PLANS = 3
+"""How often a birth is planned: its base may get entries meanwhile."""
+
+
+class LineageCalls:
+    """Makes conversations from others. A call may be repeated with the same new id: it is one conversation."""
+
+    def __init__(
+        self, client: Client, kind: ConversationKind, conversation_id: str, states: LineageState | None = None
+    ) -> None:
+        """``states``: of the code that defines the conversations; None: states are copied or initial."""
+        self.conversation_id = conversation_id
+        self._client, self._kind, self._states = client, kind, states
+        self._planner = BirthPlanner(kind, client.journals, states)
+
+    async def fork(
+        self,
+        new_id: str,
+        *,
+        at: int | None = None,
+        operator: str | None = None,
+        extras: Mapping[str, JsonValue] | None = None,
+        beside: bool | None = None,
+    ) -> Self:
+        """A conversation that goes on from an entry of this one. What it costs does not grow with the length.
+
+        Args:
+            new_id: its id.
+            at: the last number that it has of this one, 0 for none; None: all that is there.
+            operator: what makes it, for people; by default "fork".
+            extras: for people and programs, kept with it.
+            beside: its wakes run on the lease of this conversation, or of its home, and share its resources. False: on
+                their own lease. None: as those of this conversation.
+
+        Returns:
+            The handle of the new conversation.
+
+        Raises:
+            UnknownConversation, ConversationKindMismatch: there is none with this id, or of this kind.
+            UnknownEntry: there is no such entry, or it is not kept.
+            ConversationExists: the new id is in use.
+            QuotaExceeded: there are as many instances as there may be.
+            InvalidInput: an argument is refused.
+        """
+        made_by = {"operator": operator, "extras": extras, "beside": beside}
+        return await self._derive(new_id, self._planner.fork, new_id, at=at, lineage="fork", **made_by)
+
+    async def detach(
+        self,
+        new_id: str,
+        *,
+        at: int | None = None,
+        operator: str | None = None,
+        extras: Mapping[str, JsonValue] | None = None,
+        beside: bool | None = None,
+    ) -> Self:
+        """A conversation with the content of this one and without parents; arguments and errors as for `fork`."""
+        made_by = {"operator": operator, "extras": extras, "beside": beside}
+        return await self._derive(new_id, self._planner.fork, new_id, at=at, lineage="detach", **made_by)
+
+    async def merge(
+        self,
+        other: str,
+        *,
+        into: str,
+        state: Any = None,
+        keep: Keep | None = None,
+        operator: str | None = None,
+        extras: Mapping[str, JsonValue] | None = None,
+    ) -> Self:
+        """A conversation with the entries of this one, the left side, and then those of another one that this one does
+        not have: what both have comes once.
+
+        Args:
+            other: the right side.
+            into: id of the new conversation.
+            state: of the new conversation; None: a copy of that of the left side.
+            keep: the side whose resources it uses, when they use different ones.
+            operator: as for `fork`.
+            extras: as for `fork`.
+
+        Raises:
+            InvalidOptions: the sides use different resources, and ``keep`` does not say which to keep.
+            ClientError, InvalidInput: as for `fork`.
+        """
+        made_by = {"operator": operator, "extras": extras, "keep": keep}
+        return await self._derive(into, self._planner.merge, other, into, state=state, **made_by)
+
+    async def compress(
+        self,
+        *,
+        into: str,
+        summarise: Summarise,
+        state: Any = None,
+        operator: str | None = None,
+        extras: Mapping[str, JsonValue] | None = None,
+        beside: bool | None = None,
+    ) -> Self:
+        """A conversation whose only entry is a summary of this one: a `UserMessage`, which wakes nothing.
+
+        Args:
+            into: id of the new conversation.
+            summarise: an async function of the entries; it returns a text, a `UserMessage` or an `AgentMessage`.
+            state: of the new conversation. None: ``rebuild`` of the summary, or an initial one.
+            operator: as for `fork`.
+            extras: as for `fork`; the sizes, and the usage until then, are added.
+            beside: as for `fork`.
+
+        Raises:
+            InvalidInput: ``summarise`` returned anything else, such as a call of a tool.
+            ClientError: as for `fork`.
+        """
+        made_by = {"operator": operator, "extras": extras, "beside": beside}
+        return await self._derive(into, self._planner.compress, into, summarise=summarise, state=state, **made_by)
+
+    async def ancestors(self) -> Sequence[Ancestor]:
+        """This conversation, then those that it was made from, nearest first, each once.
+
+        Raises:
+            UnknownConversation, ConversationKindMismatch: as for `fork`.
+        """
+        return await self._planner.ancestors(self.conversation_id)
+
+    async def usage(self) -> dict[str, int]:
+        """The sum of ``usage`` of all entries, each counted once, and of what compressions have left out. Reads all
+        entries that have one.
+
+        Raises:
+            UnknownConversation, ConversationKindMismatch: as for `fork`.
+        """
+        return await self._planner.usage(self.conversation_id)
+
+    async def _derive(self, new_id: str, plan: Any, *args: Any, **options: Any) -> Self:
+        for left in reversed(range(_PLANS)):
+            birth: JournalBirth = await plan(self.conversation_id, *args, **options)
+            born = await self._client.journals.create(birth)
+            if born.outcome != "beyond" or not left:
+                break
+        if born.outcome == "over_quota":
+            raise QuotaExceeded("instances", (await self._client.quotas()).instances or 0)
+        check_born(birth, born)
+        return type(self)(self._client, self._kind, new_id, self._states)
