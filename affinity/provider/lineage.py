@@ -1,19 +1,29 @@
-"""Ancestors of a journal in the order that both engines give them."""
+"""Ancestors of a journal, as both engines give them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from datetime import datetime
+from typing import Any
 
-from affinity.journal import JournalLineage
+from affinity.journal import JournalLineage, JournalRange
 
 
-def nearest_first(found: Sequence[JournalLineage], session_id: str) -> list[JournalLineage]:
+def to_lineage(
+    rows: Iterable[Sequence[Any]], session_id: str, instant: Callable[[Any], datetime]
+) -> list[JournalLineage]:
     """A journal and its ancestors, generation by generation, parents in their order, each once and at its least
     distance.
+
+    Args:
+        rows: session id, journal id, kind, lineage, operator, parents, extras, id and number of the base, home, time of
+            creation; in any order.
+        session_id: of the journal.
+        instant: converts a time.
     """
-    by_id = {each.journal_id: each for each in found}
-    generation = [each.journal_id for each in found if each.session_id == session_id]
+    by_id = {row[1]: _to_lineage(row, instant) for row in rows}
+    generation = [each.journal_id for each in by_id.values() if each.session_id == session_id]
     ordered: dict[int, JournalLineage] = {}
     distance = 0
     while generation:
@@ -22,3 +32,20 @@ def nearest_first(found: Sequence[JournalLineage], session_id: str) -> list[Jour
         generation = [parent for parent in parents if parent in by_id and parent not in ordered]
         distance += 1
     return list(ordered.values())
+
+
+def _to_lineage(row: Sequence[Any], instant: Callable[[Any], datetime]) -> JournalLineage:
+    session_id, journal_id, kind, lineage, operator, parents, extras, base_id, base_seq, home, created_at = row
+    return JournalLineage(
+        session_id=session_id,
+        journal_id=journal_id,
+        kind=kind,
+        lineage=lineage,
+        operator=operator,
+        parents=list(parents),
+        extras=extras,
+        base=None if base_id is None else JournalRange(base_id, base_seq),
+        home=home,
+        distance=0,
+        created_at=instant(created_at),
+    )

@@ -40,7 +40,7 @@ CLIENT_VERBS: Final = frozenset({
     "list_workers", "desired_workers", "count_work", "get_quotas", "read_origins",
     "list_work_items", "list_executions", "list_tree", "measure_queues", "count_instances", "wake",
     "append_journal", "read_journal", "list_journals", "get_journal_requests", "get_journal_revisits",
-    "notify_journals",
+    "notify_journals", "create_journals", "get_lineage",
 })  # fmt: skip
 """What `affinity.Client` needs to start, raise, cancel and read."""
 

@@ -11,10 +11,12 @@ from affinity.journal import JournalWrite
 from affinity.provider.postgres.driver.arrays import Bools, Ints, Texts
 from affinity.provider.postgres.driver.wire import Params
 from affinity.provider.postgres.journals import append_params, call_of
+from affinity.provider.postgres.lineage import birth_document
 
 _BY_KEY: Final = attrgetter("session_id")
 
 _WRITE: Final = "write_"
+_BEAR: Final = "bear_"
 _APPEND: Final = "append_"
 
 
@@ -43,6 +45,7 @@ def write_calls(writes: Sequence[JournalWrite]) -> tuple[LiteralString, Params]:
 def ack_calls(writes: Sequence[JournalWrite]) -> tuple[LiteralString, Params]:
     """The same for the statement of the acks, of which some may not pass."""
     calls, params = _calls(writes, _ONLY_WRITES, _ONLY_APPENDS)
+    params = {**params, **judge_params(writes)}
     return calls, {**params, "append_of": Ints([n for n, write in enumerate(writes, 1) for _ in write.appends])}
 
 
@@ -52,6 +55,10 @@ def _calls(
     columns = write_params(writes)
     calls = f"(SELECT {call_of('write_journals_1', tuple(columns), _WRITE, only_writes)})"
     params = {_WRITE + name: value for name, value in columns.items()}
+    if any(write.births or write.home for write in writes):
+        columns = birth_params(writes)
+        calls = f"{calls}, (SELECT {call_of('bear_journals_1', tuple(columns), _BEAR, only_writes)})"
+        params |= {_BEAR + name: value for name, value in columns.items()}
     if appends := [one for write in writes for one in write.appends]:
         columns = append_params(appends)
         call = call_of("append_journals_1", tuple(columns), _APPEND, only_appends)
@@ -87,6 +94,27 @@ def write_params(writes: Sequence[JournalWrite]) -> Params:
     if also := {one.session_id for write in writes for one in write.appends}:
         params["also"] = Texts(also)
     return params
+
+
+def judge_params(writes: Sequence[JournalWrite]) -> Params:
+    """The columns by which writes are judged, as the statements of fences have them."""
+    births = birth_params(writes)
+    return {
+        **{_WRITE + name: column for name, column in fence_params(writes).items()},
+        "write_births": births["births"],
+        "write_home": births["home"],
+        "write_epoch": births["home_epoch"],
+    }
+
+
+def birth_params(writes: Sequence[JournalWrite]) -> Params:
+    """The columns of ``bear_journals_1``."""
+    births = [[birth_document(birth) for birth in write.births] for write in writes]
+    return {
+        "births": Texts(json.dumps(each, ensure_ascii=False) if each else None for each in births),
+        "home": Texts(None if write.home is None else write.home.session_id for write in writes),
+        "home_epoch": Ints(None if write.home is None else write.home.epoch for write in writes),
+    }
 
 
 def fence_params(writes: Sequence[JournalWrite]) -> Params:

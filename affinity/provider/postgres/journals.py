@@ -171,7 +171,7 @@ def _rounds(session_ids: Sequence[str]) -> list[int]:
 
 
 def _to_pending(rows: Sequence[Row], limit: int) -> PendingWork:
-    _, journal_id, kind, processed, last_seq, closed, parent, found, *_, requests, revisits = rows[0]
+    _, journal_id, kind, processed, last_seq, closed, parent, found, *_, requests, revisits, home, epoch = rows[0]
     inputs = [Entry._make(row[8:15]) for row in rows if row[8] is not None]
     asked = json.loads(requests) if requests else []
     later = json.loads(revisits) if revisits else []
@@ -189,6 +189,8 @@ def _to_pending(rows: Sequence[Row], limit: int) -> PendingWork:
         due=due,
         requests=[to_request(row) for row in asked],
         next_due=min(waits, default=None),
+        home=home,
+        epoch=epoch or 0,
     )
 
 

@@ -11,9 +11,10 @@ SELECT p.n, p.journal_id, p.kind, p.processed, p.last_seq, p.closed, p.parent, p
     CASE WHEN p.place = 1 THEN (
         SELECT json_agg(json_build_array(r.key, r.due_at, r.priority, r.reason, r.note, r.wake_id,
             extract(epoch FROM r.due_at - p.now)::float8) ORDER BY r.due_at, r.key)::text
-        FROM journal_revisits r WHERE r.journal_id = p.journal_id) END
+        FROM journal_revisits r WHERE r.journal_id = p.journal_id) END,
+    p.home, CASE WHEN p.home IS NOT NULL THEN (SELECT s.epoch FROM sessions s WHERE s.session_id = p.session_id) END
 FROM (
-    SELECT q.n, j.journal_id, j.kind, j.processed, j.last_seq, j.closed, j.parent, i.seq, i.kind AS entry_kind,
+    SELECT q.n, q.session_id, j.home, j.journal_id, j.kind, j.processed, j.last_seq, j.closed, j.parent, i.seq, i.kind AS entry_kind,
         i.payload, i.event_id, i.wake_id, i.is_input, i.recorded_at, c.now,
         row_number() OVER (PARTITION BY q.n ORDER BY i.seq) AS place, count(i.seq) OVER (PARTITION BY q.n) AS found,
         sum(octet_length(i.payload)) OVER (ORDER BY q.n, i.seq) - octet_length(i.payload) AS before

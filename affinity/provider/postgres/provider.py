@@ -12,6 +12,7 @@ from affinity.provider.postgres.hints import HintOperations
 from affinity.provider.postgres.instances import InstanceOperations
 from affinity.provider.postgres.journal_admin import JournalAdministration
 from affinity.provider.postgres.journals import JournalOperations
+from affinity.provider.postgres.lineage import LineageOperations
 from affinity.provider.postgres.management import ManagementOperations
 from affinity.provider.postgres.messages import MessageOperations
 from affinity.provider.postgres.migration import check_version, inspect_target, migrate_target
@@ -74,6 +75,7 @@ class PostgresProvider(
     JournalOperations,
     StreamOperations,
     JournalAdministration,
+    LineageOperations,
 ):
     """PostgreSQL, 15 to 18: the engine for N worker replicas. Implements `affinity.provider.contract.Provider`.
 

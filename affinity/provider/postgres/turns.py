@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import count
 from operator import attrgetter
-from typing import Final, LiteralString
+from typing import Final, LiteralString, NamedTuple
 
 from psycopg.errors import UniqueViolation
 
@@ -30,7 +30,7 @@ from affinity.provider.contract import (
     WorkerIdentity,
 )
 from affinity.provider.postgres.driver.errors import BATCH_REFUSED
-from affinity.provider.postgres.journal_writes import fence_params, sorted_writes, write_calls
+from affinity.provider.postgres.journal_writes import judge_params, sorted_writes, write_calls
 from affinity.provider.postgres.operations import Operations
 from affinity.provider.postgres.releasing import release_params
 from affinity.provider.postgres.turn_columns import (
@@ -130,7 +130,7 @@ class TurnOperations(Operations):
             "worker": identity.worker_id,
             "incarnation": identity.incarnation,
             **fence_check_columns(turns),
-            **{f"write_{name}": column for name, column in fence_params([write for _, write in journals]).items()},
+            **judge_params([write for _, write in journals]),
         }
         void: dict[str, set[int]] = {"turn": set(), "ack": set(), "state": set(), "journal": set()}
         for kind, number in await self._connections.commit.run(_CHECK_FENCES, params):
@@ -163,14 +163,28 @@ def _placed(turn: Turn, sent: Sequence[NewWorkItem], places: list[Placed]) -> li
     return [found.get(item.key, _NOT_QUEUED) for item in turn.work_items]
 
 
-def _written(turn: Turn) -> list[tuple[str, str]]:
-    """The records of state and the journals that a turn writes."""
-    states = [("state", write.new.session_id) for write in turn.states]
-    return states + [("journal", write.session_id) for write in turn.journals] if turn.journals else states
+class _WrittenRow(NamedTuple):
+    """A record of state, or a journal, that a turn writes."""
+
+    kind: str
+    key: str  # its session
+    session_id: str  # for which the turn is in conflict when another one has written it
+
+
+def _written(turn: Turn) -> list[_WrittenRow]:
+    """The records of state and the journals that a turn writes or creates."""
+    states = [_WrittenRow("state", write.new.session_id, write.new.session_id) for write in turn.states]
+    if not turn.journals:
+        return states
+    journals = [_WrittenRow("journal", write.session_id, write.session_id) for write in turn.journals]
+    births = [
+        _WrittenRow("journal", birth.session_id, write.session_id) for write in turn.journals for birth in write.births
+    ]
+    return [*states, *journals, *births]
 
 
 def _writes_twice(turns: Sequence[Turn]) -> bool:
-    written = [row for turn in turns for row in _written(turn)]
+    written = [row[:2] for turn in turns for row in _written(turn)]
     return len(set(written)) < len(written)
 
 
@@ -182,10 +196,11 @@ def _second_writes(turns: Sequence[Turn]) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for turn in turns:
         rows = _written(turn)
-        second = [row for n, row in enumerate(rows) if row in written or row in rows[:n]]
-        found += [(turn.instance_id, session) for _, session in second]
+        keys = [row[:2] for row in rows]
+        second = [row for n, row in enumerate(rows) if keys[n] in written or keys[n] in keys[:n]]
+        found += [(turn.instance_id, row.session_id) for row in second]
         if not second:
-            written.update(rows)
+            written.update(keys)
     return found
 
 

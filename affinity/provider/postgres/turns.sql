@@ -24,6 +24,8 @@ LEFT JOIN sessions s ON s.session_id = w.session_id
 WHERE coalesce(r.version, 0) <> w.base OR (r.epoch > w.epoch) IS TRUE OR (s.epoch > w.epoch) IS TRUE
 UNION ALL
 SELECT 'journal', w.n
-FROM unnest(%(write_session)s, %(write_journal)s, %(write_base)s) WITH ORDINALITY AS w (session_id, journal_id, base, n)
+FROM unnest(%(write_session)s, %(write_journal)s, %(write_base)s, %(write_births)s, %(write_home)s, %(write_epoch)s)
+     WITH ORDINALITY AS w (session_id, journal_id, base, births, home, epoch, n)
 LEFT JOIN journals j ON j.session_id = w.session_id AND j.journal_id = w.journal_id
 WHERE j.processed IS DISTINCT FROM w.base
+   OR (w.births IS NOT NULL OR w.home IS NOT NULL) AND NOT births_fit_1(w.births, w.home, w.epoch)

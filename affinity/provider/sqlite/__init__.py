@@ -30,13 +30,13 @@ file beside it:
     journal_admin       journals: list, requests, revisits, delete, prune
     journal_writes      journals: what a commit or an ack adds
     streams             journals: provisional parts, and the subscription to changes
+    lineage             journals: those made from others, and their ancestors
     hints               wake-ups between processes
     migration           bringing the schema up to date, and refusing one that this code cannot use
 
 Files that only this engine has:
 
     journal_rows        journals: their heads, the numbers of their entries
-    lineage             journals: those made from others, and their ancestors
     holds               holds and watches of sessions, as parts of a commit
     placing             where new work items of a commit go
     session_states      records of session state: the fences of their writes

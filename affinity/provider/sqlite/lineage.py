@@ -17,7 +17,7 @@ from affinity.journal import (
 )
 from affinity.provider.contract import NewInstance, NewMessage
 from affinity.provider.contract.instances import Birth
-from affinity.provider.lineage import nearest_first
+from affinity.provider.lineage import to_lineage
 from affinity.provider.sqlite import journals, messages, quotas, session_states, sessions
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
@@ -179,24 +179,4 @@ def _has_pending(tx: Tx, session_id: str) -> bool:
 
 
 def get(tx: Tx, session_id: str) -> list[JournalLineage]:
-    return nearest_first(
-        [
-            JournalLineage(
-                session_id=name,
-                journal_id=journal_id,
-                kind=kind,
-                lineage=lineage,
-                operator=operator,
-                parents=parents,
-                extras=extras,
-                base=None if base_id is None else JournalRange(base_id, base_seq),
-                home=home,
-                distance=0,
-                created_at=instant(created_at),
-            )
-            for name, journal_id, kind, lineage, operator, parents, extras, base_id, base_seq, home, created_at in (
-                tx.gather(SQL["lineage"], {"session_id": session_id})
-            )
-        ],
-        session_id,
-    )
+    return to_lineage(tx.gather(SQL["lineage"], {"session_id": session_id}), session_id, instant)

@@ -82,6 +82,15 @@ CREATE UNLOGGED TABLE journal_streams (
     PRIMARY KEY (journal_id, wake_id, attempt, number)
 ) WITH (autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
+-- A journal that others name here is kept, without its entries, when it is deleted: the way to its own parents.
+CREATE TABLE journal_parents (
+    journal_id bigint NOT NULL,
+    position bigint NOT NULL,
+    parent_id bigint NOT NULL,
+    PRIMARY KEY (journal_id, position)
+);
+CREATE INDEX journal_parents_parent ON journal_parents (parent_id);
+
 -- The journals whose entries a journal has, the nearest first, and which of their own entries these are.
 CREATE FUNCTION journal_segments(_journal bigint)
 RETURNS TABLE (journal_id bigint, low bigint, high bigint, depth bigint) LANGUAGE sql STABLE AS $$
@@ -482,8 +491,8 @@ BEGIN
     END IF;
 END $$;
 
--- Deletes journals, but for entries that others continue; and those deleted before that no journal continues any more. Returns
--- their sessions.
+-- Deletes journals, but for entries that others continue; and those deleted before that no journal continues, or names as
+-- its parent, any more. Returns their sessions.
 CREATE FUNCTION delete_journals_1(_session text[]) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
     gone bigint[];
@@ -505,11 +514,15 @@ BEGIN
             DELETE FROM journals j
             WHERE j.journal_id = ANY (gone) AND j.session_id IS NULL
               AND NOT EXISTS (SELECT FROM journals f WHERE f.base_id = j.journal_id)
+              AND NOT EXISTS (SELECT FROM journal_parents p WHERE p.parent_id = j.journal_id)
             RETURNING j.journal_id, j.base_id
         ), emptied AS (
             DELETE FROM journal_entries e USING removed r WHERE e.journal_id = r.journal_id
+        ), orphaned AS (
+            DELETE FROM journal_parents p USING removed r WHERE p.journal_id = r.journal_id RETURNING p.parent_id
         )
-        SELECT array_agg(r.base_id) FILTER (WHERE r.base_id IS NOT NULL) INTO freed FROM removed r;
+        SELECT array_agg(DISTINCT f.id) FILTER (WHERE f.id IS NOT NULL) INTO freed
+        FROM (SELECT r.base_id AS id FROM removed r UNION SELECT o.parent_id FROM orphaned o) f;
         kept := kept || gone;
         EXIT WHEN freed IS NULL;
         gone := freed;
@@ -521,7 +534,7 @@ BEGIN
     USING (
         SELECT j.journal_id, (SELECT max(f.base_seq) FROM journals f WHERE f.base_id = j.journal_id) AS seq
         FROM journals j WHERE j.session_id IS NULL AND j.journal_id = ANY (kept)) k
-    WHERE e.journal_id = k.journal_id AND e.seq > k.seq;
+    WHERE e.journal_id = k.journal_id AND e.seq > coalesce(k.seq, 0);
     RETURN deleted;
 END $$;
 

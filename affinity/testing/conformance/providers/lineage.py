@@ -22,11 +22,12 @@ from affinity.journal import (
     NewEntry,
     NewRequest,
 )
-from affinity.provider.contract import Quotas
+from affinity.provider.contract import Quotas, WorkAck, WorkItem
 from affinity.provider.contract.journal_side import JournalProvider
 from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import ORCHESTRATION, payloads, state, state_write, turn
+from affinity.testing.conformance.providers.builders import ORCHESTRATION, TIMEOUTS, payloads, state, state_write, turn
 from affinity.testing.conformance.providers.cluster import Cluster, concurrently
+from affinity.testing.conformance.providers.peer import Peer
 
 KIND = "chat"
 
@@ -51,6 +52,13 @@ def birth_of(session_id: str, *parents: int, **fields: Any) -> JournalBirth:
             **fields,
         }
     )
+
+
+async def ack_journal(worker: Peer, item: WorkItem, write: JournalWrite) -> bool:
+    """One ack of a wake."""
+    acks = [WorkAck(lock=item.lock, message="done", journal=write)]
+    (acked,) = await worker.provider.ack_work_item(worker.identity, acks, TIMEOUTS)
+    return acked
 
 
 class Journals:
@@ -108,10 +116,7 @@ class LineageRules(Rules):
     @pytest.fixture
     async def journals(self, cluster: Cluster) -> Journals:
         """Of the test's database."""
-        provider = (await cluster.enqueuer()).provider
-        if not hasattr(provider, "create_journals"):
-            pytest.skip("the provider has no journals yet")
-        return Journals(cast("JournalProvider", provider))
+        return Journals(cast("JournalProvider", (await cluster.enqueuer()).provider))
 
     async def test_a_fork_continues_its_base(self, journals: Journals) -> None:
         """A fork has the entries of its base up to a number, under their numbers, and its own behind them; neither sees
@@ -392,6 +397,49 @@ class LineageRules(Rules):
         results = await worker.commit(*[turn(at, journals=[write]) for at, write in turns])
         assert [result.committed for result in results] == [True, False]
         assert [list(result.conflicts) for result in results] == [[], ["y"]]
+
+    async def test_births_commit_with_an_ack(self, cluster: Cluster, journals: Journals) -> None:
+        """On the slow path too: they are applied with the ack, or the ack is refused."""
+        base = await journals.say("a", "1")
+        await journals.say("taken", "1")
+        worker = await cluster.worker("w")
+        await cluster.enqueue("a", "a")
+        first, second = await worker.take(2)
+        write = JournalWrite(
+            session_id="a", journal_id=base, base=0, processed=1, wake_id="w1", births=[birth_of("taken", base)]
+        )
+        assert await ack_journal(worker, first, write) is False
+        assert await journals.pending("a") == ["1"]
+        births = [birth_of("b", base), birth_of("c", base)]
+        assert await ack_journal(worker, first, replace(write, births=births)) is True
+        assert await journals.texts("c") == ["1"]
+        again = replace(write, base=1, births=[birth_of("b", base), birth_of("d", base)])
+        assert await ack_journal(worker, second, again) is True
+        assert await journals.texts("d") == ["1"]
+
+    async def test_what_a_fork_needs_outlives_its_base(self, journals: Journals) -> None:
+        """A deleted base keeps the entries that forks continue, and its place in their lineage, until they are deleted
+        too; its session may begin anew.
+        """
+        if not hasattr(journals.provider, "delete_journal"):
+            pytest.skip("the provider deletes no journals yet")
+        base = await journals.say("a", "1", "2", "3")
+        fork = await journals.bear(birth_of("b", base, base=JournalRange(base, 2)))
+        await journals.bear(birth_of("c", fork, lineage="compress", base=None, entries=[]))
+        assert list(await journals.provider.delete_journal(["a"])) == [True]
+        assert await journals.texts("b") == ["1", "2"]
+        await journals.say("a", "new")
+        assert await journals.texts("a") == ["new"]
+        assert list(await journals.provider.delete_journal(["b"])) == [True]
+        assert [(one.session_id, one.journal_id) for one in await journals.lineage("c")][1:] == [
+            (None, fork),
+            (None, base),
+        ]
+        (born,) = await journals.provider.create_journals([birth_of("d", fork)])
+        assert born.outcome == "unknown"
+        assert list(await journals.provider.delete_journal(["c", "a"])) == [True, True]
+        (born,) = await journals.provider.create_journals([birth_of("d", base, base=None)])
+        assert born.outcome == "unknown"
 
     async def test_the_lease_of_the_home_is_fenced(self, cluster: Cluster, journals: Journals) -> None:
         """A journal whose wakes run on another session is written under that one's epoch; the epoch of its own session

@@ -1,0 +1,78 @@
+"""Journals that are made from others, and where journals came from."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from affinity.journal import Born, JournalBirth, JournalLineage
+from affinity.provider.lineage import to_lineage
+from affinity.provider.postgres.driver.arrays import Texts
+from affinity.provider.postgres.operations import Operations
+from affinity.provider.statements import load_statements
+from affinity.records import SessionState
+
+_SQL: Final = load_statements(__package__, "lineage.sql")
+
+
+class LineageOperations(Operations):
+    """`create_journals` and `get_lineage`."""
+
+    async def create_journals(self, births: Sequence[JournalBirth]) -> Sequence[Born]:
+        documents = [json.dumps(birth_document(birth), ensure_ascii=False) for birth in births]
+        rows = await self._connections.misc.run(_SQL["create"], {"birth": Texts(documents)})
+        return [Born(outcome, journal_id or 0, last_seq or 0) for outcome, journal_id, last_seq in rows]
+
+    async def get_lineage(self, session_id: str) -> Sequence[JournalLineage]:
+        rows = await self._connections.misc.run(_SQL["lineage"], {"session": session_id})
+        return to_lineage(rows, session_id, lambda at: at)
+
+
+def birth_document(birth: JournalBirth) -> Mapping[str, Any]:
+    """A birth as ``bear_journal_1`` takes it."""
+    start, base, merged = birth.start, birth.base, birth.merged
+    return {
+        "session_id": birth.session_id,
+        "kind": birth.kind,
+        "journal_id": start.journal_id,
+        "name": start.name,
+        "start": start.start,
+        "birth": start.birth,
+        "version": start.version,
+        "parent": start.parent,
+        "message": birth.message,
+        "lineage": birth.lineage,
+        "operator": birth.operator,
+        "extras": birth.extras,
+        "parents": list(birth.parents),
+        "base_id": None if base is None else base.journal_id,
+        "base_seq": None if base is None else base.up_to,
+        "merged_id": None if merged is None else merged.journal_id,
+        "merged_seq": None if merged is None else merged.up_to,
+        "entries": [
+            (
+                *(entry.kind, entry.payload, entry.event_id, entry.wake_id, entry.is_input),
+                None if entry.recorded_at is None else entry.recorded_at.isoformat(),
+            )
+            for entry in birth.entries
+        ],
+        "copies_state": birth.copies_state,
+        "home": birth.home,
+        **({} if birth.state is None else _state_document(birth.state)),
+    }
+
+
+def _state_document(state: SessionState) -> Mapping[str, Any]:
+    about = state.metadata
+    return {
+        "state": base64.b64encode(state.state).decode(),
+        "encoding": state.encoding,
+        "schema_version": state.schema_version,
+        "state_kind": about.kind,
+        "state_name": about.name,
+        "labels": dict(about.labels),
+        "message_count": about.message_count,
+        "participants": list(about.participants),
+    }

@@ -1,0 +1,15 @@
+-- create: journals from others, one after the other
+SELECT r.outcome, r.born_id, r.born_seq
+FROM unnest(%(birth)s) WITH ORDINALITY AS b (birth, n) CROSS JOIN LATERAL bear_journal_1(b.birth::jsonb) AS r
+ORDER BY b.n
+
+-- lineage: a journal and its ancestors, each once
+WITH RECURSIVE up (journal_id) AS (
+    SELECT j.journal_id FROM journals j WHERE j.session_id = %(session)s
+    UNION
+    SELECT p.parent_id FROM up u JOIN journal_parents p ON p.journal_id = u.journal_id
+)
+SELECT j.session_id, j.journal_id, j.kind, j.lineage, j.operator, ARRAY (
+        SELECT p.parent_id FROM journal_parents p WHERE p.journal_id = j.journal_id ORDER BY p.position),
+    j.extras, j.base_id, j.base_seq, j.home, j.created_at
+FROM up u JOIN journals j ON j.journal_id = u.journal_id
