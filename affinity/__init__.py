@@ -29,6 +29,7 @@ from affinity.client import (
 )
 from affinity.conversation import (
     AgentMessage,
+    Ancestor,
     AnswerEvent,
     ChildDelegated,
     ChildEnded,
@@ -141,6 +142,7 @@ __all__ = [
     "ActivityFuture",
     "ActivityState",
     "AgentMessage",
+    "Ancestor",
     "AnswerEvent",
     "App",
     "BranchCancelledSignal",

@@ -29,6 +29,7 @@ NOT_PUBLIC: Final = {
     "JournalAccess": "the journals of a worker's database, for conversations",
     "JournalParticipant": "of a call that only conversations make",
     "Journals": "the journals of a client's database, for conversations",
+    "LineageState": "a protocol that `Conversations` fulfils",
     "OpenOptions": "of a constructor that only `Sessions` calls",
     "PageReader": "of a constructor that only `Talk` calls",
     "PendingWork": "of a method that only workers call",

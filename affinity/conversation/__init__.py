@@ -7,6 +7,7 @@ stream          provisional output of a wake
 talk            the handle of a conversation, for clients
 follow, reply   what it reads: feeds of events, replies to inputs
 views           what else it tells
+lineage         forks, merges and the like: what they are made of, and the calls of clients
 formats         events as the messages of the APIs of models, and back
 tools           functions that a model may have called
 loop            rounds of a model and its tools
@@ -44,6 +45,7 @@ from affinity.conversation.events import (
 from affinity.conversation.follow import EventFeed, FeedItem
 from affinity.conversation.formats import Transcript, from_anthropic, from_openai, to_anthropic, to_openai
 from affinity.conversation.kinds import ConversationLimits
+from affinity.conversation.lineage import Ancestor
 from affinity.conversation.loop import LoopResult, LoopStop, Model, ModelReply, ModelRequest, ToolCall, run_loop
 from affinity.conversation.reply import Reply
 from affinity.conversation.stream import Retracted, Streamed, Streams, StreamWriter
@@ -54,6 +56,7 @@ from affinity.conversation.wake import Delegate, Wake
 
 __all__ = [
     "AgentMessage",
+    "Ancestor",
     "AnswerEvent",
     "ChildDelegated",
     "ChildEnded",

@@ -42,9 +42,6 @@ from affinity.journal import (
 from affinity.limits import MAX_PAGE, check_id, check_payload
 from affinity.records import SessionState, frozen
 
-Keep: TypeAlias = Literal["left", "right"]
-"""Which side's resources a merge keeps."""
-
 Summarise: TypeAlias = Callable[[Sequence[JournalEntry]], Awaitable[str | UserMessage | AgentMessage]]
 """Writes a summary of entries. The usage of an `AgentMessage` counts for the new conversation."""
 
@@ -59,7 +56,7 @@ class Ancestor:
     conversation_id: str | None  # None: it is deleted
     journal_id: int
     distance: int  # generations; 0: the conversation that was asked for
-    lineage: LineageKind | None  # None: it began with its first input
+    lineage: str | None  # "fork", "detach", "merge", "compress" or "import"; None: it began with its first input
     operator: str
     parents: Sequence[int]  # journal ids, in order
     extras: Mapping[str, JsonValue]
@@ -146,7 +143,7 @@ class BirthPlanner:
         new_id: str,
         *,
         state: Any,
-        keep: Keep | None,
+        keep: Literal["left", "right"] | None,
         operator: str | None,
         extras: Mapping[str, JsonValue] | None,
     ) -> JournalBirth:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import JsonValue
 
 from affinity.client import Client
 from affinity.conversation.kinds import ConversationKind
-from affinity.conversation.lineage import Ancestor, BirthPlanner, Keep, LineageState, Summarise, check_born
+from affinity.conversation.lineage import Ancestor, BirthPlanner, LineageState, Summarise, check_born
 from affinity.errors import QuotaExceeded
 from affinity.journal import JournalBirth
 
@@ -79,7 +79,7 @@ class LineageCalls:
         *,
         into: str,
         state: Any = None,
-        keep: Keep | None = None,
+        keep: Literal["left", "right"] | None = None,
         operator: str | None = None,
         extras: Mapping[str, JsonValue] | None = None,
     ) -> Self:

@@ -1,6 +1,6 @@
 """Rights of roles other than the one that migrates: clients, workers without DDL, and autoscalers.
 
-A client reads, and writes through four functions of the schema, which run with the rights of the role that migrated:
+A client reads, and writes through five functions of the schema, which run with the rights of the role that migrated:
 so it creates instances, sends messages, appends to journals and creates journals from others, and nothing else. A
 worker changes rows of all tables but those that describe the schema and the rights. An autoscaler reads the view
 ``desired_workers``.
