@@ -144,7 +144,7 @@ class Program:
             else:
                 await self._wait()
         if self.terminated or self.delegations or self.cancelled:
-            await self._attempt({"wake": self._new_wake(), "terminated": self.terminated})
+            await self._attempt({**self._new_task(), "terminated": self.terminated})
 
     def _rest(self) -> Start:
         """What the next execution goes on with."""
@@ -201,17 +201,18 @@ class Program:
 
     # -- wakes
 
-    def _new_wake(self) -> str:
+    def _new_task(self) -> WakeTask:
         self.wakes += 1
-        return f"{self.start['salt']}-{self.ctx.execution_id}-{self.wakes}"
-
-    async def _wake(self) -> None:
-        """Run one wake, with all its attempts."""
-        task = WakeTask(wake=self._new_wake())
+        task = WakeTask(wake=f"{self.start['salt']}-{self.ctx.execution_id}-{self.wakes}")
         if self.delegations:
             task["delegations"] = self.delegations
         if self.cancelled:
             task["cancelled"] = self.cancelled
+        return task
+
+    async def _wake(self) -> None:
+        """Run one wake, with all its attempts."""
+        task = self._new_task()
         self.is_due = self.is_interrupted = self.is_resumed = False
         while (outcome := await self._attempt(task)) is not None:
             if outcome["outcome"] != "failed":

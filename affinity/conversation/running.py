@@ -142,7 +142,9 @@ class _Attempt(Generic[S]):
     def __post_init__(self) -> None:
         self.spec = self.conversations.spec
         self.number = self.task.get("attempts", 0) + self.ctx.attempt
+        self.metas = [meta_of(each.payload) for each in self.work.inputs]
         self.delegations = [*self.task.get("delegations", [])]
+        self.delegations += [_delegation(each) for each in self.metas if each.delegation and not self._has(each)]
         self.trace = Trace(f"{self.spec.name}.wake", self.number, self.ctx.worker_id)
         self.begun = self.trace.started(revisits=[each.key for each in self.work.due])
         self.writing = WakeWriting(
@@ -193,10 +195,8 @@ class _Attempt(Generic[S]):
     async def _handle(self, stream: StreamWriter) -> Wake:
         """Run the handler; its additions are collected, and its change of the state is staged."""
         entries = [self.spec.types.read(each) for each in self.work.inputs]
-        metas = [meta_of(each.payload) for each in self.work.inputs]
         self._note_begin()
         pending = [*entries, *self._expire()]
-        self.delegations += [_delegation(each) for each in metas if each.delegation and not self._has(each.delegation)]
         self.writing.processed = self.read
         self.writing.ended_revisits += [each.key for each in self.work.due]
         await self._pass_interrupts_on(entries)
@@ -206,7 +206,7 @@ class _Attempt(Generic[S]):
             "affinity.wake_id": wake.id,
             "affinity.attempt": self.number,
         }
-        senders = [each.trace for each in metas if each.trace is not None]
+        senders = [each.trace for each in self.metas if each.trace is not None]
         async with asyncio.timeout(self.conversations.wake_timeout):
             with root_span(self.trace.name, about, senders):
                 async with self.conversations.open_state(self.ctx, self.work) as state:
@@ -298,8 +298,8 @@ class _Attempt(Generic[S]):
                 return found
             where = replace(where, after=(page[-1].created_at, page[-1].session_id))
 
-    def _has(self, delegation: str) -> bool:
-        return any(each["id"] == delegation for each in self.delegations)
+    def _has(self, meta: EventMeta) -> bool:
+        return any(each["id"] == meta.delegation for each in self.delegations)
 
     # -- a good end
 
@@ -372,7 +372,6 @@ class _Attempt(Generic[S]):
             extra={"session_id": self.writing.session_id, "wake_id": self.task["wake"], "attempt": self.number},
         )
         self.writing.discard(self.trace.entries)
-        self.delegations = [*self.task.get("delegations", [])]
         return self._close_trace(error_of(error), self._pause_after(error))
 
     def _record_failure(self, failure: Failure) -> WakeOutcome:
@@ -404,6 +403,7 @@ class _Attempt(Generic[S]):
                 self._tell_parent(each, "failed", error=error)
             self.delegations = []
         else:
+            self.delegations = [*self.task.get("delegations", [])]  # the next attempt reads the others again
             self.writing.note(SessionStatusChanged("rescheduling", f"{error.type}: {error.message}", pause))
         self.ctx.enlist(self.writing)
         outcome = self._outcome("failed")

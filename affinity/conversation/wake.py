@@ -247,33 +247,28 @@ class Wake:
 
     # -- requests
 
-    def require(
-        self, request: R, /, *, request_id: str | None = None, expires_in: float | timedelta | None = None
-    ) -> R:
+    def require(self, request: R, /, *, expires_in: float | timedelta | None = None) -> R:
         """Ask a person, or the client: the conversation waits for the answer, which is an input of a later wake.
 
         Args:
             request: `ToolConfirmation`, `CustomToolUse`, or a request of the application.
-            request_id: by default a new one. While a request of this id is pending, nothing is asked again.
             expires_in: seconds, or a timedelta, after which it counts as refused. None: it waits for ever.
 
         Returns:
-            The request with its id.
+            The request with its id, which is a new one: no late answer reaches another request.
 
         Raises:
             InvalidInput: it is no request, or there are as many pending ones as there may be.
-            InvalidId, InvalidOptions: the id, or the time, is out of bounds.
+            InvalidOptions: the time is out of bounds.
             NotSerializable, PayloadTooLarge: as `append`.
         """
         if not isinstance(request, RequestEvent) or "request_id" not in type(request).model_fields:
             raise InvalidInput("require takes a RequestEvent with a field request_id")
-        found = request_id or getattr(request, "request_id", "") or self._new_id()
-        asked = request.model_copy(update={"request_id": check_id(found, "request id")})
         seconds = None if expires_in is None else seconds_of("expires_in", expires_in)
-        if any(each.request_id == found for each in self._requests):
-            return asked
         if len(self._requests) >= (most := self._parts.kind.limits.requests):
             raise InvalidInput(f"{len(self._requests)} requests are pending, the limit of {most} (ConversationLimits)")
+        found = self._new_id()
+        asked = request.model_copy(update={"request_id": found})
         self._append(asked)
         payload = self._writing.entries[-1].payload
         new = NewRequest(request_id=found, kind=asked.kind, payload=payload, expires_in=seconds)

@@ -103,3 +103,8 @@ async def until(check: Callable[[], Awaitable[Any]], *, seconds: float = 30.0) -
 def kinds(entries: Any) -> list[str]:
     """The kinds of entries."""
     return [each.kind for each in entries]
+
+
+async def status(talk: affinity.Talk, expected: str) -> bool:
+    """Whether the conversation has this status."""
+    return await talk.status() == expected

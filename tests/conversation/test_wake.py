@@ -8,7 +8,7 @@ import pytest
 import affinity
 from affinity import AgentMessage, RetryPolicy, UserMessage, Wake
 from affinity.errors import InvalidApp, InvalidOptions, WakeFailed
-from tests.conversation.application import Chat, echo, kinds, make, stage, until
+from tests.conversation.application import Chat, echo, kinds, make, stage, status, until
 
 pytestmark = pytest.mark.anyio
 
@@ -97,14 +97,14 @@ async def test_a_handler_that_fails_for_good_keeps_its_inputs_and_the_next_event
         with pytest.raises(WakeFailed, match="ValueError: broken") as caught:
             await talk.ask(UserMessage("one"), timeout=30)
         assert caught.value.error_type == "ValueError"
-        assert await until(lambda: _is(talk, "failed"))
+        assert await until(lambda: status(talk, "failed"))
         await anyio.sleep(0.3)
         assert seen == [["one"], ["one"]]  # no hot loop
         broken = False
         reply = await talk.ask(UserMessage("two"), timeout=30)
         assert reply.text == "mended"
         assert seen[-1] == ["one", "two"]
-        assert await until(lambda: _is(talk, "idle"))
+        assert await until(lambda: status(talk, "idle"))
 
 
 async def test_resume_tries_again(url: str) -> None:
@@ -118,10 +118,10 @@ async def test_resume_tries_again(url: str) -> None:
     async with stage(url, handler, retry=RetryPolicy(max_attempts=1)) as on:
         talk = on.talk()
         seq = await talk.send(UserMessage("one"))
-        assert await until(lambda: _is(talk, "failed"))
+        assert await until(lambda: status(talk, "failed"))
         broken = False
         await talk.resume()
-        assert await until(lambda: _is(talk, "idle"))
+        assert await until(lambda: status(talk, "idle"))
         assert (await talk.reply(seq, timeout=30)).text == "mended"
 
 
@@ -134,10 +134,6 @@ async def test_resume_of_a_conversation_with_nothing_to_do_runs_nothing(url: str
         await anyio.sleep(0.3)
         assert await talk.history(last=1) == before
         assert (await on.state()).wakes == 1
-
-
-async def _is(talk: affinity.Talk, status: str) -> bool:
-    return await talk.status() == status
 
 
 def test_conversations_need_a_handler_and_options_that_fit() -> None:

@@ -1,0 +1,292 @@
+"""Children: conversations that a wake gives work to."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+from pydantic import JsonValue
+
+import affinity
+from affinity import AgentMessage, ChildEnded, RetryPolicy, ToolConfirmation, UserInterrupt, UserMessage
+from affinity.errors import (
+    AffinityError,
+    ConversationKindMismatch,
+    ConversationTerminated,
+    NotAParent,
+    UnknownConversation,
+    UnknownEntry,
+)
+from tests.conversation.application import Chat, Handler, kinds, make, stage, status, until
+
+pytestmark = pytest.mark.anyio
+
+
+class Brief(affinity.JournalEvent):
+    topic: str
+    kind: Literal["user.brief"] = "user.brief"
+
+
+def research(handler: Handler, **options: object) -> affinity.Conversations[Chat]:
+    return make(handler, kind="research", events=[Brief], **options)
+
+
+def parent_of(child: affinity.Conversations[Chat], **options: int) -> Handler:
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, UserMessage):
+                await wake.delegate(child, f"{wake.conversation_id}/{event.text}", Brief(event.text), **options)
+            elif isinstance(event, ChildEnded):
+                wake.append(AgentMessage(f"{event.child} {event.outcome} {event.result} {event.cycles}"))
+
+    return handler
+
+
+async def answers(wake: affinity.Wake, chat: Chat) -> None:
+    for event in wake.events:
+        if isinstance(event, Brief):
+            chat.heard.append(event.topic)
+            wake.append(AgentMessage(f"about {event.topic}"))
+
+
+async def said(talk: affinity.Talk) -> list[JsonValue]:
+    events = [each.event for each in await talk.history(kinds=["agent.message"])]
+    return [event.text for event in events if isinstance(event, AgentMessage)]
+
+
+async def test_a_child_has_its_own_journal_and_state_and_its_end_is_an_event_of_the_parent(url: str) -> None:
+    child = research(answers)
+    async with stage(url, parent_of(child), child) as on:
+        talk = on.talk("chat-7")
+        reply = await talk.ask(UserMessage("tea"), timeout=30)
+        assert "child.delegated" in kinds(reply.entries)
+        assert await until(lambda: said(talk)) == ["chat-7/tea completed about tea 1"]
+        below = on.talk("chat-7/tea", child)
+        assert [each.event for each in await below.history(kinds=["user.brief"])] == [Brief("tea")]
+        (info,) = [each async for each in on.client.list_conversations(parent="chat-7")]
+        assert (info.conversation_id, info.kind, info.parent) == ("chat-7/tea", "research", "chat-7")
+        async with child.open("chat-7/tea", store=on.client.session_store) as chat:
+            assert chat.heard == ["tea"]
+        assert (await on.state("chat-7")).heard == []
+        assert (await on.client.session_manager.show("chat-7/tea")).metadata.parent == "chat-7"
+
+
+async def test_a_child_is_addressed_by_its_direct_parent_only(url: str) -> None:
+    child = research(answers)
+    outcomes: dict[str, type[AffinityError]] = {}
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, UserMessage):
+                try:
+                    await wake.delegate(child, event.text, Brief("x"))
+                except AffinityError as error:
+                    outcomes[f"{wake.conversation_id} {event.text}"] = type(error)
+
+    async with stage(url, handler, child) as on:
+        await on.talk("a").ask(UserMessage("a/child"), timeout=30)
+        await until(lambda: status(on.talk("a/child", child), "idle"))
+        await on.talk("stranger", child).ask(Brief("x"), timeout=30)
+        await on.talk("b").ask(UserMessage("a/child"), timeout=30)
+        await on.talk("b").ask(UserMessage("stranger"), timeout=30)
+        await on.talk("b").ask(UserMessage("a"), timeout=30)
+        await on.talk("b").ask(UserMessage("b"), timeout=30)
+        await on.talk("a/child", child).terminate()
+        await on.talk("a").ask(UserMessage("a/child"), timeout=30)
+        assert outcomes == {
+            "b a/child": NotAParent,
+            "b stranger": NotAParent,
+            "b a": ConversationKindMismatch,
+            "b b": NotAParent,
+            "a a/child": ConversationTerminated,
+        }
+
+
+async def test_a_child_gives_a_result(sqlite_url: str) -> None:
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        wake.append(AgentMessage("aside"))
+        wake.revisit(60)
+        wake.finish({"answer": 42})
+
+    child = research(handler)
+    async with stage(sqlite_url, parent_of(child), child) as on:
+        talk = on.talk()
+        await talk.ask(UserMessage("tea"), timeout=30)
+        assert await until(lambda: said(talk)) == ["c/tea completed {'answer': 42} 1"]
+
+
+async def test_a_delegation_has_bounded_cycles(url: str) -> None:
+    async def endless(wake: affinity.Wake, chat: Chat) -> None:
+        chat.wakes += 1
+        wake.append(AgentMessage(f"wake {chat.wakes}"))
+        wake.revisit(0.01)
+
+    child = research(endless)
+    async with stage(url, parent_of(child, max_cycles=3), child) as on:
+        talk = on.talk()
+        await talk.ask(UserMessage("tea"), timeout=30)
+        assert await until(lambda: said(talk)) == ["c/tea max_cycles wake 3 3"]
+        below = on.talk("c/tea", child)
+        assert await below.revisits() == []
+        assert await until(lambda: status(below, "idle"))
+        assert len(await said(below)) == 3
+        await talk.ask(UserMessage("tea"), timeout=30)  # goes on, for three more
+
+        async def both() -> bool:
+            return len(await said(talk)) == 2
+
+        assert await until(both)
+        assert len(await said(below)) == 6
+
+
+async def test_the_failure_of_a_child_is_an_event_of_the_parent(url: str) -> None:
+    async def broken(wake: affinity.Wake, chat: Chat) -> None:
+        raise ValueError("broken")
+
+    child = research(broken, retry=RetryPolicy(max_attempts=2, initial_interval=0.01))
+    async with stage(url, parent_of(child), child) as on:
+        talk = on.talk()
+        await talk.ask(UserMessage("tea"), timeout=30)
+        assert await until(lambda: said(talk)) == ["c/tea failed None 0"]
+        (ended,) = [each.event for each in await talk.history(kinds=["child.ended"])]
+        assert isinstance(ended, ChildEnded)
+        assert ended.error is not None
+        assert (ended.error.type, ended.error.message) == ("ValueError", "broken")
+
+
+async def test_a_child_that_waits_for_an_answer_has_not_ended(sqlite_url: str) -> None:
+    async def asks(wake: affinity.Wake, chat: Chat) -> None:
+        if isinstance(wake.events[0], Brief):
+            wake.require(ToolConfirmation("search"))
+        else:
+            wake.append(AgentMessage("searched"))
+
+    child = research(asks)
+    async with stage(sqlite_url, parent_of(child), child) as on:
+        talk, below = on.talk(), on.talk("c/tea", child)
+        await talk.ask(UserMessage("tea"), timeout=30)
+        (request,) = await until(lambda: _requests(below))
+        assert await said(talk) == []
+        await below.answer(request.request_id, allowed=True)
+        assert await until(lambda: said(talk)) == ["c/tea completed searched 2"]
+
+
+async def _requests(talk: affinity.Talk) -> list[affinity.PendingRequest]:
+    try:
+        return [*await talk.requests()]
+    except UnknownConversation:
+        return []
+
+
+@pytest.mark.parametrize("cascade", [True, False])
+async def test_an_interrupt_cascades_by_choice(url: str, cascade: bool) -> None:
+    async def waits(wake: affinity.Wake, chat: Chat) -> None:
+        if isinstance(wake.events[0], Brief):
+            wake.require(ToolConfirmation("search"))
+        chat.heard += kinds(wake.pending)
+
+    child = research(waits)
+    async with stage(url, parent_of(child), child) as on:
+        talk, below = on.talk(), on.talk("c/tea", child)
+        await talk.ask(UserMessage("tea"), timeout=30)
+        await until(lambda: _requests(below))
+        seq = await talk.send(UserInterrupt("stop", cascade=cascade))
+        await talk.reply(seq, timeout=30)
+        if cascade:
+            assert await until(lambda: status(below, "idle"))
+            (passed,) = await below.history(kinds=["user.interrupt"])
+            assert passed.event == UserInterrupt("stop", cascade=True)
+        else:
+            assert await below.status() == "requires_action"
+
+
+@pytest.mark.parametrize("cascade", [True, False])
+async def test_termination_cascades_by_choice(url: str, cascade: bool) -> None:
+    child = research(answers)
+    async with stage(url, parent_of(child), child) as on:
+        talk, below = on.talk(), on.talk("c/tea", child)
+        await talk.ask(UserMessage("tea"), timeout=30)
+        await until(lambda: said(talk))
+        await talk.terminate(cascade=cascade)
+
+        async def ended() -> bool:
+            return (await on.client.status("c")).finished
+
+        assert await until(ended)
+        assert (await below.status() == "terminated") is cascade
+
+
+async def test_the_termination_of_a_child_is_an_event_of_the_parent(url: str) -> None:
+    async def waits(wake: affinity.Wake, chat: Chat) -> None:
+        wake.require(ToolConfirmation("search"))
+
+    child = research(waits)
+    async with stage(url, parent_of(child), child) as on:
+        talk, below = on.talk(), on.talk("c/tea", child)
+        await talk.ask(UserMessage("tea"), timeout=30)
+        await until(lambda: _requests(below))
+        await below.terminate()
+        assert await until(lambda: said(talk)) == ["c/tea terminated None 1"]
+
+
+async def test_tools_read_conversations_of_the_same_kind_or_of_those_named(sqlite_url: str) -> None:
+    outcomes: dict[str, object] = {}
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, UserMessage) and event.text.startswith("read "):
+                name = event.text.removeprefix("read ")
+                try:
+                    entries = await wake.read(name, kinds=["user.message", "user.brief"])
+                    outcomes[name] = [each.seq for each in entries]
+                except AffinityError as error:
+                    outcomes[name] = type(error)
+
+    named, other = make(kind="named"), make(kind="other")
+    async with stage(sqlite_url, handler, named, other, readable=["named"]) as on:
+        await on.talk("same").ask(UserMessage("hello"), timeout=30)
+        await on.talk("n", named).ask(UserMessage("hello"), timeout=30)
+        await on.talk("o", other).ask(UserMessage("hello"), timeout=30)
+        for name in ("same", "n", "o", "nobody"):
+            await on.talk("reader").ask(UserMessage(f"read {name}"), timeout=30)
+        assert outcomes == {
+            "same": [1],
+            "n": [1],
+            "o": ConversationKindMismatch,
+            "nobody": UnknownConversation,
+        }
+
+
+async def test_history_is_read_around_an_anchor_and_an_unknown_one_is_an_error(sqlite_url: str) -> None:
+    found: dict[str, list[int]] = {}
+    errors: list[type[Exception]] = []
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        if wake.pending[0].seq < 15:
+            return
+        found["around"] = [each.seq for each in await wake.history(around=6, limit=5)]
+        found["after"] = [each.seq for each in await wake.history(after="m-2", limit=2)]
+        found["before"] = [each.seq for each in await wake.history(before=6, limit=2)]
+        found["last"] = [each.seq for each in await wake.history(last=1)]
+        found["kinds"] = [each.seq for each in await wake.history(kinds=["user.message"])]
+        found["wake"] = [each.seq for each in await wake.history(wake=(await wake.history(after=1))[0].wake_id)]
+        for anchor in (999, "nobody"):
+            try:
+                await wake.history(around=anchor)
+            except UnknownEntry as error:
+                errors.append(type(error))
+
+    async with stage(sqlite_url, handler) as on:
+        talk = on.talk()
+        for number in range(1, 6):
+            await talk.ask(UserMessage("x"), event_id=f"m-{number}", timeout=30)
+        # each exchange has an input and three entries of its wake: 1, 5, 9, 13, 17
+        assert found == {
+            "around": [4, 5, 6, 7, 8],
+            "after": [6, 7],
+            "before": [4, 5],
+            "last": [17],
+            "kinds": [1, 5, 9, 13, 17],
+            "wake": [2, 3, 4],
+        }
+        assert errors == [UnknownEntry, UnknownEntry]

@@ -1,0 +1,159 @@
+"""Interrupts drop what waits, and cancel a run that is under way if asked to. Termination ends it."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+import affinity
+from affinity import AgentMessage, ConfirmationAnswer, ToolConfirmation, UserInterrupt, UserMessage
+from affinity.errors import ConversationTerminated, RequestNotPending
+from tests.conversation.application import Chat, kinds, stage, status, until
+
+pytestmark = pytest.mark.anyio
+
+
+async def asks(wake: affinity.Wake, chat: Chat) -> None:
+    """Ask and plan for each message."""
+    for event in wake.events:
+        if isinstance(event, UserMessage):
+            wake.require(ToolConfirmation("refund"))
+            wake.revisit(0.5, key="nudge")
+        elif isinstance(event, UserInterrupt):
+            wake.append(AgentMessage(f"interrupted: {len(wake.requests)} {event.reason}"))
+        elif isinstance(event, ConfirmationAnswer):
+            wake.append(AgentMessage("refunded"))
+    chat.heard += [each.key for each in wake.due]
+
+
+async def test_an_interrupt_drops_requests_and_revisits_before_the_next_run(url: str) -> None:
+    async with stage(url, asks) as on:
+        talk = on.talk()
+        (request,) = (await talk.ask(UserMessage("tea"), timeout=30)).requests
+        assert isinstance(request, ToolConfirmation)
+        seq = await talk.interrupt(reason="stop")
+        assert await talk.requests() == []
+        assert await talk.revisits() == []
+        with pytest.raises(RequestNotPending):
+            await talk.answer(request.request_id, allowed=True)
+        assert (await talk.reply(seq, timeout=30)).text == "interrupted: 0 stop"
+        await anyio.sleep(0.7)
+        assert (await on.state()).heard == []  # nothing is left to be due
+        assert await talk.status() == "idle"
+
+
+async def test_an_interrupt_is_not_undone_by_the_run_under_way(url: str) -> None:
+    """What a wake asks for that began before the interrupt is dropped too, although it commits after it."""
+    entered, go = anyio.Event(), anyio.Event()
+
+    async def slow(wake: affinity.Wake, chat: Chat) -> None:
+        if isinstance(wake.events[0], UserMessage):
+            entered.set()
+            await go.wait()
+        await asks(wake, chat)
+
+    async with stage(url, slow) as on:
+        talk = on.talk()
+        first = await talk.send(UserMessage("tea"))
+        await entered.wait()
+        seq = await talk.interrupt(reason="stop")
+        go.set()
+        reply = await talk.reply(first, timeout=30)
+        assert "agent.tool_confirmation" in kinds(reply.entries)
+        assert (await talk.reply(seq, timeout=30)).text == "interrupted: 0 stop"
+        assert await talk.requests() == []
+        assert await talk.revisits() == []
+
+
+async def test_an_interrupt_cancels_the_run_if_asked_to(url: str) -> None:
+    entered = anyio.Event()
+    cancelled = anyio.Event()
+
+    async def slow(wake: affinity.Wake, chat: Chat) -> None:
+        if len(wake.pending) == 1:
+            wake.append(AgentMessage("never"))
+            wake.stream("never")
+            entered.set()
+            try:
+                await anyio.sleep_forever()
+            finally:
+                cancelled.set()
+        wake.append(AgentMessage(" ".join(event.kind for event in wake.events)))
+
+    async with stage(url, slow) as on:
+        talk = on.talk()
+        await talk.send(UserMessage("tea"))
+        await entered.wait()
+        seq = await talk.interrupt(reason="stop", cancel_running=True)
+        reply = await talk.reply(seq, timeout=30)
+        assert cancelled.is_set()
+        assert reply.text == "user.message user.interrupt"
+        spans = [each for each in await talk.history() if isinstance(each.event, affinity.SpanCompleted)]
+        assert [each.event.result for each in spans if isinstance(each.event, affinity.SpanCompleted)] == [
+            "cancelled",
+            "ok",
+        ]
+        assert spans[0].wake_id != spans[1].wake_id
+        assert len(await talk.history(kinds=["agent.message"])) == 1
+
+
+async def test_an_interrupt_without_cancel_lets_the_run_end(url: str) -> None:
+    entered, go = anyio.Event(), anyio.Event()
+
+    async def slow(wake: affinity.Wake, chat: Chat) -> None:
+        entered.set()
+        await go.wait()
+        wake.append(AgentMessage(" ".join(event.kind for event in wake.events)))
+
+    async with stage(url, slow) as on:
+        talk = on.talk()
+        first = await talk.send(UserMessage("tea"))
+        await entered.wait()
+        seq = await talk.interrupt()
+        await anyio.sleep(0.1)
+        go.set()
+        assert (await talk.reply(first, timeout=30)).text == "user.message"
+        assert (await talk.reply(seq, timeout=30)).text == "user.interrupt"
+
+
+async def test_an_interrupt_ends_the_pause_before_the_next_attempt(url: str) -> None:
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        if wake.interrupt is None:
+            raise ValueError("broken")
+        wake.append(AgentMessage("mended"))
+
+    async with stage(url, handler, retry=affinity.RetryPolicy(initial_interval=600, max_interval=600)) as on:
+        talk = on.talk()
+        await talk.send(UserMessage("tea"))
+        assert await until(lambda: status(talk, "rescheduling"))
+        seq = await talk.interrupt(cancel_running=True)
+        assert (await talk.reply(seq, timeout=30)).text == "mended"
+        assert await until(lambda: status(talk, "idle"))
+
+
+async def test_a_terminated_conversation_takes_no_more_events(url: str) -> None:
+    entered = anyio.Event()
+
+    async def slow(wake: affinity.Wake, chat: Chat) -> None:
+        entered.set()
+        await anyio.sleep_forever()
+
+    async with stage(url, slow) as on:
+        talk = on.talk()
+        await talk.send(UserMessage("tea"))
+        await entered.wait()
+        await talk.terminate(reason="closed")
+        assert await talk.status() == "terminated"
+        with pytest.raises(ConversationTerminated):
+            await talk.send(UserMessage("more"))
+        with pytest.raises(ConversationTerminated):
+            await talk.interrupt()
+        await talk.terminate()  # idempotent
+
+        async def ended() -> bool:
+            return (await on.client.status("c")).finished
+
+        assert await until(ended)
+        spans = [each.event for each in await talk.history() if isinstance(each.event, affinity.SpanCompleted)]
+        assert [each.result for each in spans][:1] == ["cancelled"]
+        assert (await on.state()).wakes == 0
