@@ -27,6 +27,7 @@
     │   ├── UnknownInstance
     │   ├── InstanceExists             the id belongs to an instance of another orchestration
     │   ├── InstanceFinished
+    │   │   └── NoReply                it ended without a reply to the event that was asked
     │   ├── QuotaExceeded              a limit of the database is reached
     │   │   └── TooManyUnreadEvents    the instance has too many unread events
     │   ├── InstanceNotFinished        delete without force
@@ -305,6 +306,25 @@ class InstanceExists(ClientError):
 
 class InstanceFinished(ClientError):
     """The instance has ended and takes no more events."""
+
+
+class NoReply(InstanceFinished):
+    """The instance has ended without a reply to the event that was asked.
+
+    Attributes:
+        instance_id: of the instance.
+        status: "completed", "failed" or "cancelled".
+        error_type: name of the exception class that ended it; None when it has completed.
+        message: its text.
+    """
+
+    def __init__(self, instance_id: str, status: str, error_type: str | None = None, message: str = "") -> None:
+        why = "" if error_type is None else f": {error_type}: {message}"
+        super().__init__(f"instance {instance_id!r} has ended ({status}) without a reply to the event{why}")
+        self.instance_id = instance_id
+        self.status = status
+        self.error_type = error_type
+        self.message = message
 
 
 class QuotaExceeded(ClientError):

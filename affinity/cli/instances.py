@@ -1,4 +1,4 @@
-"""The commands that act on instances: start, raise, wait, cancel, resume, reset, delete, prune."""
+"""The commands that act on instances: start, raise, ask, wait, cancel, resume, reset, delete, prune."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from affinity.cli.arguments import DURATION, JSON
 from affinity.cli.output import compact, counted, printable, table
 from affinity.cli.shell import FAILED, Command, Progress, Shell, command, confirm, with_client
 from affinity.client import Client, EndedStatus, Instance
+from affinity.orchestration import Event, EventValue
 from affinity.orchestration.wire import details_document
 from affinity.provider import migrate
 from affinity.provider.contract import Resumption
@@ -76,15 +77,56 @@ def start(
 @click.argument("instance_id", metavar="ID")
 @click.argument("event")
 @click.option("--data", type=JSON, default=None, help="What it carries: JSON text, @FILE, or - for stdin.")
+@click.option("--key", help="Of the events with one key the instance gets one: the command may be repeated.")
 @command
-def raise_event(shell: Shell, instance_id: str, event: str, data: Any) -> None:
+def raise_event(shell: Shell, instance_id: str, event: str, data: Any, key: str | None) -> None:
     """Send the event EVENT to the instance ID; it is buffered until the orchestration waits for one of that name.
 
-    Example:
+    Examples:
       affinity raise chat-17 user_message --data '{"text": "hello"}'
+      affinity raise chat-17 user_message --data '{"text": "hello"}' --key m-17
     """
-    with_client(shell, lambda client: client.raise_event(instance_id, event, data))
+    with_client(shell, lambda client: client.raise_event(instance_id, event, data, idempotency_key=key))
     shell.show({"instance_id": instance_id, "event": event, "delivered": True}, lambda: None)
+
+
+@click.command(cls=Command, short_help="Send an event, and print the reply to it.")
+@click.argument("instance_id", metavar="ID")
+@click.argument("event")
+@click.option("--data", type=JSON, default=None, help="What it carries: JSON text, @FILE, or - for stdin.")
+@click.option("--key", help="Asked again with the same key, the reply is the same  [default: random]")
+@click.option("--start", "name", help="Start this orchestration if there is no instance ID.")
+@click.option("--input", "value", type=JSON, default=None, help="With --start: its input, as --data.")
+@click.option("--timeout", type=float, help="Seconds to wait  [default: for ever]")
+@command
+def ask(
+    shell: Shell,
+    *,
+    instance_id: str,
+    event: str,
+    data: Any,
+    key: str | None,
+    name: str | None,
+    value: Any,
+    timeout: float | None,
+) -> None:
+    """Send the event EVENT to the instance ID, and print the reply of its orchestration as JSON.
+
+    Exit code 1 when the instance ends without a reply, 4 when the time runs out; with --key the command may then be
+    repeated.
+
+    Examples:
+      affinity ask chat-17 user_message --data '{"text": "hello"}' --key m-17 --timeout 60
+      affinity ask chat-17 user_message --data '{"text": "hello"}' --start conversation --input '{"topic": "tea"}'
+    """
+    if value is not None and name is None:
+        raise click.UsageError("--input is only meaningful with --start")
+    asked: EventValue[Any] = Event(event)(data)
+    start = None if name is None else (name, value)
+    reply = with_client(
+        shell, lambda client: client.ask(instance_id, asked, idempotency_key=key, start=start, timeout=timeout)
+    )
+    shell.show({"instance_id": instance_id, "event": event, "reply": reply}, lambda: click.echo(compact(reply)))
 
 
 @click.command(cls=Command, short_help="Ask an instance to end.")

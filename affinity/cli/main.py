@@ -61,7 +61,7 @@ def main(ctx: click.Context, url: str | None) -> None:
       1    the instance failed or was cancelled, or there is none, or it does not allow this (finished, running, …)
       2    the command line or an input is wrong; nothing was changed
       3    the database cannot be reached or refuses; or another process took the worker's name
-      4    the time given to `wait` ran out
+      4    the time given to `wait` or `ask` ran out
       130  interrupted by Ctrl-C
     """
     ctx.obj = url
@@ -71,6 +71,7 @@ for command in (
     worker.worker,
     instances.start,
     instances.raise_event,
+    instances.ask,
     instances.wait,
     inspection.show,
     inspection.history,

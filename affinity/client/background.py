@@ -16,6 +16,7 @@ import anyio
 
 from affinity.client.calls import batches, retry, unknown_instance
 from affinity.client.journals import Journals
+from affinity.client.replies import Replies
 from affinity.errors import ClientError, ProviderError
 from affinity.limits import check_id
 from affinity.provider import open_provider
@@ -222,6 +223,7 @@ class ClientBase:
             self._tasks.start_soon(self._waker.run)
             self._tasks.start_soon(self._waiters.run)
             self._journals: Journals | None = None
+            self._opened_replies: Replies | None = None
             self._stack = stack.pop_all()
         return self
 
@@ -250,6 +252,14 @@ class ClientBase:
             self._journals = Journals(cast(JournalProvider, provider), self._waker)
             self._tasks.start_soon(self._journals.run)
         return self._journals
+
+    @property
+    def _replies(self) -> Replies:
+        provider = self._provider
+        if self._opened_replies is None:
+            self._opened_replies = Replies(provider, self._waker)
+            self._tasks.start_soon(self._opened_replies.run)
+        return self._opened_replies
 
     async def _look_up(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
         return await retry(partial(self._provider.get_instance, instance_ids))

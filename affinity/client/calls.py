@@ -12,6 +12,7 @@ from affinity.errors import (
     InstanceFinished,
     InstanceNotFinished,
     InstanceNotSuspended,
+    InvalidInput,
     InvalidOptions,
     ProviderError,
     QuotaExceeded,
@@ -86,6 +87,16 @@ def check_delivery(instance_id: str, delivery: Delivery, quotas: Quotas = NO_QUO
         raise TooManyUnreadEvents("unread_events", limit, instance_id)
     if delivery == "over_quota":
         raise QuotaExceeded("instance_bytes", quotas.instance_bytes or 0, instance_id)
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Raise unless it is a number of seconds that one may wait.
+
+    Raises:
+        InvalidInput: it is negative, or not a number.
+    """
+    if timeout is not None and not timeout >= 0:
+        raise InvalidInput(f"timeout = {timeout!r}: must be a number of seconds, not negative")
 
 
 def check_quotas(quotas: Quotas) -> Quotas:

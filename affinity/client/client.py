@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import anyio
 
 from affinity.client.administration import Administration
 from affinity.client.background import IsAwaited, has_ended
-from affinity.client.calls import batches, check_delivery, retry, unknown_instance
+from affinity.client.calls import batches, check_delivery, check_timeout, retry, unknown_instance
 from affinity.client.conversations import Connectable, ConversationCalls
 from affinity.client.requests import (
     ExternalEvent,
@@ -22,6 +23,7 @@ from affinity.client.requests import (
     new_event,
     new_instance,
     result_codec,
+    start_of,
 )
 from affinity.client.views import (
     ExecutionSummary,
@@ -31,12 +33,13 @@ from affinity.client.views import (
     error_of,
     instance_of,
 )
-from affinity.errors import InstanceExists, InvalidInput, OrchestrationCancelled, OrchestrationFailed, WaitTimeout
+from affinity.errors import InstanceExists, OrchestrationCancelled, OrchestrationFailed, WaitTimeout
 from affinity.limits import MAX_PAGE, check_id
 from affinity.orchestration.app import MISSING
 from affinity.orchestration.codec import Codec
+from affinity.orchestration.typed import EventValue
 from affinity.provider import open_provider
-from affinity.provider.contract import NO_QUOTAS, Delivery, InstanceInfo, NewInstance, NewMessage, Provider
+from affinity.provider.contract import NO_QUOTAS, Delivery, InstanceInfo, MessageKey, NewInstance, NewMessage, Provider
 from affinity.records import SessionStore
 from affinity.session.manager import SessionManager
 from affinity.session.stores import RetryingStore
@@ -187,25 +190,96 @@ class Client(Administration, ConversationCalls):
 
     # -- sending
 
-    async def raise_event(self, instance_id: str, name: str, data: Any = None) -> None:
+    async def raise_event(
+        self,
+        instance_id: str,
+        name: str | EventValue[Any],
+        data: Any = None,
+        *,
+        idempotency_key: str | None = None,
+    ) -> None:
         """Send an instance an event; it is buffered until the orchestration waits for one of that name.
+
+        Args:
+            instance_id: the instance.
+            name: of the event; or an event with its data, ``Message(...)``.
+            data: anything that JSON can represent.
+            idempotency_key: of the events with one key the instance gets the first: sent again, nothing happens, also
+                once it has ended. A key is kept as long as the instance, or, with the worker option
+                ``history_retention``, at least for that time.
 
         Raises:
             UnknownInstance, InstanceFinished, TooManyUnreadEvents, QuotaExceeded: nothing was sent.
             InvalidId, NotSerializable, PayloadTooLarge: an id, the name or the data is refused.
-            ConnectionLost: it may or may not have been sent; to send it again may deliver it twice.
+            ConnectionLost: it may or may not have been sent; to send it again may deliver it twice, unless it has a
+                key.
         """
-        (delivery,) = await self.raise_events([ExternalEvent(instance_id, name, data)])
+        (delivery,) = await self.raise_events([ExternalEvent(instance_id, name, data, idempotency_key)])
+        await self._check_delivery(instance_id, delivery)
+
+    async def _check_delivery(self, instance_id: str, delivery: Delivery) -> None:
         refused = delivery in {"full", "over_quota"}
         check_delivery(instance_id, delivery, await self.quotas() if refused else NO_QUOTAS)
 
+    async def ask(
+        self,
+        instance_id: str,
+        event: EventValue[R],
+        *,
+        idempotency_key: str | None = None,
+        start: Start | tuple[Orchestration, Any] | Orchestration | None = None,
+        timeout: float | None = None,
+    ) -> R:
+        """Send an instance an event, and wait for the reply to it (`ReceivedEvent.reply`).
+
+        ::
+
+            reply = await client.ask("chat-17", Message(UserMessage(text="hi")), idempotency_key="m-17")
+
+        Args:
+            instance_id: the instance; it follows ``continue_as_new``.
+            event: with its data.
+            idempotency_key: asked again with the same key, by this client or another one, the instance gets no second
+                event, and the reply is the same. By default a random one. It is kept as by `raise_event`, and so is the
+                reply.
+            start: when there is no instance of this id, one is started: an orchestration, ``(orchestration, input)``,
+                or a `Start`.
+            timeout: seconds; None: for ever.
+
+        Raises:
+            NoReply: the instance has ended without a reply.
+            WaitTimeout: there is no reply yet. The event, if it was sent, stays: ask again with the same key.
+            UnknownInstance: there is none, and ``start`` was not given; or it was deleted meanwhile.
+            InstanceExists: the id belongs to an instance of another orchestration than ``start``.
+            InstanceFinished, TooManyUnreadEvents, QuotaExceeded: nothing was sent.
+            InvalidInput: an id, the key, or the input is refused.
+            NotSerializable: the reply is not of the type of the event.
+        """
+        check_timeout(timeout)
+        key = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
+        message = new_event(ExternalEvent(instance_id, event, idempotency_key=key))
+        wanted = None if start is None else new_instance(start_of(start, instance_id))
+        with anyio.move_on_after(timeout):
+            async with self.journals.changes(instance_id) as change:
+                delivery = await self._replies.send(message)
+                if delivery == "unknown" and wanted is not None:
+                    await self._create([wanted])
+                    delivery = await self._replies.send(message)
+                await self._check_delivery(instance_id, delivery)
+                if delivery == "delivered":
+                    await change.wait()
+                name = None if wanted is None else wanted.name
+                reply = await self._replies.wait(MessageKey(instance_id, key), change, name=name)
+                return cast(R, event.event.reply_codec.decode(reply))
+        raise WaitTimeout(f"instance {instance_id!r} has not replied within {timeout:g} s; it goes on")
+
     async def raise_events(self, events: Iterable[ExternalEvent]) -> Sequence[Delivery]:
-        """Send events in few round trips, in order: for each "delivered", "unknown", "finished", "full" (too many are
-        unread) or "over_quota" (its instance would have too many bytes).
+        """Send events in few round trips, in order: for each "delivered", "repeated" (one of its key was there),
+        "unknown", "finished", "full" (too many are unread) or "over_quota" (its instance would have too many bytes).
 
         Raises:
             InvalidId, NotSerializable, PayloadTooLarge: one is refused; nothing was sent.
-            ConnectionLost: some may have been sent.
+            ConnectionLost: some may have been sent. It is retried when all of them have keys.
         """
         messages = [new_event(event) for event in events]
         parts = batches(messages, lambda each: len(each.payload))
@@ -222,10 +296,11 @@ class Client(Administration, ConversationCalls):
         check_delivery(instance_id, delivery)
 
     async def _send(self, batch: Sequence[NewMessage]) -> Sequence[Delivery]:
-        # Contention changed nothing; after a lost connection, another try could be a duplicate.
-        deliveries = await retry(partial(self._provider.send_message, batch), idempotent=False)
+        # Contention changed nothing; after a lost connection, another try could be a duplicate of one without a key.
+        keyed = all(message.key is not None for message in batch)
+        deliveries = await retry(partial(self._provider.send_message, batch), idempotent=keyed)
         sent = zip(batch, deliveries, strict=True)
-        self._waker.wake_owners(message.instance_id for message, delivery in sent if delivery == "delivered")
+        self._waker.wake_owners(message.instance_id for message, one in sent if one in {"delivered", "repeated"})
         return deliveries
 
     # -- waiting
@@ -302,8 +377,7 @@ class Client(Administration, ConversationCalls):
         self, instance_id: str, timeout: float | None, is_awaited: IsAwaited, otherwise: str
     ) -> InstanceInfo:
         check_id(instance_id, "instance id")
-        if timeout is not None and not timeout >= 0:
-            raise InvalidInput(f"timeout = {timeout!r}: must be a number of seconds, not negative")
+        check_timeout(timeout)
         _ = self._provider  # raises when the client is not open
         with anyio.move_on_after(timeout):
             return await self._waiters.until(instance_id, is_awaited)
@@ -356,9 +430,15 @@ class Handle(Generic[R]):
         """The result, once it has ended; see `Client.wait`."""
         return cast(R, await self._client._wait_decoded(self.instance_id, timeout, self._result))
 
-    async def raise_event(self, name: str, data: Any = None) -> None:
+    async def raise_event(
+        self, name: str | EventValue[Any], data: Any = None, *, idempotency_key: str | None = None
+    ) -> None:
         """Send it an event; see `Client.raise_event`."""
-        await self._client.raise_event(self.instance_id, name, data)
+        await self._client.raise_event(self.instance_id, name, data, idempotency_key=idempotency_key)
+
+    async def ask(self, event: EventValue[T], *, idempotency_key: str | None = None, timeout: float | None = None) -> T:
+        """Send it an event, and wait for the reply; see `Client.ask`."""
+        return await self._client.ask(self.instance_id, event, idempotency_key=idempotency_key, timeout=timeout)
 
     async def cancel(self, reason: str = "") -> None:
         """Ask it to end; see `Client.cancel`."""

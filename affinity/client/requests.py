@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
-from affinity.errors import InvalidApp
+from affinity.errors import InvalidApp, InvalidOptions
 from affinity.limits import MAX_ERROR_BYTES, MAX_UNREAD_EVENTS, check_id, truncate
 from affinity.orchestration.app import MISSING, OrchestrationDefinition, definition_of
 from affinity.orchestration.codec import Codec
 from affinity.orchestration.events import CancelRequested, EventRaised, OrchestrationStarted
-from affinity.orchestration.waits import check_event_name
+from affinity.orchestration.typed import EventValue, encode_raised
 from affinity.orchestration.wire import ANY_EXECUTION, encode_message
 from affinity.provider.contract import NewInstance, NewMessage
 
@@ -20,7 +20,6 @@ Orchestration: TypeAlias = str | Callable[..., Coroutine[Any, Any, Any]]
 """The name of an orchestration, or the function that an `App` registered."""
 
 _ANY_INPUT: Final = Codec(Any, "input of the orchestration")
-_ANY_DATA: Final = Codec(Any, "data of the event")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +38,9 @@ class ExternalEvent:
     """An event to raise, for `Client.raise_events`."""
 
     instance_id: str
-    name: str
+    name: str | EventValue[Any]  # the latter has data of its own
     data: Any = None
+    idempotency_key: str | None = None  # of the events with one key the instance gets one
 
 
 def new_instance(start: Start) -> NewInstance:
@@ -69,14 +69,18 @@ def new_event(event: ExternalEvent) -> NewMessage:
     """The message that carries an event.
 
     Raises:
-        InvalidId: instance id or name of the event.
+        InvalidId: instance id, name of the event, or idempotency key.
+        InvalidOptions: data is given for an event that has some.
         NotSerializable, PayloadTooLarge: its data.
     """
-    raised = EventRaised(name=check_event_name(event.name), data=_ANY_DATA.encode(event.data))
+    key = None if event.idempotency_key is None else check_id(event.idempotency_key, "idempotency key")
+    name, data = encode_raised(event.name, event.data)
+    raised = EventRaised(name=name, data=data, key=key)
     return NewMessage(
         instance_id=check_id(event.instance_id, "instance id"),
         payload=encode_message(ANY_EXECUTION, raised),
         unread_limit=MAX_UNREAD_EVENTS,
+        key=key,
     )
 
 
@@ -88,6 +92,21 @@ def new_cancellation(instance_id: str, reason: str) -> NewMessage:
     """
     request = CancelRequested(reason=truncate(reason, MAX_ERROR_BYTES))
     return NewMessage(instance_id=check_id(instance_id, "instance id"), payload=encode_message(ANY_EXECUTION, request))
+
+
+def start_of(start: Start | tuple[Orchestration, Any] | Orchestration, instance_id: str) -> Start:
+    """The start of the instance of this id: of an orchestration, of one with its input, or as given.
+
+    Raises:
+        InvalidOptions: it has another id.
+    """
+    if isinstance(start, tuple):
+        return Start(*start, instance_id=instance_id)
+    if not isinstance(start, Start):
+        return Start(start, instance_id=instance_id)
+    if start.instance_id not in {None, instance_id}:
+        raise InvalidOptions(f"instance {start.instance_id!r} is to be started, and {instance_id!r} is asked")
+    return replace(start, instance_id=instance_id)
 
 
 def result_codec(orchestration: Orchestration) -> Codec | None:

@@ -193,7 +193,12 @@ def instance_of(info: InstanceInfo) -> Instance:
 
 def error_of(info: InstanceInfo) -> RecordedError:
     """The error that a failed or cancelled instance ended with."""
-    error = _decoded(info.error)
+    return read_error(info.error)
+
+
+def read_error(text: str | None) -> RecordedError:
+    """The error of an instance, from JSON."""
+    error = _decoded(text)
     if not isinstance(error, dict):
         return RecordedError("Error", str(error or ""))
     name, message, stack = (str(error.get(key, default)) for key, default in _ERROR_TEXTS.items())

@@ -97,6 +97,7 @@ class Execution:
         "definition",
         "error",
         "execution_id",
+        "has_keys",
         "instance_id",
         "outcome",
         "parent",
@@ -112,6 +113,8 @@ class Execution:
         self.session_id = session_id
         self.outcome: ev.Outcome | None = None
         """How it ended; None while it runs."""
+        self.has_keys = False
+        """Whether an event has a key, so that a client may wait for a reply."""
         self.error: BaseException | None = None
         """What the orchestration raised in this process, with its traceback, for the log; None after a replay."""
         self.parent: ev.ParentRef | None = None
@@ -341,6 +344,7 @@ class Execution:
         self._scheduler.history.latest = event.time
         self._scheduler.inbox.carry(event.carried)
         self._scheduler.custom_status = event.custom_status
+        self.has_keys = self.has_keys or any(carried.key is not None for carried in event.carried)
         self.parent = event.parent
         self._main = Task(self._scheduler, _body(self.definition, self._context, event.input))
         if self._cancellation is not None:
@@ -351,6 +355,7 @@ class Execution:
         scheduler = self._scheduler
         scheduler.history.record_input(event)
         scheduler.inbox.arrive(event.name, event.data, event.key)
+        self.has_keys = self.has_keys or event.key is not None
         if scheduler.inbox.buffered > MAX_BUFFERED_EVENTS and not scheduler.history.replaying:
             raise ExecutionLimitReached(f"more than {MAX_BUFFERED_EVENTS} unread external events")
         return True

@@ -424,6 +424,8 @@ class InstanceTable:
             self._promote(built, result.placed, inputs)
         if built.does_more:
             self._spread(built.turn)
+            if built.turn.replies or (built.ends and live.execution.has_keys):
+                self._wakeups.notify_journals(live.execution.instance_id)  # clients wait for the reply
         if built.ends:
             log_failure(live.execution)
             self._drop(live)

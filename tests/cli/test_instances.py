@@ -12,7 +12,7 @@ import pytest
 from affinity.cli.shell import FAILED, MISUSED, NO_DATABASE, TIMED_OUT
 from affinity.limits import MAX_ID_BYTES, MAX_PAYLOAD_BYTES
 from affinity.orchestration.events import EventRefused
-from affinity.provider.contract import FetchOptions, WorkAbandon
+from affinity.provider.contract import FetchOptions, MessageReply, WorkAbandon
 from tests.cli.conftest import Play, document, refused, run, succeed
 from tests.client.conftest import TIMEOUTS, Puppet
 
@@ -119,6 +119,34 @@ def test_a_finished_instance_takes_no_event(play: Play) -> None:
     play(lambda puppet: puppet.end("t"))
     assert "has ended" in refused(FAILED, "raise", "t", "pour")
     assert "has ended" in refused(FAILED, "cancel", "t")
+
+
+def test_an_event_with_a_key_is_sent_once(play: Play) -> None:
+    succeed("start", "brew", "--id", "t")
+    for _ in range(2):
+        assert document("raise", "t", "pour", "--key", "k")["delivered"]
+    play(check_one_event)
+    assert "idempotency key" in refused(MISUSED, "raise", "t", "pour", "--key", "")
+
+
+async def check_one_event(puppet: Puppet) -> None:
+    assert len((await puppet.take("t")).messages) == 2  # the start, and one event
+
+
+def test_ask_prints_the_reply(play: Play) -> None:
+    """Which may come later: with its key the command is repeated."""
+    ask = ("ask", "t", "pour", "--data", '{"cups": 2}', "--key", "k")
+    assert "no instance has the id 't'" in refused(FAILED, *ask)
+    started = (*ask, "--start", "brew", "--input", "1", "--timeout", "0.5")
+    assert "has not replied" in refused(TIMED_OUT, *started)
+    play(lambda puppet: puppet.reply("t", MessageReply("k", '{"tea":"green"}')))
+    assert succeed(*ask) == '{"tea":"green"}\n'
+    assert document(*started) == {"instance_id": "t", "event": "pour", "reply": {"tea": "green"}}
+    assert "has not replied" in refused(TIMED_OUT, "ask", "t", "pour", "--key", "other", "--timeout", "0.5")
+    play(lambda puppet: puppet.end("t"))
+    assert "without a reply" in refused(FAILED, "ask", "t", "pour", "--key", "other")
+    assert "has ended" in refused(FAILED, "ask", "t", "pour")
+    assert "--start" in refused(MISUSED, "ask", "t", "pour", "--input", "1")
 
 
 # --- wait -------------------------------------------------------------------------------------------------------------

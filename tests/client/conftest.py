@@ -17,6 +17,7 @@ from affinity.provider.contract import (
     FetchOptions,
     Incarnation,
     InstanceUpdate,
+    MessageReply,
     NewWorkItem,
     OrchestrationItem,
     Provider,
@@ -80,6 +81,10 @@ class Puppet:
             await self.take(instance_id), InstanceUpdate(status="running"), history=[*map(encode_event, events)]
         )
 
+    async def reply(self, instance_id: str, *replies: MessageReply) -> None:
+        """Take a turn that replies to events."""
+        await self._commit(await self.take(instance_id), InstanceUpdate(status="running"), replies=replies)
+
     async def suspend(self, instance_id: str, reason: str = "Nondeterminism") -> None:
         item = await self.take(instance_id)
         why = Suspend(
@@ -118,6 +123,7 @@ class Puppet:
         history: list[str] | None = None,
         work_items: list[NewWorkItem] | None = None,
         journals: Sequence[JournalWrite] = (),
+        replies: Sequence[MessageReply] = (),
     ) -> None:
         started = [
             e for _, e in (decode_message(m.payload) for m in item.messages) if isinstance(e, OrchestrationStarted)
@@ -131,6 +137,7 @@ class Puppet:
             consumed=[message.id for message in item.messages],
             work_items=work_items or [],
             journals=journals,
+            replies=replies,
             update=update,
         )
         (result,) = await self.provider.commit_turn(self.identity, [turn], TIMEOUTS)

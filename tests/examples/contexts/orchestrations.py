@@ -18,6 +18,12 @@ class Message(BaseModel):
     text: str
 
 
+class Reply(BaseModel):
+    """What the application has written."""
+
+    text: str
+
+
 class Shop:
     """What activities use: a database, a printer."""
 
@@ -57,6 +63,12 @@ async def charge(ctx: affinity.ActivityContext, order: Order) -> None:
 async def summarise(ctx: affinity.ActivityContext, chat: str) -> str:
     """A few words."""
     return chat[:5]
+
+
+@other.activity
+async def run_turn(ctx: affinity.ActivityContext, message: Message) -> Reply:
+    """Answer it."""
+    return Reply(text=message.text)
 
 
 @other.activity
