@@ -64,11 +64,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--all`; how long, and where, the tests of `tests/model` look for defects."""
+    """`--all`; how long, and where, the tests of `tests/model` look for defects; how hard workers are hit."""
     parser.addoption("--all", action="store_true", help="run the slow tests too, which `-m slow` runs alone")
     group = parser.getgroup("model")
     group.addoption("--model-examples", type=int, metavar="N", help="carry out N random plans, not the usual few")
     group.addoption("--model-seed", type=int, metavar="S", help="draw the plans from this seed")
+    group = parser.getgroup("crash")
+    group.addoption("--crash-seconds", type=float, metavar="S", help="kill workers of conversations for so long")
+    group.addoption("--crash-pause", type=float, metavar="S", help="pause them for so long, each time")
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,8 @@ from affinity.limits import MAX_PAGE, check_id
 from affinity.records import frozen
 
 SPAN_COMPLETED: Final = "span.completed"
+WAKE_SPAN: Final = "wake"
+"""Id of the span of a wake itself."""
 
 FeedItem: TypeAlias = JournalEntry | Streamed | Retracted
 """What a feed gives: an entry, or provisional output, or the notice that such output is void."""
@@ -131,10 +133,10 @@ class PageReader:
 
 
 def _is_replaced(page: JournalPage, wake_id: str) -> bool:
-    """Whether the entries of a wake are its result, not the trace of an attempt that has failed."""
-    ends = [each for each in page.entries if each.kind == SPAN_COMPLETED and each.wake_id == wake_id]
-    spans = [span for span in map(fields_of, ends) if span.get("processed") is not None]
-    return all(span.get("result", "ok") == "ok" for span in spans)
+    """Whether the entries of a wake are its result, not the trace of an attempt that has failed or was cancelled."""
+    ends = [fields_of(each) for each in page.entries if each.kind == SPAN_COMPLETED and each.wake_id == wake_id]
+    results = [span.get("result", "ok") for span in ends if span.get("span") == WAKE_SPAN]
+    return results[-1:] in ([], ["ok"])  # none: it is on a later page
 
 
 class EventFeed(AsyncIterator[FeedItem]):

@@ -123,6 +123,7 @@ class Talk(LineageCalls):
 
         Raises:
             UnknownConversation: there is none.
+            UnknownEntry: its journal has no entry of that number.
             WakeFailed, WaitTimeout, ConversationTerminated: as for `ask`.
         """
         with anyio.move_on_after(timeout):
@@ -387,6 +388,8 @@ class Talk(LineageCalls):
                 await change.wait()
             query = JournalQuery(session_id=self.conversation_id, after=reader.position, limit=REPLY_PAGE)
             page = await self._read(query)
+            if page.last_seq < seq:
+                raise UnknownEntry(self.conversation_id, f"its journal has no entry {seq}")
             if (reply := reader.read(page)) is not None:
                 return reply
             look = page.more

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from bench.measures import Report
 from bench.run import Run
 from bench.scenarios.backlog import backlog
+from bench.scenarios.conversation import conversation
 from bench.scenarios.failover import failover
 from bench.scenarios.fanout import fanout
 from bench.scenarios.fleet import fleet
@@ -41,6 +42,7 @@ SCENARIOS: dict[str, Callable[[Run], Report]] = {
     "sqlite": sqlite,
     "state": state,
     "order": order,
+    "conversation": conversation,
     "fleet": fleet,
     "size": size,
     "soak": soak,
@@ -49,5 +51,5 @@ SCENARIOS: dict[str, Callable[[Run], Report]] = {
 LONG = ("fleet", "size", "soak")
 """Not part of ``all``."""
 
-ON_SQLITE = ("turns", "latency", "history", "fanout", "failover", "rollout", "sqlite", "state", "order")
+ON_SQLITE = ("turns", "latency", "history", "fanout", "failover", "rollout", "sqlite", "state", "order", "conversation")
 """Those that ``--provider sqlite`` knows; the others count what only a PostgreSQL server tells."""

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 from pydantic import BaseModel
 
-from affinity import ActivityContext, App, OrchestrationContext, Sessions
+from affinity import (
+    ActivityContext,
+    AgentMessage,
+    App,
+    Conversations,
+    JournalEvent,
+    OrchestrationContext,
+    Sessions,
+    UserMessage,
+    Wake,
+)
 from bench.chats import Chat
 from bench.work import Stamp, stamp
 
@@ -168,6 +178,46 @@ async def tell(context: OrchestrationContext, route: Told) -> list[Stamp]:
         for turn in range(route.turns + 1)
     ]
 
+
+talking = App("bench-talking")
+"""Its conversations answer, and stream what time it is; beside them are walks."""
+
+
+class Talker(BaseModel):
+    """State of a conversation."""
+
+    asked: int = 0
+
+
+class Emit(JournalEvent):
+    """Asks for a stream of tokens, each of which is the time at which it was made, and then for an entry with the time
+    at which the wake ended.
+    """
+
+    tokens: int
+    pause: float
+    kind: Literal["user.emit"] = "user.emit"
+
+
+talks = Conversations[Talker](Talker, kind="talk", events=[Emit])
+
+
+@talks.on_wake
+async def respond(wake: Wake, talker: Talker) -> None:
+    """Answers each question; of two in one wake, each."""
+    for event in wake.events:
+        if isinstance(event, Emit):
+            for _ in range(event.tokens):
+                wake.stream(time.monotonic())
+                await anyio.sleep(event.pause)
+            wake.append(AgentMessage(str(time.monotonic())))
+        elif isinstance(event, UserMessage):
+            wake.append(AgentMessage(f"answer to {event.text}, after {talker.asked}"))
+            talker.asked += 1
+
+
+talking.include(talks)
+talking.include(app)
 
 foreign = App("bench-foreign")
 """Of a worker that holds sessions of others and must not run their turns."""

@@ -32,9 +32,9 @@ def wake(first: int, wake_id: str, *, processed: int, text: str = "", read: int 
     result = "ok" if text else "error"
     stop = {"stop_reason": "end_turn"} if text else {"stop_reason": "failed", "error": error}
     last = first + len(said) + 1
-    ended = {"span": "w", "name": "wake", "result": result, "processed": processed, "read": read}
+    ended = {"span": "wake", "name": "chat.wake", "result": result, "processed": processed, "read": read}
     return [
-        entry(first, "span.started", wake_id, span="w", name="wake"),
+        entry(first, "span.started", wake_id, span="wake", name="chat.wake"),
         *said,
         entry(last, "span.completed", wake_id, **ended),
         entry(last + 1, "session.idle", wake_id, **stop),
@@ -109,6 +109,13 @@ def test_an_attempt_that_failed_is_not_replaced_by_its_trace() -> None:
     feed = reader()
     assert told([*feed.read(page(parts=[part(1, "a")]))]) == ["a"]
     assert told([*feed.read(page(wake(2, "w1", processed=0)))]) == [(1, False), 2, 3, 4]
+
+
+def test_an_attempt_that_was_cancelled_is_not_replaced_by_the_note_of_it() -> None:
+    feed = reader()
+    assert told([*feed.read(page(parts=[part(1, "a")]))]) == ["a"]
+    note = entry(2, "span.completed", "w1", span="wake", name="chat.wake", result="cancelled")
+    assert told([*feed.read(page([note, *wake(3, "w2", processed=1, text="b")]))]) == [(1, False), 2, 3, 4, 5, 6]
 
 
 def test_parts_wait_until_the_entries_before_them_are_read() -> None:

@@ -4,8 +4,6 @@ session is exactly what its history says.
 
 from __future__ import annotations
 
-import random
-import signal
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +11,10 @@ from pathlib import Path
 
 import anyio
 import pytest
-from anyio import to_thread
 
 from affinity.client import Client, Start
-from tests.processes import FAST, WorkerProcess, Workers, open_workers
+from tests.crew import KILL_EVERY, PAUSE, Crew
+from tests.processes import Workers, open_workers
 from tests.tally import STOP_FILE, Entry, Tally
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
@@ -28,11 +26,6 @@ SHARED = 50
 SECONDS = 60.0
 """Of kills and pauses."""
 
-KILL_EVERY = 2.0
-PAUSE = FAST["work_item_lock_timeout"] + 1.0
-"""A paused worker sleeps for longer than all its leases."""
-
-NAMES = ("red", "green", "blue")
 OPTIONS = {"max_sessions_per_runtime": SESSIONS, "max_attempts": 100}
 
 
@@ -53,55 +46,6 @@ def workers(any_url: str, stop_file: Path) -> Iterator[Workers]:
 async def client(any_url: str) -> AsyncIterator[Client]:
     async with Client(any_url) as client:
         yield client
-
-
-class Crew:
-    """Three workers, killed and paused in turn."""
-
-    def __init__(self, workers: Workers, target: str) -> None:
-        self._workers = workers
-        self._target = target
-        self._dice = random.Random(7)
-        self._paused: str | None = None
-        self._crew: dict[str, WorkerProcess] = {}
-        self.kills = self.pauses = 0
-
-    async def start(self) -> None:
-        for name in NAMES:
-            self._launch(name)
-        for worker in self._crew.values():
-            await to_thread.run_sync(worker.ready)
-
-    def _launch(self, name: str) -> None:
-        self._crew[name] = self._workers.launch(name, self._target, **OPTIONS)
-
-    async def harass(self, seconds: float) -> None:
-        """Kills and pauses, side by side, for so long."""
-        with anyio.move_on_after(seconds):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._kill_again_and_again)
-                tasks.start_soon(self._pause_again_and_again)
-        if self._paused is not None:
-            self._crew[self._paused].send(signal.SIGCONT)
-
-    async def _kill_again_and_again(self) -> None:
-        while True:
-            await anyio.sleep(KILL_EVERY)
-            victim = self._dice.choice([name for name in NAMES if name != self._paused])
-            self._crew[victim].send(signal.SIGKILL)
-            await to_thread.run_sync(self._crew[victim].wait)
-            self._launch(victim)
-            self.kills += 1
-
-    async def _pause_again_and_again(self) -> None:
-        while True:
-            await anyio.sleep(KILL_EVERY / 2)
-            self._paused = self._dice.choice(NAMES)
-            self._crew[self._paused].send(signal.SIGSTOP)
-            await anyio.sleep(PAUSE)
-            self._crew[self._paused].send(signal.SIGCONT)
-            self._paused = None
-            self.pauses += 1
 
 
 @dataclass(frozen=True)
@@ -164,7 +108,7 @@ async def test_state_and_history_agree_whatever_happens_to_the_workers(
 async def _survive(url: str, stop_file: Path) -> None:
     async with Client(url) as client:
         with open_workers(url) as workers:
-            crew = Crew(workers, "tests.tally:app")
+            crew = Crew(workers, "tests.tally:app", **OPTIONS)
             await crew.start()
             on = await _start(client)
             began = time.monotonic()
@@ -185,7 +129,7 @@ async def test_a_store_in_memory_is_lost_with_its_process(workers: Workers, clie
     """The very same with state that ends with its process: the history is whole, and sessions began again from
     nothing.
     """
-    crew = Crew(workers, "tests.tally:forgetful")
+    crew = Crew(workers, "tests.tally:forgetful", **OPTIONS)
     await crew.start()
     on = await _start(client)
     await crew.harass(3 * KILL_EVERY)

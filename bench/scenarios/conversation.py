@@ -1,0 +1,246 @@
+"""``conversation``: asks beside turns, one at a time, deliveries to followers, streams beside turns, a long journal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from statistics import median
+
+import anyio
+
+from affinity import AgentMessage, Client, JournalEntry, Streamed, Talk, UserMessage
+from affinity.client.calls import batches
+from affinity.journal import JournalAppend, NewEntry
+from bench.measures import RATE, Metric, Report, over_rounds
+from bench.run import Bed, Run
+from bench.scenarios.turns import CPU
+from bench.systems.ours_app import Emit, talks
+from bench.work import Walk, WrongResults
+
+ASKS = Metric(name="asks/s")
+MEDIAN_ASK = Metric(name="median ask, ms", better="less", digits=2)
+TOKENS = Metric(name="median delivery of a token, ms", better="less", digits=2)
+ENTRIES = Metric(name="median delivery of an entry, ms", better="less", digits=2)
+LONG = Metric(name="time / time with a short journal", better="less", digits=2)
+
+ASKS_BAR = 0.6
+ASK_BAR = 3.0
+DELIVERY_BAR = 50.0
+STREAM_BAR = 0.9
+LONG_BAR = 1.1
+
+WITH_STATE = "with state"
+CONVERSATIONS = "conversations"
+ALONE = "one at a time"
+FOLLOWER = "a follower"
+
+TOKEN_PAUSE = 0.02
+"""Seconds between two tokens of a stream."""
+
+ROOM = {"max_sessions_per_runtime": 1_200}
+"""All sessions of a measurement, and those of the warm-up, on one worker."""
+
+
+def conversation(run: Run) -> Report:
+    """An ask is an input, and the wake that answers it: it commits two entries of its span, the answer, why it ends,
+    the state, and the watermark. Beside it are turns with as many sessions: without state, and with the same state,
+    which is what a wake commits beside its journal. Replies, tokens and states are checked.
+    """
+    report = Report("conversation")
+    sizes = [(run.sized(50, 3), run.sized(40, 3)), (run.sized(500, 6), run.sized(10, 3))]
+    measures = [
+        measure
+        for sessions, length in sizes
+        for measure in (
+            partial(_turns, run, report, sessions, length, name=run.ours.name, size=0),
+            partial(_turns, run, report, sessions, length, name=WITH_STATE, size=1),
+            partial(_asks, run, report, sessions, length),
+        )
+    ]
+    measures += [partial(_alone, run, report, run.sized(300, 5)), partial(_delivery, run, report, run.sized(100, 5))]
+    over_rounds(run.rounds, measures)
+    for sessions, length in sizes:
+        case = f"{sessions} x {length}"
+        asks, turns = report.median(case, CONVERSATIONS, ASKS), report.median(case, WITH_STATE, RATE)
+        report.bar(f"{case}: asks/s, of turns/s with state", asks / turns if asks and turns else None, ASKS_BAR)
+    if run.place.dialect == "postgresql":
+        report.bar(f"{ALONE}: median ask, ms", report.median(ALONE, CONVERSATIONS, MEDIAN_ASK), ASK_BAR, "less")
+    for metric in (TOKENS, ENTRIES):
+        report.bar(f"{FOLLOWER}: {metric.name}", report.median(FOLLOWER, CONVERSATIONS, metric), DELIVERY_BAR, "less")
+    _beside_streams(run, report)
+    _long_journal(run, report)
+    return report
+
+
+def _turns(run: Run, report: Report, sessions: int, length: int, *, name: str, size: int) -> None:
+    with run.bed(run.ours) as bed:
+        (worker,) = bed.crew(1, app="stateful", **ROOM)
+        bed.warm_up()
+        walk, before = Walk(turns=length), worker.cpu_seconds()
+        began = time.monotonic()
+        ids = [f"walk-{number}" for number in range(sessions)]
+        bed.ours.start_with_state({one: [one] for one in ids}, walk, size)
+        walks = [walk.check(output) for output in bed.client.outputs(ids)]
+        seconds = max(each[-1].at for each in walks) - began
+        turns = sessions * length
+        values = {RATE: turns / seconds, CPU: (worker.cpu_seconds() - before) / turns * 1e6}
+        run.note(report, f"{sessions} x {length}", name, values)
+
+
+@contextmanager
+def _talking(run: Run) -> Iterator[Bed]:
+    """One worker that has answered some asks."""
+    with run.bed(run.ours) as bed:
+        bed.crew(1, app="talking", **ROOM)
+        bed.ours.call(partial(_ask_all, ids=[f"warm-up-{number}" for number in range(5)], length=5))
+        yield bed
+
+
+def _asks(run: Run, report: Report, sessions: int, length: int) -> None:
+    with run.bed(run.ours) as bed:
+        (worker,) = bed.crew(1, app="talking", **ROOM)
+        bed.ours.call(partial(_ask_all, ids=[f"warm-up-{number}" for number in range(25)], length=5))
+        before = worker.cpu_seconds()
+        ids = [f"talk-{number}" for number in range(sessions)]
+        times = bed.ours.call(partial(_ask_all, ids=ids, length=length))
+        asks = sessions * length
+        values = {ASKS: asks / times[1], CPU: (worker.cpu_seconds() - before) / asks * 1e6}
+        run.note(report, f"{sessions} x {length}", CONVERSATIONS, values)
+
+
+async def _ask_all(client: Client, *, ids: Sequence[str], length: int) -> tuple[list[float], float]:
+    """Ask each so often, one after the other; the seconds of each ask, and of all."""
+    times: list[float] = []
+    began = time.monotonic()
+    async with anyio.create_task_group() as tasks:
+        for one in ids:
+            tasks.start_soon(_ask, client.conversation(talks, one), length, times)
+    return times, time.monotonic() - began
+
+
+async def _ask(talk: Talk, length: int, times: list[float]) -> None:
+    for number in range(length):
+        began = time.monotonic()
+        reply = await talk.ask(UserMessage(f"question {number}"), timeout=600)
+        times.append(time.monotonic() - began)
+        if reply.text != f"answer to question {number}, after {number}":
+            raise WrongResults(f"{talk.conversation_id} answered question {number} with {reply.text!r}")
+
+
+def _alone(run: Run, report: Report, length: int) -> None:
+    with _talking(run) as bed:
+        times, _ = bed.ours.call(partial(_ask_all, ids=["alone"], length=length))
+        run.note(report, ALONE, CONVERSATIONS, {MEDIAN_ASK: median(times) * 1e3})
+
+
+def _delivery(run: Run, report: Report, tokens: int) -> None:
+    """From the moment in which the handler writes it to that in which a follower in another process has it."""
+    with _talking(run) as bed:
+        streamed, committed = bed.ours.call(partial(_follow, tokens=tokens))
+        values = {TOKENS: median(streamed) * 1e3, ENTRIES: median(committed) * 1e3}
+        run.note(report, FOLLOWER, CONVERSATIONS, values)
+
+
+async def _follow(client: Client, *, tokens: int) -> tuple[list[float], list[float]]:
+    """The seconds of each token of a stream, and of as many entries, one after the other."""
+    talk = client.conversation(talks, "followed")
+    streamed: list[float] = []
+    committed: list[float] = []
+    seq = await talk.send(Emit(tokens=tokens, pause=TOKEN_PAUSE))
+    async for item in talk.events(after=seq, follow=True):
+        if isinstance(item, Streamed):
+            streamed.append(time.monotonic() - item.value)
+        elif isinstance(item, JournalEntry) and isinstance(item.event, AgentMessage):
+            committed.append(time.monotonic() - float(item.event.text))
+            if len(committed) > tokens:
+                break
+            await talk.send(Emit(tokens=0, pause=0.0))
+    if len(streamed) != tokens:
+        raise WrongResults(f"{tokens} tokens were streamed, and {len(streamed)} came")
+    return streamed, committed[1:]
+
+
+def _beside_streams(run: Run, report: Report) -> None:
+    """Turns of a worker that streams meanwhile, and of one that does not."""
+    streams, seconds = run.sized(50, 2), run.sized(20, 2)
+    walks, walk = run.sized(50, 2), Walk(turns=run.sized(100, 3))
+    case = f"{walks} x {walk.turns} beside streams"
+    measures = [partial(_walk_beside, run, report, case, (number, seconds), (walks, walk)) for number in (0, streams)]
+    over_rounds(run.rounds, measures)
+    alone, beside = report.median(case, "no stream", RATE), report.median(case, f"{streams} streams", RATE)
+    if alone and beside:
+        report.bar(f"{case}: turns/s, of those without", beside / alone, STREAM_BAR)
+
+
+def _walk_beside(run: Run, report: Report, case: str, load: tuple[int, int], size: tuple[int, Walk]) -> None:
+    streams, seconds = load
+    with _talking(run) as bed:
+        bed.warm_up()
+        ids = [f"stream-{number}" for number in range(streams)]
+        tokens = round(seconds / TOKEN_PAUSE)
+        bed.ours.call(partial(_start_streams, ids=ids, tokens=tokens))
+        began = time.monotonic()
+        rates: list[float] = []
+        while not rates or time.monotonic() - began < seconds / 2:
+            rates.append(bed.walk(f"walk-{len(rates)}", *size).rate)
+        if streams and bed.ours.call(partial(_count_idle, ids=ids)):
+            raise WrongResults("a stream has ended before the turns")
+        run.note(report, case, f"{streams} streams" if streams else "no stream", {RATE: median(rates)})
+
+
+async def _start_streams(client: Client, *, ids: Sequence[str], tokens: int) -> None:
+    """Start streams, and wait until each of them has begun."""
+    for one in ids:
+        await client.conversation(talks, one).send(Emit(tokens=tokens, pause=TOKEN_PAUSE))
+    for one in ids:
+        async for item in client.conversation(talks, one).events(follow=True):
+            if isinstance(item, Streamed):
+                break
+
+
+async def _count_idle(client: Client, *, ids: Sequence[str]) -> int:
+    return sum([await client.conversation(talks, one).status() == "idle" for one in ids])
+
+
+def _long_journal(run: Run, report: Report) -> None:
+    """Asks of a conversation with a long journal, and of one with a short journal, in turn."""
+    short, long, asks = run.sized(100, 10), run.sized(100_000, 2_000), run.sized(300, 10)
+    case = f"{long:,} entries"
+    with _talking(run) as bed:
+        for one, size in (("short", short), ("long", long)):
+            bed.ours.call(partial(_ask_all, ids=[one], length=1))
+            bed.ours.call(partial(_lengthen, conversation_id=one, size=size))
+            run.say(f"conversation  a journal of {size:,} entries")
+        for _ in range(run.rounds):
+            times = bed.ours.call(partial(_ask_in_turn, ids=["short", "long"], asks=asks))
+            run.note(report, case, CONVERSATIONS, {LONG: median(times["long"]) / median(times["short"])})
+    report.bar(f"{case}: {LONG.name}", report.median(case, CONVERSATIONS, LONG), LONG_BAR, "less")
+
+
+async def _lengthen(client: Client, *, conversation_id: str, size: int) -> None:
+    """Add notes: entries that no wake processes."""
+    note = NewEntry(kind="user.note", payload='{"kind":"user.note","text":"' + "x" * 100 + '"}')
+    appends = [
+        JournalAppend(
+            session_id=conversation_id, kind=talks.kind, entry=replace(note, event_id=f"note-{n}"), message=None
+        )
+        for n in range(size)
+    ]
+    for batch in batches(appends):
+        for appended in [client.journals.append(each) for each in batch]:
+            if (await appended).outcome != "appended":
+                raise WrongResults(f"a note was not appended: {await appended}")
+
+
+async def _ask_in_turn(client: Client, *, ids: Sequence[str], asks: int) -> dict[str, list[float]]:
+    """The seconds of asks of conversations, one after the other, in turn."""
+    times: dict[str, list[float]] = {one: [] for one in ids}
+    for _ in range(asks):
+        for one in ids:
+            began = time.monotonic()
+            await client.conversation(talks, one).ask(UserMessage("question"), timeout=600)
+            times[one].append(time.monotonic() - began)
+    return times
