@@ -389,7 +389,7 @@ class EventMeta(BaseModel):
     max_cycles: int = 0
 
 
-_NO_META: Final = EventMeta()
+NO_META: Final = EventMeta()
 
 
 class EventTypes:
@@ -420,7 +420,7 @@ class EventTypes:
         """The kinds whose events have a ``usage``."""
         return [kind for kind, each in self._types.items() if "usage" in each.model_fields]
 
-    def encode(self, event: JournalEvent, meta: EventMeta = _NO_META) -> str:
+    def encode(self, event: JournalEvent, meta: EventMeta = NO_META) -> str:
         """The event as JSON text.
 
         Raises:
@@ -437,7 +437,7 @@ class EventTypes:
         except (PydanticSerializationError, ValueError) as error:
             raise NotSerializable(f"{what} has no JSON form: {error}") from error
         check_payload(check_depth(text, what), what, MAX_EVENT_BYTES)
-        return text if meta is _NO_META else f'{text[:-1]},"_":{meta.model_dump_json(exclude_defaults=True)}}}'
+        return text if meta is NO_META else f'{text[:-1]},"_":{meta.model_dump_json(exclude_defaults=True)}}}'
 
     def decode(self, kind: str, payload: str) -> JournalEvent:
         """The event of an entry; `UnknownEvent` when this code has no class for it, or it does not fit."""
@@ -518,11 +518,11 @@ def check_output(event: JournalEvent) -> None:
 def meta_of(payload: str) -> EventMeta:
     """What travels with an input; nothing if it cannot be read."""
     if _META not in payload:
-        return _NO_META
+        return NO_META
     try:
         return EventMeta.model_validate(from_json(payload).get("_", {}))
     except ValueError:
-        return _NO_META
+        return NO_META
 
 
 def _without_meta(payload: str) -> str:

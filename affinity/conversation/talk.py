@@ -13,9 +13,11 @@ import anyio
 from affinity.client.calls import check_delivery
 from affinity.client.changes import Change
 from affinity.conversation.events import (
+    NO_META,
     AnswerEvent,
     ConfirmationAnswer,
     CustomToolResult,
+    EventMeta,
     JournalEntry,
     JournalEvent,
     SessionStatusChanged,
@@ -32,6 +34,7 @@ from affinity.conversation.kinds import (
 )
 from affinity.conversation.lineage_calls import LineageCalls
 from affinity.conversation.reply import Reply, ReplyReader
+from affinity.conversation.trace import traceparent
 from affinity.conversation.views import (
     ConversationStatus,
     PendingRequest,
@@ -231,7 +234,8 @@ class Talk(LineageCalls):
         return JournalAppend(session_id=self.conversation_id, kind=self._kind.name, **fields)
 
     def _entry(self, event: JournalEvent, event_id: str, *, is_input: bool = True) -> NewEntry:
-        payload = self._kind.types.encode(event)
+        trace = traceparent() if is_input else None
+        payload = self._kind.types.encode(event, EventMeta(trace=trace) if trace else NO_META)
         return NewEntry(kind=event.kind, payload=payload, event_id=event_id, is_input=is_input)
 
     async def _append(self, append: JournalAppend) -> Appended:

@@ -1,0 +1,33 @@
+"""Conversations for workers in processes of their own, which do what the test says on its board."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import affinity
+from tests.board import ask
+from tests.conversation.application import Chat
+
+conversations = affinity.Conversations(Chat, kind="steered")
+
+
+@conversations.on_wake(retry=affinity.RetryPolicy(max_attempts=2, initial_interval=0.05))
+async def steered(wake: affinity.Wake, chat: Chat) -> None:
+    """Hear, tell the board, and do as it answers."""
+    heard = [event.text for event in wake.events if isinstance(event, affinity.UserMessage)]
+    chat.wakes += 1
+    chat.heard += heard
+    wake.stream("thinking")
+    if heard == ["die"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for event in wake.events:
+        if isinstance(event, affinity.UserMessage) and event.text.startswith("quick"):
+            wake.append(affinity.AgentMessage(f"re: {event.text}"))
+            return
+    said = await ask(wake.context, heard=heard, wake=wake.id, wakes=chat.wakes)
+    wake.append(affinity.AgentMessage(f"{','.join(heard)}: {said}"))
+
+
+app = affinity.App("steered")
+app.include(conversations)

@@ -1,0 +1,123 @@
+"""Traces: spans of a wake and of its parts, in the journal, and in OpenTelemetry when it is in use."""
+
+from __future__ import annotations
+
+import logging
+
+import anyio
+import pytest
+from opentelemetry import trace
+
+import affinity
+from affinity import AgentMessage, RetryPolicy, SpanCompleted, SpanStarted, UserMessage
+from affinity.telemetry import SESSION_ATTRIBUTE
+from tests.conversation.application import Chat, kinds, stage
+from tests.spans import exporter
+
+pytestmark = pytest.mark.anyio
+
+
+async def uses_tools(wake: affinity.Wake, chat: Chat) -> None:
+    """Two tools, one within the other, and one that fails in the first attempt."""
+    with wake.span("search"):
+        wake.append(AgentMessage("searching"))
+        with wake.span("fetch"):
+            await anyio.sleep(0.01)
+    with wake.span("write"):
+        if wake.attempt == 1:
+            raise ValueError("no pen")
+
+
+async def test_a_wake_and_its_tools_have_spans_with_times_attempt_worker_and_error(url: str) -> None:
+    async with stage(url, uses_tools, retry=RetryPolicy(initial_interval=0.01)) as on:
+        talk = on.talk()
+        reply = await talk.ask(UserMessage("one"), timeout=30)
+        entries = [*await talk.trace(reply.wake_id)]
+        first, second = split(entries)
+        assert kinds(first) == [
+            *["span.started"] * 3,
+            *["span.completed"] * 2,
+            "span.started",
+            *["span.completed"] * 2,
+            "session.status_changed",
+        ]
+        assert "agent.message" in kinds(second)
+        spans = {each.event.name: each.event for each in first if isinstance(each.event, SpanCompleted)}
+        assert {name: span.result for name, span in spans.items()} == {
+            "fetch": "ok",
+            "search": "ok",
+            "write": "error",
+            "chat.wake": "error",
+        }
+        assert spans["write"].error is not None
+        assert (spans["write"].error.type, spans["write"].error.message) == ("ValueError", "no pen")
+        assert "no pen" in spans["chat.wake"].error.stack if spans["chat.wake"].error else False
+        assert spans["fetch"].seconds >= 0.01
+        assert spans["fetch"].started_at is not None
+        assert {span.attempt for span in spans.values()} == {1}
+        assert {span.worker for span in spans.values()} == {"w0"}
+        begun = {each.event.name: each.event for each in second if isinstance(each.event, SpanStarted)}
+        assert begun["fetch"].parent == begun["search"].span
+        assert begun["search"].parent == begun["chat.wake"].span
+        assert {each.attempt for each in begun.values()} == {2}
+
+
+def split(entries: list[affinity.JournalEntry]) -> tuple[list[affinity.JournalEntry], list[affinity.JournalEntry]]:
+    """The entries of two attempts."""
+    end = kinds(entries).index("session.status_changed") + 1
+    return entries[:end], entries[end:]
+
+
+async def test_a_trace_that_fails_is_closed_and_says_so(url: str) -> None:
+    async def broken(wake: affinity.Wake, chat: Chat) -> None:
+        wake.append(AgentMessage("half"))
+        raise ValueError("broken")
+
+    async with stage(url, broken, retry=RetryPolicy(max_attempts=1)) as on:
+        talk = on.talk()
+        with pytest.raises(affinity.errors.WakeFailed):
+            await talk.ask(UserMessage("one"), timeout=30)
+        history = await talk.history(after=1)
+        assert kinds(history) == ["span.started", "span.completed", "session.idle"]
+        assert isinstance(history[1].event, SpanCompleted)
+        assert history[1].event.result == "error"
+        assert isinstance(history[2].event, affinity.SessionIdle)
+        assert history[2].event.stop_reason == "failed"
+
+
+async def test_each_attempt_is_a_root_span_linked_to_the_senders(sqlite_url: str) -> None:
+    spans = exporter()
+    spans.clear()
+    async with stage(sqlite_url, uses_tools, retry=RetryPolicy(initial_interval=0.01)) as on:
+        with trace.get_tracer("tests").start_as_current_span("sender") as sender:
+            seq = await on.talk("traced").send(UserMessage("one"))
+        await on.talk("traced").reply(seq, timeout=30)
+    found = [each for each in spans.get_finished_spans() if (each.attributes or {}).get(SESSION_ATTRIBUTE) == "traced"]
+    wakes = [each for each in found if each.name == "chat.wake"]
+    assert len(wakes) == 2
+    sent = sender.get_span_context()
+    for wake in wakes:
+        assert wake.parent is None
+        assert wake.context.trace_id != sent.trace_id
+        assert [link.context.span_id for link in wake.links] == [sent.span_id]
+    assert len({wake.context.trace_id for wake in wakes}) == 2
+    tools = [each for each in found if each.name == "search"]
+    assert {each.parent.span_id for each in tools if each.parent} == {each.context.span_id for each in wakes}
+    assert wakes[0].status.is_ok is False
+
+
+async def test_the_logger_names_conversation_wake_and_attempt(
+    sqlite_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def logs(wake: affinity.Wake, chat: Chat) -> None:
+        wake.logger.warning("hello from %s", wake.id)
+
+    with caplog.at_level(logging.WARNING, "affinity.conversation"):
+        async with stage(sqlite_url, logs) as on:
+            reply = await on.talk("c").ask(UserMessage("one"), timeout=30)
+    (record,) = [each for each in caplog.records if each.getMessage() == f"hello from {reply.wake_id}"]
+    assert (record.__dict__["session_id"], record.__dict__["wake_id"], record.__dict__["attempt"]) == (
+        "c",
+        reply.wake_id,
+        1,
+    )
