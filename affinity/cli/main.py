@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from affinity.cli import cluster, inspection, instances, worker
+from affinity.cli.conversation import conversation
 from affinity.cli.demo import demo
 from affinity.cli.output import printable
 from affinity.cli.sessions import sessions
@@ -85,6 +86,7 @@ for command in (
     instances.delete,
     instances.prune,
     sessions,
+    conversation,
     cluster.workers,
     cluster.drain,
     cluster.migrate,

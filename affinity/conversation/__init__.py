@@ -11,9 +11,11 @@ lineage         forks, merges and the like: what they are made of, and the calls
 formats         events as the messages of the APIs of models, and back
 tools           functions that a model may have called
 loop            rounds of a model and its tools
+builtins        tools that a model has over its own conversation
 ==============  ========================================================================================
 """
 
+from affinity.conversation.builtins import builtin_tools
 from affinity.conversation.conversations import Conversations
 from affinity.conversation.events import (
     AgentMessage,
@@ -105,6 +107,7 @@ __all__ = [
     "UserInterrupt",
     "UserMessage",
     "Wake",
+    "builtin_tools",
     "from_anthropic",
     "from_openai",
     "run_loop",

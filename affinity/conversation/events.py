@@ -423,17 +423,20 @@ class EventTypes:
     def encode(self, event: JournalEvent, meta: EventMeta = NO_META) -> str:
         """The event as JSON text.
 
+        An `UnknownEvent` is written as the event that it stands for: for programs that pass events on.
+
         Raises:
-            InvalidInput: it is no event of these kinds.
+            InvalidInput: it is no event of these kinds, or an `UnknownEvent` of a kind that has a class.
             NotSerializable: a value in it has no JSON form.
             PayloadTooLarge: it is over `limits.MAX_EVENT_BYTES`, or nested too deep.
         """
-        if self._types.get(getattr(event, "kind", "")) is not type(event):
+        known = self._types.get(getattr(event, "kind", ""))
+        if known is not type(event) and not (known is None and type(event) is UnknownEvent):
             name = type(event).__name__
             raise InvalidInput(f"{name} is no event of these conversations: name its class in events=[...]")
         what = f"event {event.kind!r}"
         try:
-            text = event.model_dump_json()
+            text = event.model_dump_json() if known is not None else _unknown_json(event)
         except (PydanticSerializationError, ValueError) as error:
             raise NotSerializable(f"{what} has no JSON form: {error}") from error
         check_payload(check_depth(text, what), what, MAX_EVENT_BYTES)
@@ -459,6 +462,11 @@ class EventTypes:
             entry.recorded_at,
             entry.payload,
         )
+
+
+def _unknown_json(event: JournalEvent) -> str:
+    assert isinstance(event, UnknownEvent)
+    return to_json({**event.data, "kind": check_kind(event.kind)}).decode()
 
 
 def kind_of(event: type[JournalEvent]) -> str:

@@ -438,8 +438,9 @@ def _open_calls(events: Sequence[JournalEvent]) -> list[ToolUse | CustomToolUse]
 
 
 async def _transcript(wake: LoopWake) -> list[JournalEvent]:
-    entries = {entry.seq: entry for entry in (*await wake.history(last=HISTORY), *wake.pending)}
-    return [entries[seq].event for seq in sorted(entries)]
+    found = await wake.history(last=HISTORY)
+    seen = {entry.seq for entry in found}
+    return [entry.event for entry in (*found, *(each for each in wake.pending if each.seq not in seen))]
 
 
 def _numbers(usage: Any) -> dict[str, int]:

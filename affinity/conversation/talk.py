@@ -380,8 +380,8 @@ class Talk(LineageCalls):
         """
         with suppress(UnknownInstance):
             await self._client.delete(self.conversation_id, force=True)
-        await self._client.session_store.delete([self.conversation_id])
         (deleted,) = await self._client.journals.delete([self.conversation_id])
+        await self._client.session_store.delete([self.conversation_id])
         return deleted
 
     async def _reply(self, change: Change, seq: int, *, is_new: bool) -> Reply:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import click
 import pytest
 
 from affinity import RuntimeOptions
@@ -33,10 +34,15 @@ def test_help_teaches_by_example_and_documents_exit_codes() -> None:
 
 @pytest.mark.parametrize("name", sorted(main.commands))
 def test_every_command_has_help_and_the_common_options(name: str) -> None:
-    text = succeed(name, "--help")
-    assert "--json" in text
-    assert "--url" in text
-    assert main.commands[name].short_help
+    found = main.commands[name]
+    calls: list[tuple[str, ...]] = [(name,)]
+    if isinstance(found, click.Group) and not found.invoke_without_command:
+        calls = [(name, each) for each in found.commands]
+    for words in calls:
+        text = succeed(*words, "--help")
+        assert "--json" in text
+        assert "--url" in text
+    assert found.short_help
 
 
 def test_every_runtime_option_has_a_flag_that_is_explained() -> None:

@@ -27,7 +27,7 @@ FILES = sorted({match[1] for block in blocks() if (match := re.fullmatch(r"(?:fr
 LONG_FILES = {name for name in FILES if "/test_" in name or name == "examples/tutorial/step10.py"}
 """Programs that take two seconds or more: they start workers or servers several times."""
 
-TYPED = [ROOT / "examples" / name for name in ("tutorial", "testing", "web")]
+TYPED = [ROOT / "examples" / name for name in ("tutorial", "conversations", "testing", "web")]
 COMMANDS = [block for block in blocks("sh") if block.marker not in ("demo", "test")]
 
 

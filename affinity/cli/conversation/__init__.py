@@ -1,0 +1,13 @@
+"""The group ``affinity conversation``.
+
+==========  ==============================================================
+command     the group
+opening     the handle of a conversation whose kind the journal tells
+show        what a conversation is and what happened in it
+send        what is sent to it
+==========  ==============================================================
+"""
+
+from affinity.cli.conversation.command import conversation
+
+__all__ = ["conversation"]

@@ -1,0 +1,51 @@
+"""The group ``affinity conversation``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from affinity.cli.conversation import send, show
+from affinity.cli.shell import keep_examples
+
+
+class _Group(click.Group):
+    """A group whose help keeps the line breaks of its examples."""
+
+    def __init__(self, name: str | None, *, help: str | None = None, **rest: Any) -> None:
+        super().__init__(name, help=keep_examples(help), **rest)
+
+
+@click.group(cls=_Group, short_help="Show, ask and answer conversations.")
+def conversation() -> None:
+    """Show conversations, send them events, answer their requests.
+
+    A conversation has a journal: numbered entries that say what happened. Events from outside wait until a wake has
+    processed them.
+
+    Examples:
+      affinity conversation list --kind support --requests    # who waits for a person
+      affinity conversation ask chat-7 'where is my order?'   # send, and print the reply
+      affinity conversation events chat-7 --follow            # what happens, as it happens
+      affinity conversation answer chat-7 1.4.1 --allow       # let the agent use a tool
+      affinity conversation interrupt chat-7 --cancel         # stop what it does now
+      affinity conversation trace chat-7                      # the last wake: spans, times, errors
+    """
+
+
+for command in (
+    show.list_conversations,
+    show.show,
+    show.events,
+    show.requests,
+    show.trace,
+    send.send,
+    send.ask,
+    send.answer,
+    send.interrupt,
+    send.resume,
+    send.terminate,
+    send.delete,
+):
+    conversation.add_command(command)

@@ -1,0 +1,58 @@
+"""The handle of a conversation that is known by its id only: its journal tells the kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from affinity.client import Client
+from affinity.conversation import ConversationLimits, JournalEvent, Talk, UnknownEvent, UserMessage
+from affinity.conversation.events import EventTypes
+from affinity.conversation.kinds import ConversationKind
+from affinity.errors import UnknownConversation
+from affinity.journal import JournalQuery
+from affinity.limits import check_id
+
+TYPES = EventTypes()
+"""The built-in events; those of applications are shown and sent as they are."""
+
+
+async def open_talk(client: Client, conversation_id: str, kind: str | None = None) -> Talk:
+    """The handle of a conversation; ``kind`` is that of a new one.
+
+    Raises:
+        UnknownConversation: there is none, and no kind is given.
+    """
+    page = await client.journals.read(JournalQuery(session_id=check_id(conversation_id, "conversation id"), limit=1))
+    if page is None and kind is None:
+        raise UnknownConversation(conversation_id, "there is none; to begin it, give its --kind")
+    name = kind if page is None or kind is not None else page.kind
+    assert name is not None
+    return Talk(client, ConversationKind(name=name, types=TYPES, limits=ConversationLimits()), conversation_id)
+
+
+def event_of(text: str | None, document: Any) -> JournalEvent:
+    """The event of a message, or of a JSON object with its ``kind``.
+
+    Raises:
+        click.UsageError: both are given, or none, or the document is no event.
+    """
+    if (text is None) == (document is None):
+        raise click.UsageError("give the TEXT of a message, or --event, and not both")
+    if text is not None:
+        return UserMessage(text)
+    if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
+        raise click.UsageError('--event takes a JSON object with its kind: {"kind": "user.message", "content": "hi"}')
+    return _event(document)
+
+
+def _event(document: dict[str, Any]) -> JournalEvent:
+    kind = document["kind"]
+    known = TYPES.types.get(kind)
+    if known is None:
+        return UnknownEvent(kind=kind, data={name: value for name, value in document.items() if name != "kind"})
+    try:
+        return known.model_validate(document)
+    except ValueError as error:
+        raise click.UsageError(f"--event is no {kind}: {error}") from error

@@ -1,0 +1,210 @@
+"""The commands that send: send, ask, answer, interrupt, resume, terminate, delete."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import click
+
+from affinity.cli.arguments import JSON
+from affinity.cli.conversation.opening import event_of, open_talk
+from affinity.cli.output import printable
+from affinity.cli.shell import Command, Shell, command, confirm, with_client
+from affinity.client import Client
+from affinity.conversation import Reply, Talk
+from affinity.orchestration.app import MISSING
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+def _event_options(function: F) -> F:
+    for option in (
+        click.option("--kind", help="Kind of the conversation; begins it when there is none."),
+        click.option("--event-id", help="Under which it is one event, however often it is sent  [default: random]"),
+        click.option("--event", "document", type=JSON, help="The event: a JSON object with its kind, @FILE, or -."),
+        click.argument("text", metavar="[TEXT]", required=False),
+        click.argument("conversation_id", metavar="ID"),
+    ):
+        function = option(function)
+    return function
+
+
+@click.command(cls=Command, short_help="Send an event to a conversation.")
+@_event_options
+@command
+def send(
+    shell: Shell, *, conversation_id: str, text: str | None, document: Any, event_id: str | None, kind: str | None
+) -> None:
+    """Send the message TEXT, or another event, to the conversation ID, and print the number of its entry.
+
+    The same --event-id twice is one event.
+
+    Examples:
+      affinity conversation send chat-7 'where is my order?' --kind support
+      affinity conversation send chat-7 --event '{"kind": "user.define_outcome", "outcome": "refunded"}'
+    """
+    event = event_of(text, document)
+
+    async def run(client: Client) -> int:
+        return await (await open_talk(client, conversation_id, kind)).send(event, event_id=event_id)
+
+    _show_seq(shell, with_client(shell, run))
+
+
+@click.command(cls=Command, short_help="Send an event and print the reply.")
+@_event_options
+@click.option("--timeout", type=float, help="Seconds to wait  [default: for ever]")
+@command
+def ask(
+    shell: Shell,
+    *,
+    conversation_id: str,
+    text: str | None,
+    document: Any,
+    event_id: str | None,
+    kind: str | None,
+    timeout: float | None,
+) -> None:
+    """Send the message TEXT, or another event, to the conversation ID, wait for the wake that processes it, and print
+    what it says. The same --event-id again gives the same reply. Exit code 4: there is none yet.
+
+    Examples:
+      affinity conversation ask chat-7 'where is my order?' --kind support --timeout 60
+      affinity conversation ask chat-7 --event @event.json --json
+    """
+    event = event_of(text, document)
+
+    async def run(client: Client) -> Reply:
+        talk = await open_talk(client, conversation_id, kind)
+        return await talk.ask(event, event_id=event_id, timeout=timeout)
+
+    reply = with_client(shell, run)
+    shell.show(_reply_document(reply), lambda: _print_reply(reply))
+
+
+@click.command(cls=Command, short_help="Answer a request of a conversation.")
+@click.argument("conversation_id", metavar="ID")
+@click.argument("request_id", metavar="REQUEST")
+@click.option("--allow/--refuse", "allowed", default=None, help="Whether the tool may be used.")
+@click.option("--result", type=JSON, default=MISSING, help="Of a tool that was run here: JSON text, @FILE, or -.")
+@click.option("--error", "is_error", is_flag=True, help="The tool has failed; --result says how.")
+@click.option("--reason", default="", help="Why it is refused.")
+@command
+def answer(
+    shell: Shell,
+    *,
+    conversation_id: str,
+    request_id: str,
+    allowed: bool | None,
+    result: Any,
+    is_error: bool,
+    reason: str,
+) -> None:
+    """Answer the REQUEST of the conversation ID, which `affinity conversation requests` shows. It takes one answer.
+
+    Examples:
+      affinity conversation answer chat-7 1.4.1 --allow
+      affinity conversation answer chat-7 1.4.1 --refuse --reason 'too much'
+      affinity conversation answer chat-7 1.4.2 --result '{"lat": 52.5}'
+    """
+    if (allowed is None) == (result is MISSING):
+        raise click.UsageError("give --allow, --refuse or --result")
+
+    async def run(talk: Talk) -> int:
+        return await talk.answer(request_id, allowed=allowed, result=result, is_error=is_error, reason=reason)
+
+    _show_seq(shell, _with_talk(shell, conversation_id, run))
+
+
+@click.command(cls=Command, short_help="Redirect a conversation.")
+@click.argument("conversation_id", metavar="ID")
+@click.option("--cancel", "cancel_running", is_flag=True, help="Cancel the wake that is under way.")
+@click.option("--cascade", is_flag=True, help="Interrupt the children too.")
+@click.option("--reason", default="", help="For the handler, and for readers.")
+@command
+def interrupt(shell: Shell, *, conversation_id: str, cancel_running: bool, cascade: bool, reason: str) -> None:
+    """Drop what the conversation ID waits for, requests and later wakes, and wake it.
+
+    Example:
+      affinity conversation interrupt chat-7 --cancel --reason 'the customer hung up'
+    """
+
+    async def run(talk: Talk) -> int:
+        return await talk.interrupt(cancel_running=cancel_running, cascade=cascade, reason=reason)
+
+    _show_seq(shell, _with_talk(shell, conversation_id, run))
+
+
+@click.command(cls=Command, short_help="Have a conversation that has failed try again.")
+@click.argument("conversation_id", metavar="ID")
+@command
+def resume(shell: Shell, *, conversation_id: str) -> None:
+    """Have the conversation ID try again now, after its wake has failed for good, or while it waits for a retry.
+
+    Example:
+      affinity conversation resume chat-7
+    """
+    _with_talk(shell, conversation_id, Talk.resume)
+    shell.show({"resumed": conversation_id}, lambda: click.echo("resumed"))
+
+
+@click.command(cls=Command, short_help="End a conversation.")
+@click.argument("conversation_id", metavar="ID")
+@click.option("--cascade", is_flag=True, help="End the children too.")
+@click.option("--reason", default="", help="For readers.")
+@command
+def terminate(shell: Shell, *, conversation_id: str, cascade: bool, reason: str) -> None:
+    """End the conversation ID: it takes no more events, and its journal stays.
+
+    Example:
+      affinity conversation terminate chat-7 --cascade
+    """
+
+    async def run(talk: Talk) -> None:
+        await talk.terminate(reason=reason, cascade=cascade)
+
+    _with_talk(shell, conversation_id, run)
+    shell.show({"terminated": conversation_id}, lambda: click.echo("terminated"))
+
+
+@click.command(cls=Command, short_help="Remove a conversation.")
+@click.argument("conversation_id", metavar="ID")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@command
+def delete(shell: Shell, *, conversation_id: str, yes: bool) -> None:
+    """Remove the conversation ID with its journal, its state and its instance, also while it runs. What a fork of it
+    continues is kept for the fork.
+
+    Example:
+      affinity conversation delete chat-7 --yes
+    """
+    if not yes:
+        confirm(f"Remove conversation {printable(conversation_id)!r} with its journal and state?")
+    deleted = _with_talk(shell, conversation_id, Talk.delete)
+    shell.show({"deleted": deleted}, lambda: click.echo("removed" if deleted else "there was none"))
+
+
+def _with_talk(shell: Shell, conversation_id: str, work: Callable[[Talk], Awaitable[T]]) -> T:
+    async def run(client: Client) -> T:
+        return await work(await open_talk(client, conversation_id))
+
+    return with_client(shell, run)
+
+
+def _show_seq(shell: Shell, seq: int) -> None:
+    shell.show({"seq": seq}, lambda: click.echo(seq))
+
+
+def _reply_document(reply: Reply) -> dict[str, Any]:
+    events = [event.model_dump(mode="json") for event in reply.events]
+    told = {"seq": reply.seq, "wake_id": reply.wake_id, "stop_reason": reply.stop_reason}
+    return {**told, "text": reply.text, "events": events}
+
+
+def _print_reply(reply: Reply) -> None:
+    click.echo(printable(reply.text))
+    for request in reply.requests:
+        name = getattr(request, "request_id", "")
+        click.echo(f"waits for an answer to request {printable(name)}: {printable(request.kind)}", err=True)

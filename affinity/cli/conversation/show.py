@@ -1,0 +1,220 @@
+"""The commands that read: list, show, events, trace, requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from pydantic_core import to_jsonable_python
+
+from affinity.cli.conversation.opening import open_talk
+from affinity.cli.output import compact, counted, pairs, printable, table
+from affinity.cli.shell import Command, PageOptions, Shell, command, paged, with_client
+from affinity.client import Client, ConversationInfo, ConversationPage
+from affinity.conversation import JournalEntry, PendingRequest, PendingRevisit, Retracted, Streamed
+from affinity.conversation.follow import FeedItem
+from affinity.errors import UnknownEntry
+
+_COLUMNS = ("CONVERSATION", "KIND", "ENTRIES", "PENDING FROM", "REQUESTS", "REVISITS", "PARENT", "ENDED", "UPDATED")
+_REQUESTS = ("REQUEST", "KIND", "WHAT", "SINCE", "UNTIL")
+_META = frozenset({"kind", "usage", "message_id", "span", "started_at", "worker", "attempt"})
+
+
+@click.command("list", cls=Command, short_help="List conversations.")
+@click.option("--kind", help="Of this kind.")
+@click.option("--prefix", help="Whose id begins so.")
+@click.option("--parent", help="Children of this conversation.")
+@click.option("--terminated/--open", default=None, help="Only those that are, or are not, terminated.")
+@click.option("--requests", "with_requests", is_flag=True, help="Only those that wait for an answer.")
+@paged("Conversations")
+@command
+def list_conversations(shell: Shell, *, page: PageOptions, **where: Any) -> None:
+    """List conversations, newest first.
+
+    Examples:
+      affinity conversation list --kind support --requests
+      affinity conversation list --prefix chat- --open --json
+    """
+
+    async def read(client: Client) -> ConversationPage:
+        if page.everything:
+            return ConversationPage(items=[each async for each in client.list_conversations(**where)], next=None)
+        return await client.list_conversations_page(**where, limit=page.limit, after=page.after)
+
+    found = with_client(shell, read)
+    shell.show(found, lambda: table(_COLUMNS, map(_row, found.items), empty="no conversations"))
+    shell.show_cursor(found.next)
+
+
+def _row(found: ConversationInfo) -> tuple[object, ...]:
+    pending = found.processed + 1 if found.processed < found.last_seq else None
+    waits = (found.pending_requests or None, found.pending_revisits or None)
+    ended = "yes" if found.terminated else None
+    return found.conversation_id, found.kind, found.last_seq, pending, *waits, found.parent, ended, found.updated_at
+
+
+@click.command(cls=Command, short_help="Show how a conversation is.")
+@click.argument("conversation_id", metavar="ID")
+@command
+def show(shell: Shell, *, conversation_id: str) -> None:
+    """Show the status of the conversation ID, the requests that wait for an answer, and the later wakes.
+
+    Example:
+      affinity conversation show chat-7
+    """
+
+    async def read(client: Client) -> dict[str, Any]:
+        talk = await open_talk(client, conversation_id)
+        page = await client.list_conversations_page(prefix=conversation_id, limit=1000)
+        (info,) = [each for each in page.items if each.conversation_id == conversation_id]
+        about = {"status": await talk.status(), **_plain(info)}
+        return {**about, "requests": await talk.requests(), "revisits": await talk.revisits()}
+
+    found = with_client(shell, read)
+
+    def text() -> None:
+        pairs((name, value) for name, value in found.items() if name not in {"requests", "revisits"})
+        _print_requests(found["requests"])
+        _print_revisits(found["revisits"])
+
+    shell.show(found, text)
+
+
+@click.command(cls=Command, short_help="Show what waits for an answer.")
+@click.argument("conversation_id", metavar="ID")
+@command
+def requests(shell: Shell, *, conversation_id: str) -> None:
+    """Show the requests of the conversation ID that wait for an answer; `affinity conversation answer` gives it.
+
+    Example:
+      affinity conversation requests chat-7 --json
+    """
+
+    async def read(client: Client) -> Sequence[PendingRequest]:
+        return await (await open_talk(client, conversation_id)).requests()
+
+    found = with_client(shell, read)
+    shell.show(found, lambda: table(_REQUESTS, map(_request_row, found), empty="no requests"))
+
+
+@click.command(cls=Command, short_help="Show what happened in a conversation.")
+@click.argument("conversation_id", metavar="ID")
+@click.option("--after", metavar="POSITION", help="Behind this number, or position of a stream.")
+@click.option("--last", type=click.IntRange(1, 1000), metavar="N", help="The last N entries.")
+@click.option("--kind", "kinds", multiple=True, help="Only events of this kind; repeat it for several.")
+@click.option("--follow", is_flag=True, help="Then print further events as they happen, until Ctrl-C.")
+@click.option("--stream/--no-stream", default=True, show_default=True, help="With --follow: what wakes stream too.")
+@command
+def events(
+    shell: Shell,
+    *,
+    conversation_id: str,
+    after: str | None,
+    last: int | None,
+    kinds: tuple[str, ...],
+    follow: bool,
+    stream: bool,
+) -> None:
+    """Show the entries of the journal of the conversation ID, in order, a line each; with --json a JSON object each.
+
+    With --follow the output of a wake that is running is shown too, marked with "~"; a line with "x" says that it is
+    void: replaced by the entries that follow, or of an attempt that has failed.
+
+    Examples:
+      affinity conversation events chat-7 --last 20
+      affinity conversation events chat-7 --follow --json --after 17
+      affinity conversation events chat-7 --kind user.message --kind agent.message
+    """
+    if last is not None and after is not None:
+        raise click.UsageError("--last contradicts --after")
+
+    async def read(client: Client) -> None:
+        talk = await open_talk(client, conversation_id)
+        position: int | str = after or 0
+        if last is not None:
+            found = await talk.history(last=last, kinds=kinds)
+            for entry in found:
+                _print(shell, entry)
+            position = found[-1].seq if found else 0
+        if last is None or follow:
+            async with talk.events(after=position, follow=follow, kinds=kinds, stream=stream and follow) as feed:
+                async for item in feed:
+                    _print(shell, item)
+
+    with_client(shell, read)
+
+
+@click.command(cls=Command, short_help="Show the trace of a wake.")
+@click.argument("conversation_id", metavar="ID")
+@click.argument("wake_id", metavar="[WAKE]", required=False)
+@command
+def trace(shell: Shell, *, conversation_id: str, wake_id: str | None) -> None:
+    """Show the entries of one wake of the conversation ID, its failed attempts too: spans with their times, workers
+    and errors, and what it appended. Without WAKE the last one.
+
+    Examples:
+      affinity conversation trace chat-7
+      affinity conversation trace chat-7 1.4 --json
+    """
+
+    async def read(client: Client) -> Sequence[JournalEntry]:
+        talk = await open_talk(client, conversation_id)
+        if wake_id is not None:
+            return await talk.trace(wake_id)
+        ends = await talk.history(last=1, kinds=["span.completed"])
+        if not ends or ends[0].wake_id is None:
+            raise UnknownEntry(conversation_id, "it has no wake yet")
+        return await talk.trace(ends[0].wake_id)
+
+    found = with_client(shell, read)
+    for entry in found:
+        _print(shell, entry)
+
+
+# -- output
+
+
+def _print(shell: Shell, item: FeedItem) -> None:
+    click.echo(item.to_json() if shell.as_json else line_of(item))
+
+
+def line_of(item: FeedItem) -> str:
+    """An item as one line for people."""
+    match item:
+        case Streamed():
+            return printable(f"{'':>6}  ~ {item.text or compact(item.value)}").replace("\n", " ")
+        case Retracted():
+            return f"{'':>6}  x {'replaced' if item.replaced else 'void'}: attempt {item.attempt} of {item.wake_id}"
+    said = _said(item.event)
+    return printable(f"{item.seq:>6}  {printable(item.recorded_at)}  {item.kind:<20}  {said}").replace("\n", " ")
+
+
+def _said(event: Any) -> str:
+    text = getattr(event, "text", None)
+    if isinstance(text, str):
+        return text
+    fields = {k: v for k, v in _plain(event).items() if k not in _META and v not in (None, "", [], {})}
+    return compact(fields) if fields else ""
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    found: dict[str, Any] = to_jsonable_python(value)
+    return found
+
+
+def _request_row(found: PendingRequest) -> tuple[object, ...]:
+    return found.request_id, found.event.kind, _said(found.event), found.created_at, found.expires_at
+
+
+def _print_requests(found: Sequence[PendingRequest]) -> None:
+    if found:
+        click.echo(f"\n{counted(len(found), 'request')}:")
+        table(_REQUESTS, map(_request_row, found), empty="")
+
+
+def _print_revisits(found: Sequence[PendingRevisit]) -> None:
+    if found:
+        click.echo(f"\n{counted(len(found), 'revisit')}:")
+        rows = [(each.key, each.due_at, each.priority, each.reason) for each in found]
+        table(("KEY", "DUE", "PRIORITY", "REASON"), rows, empty="")

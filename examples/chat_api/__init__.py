@@ -1,0 +1,1 @@
+"""A chat over HTTP: see `examples.chat_api.service`."""

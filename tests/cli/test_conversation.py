@@ -1,0 +1,115 @@
+"""``affinity conversation``: what people see of conversations, and what they send."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from affinity.cli.shell import FAILED, MISUSED, TIMED_OUT
+from tests.cli.conftest import refused, succeed
+from tests.processes import open_workers
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A database with a worker for the conversations of `examples/chat_api`."""
+    found = f"sqlite:///{tmp_path_factory.mktemp('cli') / 'affinity.db'}"
+    succeed("migrate", "--url", found)
+    with open_workers(found) as workers:
+        workers.start("one", "examples.chat_api.chat:app")
+        yield found
+
+
+def told(url: str, *words: str) -> Any:
+    return json.loads(succeed("conversation", *words, "--url", url, "--json"))
+
+
+def ask(url: str, chat: str, text: str, *words: str) -> Any:
+    return told(url, "ask", chat, text, "--kind", "chat", "--timeout", "60", *words)
+
+
+def test_a_question_and_its_reply(url: str) -> None:
+    assert succeed("conversation", "ask", "c1", "hi", "--kind", "chat", "--url", url).strip() == "you said 'hi'"
+    first = ask(url, "c1", "again", "--event-id", "m-2")
+    assert (first["text"], first["stop_reason"]) == ("you said 'again'", "end_turn")
+    assert ask(url, "c1", "again", "--event-id", "m-2") == first
+
+
+def test_what_happened_is_shown_in_order(url: str) -> None:
+    ask(url, "c2", "hello")
+    lines = succeed("conversation", "events", "c2", "--url", url).splitlines()
+    assert [line.split()[0] for line in lines] == [str(n) for n in range(1, len(lines) + 1)]
+    assert "user.message" in lines[0]
+    assert lines[0].endswith("hello")
+    picked = succeed("conversation", "events", "c2", "--kind", "agent.message", "--json", "--url", url)
+    assert json.loads(picked)["event"]["content"] == "you said 'hello'"
+    last = succeed("conversation", "events", "c2", "--last", "1", "--url", url)
+    assert "session.idle" in last
+
+
+def test_a_request_is_shown_and_answered_once(url: str) -> None:
+    asked = ask(url, "c3", "refund 300")
+    assert asked["stop_reason"] == "requires_action"
+    (waiting,) = told(url, "list", "--requests")["items"]
+    assert (waiting["conversation_id"], waiting["pending_requests"]) == ("c3", 1)
+    shown = told(url, "show", "c3")
+    assert shown["status"] == "requires_action"
+    (request,) = told(url, "requests", "c3")
+    assert request["event"]["arguments"] == {"cents": 300}
+    told(url, "answer", "c3", request["request_id"], "--allow")
+    refused(FAILED, "conversation", "answer", "c3", request["request_id"], "--refuse", "--url", url)
+
+
+def test_the_trace_of_the_last_wake(url: str) -> None:
+    reply = ask(url, "c4", "hello")
+    text = succeed("conversation", "trace", "c4", "--url", url)
+    assert "span.started" in text
+    assert "span.completed" in text
+    assert succeed("conversation", "trace", "c4", reply["wake_id"], "--url", url) == text
+    assert "no-such-wake" in refused(FAILED, "conversation", "trace", "c4", "no-such-wake", "--url", url)
+
+
+def test_interrupt_terminate_and_delete(url: str) -> None:
+    ask(url, "c5", "hello")
+    assert told(url, "interrupt", "c5", "--reason", "enough")["seq"] > 1
+    told(url, "terminate", "c5")
+    assert "terminated" in refused(FAILED, "conversation", "send", "c5", "hello?", "--url", url)
+    assert told(url, "show", "c5")["status"] == "terminated"
+    assert told(url, "delete", "c5", "--yes") == {"deleted": True}
+    assert "there is none" in refused(FAILED, "conversation", "show", "c5", "--url", url)
+
+
+def test_events_of_any_kind_can_be_sent(url: str) -> None:
+    event = '{"kind": "user.rated", "stars": 5}'
+    seq = told(url, "send", "c6", "--event", event, "--kind", "chat")["seq"]
+    found = succeed("conversation", "events", "c6", "--kind", "user.rated", "--json", "--url", url)
+    assert json.loads(found)["seq"] == seq
+    assert json.loads(found)["event"]["stars"] == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (("send", "none", "hi"), FAILED, "give its --kind"),
+        (("send", "c7", "--kind", "chat"), MISUSED, "give the TEXT"),
+        (("send", "c7", "--kind", "chat", "--event", "[1]"), MISUSED, "JSON object with its kind"),
+        (
+            ("send", "c7", "--kind", "chat", "--event", '{"kind": "agent.message", "content": "x"}'),
+            MISUSED,
+            "wakes only",
+        ),
+        (("answer", "c7", "r1"), MISUSED, "--allow, --refuse or --result"),
+        (("events", "c7", "--last", "1", "--after", "2"), MISUSED, "contradicts"),
+    ],
+)
+def test_mistakes_are_named_with_their_remedy(url: str, words: tuple[str, ...], code: int, text: str) -> None:
+    assert text in refused(code, "conversation", *words, "--url", url)
+
+
+def test_a_reply_that_does_not_come_in_time_has_an_exit_code(url: str) -> None:
+    slow = " ".join(["word"] * 60)
+    words = ("conversation", "ask", "c8", slow, "--kind", "chat", "--timeout", "0.2", "--url", url)
+    assert "not replied within" in refused(TIMED_OUT, *words)

@@ -1,0 +1,179 @@
+"""`examples/chat_api` over real HTTP: a server process, two workers, one of which is killed while it streams."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import anyio
+import httpx2 as httpx
+import pytest
+
+import affinity
+from tests.processes import PATIENCE, ROOT, WorkerProcess, Workers, open_workers
+
+APP = "examples.chat_api.chat:app"
+
+pytestmark = pytest.mark.parametrize(
+    "any_url", ["sqlite", pytest.param("new", marks=pytest.mark.slow)], indirect=True, ids=str
+)
+
+
+class ServerEvent(NamedTuple):
+    """An event of the stream."""
+
+    id: str
+    kind: str
+    data: Any
+
+
+@pytest.fixture
+def workers(any_url: str) -> Iterator[Workers]:
+    """Two workers on a fresh database."""
+    with open_workers(any_url) as found:
+        for name in ("one", "two"):
+            found.start(name, APP)
+        yield found
+
+
+@pytest.fixture
+def http(workers: Workers) -> Iterator[httpx.Client]:
+    """A client of the service, which runs in a process of its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "uvicorn", "--factory", "examples.chat_api.service:create", "--port", str(port)]
+    server = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"AFFINITY_URL": workers.url})
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as client:
+            _wait_for(client, server)
+            yield client
+    finally:
+        server.terminate()
+        server.wait(PATIENCE)
+
+
+def _wait_for(client: httpx.Client, server: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        assert server.poll() is None, "the server has ended"
+        try:
+            client.get("/chats/nobody")
+        except httpx.ConnectError:
+            time.sleep(0.05)
+        else:
+            return
+    raise AssertionError("the server does not answer")
+
+
+def events(http: httpx.Client, chat: str, after: str | None = None) -> Iterator[ServerEvent]:
+    """The events of a chat as they come."""
+    headers = {} if after is None else {"Last-Event-ID": after}
+    with http.stream("GET", f"/chats/{chat}/events", headers=headers) as response:
+        fields: dict[str, str] = {}
+        for line in response.iter_lines():
+            if line:
+                name, _, value = line.partition(": ")
+                fields[name] = value
+            else:
+                yield ServerEvent(fields["id"], fields["event"], json.loads(fields["data"]))
+                fields = {}
+
+
+def until(stream: Iterator[ServerEvent], kind: str) -> list[ServerEvent]:
+    """The events up to the first of a kind."""
+    found: list[ServerEvent] = []
+    for event in stream:
+        found.append(event)
+        if event.kind == kind:
+            return found
+    raise AssertionError(f"the stream has ended without {kind}")
+
+
+def post(http: httpx.Client, path: str, **body: Any) -> Any:
+    response = http.post(path, json=body)
+    assert response.is_success, response.text
+    return response.json()
+
+
+def test_a_question_has_one_answer_however_often_it_is_asked(http: httpx.Client) -> None:
+    first, again = (post(http, "/chats/ann/ask", text="hello there", id="m-1") for _ in range(2))
+    assert first["text"] == "you said 'hello there'"
+    assert again == first
+    assert http.get("/chats/ann").json() == {"status": "idle"}
+
+
+def test_what_cannot_be_is_refused(http: httpx.Client) -> None:
+    assert http.get("/chats/bob").status_code == 404
+    assert http.get("/chats/bob/events").status_code == 404
+    assert http.post("/chats/bob/messages", json={}).status_code == 422
+    post(http, "/chats/ann/ask", text="hello")
+    assert http.post("/chats/ann/requests/none", json={"allowed": True}).status_code == 409
+
+
+def test_a_reader_that_comes_back_goes_on_where_it_was(http: httpx.Client) -> None:
+    post(http, "/chats/ann/messages", text="one two three four five six seven eight")
+    before = until(events(http, "ann"), "stream.part")
+    after = until(events(http, "ann", before[-1].id), "session.idle")
+    parts = [event.data["number"] for event in (*before, *after) if event.kind == "stream.part"]
+    assert parts == list(range(1, len(parts) + 1))
+    seqs = [event.data["seq"] for event in (*before, *after) if "seq" in event.data]
+    assert seqs == list(range(1, len(seqs) + 1))
+
+
+def test_a_killed_worker_costs_the_stream_and_not_the_answer(http: httpx.Client, workers: Workers) -> None:
+    text = " ".join(f"w{n}" for n in range(120))  # six seconds
+    post(http, "/chats/ann/messages", text=text)
+    stream = events(http, "ann")
+    seen = until(stream, "stream.part")
+    _holder(workers).send(signal.SIGKILL)
+    seen += until(stream, "session.idle")
+    kinds = [event.kind for event in seen]
+    assert kinds.count("agent.message") == 1
+    (message,) = [event for event in seen if event.kind == "agent.message"]
+    assert message.data["event"]["content"] == f"you said {text!r}"
+    retracted = [event.data["replaced"] for event in seen if event.kind == "stream.retracted"]
+    assert retracted == [False, True]
+    seqs = [event.data["seq"] for event in seen if "seq" in event.data]
+    assert seqs == list(range(1, len(seqs) + 1))
+
+
+def _holder(workers: Workers) -> WorkerProcess:
+    """The worker that holds the chat's session."""
+
+    async def holder() -> str:
+        async with affinity.Client(workers.url) as client:
+            return next(s.worker_id for s in [each async for each in client.sessions()] if s.session_id == "ann")
+
+    name = anyio.run(holder)
+    return next(worker for worker in workers.running() if worker.name == name)
+
+
+def test_a_person_allows_what_the_model_wants_to_do(http: httpx.Client) -> None:
+    asked = post(http, "/chats/ann/ask", text="refund 500")
+    assert asked["requires_action"]
+    assert http.get("/chats/ann").json() == {"status": "requires_action"}
+    (request,) = http.get("/chats/ann/requests").json()
+    assert request["arguments"] == {"cents": 500}
+    seq = post(http, f"/chats/ann/requests/{request['id']}", allowed=True)["seq"]
+    said = until(events(http, "ann", str(seq)), "agent.message")[-1]
+    assert said.data["event"]["content"] == "500 cents are on their way"
+    second = http.post(f"/chats/ann/requests/{request['id']}", json={"allowed": False})
+    assert second.status_code == 409
+
+
+def test_a_cancelled_answer_is_not_given(http: httpx.Client) -> None:
+    post(http, "/chats/ann/messages", text=" ".join(["word"] * 200))
+    stream = events(http, "ann")
+    until(stream, "stream.part")
+    post(http, "/chats/ann/cancel")
+    rest = until(stream, "agent.message")
+    assert rest[-1].data["event"]["content"] == "I stop."
+    assert "stream.retracted" in [event.kind for event in rest]
