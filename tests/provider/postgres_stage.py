@@ -108,6 +108,11 @@ def hot_verbs(peer: Peer, at: list[OrchestrationItem]) -> list[Callable[[], Awai
         assert place.item is not None
         hand[1] = place.item
 
+    async def elsewhere() -> None:
+        here = replace(work_item(second, 20, "other1"), lock_here=True)
+        (place,) = (await peer.commit_one(replace(second, event_count=3), work_items=[here])).placed
+        assert place.item is None
+
     async def everything() -> None:
         messages = [timer(first, 7, 60), NewMessage(instance_id="j", payload="x")]
         step = {"consumed": message_ids(first), "messages": messages, "cancel_activities": [2], "cancel_timers": [8]}
@@ -128,6 +133,7 @@ def hot_verbs(peer: Peer, at: list[OrchestrationItem]) -> list[Callable[[], Awai
         lambda: peer.give_back(hand[3], release_session=True),
         lambda: peer.ack(hand[2]),
         peer.take,
+        elsewhere,
         everything,
         finish,
         lambda: peer.provider.send_message([NewMessage(instance_id="j", payload="x")]),

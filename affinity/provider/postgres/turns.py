@@ -204,11 +204,18 @@ def _second_writes(turns: Sequence[Turn]) -> list[tuple[str, str]]:
     return found
 
 
+_PLAIN: Final = frozenset(
+    {"worker", "incarnation", "token", "item_lock", "session_lock", "touch_below", *commit_columns((), ())}
+)
+"""The arguments of a batch of plain turns. Most batches are such, and have a function of their own."""
+
+
 @cache
 def _call(names: tuple[LiteralString, ...]) -> LiteralString:
-    """The call with these arguments; the others are NULL."""
+    """The call of a commit with these arguments; the others are NULL."""
+    function: LiteralString = "commit_plain_turns_1" if _PLAIN.issuperset(names) else "commit_turns_3"
     arguments = ", ".join([f"_{name} => %({name})s" for name in names])
-    return f"SELECT held, epochs, locked, holders FROM commit_turns_3({arguments})"  # noqa: S608 -- literals only
+    return f"SELECT held, epochs, locked, holders FROM {function}({arguments})"  # noqa: S608 -- literals only
 
 
 class _Answer:
