@@ -393,7 +393,8 @@ class JournalFilter:
 class JournalRetention:
     """Which processed entries of journals may be removed, oldest first; None: no such bound.
 
-    Inputs behind the watermark, the entries of pending requests, and what a fork continues are kept.
+    Inputs behind the watermark, the entries of the wakes that made pending requests, what is behind these, and what a
+    fork continues are kept. Of a fork, the entries that it continues are as old as the fork, and have no size.
     """
 
     age: float | None = None  # seconds since they were recorded

@@ -93,6 +93,7 @@ def crowd_journals(admin: psycopg.Connection[Any], crowd: Crowd) -> None:
         "INSERT INTO journal_requests SELECT i, 'q', 'confirm', 'w', 1, 1, clock(), NULL, '1'"
         f" FROM generate_series(1, {MANY}) i",
         f"INSERT INTO journal_revisits SELECT i, 'k', clock(), 0, '', 'null', 'w' FROM generate_series(1, {MANY}) i",
+        f"INSERT INTO journal_parents SELECT i, 1, i + 1 FROM generate_series(1, {MANY}) i",
         f"INSERT INTO journal_streams SELECT i, 'w', 1, 1, '1' FROM generate_series(1, {MANY}) i",
     ):
         admin.execute(statement)

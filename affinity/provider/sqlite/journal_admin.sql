@@ -104,10 +104,20 @@ SELECT json_group_array(journal_id) FROM (
       AND (j.last_seq - j.first_seq >= :entries OR j.size > :size OR coalesce(
           (SELECT e.recorded_at FROM journal_entries AS e WHERE e.journal_id = j.journal_id AND e.seq = j.first_seq),
           j.created_at) < :cutoff)
-      AND (j.first_seq <= j.processed OR coalesce(j.base_seq, 0) <= j.processed)
-      AND NOT EXISTS (
-          SELECT 1 FROM journal_entries AS i INDEXED BY journal_entries_inputs
-          WHERE i.journal_id = j.journal_id AND i.is_input AND i.seq > j.processed AND i.seq <= j.first_seq)
+      AND j.first_seq < coalesce((
+          WITH RECURSIVE place (journal_id, base_id, base_seq, upto) AS (
+              SELECT j.journal_id, j.base_id, j.base_seq, j.last_seq
+              UNION ALL
+              SELECT b.journal_id, b.base_id, b.base_seq, min(p.upto, p.base_seq)
+              FROM place AS p CROSS JOIN journals AS b ON b.journal_id = p.base_id
+              WHERE p.base_seq > j.processed
+          )
+          SELECT min((
+              SELECT i.seq FROM journal_entries AS i INDEXED BY journal_entries_inputs
+              WHERE i.journal_id = p.journal_id AND i.is_input AND i.seq > j.processed AND i.seq <= p.upto
+              ORDER BY i.seq LIMIT 1
+          )) FROM place AS p
+      ), j.last_seq + 1)
       AND NOT EXISTS (SELECT 1 FROM journal_requests AS r WHERE r.journal_id = j.journal_id AND r.seq <= j.first_seq)
       AND NOT EXISTS (
           SELECT 1 FROM journals AS f
@@ -115,14 +125,23 @@ SELECT json_group_array(journal_id) FROM (
     LIMIT :window
 );
 
--- prune_bounds: of some journals: what they have, and the first entry that must be kept: the first input that waits (of one
--- that waits in a journal that this one continues, only its place is known), or of a request, or that another continues
+-- prune_bounds: of some journals: what they have, and the first entry that must be kept: the first input that waits, the
+-- first of a wake with a pending request, or the first that another journal continues
 SELECT json_group_array(json_array(
     j.journal_id, j.first_seq, coalesce(j.base_seq, 0), j.last_seq, j.size, j.created_at < :cutoff, min(
-        iif(coalesce(j.base_seq, 0) > j.processed, j.processed, j.last_seq) + 1,
         coalesce((
-            SELECT i.seq FROM journal_entries AS i INDEXED BY journal_entries_inputs
-            WHERE i.journal_id = j.journal_id AND i.is_input AND i.seq > j.processed ORDER BY i.seq LIMIT 1
+            WITH RECURSIVE place (journal_id, base_id, base_seq, upto) AS (
+                SELECT j.journal_id, j.base_id, j.base_seq, j.last_seq
+                UNION ALL
+                SELECT b.journal_id, b.base_id, b.base_seq, min(p.upto, p.base_seq)
+                FROM place AS p CROSS JOIN journals AS b ON b.journal_id = p.base_id
+                WHERE p.base_seq > j.processed
+            )
+            SELECT min((
+                SELECT i.seq FROM journal_entries AS i INDEXED BY journal_entries_inputs
+                WHERE i.journal_id = p.journal_id AND i.is_input AND i.seq > j.processed AND i.seq <= p.upto
+                ORDER BY i.seq LIMIT 1
+            )) FROM place AS p
         ), j.last_seq + 1),
         coalesce((SELECT min(r.seq) FROM journal_requests AS r WHERE r.journal_id = j.journal_id), j.last_seq + 1),
         coalesce(

@@ -538,8 +538,9 @@ BEGIN
     RETURN deleted;
 END $$;
 
--- Removes up to _limit of the oldest entries of journals, as far as they are processed and not kept for a request or for
--- another journal; how many. Limits that are NULL are none. By age alone, journals are found by an index.
+-- Removes up to _limit of the oldest entries of journals, as far as no wake has to process them, and no request and no other
+-- journal needs them; how many. Limits that are NULL are none. By age alone, journals are found by an index. Entries that a
+-- journal continues are as old as the journal and have no size; they are removed from it, not from their own journal.
 CREATE FUNCTION prune_journals_1(_age float8, _entries bigint, _size bigint, _limit bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -550,39 +551,64 @@ DECLARE
     low bigint;    -- behind what is removed already
     high bigint;   -- the last that may be removed
     upto bigint;   -- the last that is
+    own bigint;    -- the same of its own
     bytes bigint;
 BEGIN
     FOR one IN
         SELECT c.journal_id FROM journals c
         WHERE c.session_id IS NOT NULL AND c.first_seq <= c.last_seq
           AND (_age IS NOT NULL AND c.oldest_at < cutoff OR _size IS NOT NULL AND c.size > _size
-               OR _entries IS NOT NULL AND c.last_seq - greatest(c.first_seq - 1, c.base_seq) > _entries)
-          AND NOT EXISTS (SELECT FROM journals f WHERE f.base_id = c.journal_id)
+               OR _entries IS NOT NULL AND c.last_seq - c.first_seq >= _entries)
+          AND NOT EXISTS (
+              SELECT FROM journals f WHERE f.base_id = c.journal_id AND f.first_seq <= least(f.base_seq, c.first_seq))
     LOOP
-        SELECT * INTO j FROM journals c WHERE c.journal_id = one FOR NO KEY UPDATE;
-        CONTINUE WHEN NOT FOUND OR EXISTS (SELECT FROM journals f WHERE f.base_id = one);
-        low := greatest(j.first_seq - 1, j.base_seq, 0);
-        high := least(
-            (SELECT e.seq - 1 FROM journal_entries e
-             WHERE e.journal_id = one AND e.is_input AND e.seq > j.processed ORDER BY e.seq LIMIT 1),
-            (SELECT min(r.seq) - 1 FROM journal_requests r WHERE r.journal_id = one), j.last_seq);
-        SELECT max(e.seq) FILTER (WHERE e.goes), coalesce(sum(e.bytes) FILTER (WHERE e.goes), 0) INTO upto, bytes
-        FROM (
-            SELECT e.seq, e.bytes, bool_and(e.goes) OVER (ORDER BY e.seq) AS goes
+        -- A journal that is about to continue this one holds a share of its key.
+        SELECT * INTO j FROM journals c WHERE c.journal_id = one FOR UPDATE;
+        CONTINUE WHEN NOT FOUND;
+        low := j.first_seq - 1;
+        high := least((
+            WITH RECURSIVE place AS (
+                SELECT j.journal_id, j.base_id, j.base_seq, j.last_seq AS upto
+                UNION ALL
+                SELECT b.journal_id, b.base_id, b.base_seq, least(p.upto, p.base_seq)
+                FROM place p JOIN journals b ON b.journal_id = p.base_id
+                WHERE p.base_seq > j.processed
+            )
+            SELECT min(i.seq) - 1
+            FROM place p CROSS JOIN LATERAL (
+                SELECT e.seq FROM journal_entries e
+                WHERE e.journal_id = p.journal_id AND e.is_input AND e.seq > j.processed AND e.seq <= p.upto
+                ORDER BY e.seq LIMIT 1) i),
+            (SELECT min(r.seq) - 1 FROM journal_requests r WHERE r.journal_id = one),
+            (SELECT min(f.first_seq) - 1 FROM journals f WHERE f.base_id = one AND f.first_seq <= f.base_seq),
+            j.last_seq, low + rest);
+        upto := low;
+        IF low < j.base_seq THEN
+            upto := greatest(low, least(high, j.base_seq, CASE
+                WHEN (j.created_at < cutoff) IS TRUE OR (j.size > _size) IS TRUE THEN j.base_seq
+                ELSE coalesce(j.last_seq - _entries, 0) END));
+        END IF;
+        bytes := 0;
+        IF upto >= coalesce(j.base_seq, 0) AND upto < high THEN
+            SELECT max(e.seq) FILTER (WHERE e.goes), coalesce(sum(e.bytes) FILTER (WHERE e.goes), 0) INTO own, bytes
             FROM (
-                SELECT e.seq, octet_length(e.payload) AS bytes,
-                    (e.recorded_at < cutoff) IS TRUE OR (e.seq <= j.last_seq - _entries) IS TRUE
-                    OR (j.size - sum(octet_length(e.payload)) OVER (ORDER BY e.seq) + octet_length(e.payload) > _size)
-                       IS TRUE AS goes
+                SELECT e.seq, e.bytes, bool_and(e.goes) OVER (ORDER BY e.seq) AS goes
                 FROM (
-                    SELECT * FROM journal_entries o
-                    WHERE o.journal_id = one AND o.seq > low AND o.seq <= high ORDER BY o.seq LIMIT rest) e) e) e;
-        CONTINUE WHEN upto IS NULL;
+                    SELECT e.seq, octet_length(e.payload) AS bytes,
+                        (e.recorded_at < cutoff) IS TRUE OR (e.seq <= j.last_seq - _entries) IS TRUE
+                        OR (j.size - sum(octet_length(e.payload)) OVER (ORDER BY e.seq) + octet_length(e.payload)
+                            > _size) IS TRUE AS goes
+                    FROM (
+                        SELECT * FROM journal_entries o
+                        WHERE o.journal_id = one AND o.seq > upto AND o.seq <= high ORDER BY o.seq LIMIT rest) e) e) e;
+            upto := coalesce(own, upto);
+        END IF;
+        CONTINUE WHEN upto <= low;
         DELETE FROM journal_entries e WHERE e.journal_id = one AND e.seq > low AND e.seq <= upto;
         UPDATE journals c
-        SET first_seq = upto + 1, size = c.size - bytes, oldest_at = coalesce(
+        SET first_seq = upto + 1, size = c.size - bytes, oldest_at = CASE WHEN upto < c.base_seq THEN c.oldest_at ELSE coalesce(
             (SELECT e.recorded_at FROM journal_entries e WHERE e.journal_id = one AND e.seq > upto ORDER BY e.seq LIMIT 1),
-            clock())
+            clock()) END
         WHERE c.journal_id = one;
         rest := rest - (upto - low);
         EXIT WHEN rest <= 0;

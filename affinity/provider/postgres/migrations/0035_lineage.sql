@@ -123,7 +123,8 @@ BEGIN
     born_seq := coalesce(_base_seq, 0);
     INSERT INTO journals (journal_id, session_id, kind, parent, first_seq, last_seq, processed, base_id, base_seq, home,
         lineage, operator, extras, oldest_at, created_at, updated_at)
-    VALUES (_id, _session, _birth ->> 'kind', _birth ->> 'parent', coalesce(base.first_seq, 1), born_seq,
+    VALUES (_id, _session, _birth ->> 'kind', _birth ->> 'parent',
+        coalesce((SELECT j.first_seq FROM journals j WHERE j.journal_id = _base), 1), born_seq,
         least(base.processed, _base_seq, born_seq), _base, _base_seq, _birth ->> 'home', _birth ->> 'lineage',
         _birth ->> 'operator', _birth ->> 'extras', _now, _now, _now);
     INSERT INTO journal_parents (journal_id, position, parent_id)

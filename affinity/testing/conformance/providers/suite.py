@@ -16,6 +16,7 @@ from affinity.testing.conformance.providers.holders import HolderRules
 from affinity.testing.conformance.providers.holds import HoldRules
 from affinity.testing.conformance.providers.ids import IdRules
 from affinity.testing.conformance.providers.journal_admin import JournalAdministrationRules
+from affinity.testing.conformance.providers.journal_forks import JournalForkRules
 from affinity.testing.conformance.providers.journal_reading import JournalReadingRules
 from affinity.testing.conformance.providers.journal_requests import JournalRequestRules
 from affinity.testing.conformance.providers.journal_streams import JournalStreamRules
@@ -115,5 +116,6 @@ class JournalConformance(
     JournalWriteRules,
     JournalStreamRules,
     JournalAdministrationRules,
+    JournalForkRules,
 ):
     """Every rule of `affinity.provider.contract.journal_side`. Needs a fixture ``harness``."""

@@ -1,0 +1,134 @@
+"""What forks need of the journals that they continue: deletion and retention keep it, and no more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from affinity.journal import JournalBirth, JournalFilter, JournalRange, JournalRetention
+from affinity.testing.conformance.providers.base import Rules
+from affinity.testing.conformance.providers.builders import state
+from affinity.testing.conformance.providers.cluster import Cluster
+from affinity.testing.conformance.providers.journal_driver import KIND, Conversation, Waker, new_start, output
+
+
+async def _fork(talk: Conversation, name: str, up_to: int) -> Conversation:
+    """A journal that continues another one behind a number."""
+    base = (await talk.page()).journal_id
+    birth = JournalBirth(
+        session_id=name,
+        kind=KIND,
+        start=new_start(name),
+        lineage="fork",
+        operator="fork",
+        parents=[base],
+        base=JournalRange(base, up_to),
+    )
+    (born,) = await talk.journals.create_journals([birth])
+    assert (born.outcome, born.last_seq) == ("created", up_to)
+    return Conversation(talk.provider, name)
+
+
+async def _talk(cluster: Cluster, name: str = "s") -> Conversation:
+    """An input and four entries of the wake that has processed it."""
+    waker = await Waker.begin(cluster, name, event_id="e", text="1")
+    await waker.wake(entries=[output(str(number)) for number in range(2, 6)])
+    return waker.conversation
+
+
+async def _prune(talk: Conversation, **bounds: Any) -> int:
+    removed = 0
+    while step := await talk.journals.prune_journals(JournalRetention(**bounds), limit=100):
+        removed += step
+    return removed
+
+
+class JournalForkRules(Rules):
+    """`delete_journal` and `prune_journals` of journals that others continue."""
+
+    async def test_a_deleted_base_leaves_what_its_forks_have(self, cluster: Cluster) -> None:
+        """Forks read on from it, know its event ids, and a new journal of its session is another one (contract:
+        delete_journal).
+        """
+        talk = await _talk(cluster)
+        forks = [await _fork(talk, "three", 3), await _fork(talk, "five", 5)]
+        for fork in forks:
+            await fork.append(text="own")
+        assert await talk.delete()
+        assert [await fork.texts() for fork in forks] == [["1", "2", "3", "own"], ["1", "2", "3", "4", "5", "own"]]
+        assert await forks[0].texts(newest_first=True, limit=2) == ["own", "3"]
+        assert await forks[0].texts(kinds=["agent.message"], wake_id="w1") == ["2", "3"]
+        assert (await forks[0].append(event_id="e")).outcome == "repeated"
+        again = await talk.append(event_id="e", start=new_start(birth="again"))
+        assert (again.outcome, again.seq, again.created) == ("appended", 1, True)
+        assert await forks[0].texts(limit=1) == ["1"]
+        assert await forks[0].delete()
+        assert await forks[1].texts(after=3) == ["4", "5", "own"]
+        rows = await talk.journals.list_journals(JournalFilter(), 10)
+        assert {row.session_id for row in rows} == {"five", "s"}
+
+    async def test_the_record_of_a_base_is_deleted_alone(self, cluster: Cluster) -> None:
+        """What forks have stays when the record takes the journal with it (contract: delete_journal)."""
+        talk = await _talk(cluster)
+        store = await cluster.states()
+        await store.save(state("s"))
+        fork = await _fork(talk, "fork", 4)
+        assert await store.delete(["s"]) == ["s"]
+        assert await talk.journals.get_pending(["s"], limit=1) == [None]
+        assert await fork.texts() == ["1", "2", "3", "4"]
+
+    async def test_forks_of_forks_outlive_those_between(self, cluster: Cluster) -> None:
+        """In whatever order they are deleted, those that are left have all their entries (contract: delete_journal)."""
+        for order in (("s", "b", "c"), ("c", "b", "s"), ("b", "s", "c")):
+            talks = {"s": await _talk(cluster)}
+            for name, base, up_to in (("b", "s", 3), ("c", "b", 4), ("d", "c", 5), ("low", "c", 2)):
+                talks[name] = await _fork(talks[base], name, up_to)
+                await talks[name].append(text=f"of {name}", start=None)
+            for name in order:
+                assert await talks[name].delete()
+                assert await talks["d"].texts() == ["1", "2", "3", "of b", "of c", "of d"]
+                assert await talks["low"].texts() == ["1", "2", "of low"]
+            for name in ("d", "low"):
+                assert await talks[name].delete()
+            assert await talks["s"].journals.list_journals(JournalFilter(), 10) == []
+            assert await _prune(talks["s"], entries=0) == 0
+            await talks["s"].provider.delete_instance([*talks], force=True)
+
+    async def test_retention_keeps_what_forks_have(self, cluster: Cluster) -> None:
+        """Entries of a base stay as long as a fork has them; a fork's own retention gives them up (contract:
+        JournalRetention).
+        """
+        talk = await _talk(cluster)
+        fork = await _fork(talk, "fork", 3)
+        await fork.append(text="own")
+        waker = await Waker.of(await cluster.worker("b"), "fork")
+        await waker.wake(entries=[output("6")])
+        assert await _prune(talk, size=12) == 0
+        assert await fork.texts() == ["1", "2", "3", "own", "6"]
+        assert await _prune(talk, entries=4) == 2
+        assert await fork.texts() == ["2", "3", "own", "6"]
+        assert (await fork.page()).first_seq == 2
+        assert await talk.numbers() == [2, 3, 4, 5]
+        assert await _prune(talk, entries=2) == 4
+        assert (await fork.numbers(), await talk.numbers()) == ([4, 5], [4, 5])
+        assert await _prune(talk, entries=0) == 4
+        assert (await fork.page()).first_seq == (await talk.page()).first_seq == 6
+        assert (await fork.append(text="next")).seq == 6
+
+    async def test_inputs_that_wait_in_a_fork_are_kept(self, cluster: Cluster) -> None:
+        """Inputs that the fork has from its base, and that no wake of it has processed (contract: JournalRetention)."""
+        talk = await _talk(cluster)
+        await talk.append(text="waits")
+        fork = await _fork(await _fork(talk, "between", 6), "fork", 6)
+        assert await _prune(talk, entries=0) > 0
+        assert await fork.texts() == await talk.texts() == ["waits"]
+
+    async def test_a_fork_is_as_old_as_itself(self, cluster: Cluster) -> None:
+        """What it continues is not removed from it before it has the age (contract: JournalRetention)."""
+        talk = await _talk(cluster)
+        await cluster.advance(100)
+        fork = await _fork(talk, "fork", 3)
+        assert await _prune(talk, age=50.0) == 0
+        assert await fork.numbers() == [1, 2, 3]
+        await cluster.advance(100)
+        await _prune(talk, age=50.0)
+        assert await fork.numbers() == await talk.numbers() == []
