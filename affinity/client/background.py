@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Final, Self, cast
+from typing import Final, Self
 
 import anyio
 
@@ -21,7 +21,6 @@ from affinity.errors import ClientError, ProviderError
 from affinity.limits import check_id
 from affinity.provider import open_provider
 from affinity.provider.contract import FINISHED, Hint, InstanceInfo, Provider
-from affinity.provider.contract.journal_side import JournalProvider
 
 logger = logging.getLogger("affinity.client")
 
@@ -249,7 +248,7 @@ class ClientBase:
         """The journals of this database, for the layers above: see `affinity.conversation`."""
         provider = self._provider
         if self._journals is None:
-            self._journals = Journals(cast(JournalProvider, provider), self._waker)
+            self._journals = Journals(provider, self._waker)
             self._tasks.start_soon(self._journals.run)
         return self._journals
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias
 
 from affinity.journal import (
     JournalFilter,
@@ -18,7 +18,6 @@ from affinity.journal import (
     StreamPart,
 )
 from affinity.limits import MAX_BATCH
-from affinity.provider.contract.journal_side import JournalProvider
 from affinity.worker.services import WorkerServices
 
 Read: TypeAlias = Callable[[Sequence[str], int], Awaitable[Sequence[PendingWork | None]]]
@@ -28,7 +27,7 @@ class WorkerJournals:
     """The `affinity.journal.JournalAccess` of a worker."""
 
     def __init__(self, services: WorkerServices) -> None:
-        self._provider = cast(JournalProvider, services.provider)
+        self._provider = services.provider
         self._retry = services.health.retry
         self._wakeups = services.wakeups
         self._pending = SharedReads(self._read_pending)

@@ -6,13 +6,11 @@ import asyncio
 import contextlib
 import random
 from dataclasses import dataclass, field
-from typing import cast
 
 import anyio
 
 from affinity.errors import ProviderError
 from affinity.provider.contract import Hint, Provider
-from affinity.provider.contract.journal_side import JournalProvider
 
 COALESCE_SECONDS = 0.003
 """Hints within this time are sent together: at most a few hundred notifications a second, under any load."""
@@ -167,7 +165,7 @@ class Wakeups:
             # Best effort: the poll finds the work anyway, and the other loops report the database's state.
             with contextlib.suppress(ProviderError):
                 if journals:
-                    await cast(JournalProvider, self._provider).notify_journals(journals)
+                    await self._provider.notify_journals(journals)
                 if hints or instances:
                     await self._provider.wake(hints, instances)
             await anyio.sleep(COALESCE_SECONDS)

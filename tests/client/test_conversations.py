@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import pytest
@@ -40,7 +40,6 @@ from affinity.errors import (
 )
 from affinity.journal import JournalWrite, NewEntry, NewRequest, StreamPart
 from affinity.provider.contract import Provider
-from affinity.provider.contract.journal_side import JournalProvider
 from tests.client.conftest import Puppet
 
 TYPES = EventTypes()
@@ -57,7 +56,7 @@ class Agent:
     """Plays the wakes of a conversation."""
 
     def __init__(self, provider: Provider, puppet: Puppet) -> None:
-        self.journals = cast(JournalProvider, provider)
+        self.journals = provider
         self.puppet = puppet
         self.wakes = 0
 

@@ -22,7 +22,6 @@ from affinity.errors import ConnectionLost, UnknownConversation, WaitTimeout
 from affinity.journal import JournalQuery
 from affinity.provider import open_provider
 from affinity.provider.contract import Provider
-from affinity.provider.contract.journal_side import JournalProvider
 from tests.conversation.crash_app import WORDS, Log, crash, fold
 from tests.crew import KILL_EVERY, PAUSE, Crew
 from tests.processes import open_workers
@@ -56,7 +55,7 @@ class LostReplies:
         return getattr(self._provider, name)
 
     async def append_journal(self, *arguments: Any) -> Any:
-        found = await cast(JournalProvider, self._provider).append_journal(*arguments)
+        found = await self._provider.append_journal(*arguments)
         if self._dice.random() < 0.1:
             self.lost += 1
             raise ConnectionLost("the reply was lost")

@@ -12,7 +12,6 @@ import pytest
 from psycopg import sql
 
 from affinity.provider.contract import Provider
-from affinity.provider.contract.journal_side import JournalProvider
 from affinity.provider.postgres.driver import connections
 from affinity.testing.conformance.providers import Harness, JournalConformance, ProviderConformance
 from affinity.testing.conformance.providers.cluster import Cluster
@@ -72,14 +71,9 @@ def test_no_rule_hides_another() -> None:
     assert [name for name in set(names) if names.count(name) > 1] == []
 
 
-OF_LINEAGE: Final = {"create_journals", "get_lineage"}
-"""Verbs of which PostgreSQL has none yet."""
-
-
 def test_every_verb_meets_every_fault() -> None:
     """Those of the contract, and those of the session store."""
-    sides = {*dir(Provider), *dir(JournalProvider)}
-    verbs = {name for name in sides if not name.startswith("_")} - {"dialect", "states", "aclose"} - OF_LINEAGE
+    verbs = {name for name in dir(Provider) if not name.startswith("_")} - {"dialect", "states", "aclose"}
     states = {f"{name}_state" for name in ("load", "save", "delete")} | {
         "list_states",
         "count_states",

@@ -2,14 +2,16 @@
 
 A provider stores opaque payloads and knows nothing of orchestrations or replay. It keeps the tables ``workers``,
 ``sessions``, ``instances``, ``suspensions``, ``history``, ``ended_executions``, ``orchestrator_queue``,
-``worker_queue``, ``session_moves``, ``session_states``, ``session_holds``, ``session_watches``, ``message_keys``,
-``quotas`` and ``timeline``, and promises what the conformance suite (`affinity.testing.conformance.providers`) asserts,
-no more and no less.
+``message_keys``, ``worker_queue``, ``session_moves``, ``session_states``, ``session_holds``, ``session_watches``,
+``journals``, ``journal_entries``, ``journal_requests``, ``journal_revisits``, ``journal_streams``,
+``journal_parents``, ``quotas`` and ``timeline``, and promises what the conformance suite
+(`affinity.testing.conformance.providers`) asserts, no more and no less.
 
-`Provider` is three protocols: `WorkerProvider` (worker_side.py), `ClientProvider` (client_side.py) and
-`AdministrationProvider` (administration.py); what all three have is `ProviderConnection` (connection.py). The records
-that they take and return are in modules by subject: workers, hints, work_items, sessions, instances, turns, retention,
-management. Import all of them from this package.
+`Provider` is four protocols: `WorkerProvider` (worker_side.py), `ClientProvider` (client_side.py), `JournalProvider`
+(journal_side.py) and `AdministrationProvider` (administration.py); what all four have is `ProviderConnection`
+(connection.py). The records that they take and return are in modules by subject: workers, hints, work_items, sessions,
+instances, turns, retention, management. Import all of them from this package; those of journals are in
+`affinity.journal`.
 
 Terms
     *alive worker*: its ``workers`` row has ``locked_until`` in the future.
@@ -88,6 +90,7 @@ from affinity.provider.contract.instances import (
     Resumption,
     Suspension,
 )
+from affinity.provider.contract.journal_side import JournalProvider, JournalWatch
 from affinity.provider.contract.management import (
     EVENT_HEAD,
     NO_QUOTAS,
@@ -194,6 +197,8 @@ __all__ = [
     "InstancePruning",
     "InstanceStatus",
     "InstanceUpdate",
+    "JournalProvider",
+    "JournalWatch",
     "KeyState",
     "MessageKey",
     "MessageReply",
@@ -252,5 +257,5 @@ __all__ = [
 ]
 
 
-class Provider(WorkerProvider, ClientProvider, AdministrationProvider, Protocol):
-    """A database in which workers and clients meet: all verbs of the three sides."""
+class Provider(WorkerProvider, ClientProvider, JournalProvider, AdministrationProvider, Protocol):
+    """A database in which workers and clients meet: all verbs of the four sides."""

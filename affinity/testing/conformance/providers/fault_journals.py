@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from affinity.journal import (
     Appended,
+    Born,
     JournalFilter,
     JournalQuery,
     JournalRetention,
@@ -19,6 +20,7 @@ from affinity.provider.contract import Provider
 from affinity.testing.conformance.providers.builders import payloads
 from affinity.testing.conformance.providers.fault_fixtures import Attempt, FaultFixtures, once, returns, same
 from affinity.testing.conformance.providers.journal_driver import Conversation, Waker, journals, new_input, output
+from affinity.testing.conformance.providers.lineage import birth_of
 
 
 async def append_journal(fixtures: FaultFixtures) -> Attempt:
@@ -85,6 +87,24 @@ async def prune_journals(fixtures: FaultFixtures) -> Attempt:
     return once(2, 0, lambda: journals(fixtures.provider).prune_journals(keep, limit=10), then)
 
 
+async def create_journals(fixtures: FaultFixtures) -> Attempt:
+    """A fork, with its instance, once."""
+    talk = await _conversation(fixtures)
+    birth = birth_of(fixtures.name("d"), (await talk.page()).journal_id)
+    attempt = Attempt(lambda: journals(fixtures.provider).create_journals([birth]))
+
+    async def check(found: Sequence[Born]) -> None:
+        assert found[0].outcome == "created" or (attempt.unknown and found[0].outcome == "repeated")
+        fork = Conversation(talk.provider, birth.session_id)
+        assert (await fork.numbers(), (await fork.page()).journal_id) == ([1, 2, 3], found[0].journal_id)
+        assert payloads(await fixtures.taken(birth.session_id)) == ["start"]
+        for name in (birth.session_id, talk.session_id):
+            await _remove(fixtures, name)
+
+    attempt.check = check
+    return attempt
+
+
 async def watch_journals(fixtures: FaultFixtures) -> Attempt:
     async def subscribe() -> None:
         async with journals(fixtures.provider).watch_journals() as watch:
@@ -148,6 +168,7 @@ _READS: Final[dict[str, Callable[[Provider, str], Awaitable[Any]]]] = {
     ),
     "list_journals": lambda provider, _: journals(provider).list_journals(JournalFilter(), 10),
     "get_journal_requests": lambda provider, name: journals(provider).get_journal_requests([name, "none"]),
+    "get_lineage": lambda provider, name: journals(provider).get_lineage(name),
     "get_journal_revisits": lambda provider, name: journals(provider).get_journal_revisits([name, "none"]),
 }
 
@@ -167,6 +188,7 @@ def _reading(read: Callable[[Provider, str], Awaitable[Any]]) -> Callable[[Fault
 
 JOURNAL_VERBS: Final = {
     "append_journal": append_journal,
+    "create_journals": create_journals,
     "write_stream": write_stream,
     "retract_stream": retract_stream,
     "delete_journal": delete_journal,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from affinity.journal import (
     SEQ_MARK,
@@ -35,7 +35,7 @@ MANY: Final = 1_000
 
 def journals(provider: Provider) -> JournalProvider:
     """The verbs on journals."""
-    return cast("JournalProvider", provider)
+    return provider
 
 
 def new_start(session_id: str = "s", **fields: Any) -> JournalStart:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -116,7 +116,7 @@ class LineageRules(Rules):
     @pytest.fixture
     async def journals(self, cluster: Cluster) -> Journals:
         """Of the test's database."""
-        return Journals(cast("JournalProvider", (await cluster.enqueuer()).provider))
+        return Journals((await cluster.enqueuer()).provider)
 
     async def test_a_fork_continues_its_base(self, journals: Journals) -> None:
         """A fork has the entries of its base up to a number, under their numbers, and its own behind them; neither sees
