@@ -82,6 +82,22 @@ def test_interrupt_terminate_and_delete(url: str) -> None:
     assert "there is none" in refused(FAILED, "conversation", "show", "c5", "--url", url)
 
 
+def test_a_fork_goes_on_from_an_entry_and_knows_its_origin(url: str) -> None:
+    reply = ask(url, "c9", "hello")
+    ask(url, "c9", "more")
+    told(url, "fork", "c9", "c9-b", "--at", str(reply["seq"] + 4))
+    assert ask(url, "c9-b", "other")["text"] == "you said 'other'"
+    said = succeed("conversation", "events", "c9-b", "--kind", "user.message", "--json", "--url", url).splitlines()
+    assert [json.loads(line)["event"]["content"] for line in said] == ["hello", "other"]
+    family = told(url, "ancestors", "c9-b")
+    assert [(each["conversation_id"], each["lineage"]) for each in family] == [("c9-b", "fork"), ("c9", None)]
+    told(url, "fork", "c9", "c9-c", "--detach")
+    assert [each["conversation_id"] for each in told(url, "ancestors", "c9-c")] == ["c9-c"]
+    assert "fork" in succeed("conversation", "ancestors", "c9-b", "--url", url)
+    ask(url, "c9-a", "another one")
+    assert "in use" in refused(FAILED, "conversation", "fork", "c9", "c9-a", "--url", url)
+
+
 def test_events_of_any_kind_can_be_sent(url: str) -> None:
     event = '{"kind": "user.rated", "stars": 5}'
     seq = told(url, "send", "c6", "--event", event, "--kind", "chat")["seq"]

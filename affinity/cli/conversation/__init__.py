@@ -5,6 +5,7 @@ command     the group
 opening     the handle of a conversation whose kind the journal tells
 show        what a conversation is and what happened in it
 send        what is sent to it
+lineage     where it comes from
 ==========  ==============================================================
 """
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from affinity.cli.conversation import send, show
+from affinity.cli.conversation import lineage, send, show
 from affinity.cli.shell import keep_examples
 
 
@@ -31,6 +31,7 @@ def conversation() -> None:
       affinity conversation answer chat-7 1.4.1 --allow       # let the agent use a tool
       affinity conversation interrupt chat-7 --cancel         # stop what it does now
       affinity conversation trace chat-7                      # the last wake: spans, times, errors
+      affinity conversation fork chat-7 what-if --at 12       # try something else from there
     """
 
 
@@ -47,5 +48,7 @@ for command in (
     send.resume,
     send.terminate,
     send.delete,
+    lineage.fork,
+    lineage.ancestors,
 ):
     conversation.add_command(command)
