@@ -433,6 +433,10 @@ class JournalAccess(Protocol):
         """The pending revisits of a session, by due time."""
         ...
 
+    async def lineage(self, session_id: str) -> Sequence[JournalLineage]:
+        """A journal and its ancestors, nearest first; empty: there is none."""
+        ...
+
     async def write_stream(self, parts: Sequence[StreamPart]) -> None:
         """Add provisional parts; not repeated."""
         ...

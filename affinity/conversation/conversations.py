@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, Final, TypeAlias, TypeVar, cast, overload
 
 from affinity.client import Client
-from affinity.conversation.events import EventTypes, JournalEvent
+from affinity.conversation.events import EventTypes, JournalEntry, JournalEvent
+from affinity.conversation.home import HomedScope
 from affinity.conversation.kinds import ConversationKind, ConversationLimits, seconds_of
 from affinity.conversation.program import Program, Start, WakeTask
 from affinity.conversation.running import WakeRunner
@@ -19,9 +19,11 @@ from affinity.errors import InvalidApp, InvalidOptions
 from affinity.journal import PendingWork
 from affinity.limits import MAX_CYCLES, check_id, check_integer
 from affinity.orchestration import ActivityContext, App, OrchestrationContext, RetryPolicy
-from affinity.session import Sessions
+from affinity.records import SessionState
+from affinity.session import OpenSession, Sessions
 
 S = TypeVar("S")
+Rebuild: TypeAlias = Callable[[Sequence[JournalEntry]], S | Awaitable[S]]
 Handler: TypeAlias = Callable[[Wake, S], Awaitable[None]]
 
 DEFAULT_CYCLES: Final = 10
@@ -53,6 +55,7 @@ class Conversations(Sessions[S]):
         events: Iterable[type[JournalEvent]] = (),
         limits: ConversationLimits | None = None,
         readable: Iterable[str] = (),
+        rebuild: Rebuild[S] | None = None,
         **options: Any,
     ) -> None:
         """Define the conversations of one kind.
@@ -63,6 +66,8 @@ class Conversations(Sessions[S]):
             events: kinds of events beside the built-in ones.
             limits: bounds; see `ConversationLimits`.
             readable: other kinds of conversations that tools may read (`Wake.read`).
+            rebuild: returns the state that entries lead to, oldest first, for a fork from an earlier entry, and for a
+                summary; it may be async. Without it these begin with an initial state.
             options: all others are those of `Sessions`. ``store`` and ``auto_save`` are not among them: the state
                 commits with the journal.
 
@@ -81,6 +86,7 @@ class Conversations(Sessions[S]):
             name=self.kind, types=EventTypes(events), limits=limits if limits is not None else ConversationLimits()
         )
         self._app: App | None = None
+        self._rebuild = rebuild
 
     @overload
     def on_wake(self, handler: Handler[S], /) -> Handler[S]: ...
@@ -145,11 +151,39 @@ class Conversations(Sessions[S]):
 
     def connect(self, client: Client, conversation_id: str) -> Talk:
         """The handle of a conversation; see `Client.conversation`."""
-        return Talk(client, self.spec, conversation_id)
+        return Talk(client, self.spec, conversation_id, self)
 
-    def open_state(self, ctx: ActivityContext, work: PendingWork) -> AbstractAsyncContextManager[S]:
+    def open_state(self, ctx: ActivityContext, work: PendingWork) -> OpenSession[S]:
         """The state of the conversation, for a wake."""
-        return self.open(ctx, parent=work.parent)
+        if work.home is None:
+            return self.open(ctx, parent=work.parent)
+        epoch = max(ctx.session_epoch or 0, work.epoch)
+        return self.open(HomedScope(ctx, ctx.instance_id, epoch), parent=work.parent)
+
+    @property
+    def can_rebuild(self) -> bool:
+        """Whether the application has given ``rebuild``."""
+        return self._rebuild is not None
+
+    async def rebuilt(self, conversation_id: str, entries: Sequence[JournalEntry]) -> SessionState | None:
+        """The state that these entries lead to, as it is stored; None without ``rebuild``.
+
+        Raises:
+            NotSerializable, PayloadTooLarge: it cannot be stored.
+        """
+        if self._rebuild is None:
+            return None
+        state = self._rebuild(entries)
+        return await self.encoded(conversation_id, await state if inspect.isawaitable(state) else state)
+
+    async def encoded(self, conversation_id: str, state: S) -> SessionState | None:
+        """A state of a new conversation, as it is stored.
+
+        Raises:
+            NotSerializable, PayloadTooLarge: it cannot be stored.
+        """
+        encoded = await self._schema.encode(self._schema.new(conversation_id, state))
+        return None if encoded is None else encoded.new
 
     def functions(self) -> App:
         """The orchestration and the activity of these conversations; for `App.include`.

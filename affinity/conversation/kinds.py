@@ -80,9 +80,12 @@ class ConversationKind:
         """Name of the activity that runs a wake."""
         return f"{self.name}.wake"
 
-    def start(self, parent: str | None = None) -> JournalStart:
-        """What creates a conversation with its first input; ``parent``: the conversation whose wake creates it."""
-        given = to_json({"salt": secrets.token_hex(6)}).decode()
+    def start(self, parent: str | None = None, home: str | None = None) -> JournalStart:
+        """What creates a conversation with its first input; ``parent``: the conversation whose wake creates it;
+        ``home``: the session on whose lease its wakes run.
+        """
+        salt = {"salt": secrets.token_hex(6)}
+        given = to_json(salt if home is None else {**salt, "home": home}).decode()
         started = OrchestrationStarted(name=self.orchestration, version="", input=given)
         message = encode_message(ANY_EXECUTION, started)
         return JournalStart(name=self.orchestration, start=message, birth=secrets.token_hex(8), parent=parent)

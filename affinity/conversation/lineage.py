@@ -285,6 +285,7 @@ class BirthPlanner:
         lineage: LineageKind,
         operator: str | None,
         extras: Mapping[str, JsonValue],
+        home: str | None,
         **fields: Any,
     ) -> JournalBirth:
         try:
@@ -294,7 +295,8 @@ class BirthPlanner:
         return JournalBirth(
             session_id=check_id(new_id, "conversation id"),
             kind=self._kind.name,
-            start=self._kind.start(),
+            start=self._kind.start(home=home),
+            home=home,
             message=WAKE_MESSAGE,
             lineage=lineage,
             operator=lineage if operator is None else check_id(operator, "operator"),

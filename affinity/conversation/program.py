@@ -71,6 +71,7 @@ class WakeOutcome(TypedDict):
     more: NotRequired[bool]  # inputs are left
     next_due: NotRequired[float]  # seconds until a revisit is due, or a request expires
     delegations: NotRequired[list[Delegation]]
+    home: NotRequired[str]  # the wake is to run on this session's lease
     attempt: NotRequired[int]  # of the wake; of one that failed
     read: NotRequired[int]  # number of the last input that it was given; of one that failed
     retry_after: NotRequired[float]  # of one that failed: seconds; without it, it failed for good
@@ -268,6 +269,8 @@ class Program:
         self.next_due = outcome.get("next_due")
         self.delegations = outcome.get("delegations", self.delegations)
         self.is_failed = False
+        if "home" in outcome:
+            self.start["home"] = outcome["home"]
         if outcome["outcome"] == "done":
             self.cancelled = None
         # A signal that came while the wake ran may be of an input that it has processed.

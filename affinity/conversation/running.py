@@ -14,7 +14,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
@@ -36,6 +35,7 @@ from affinity.conversation.events import (
     meta_of,
 )
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind, interrupt_message, terminate_message
+from affinity.conversation.lineage import BirthPlanner
 from affinity.conversation.program import Delegation, Failure, WakeOutcome, WakeTask
 from affinity.conversation.stream import Streams, StreamWriter
 from affinity.conversation.trace import WAKE_SPAN, Trace, error_of, root_span
@@ -43,9 +43,11 @@ from affinity.conversation.views import request_of, revisit_of
 from affinity.conversation.wake import Wake, WakeInputs, WakeParts
 from affinity.conversation.writing import WakeWriting
 from affinity.errors import InvalidOptions, SessionRecordTooNew, SessionWriteConflict
-from affinity.journal import JournalAccess, JournalAppend, JournalFilter, NewEntry, PendingWork
+from affinity.journal import HomeLease, JournalAccess, JournalAppend, JournalFilter, NewEntry, PendingWork
 from affinity.limits import MAX_PAGE
 from affinity.orchestration import ActivityContext, RetryPolicy
+from affinity.records import SessionState
+from affinity.session import OpenSession
 
 S = TypeVar("S")
 
@@ -84,11 +86,24 @@ class Runnable(Protocol[S]):
         """Other kinds that tools may read."""
         ...
 
+    @property
+    def can_rebuild(self) -> bool:
+        """See `LineageState`."""
+        ...
+
+    async def rebuilt(self, conversation_id: str, entries: Sequence[JournalEntry]) -> SessionState | None:
+        """See `LineageState`."""
+        ...
+
+    async def encoded(self, conversation_id: str, state: Any) -> SessionState | None:
+        """See `LineageState`."""
+        ...
+
     def handler(self) -> Callable[[Wake, S], Awaitable[None]]:
         """What runs."""
         ...
 
-    def open_state(self, ctx: ActivityContext, work: PendingWork) -> AbstractAsyncContextManager[S]:
+    def open_state(self, ctx: ActivityContext, work: PendingWork) -> OpenSession[S]:
         """The state of the conversation, for the run."""
         ...
 
@@ -113,6 +128,9 @@ class WakeRunner(Generic[S]):
         work = await ctx.journals.get_pending(ctx.instance_id, self._conversations.spec.limits.inputs)
         if work is None or (work.closed and "terminated" not in task):
             return WakeOutcome(outcome="nothing", processed=0 if work is None else work.processed)
+        is_ordinary = "terminated" not in task and "failed" not in task
+        if work.home not in {None, ctx.session_id} and is_ordinary:  # its instance was created again
+            return WakeOutcome(outcome="nothing", processed=work.processed, more=True, home=work.home or "")
         attempt = _Attempt(self._conversations, ctx, ctx.journals, task, work, read_at, self._streams_of(ctx.journals))
         return await attempt.run()
 
@@ -156,7 +174,14 @@ class _Attempt(Generic[S]):
             journals=self.journals,
             max_entries=self.spec.limits.entries,
             processed=self.work.processed,
+            home=self._lease(),
         )
+
+    def _lease(self) -> HomeLease | None:
+        """That of the conversation's home, if the wake runs on it."""
+        if self.work.home is None or self.work.home != self.ctx.session_id:
+            return None
+        return HomeLease(self.work.home, self.ctx.session_epoch or 0)
 
     @property
     def read(self) -> int:
@@ -209,7 +234,8 @@ class _Attempt(Generic[S]):
         senders = [each.trace for each in self.metas if each.trace is not None]
         async with asyncio.timeout(self.conversations.wake_timeout):
             with root_span(self.trace.name, about, senders):
-                async with self.conversations.open_state(self.ctx, self.work) as state:
+                self.parts.opening = opening = self.conversations.open_state(self.ctx, self.work)
+                async with opening as state:
                     await self.conversations.handler()(wake, state)
         return wake
 
@@ -231,6 +257,7 @@ class _Attempt(Generic[S]):
             stream=stream,
             trace=self.trace,
             journals=self.journals,
+            lineage=BirthPlanner(self.spec, self.journals, self.conversations, in_wake=True),
         )
         return self.parts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -25,23 +25,27 @@ from affinity.conversation.events import (
     check_output,
 )
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind, seconds_of
+from affinity.conversation.lineage import Ancestor, BirthPlanner, Summarise
 from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader
 from affinity.conversation.stream import StreamWriter
 from affinity.conversation.trace import Trace, current_span, inside, part_span, traceparent
 from affinity.conversation.views import PendingRequest, PendingRevisit
 from affinity.conversation.writing import WakeWriting
 from affinity.errors import (
+    ConversationExists,
     ConversationKindMismatch,
     ConversationTerminated,
     InvalidInput,
     InvalidOptions,
     NotAParent,
     NotSerializable,
+    SessionError,
     UnknownConversation,
 )
 from affinity.journal import (
     JournalAccess,
     JournalAppend,
+    JournalBirth,
     JournalFilter,
     JournalPage,
     JournalQuery,
@@ -59,8 +63,10 @@ from affinity.limits import (
     check_payload,
 )
 from affinity.orchestration import ActivityContext
+from affinity.session import OpenSession, Resource
 
 R = TypeVar("R", bound=RequestEvent)
+T = TypeVar("T")
 
 _PRIORITIES: Final = {"low": -10, "normal": 0, "high": 10}
 MAX_PRIORITY: Final = 1_000
@@ -119,7 +125,10 @@ class WakeParts:
     stream: StreamWriter
     trace: Trace
     journals: JournalAccess
+    lineage: BirthPlanner
     finish: Finish = field(default_factory=Finish)
+    opening: OpenSession[Any] | None = None
+    """Of the state, while the handler runs."""
 
 
 class Wake:
@@ -244,6 +253,31 @@ class Wake:
     def _note(self, event: JournalEvent) -> None:
         if len(self._writing.entries) < MAX_WAKE_ENTRIES:
             self._parts.trace.entries.append(self._writing.note(event))
+
+    # -- resources
+
+    async def resource(self, resource: Resource[T], /) -> T:
+        """A resource of this conversation's session, or of its home: see `OpenSession.resource`.
+
+        Raises:
+            ResourceClosed: `close_resource` has closed it.
+            SessionError: the handler has ended.
+            Exception: what its ``open`` raised.
+        """
+        return await self._opening().resource(resource)
+
+    async def close_resource(self, resource: Resource[Any], /) -> None:
+        """End this conversation's use of a resource; see `OpenSession.close_resource`.
+
+        Raises:
+            SessionError: the handler has ended.
+        """
+        await self._opening().close_resource(resource)
+
+    def _opening(self) -> OpenSession[Any]:
+        if self._parts.opening is None:
+            raise SessionError("a wake has resources while its handler runs")
+        return self._parts.opening
 
     # -- requests
 
@@ -394,6 +428,112 @@ class Wake:
             raise NotAParent(child_id, f"it is no child of {self.conversation_id!r}")
         if page.closed:
             raise ConversationTerminated(child_id, "it was terminated, and takes no more events")
+
+    # -- lineage
+
+    async def fork(
+        self,
+        new_id: str,
+        *,
+        at: int | None = None,
+        operator: str | None = None,
+        extras: Mapping[str, JsonValue] | None = None,
+        beside: bool | None = None,
+    ) -> None:
+        """Make a conversation that goes on from an entry of this one, with the wake's commit; see `Talk.fork`. Without
+        ``at`` it has all that this wake appends, and its state.
+
+        Raises:
+            ConversationExists: the new id is that of another conversation.
+            UnknownEntry: this conversation has no such entry, or it is not kept.
+            InvalidInput: an argument is refused.
+        """
+        birth = await self._parts.lineage.fork(
+            self.conversation_id, new_id, at=at, lineage="fork", operator=operator, extras=extras, beside=beside
+        )
+        await self._bear(birth)
+
+    async def detach(
+        self,
+        new_id: str,
+        *,
+        at: int | None = None,
+        operator: str | None = None,
+        extras: Mapping[str, JsonValue] | None = None,
+        beside: bool | None = None,
+    ) -> None:
+        """Make a conversation with the content of this one and without parents; as `fork`."""
+        birth = await self._parts.lineage.fork(
+            self.conversation_id, new_id, at=at, lineage="detach", operator=operator, extras=extras, beside=beside
+        )
+        await self._bear(birth)
+
+    async def merge(
+        self,
+        left: str,
+        right: str,
+        *,
+        into: str,
+        state: Any = None,
+        keep: Literal["left", "right"] | None = None,
+        operator: str | None = None,
+        extras: Mapping[str, JsonValue] | None = None,
+    ) -> None:
+        """Make a conversation of two of this kind, with the wake's commit: the entries of the left one, then those of
+        the right one that the left one does not have; see `Talk.merge`.
+
+        Raises:
+            UnknownConversation, ConversationKindMismatch: there is none with this id, or of this kind.
+            InvalidOptions: the sides use different resources, and ``keep`` does not say which to keep.
+            ConversationExists, InvalidInput: as `fork`.
+        """
+        birth = await self._parts.lineage.merge(
+            left, right, into, state=state, keep=keep, operator=operator, extras=extras
+        )
+        await self._bear(birth)
+
+    async def compress(
+        self,
+        *,
+        into: str,
+        summarise: Summarise,
+        state: Any = None,
+        operator: str | None = None,
+        extras: Mapping[str, JsonValue] | None = None,
+        beside: bool | None = None,
+    ) -> None:
+        """Make a conversation whose only entry is a summary of this one, as committed, with the wake's commit; see
+        `Talk.compress`.
+
+        Raises:
+            InvalidInput: ``summarise`` returned no text and no message.
+            ConversationExists: as `fork`.
+        """
+        birth = await self._parts.lineage.compress(
+            self.conversation_id,
+            into,
+            summarise=summarise,
+            state=state,
+            operator=operator,
+            extras=extras,
+            beside=beside,
+        )
+        await self._bear(birth)
+
+    async def ancestors(self) -> Sequence[Ancestor]:
+        """This conversation, then those that it was made from, nearest first."""
+        return await self._parts.lineage.ancestors(self.conversation_id)
+
+    async def total_usage(self) -> dict[str, int]:
+        """The sum of ``usage`` of all that is committed, as `Talk.usage`, and of this wake."""
+        committed = await self._parts.lineage.usage(self.conversation_id)
+        return {name: committed.get(name, 0) + self._usage.get(name, 0) for name in {**committed, **self._usage}}
+
+    async def _bear(self, birth: JournalBirth) -> None:
+        taken = await self._parts.journals.lineage(birth.session_id)
+        if taken or any(each.session_id == birth.session_id for each in self._writing.births):
+            raise ConversationExists(birth.session_id, "its id is in use")
+        self._writing.births.append(birth)
 
     # -- reading
 

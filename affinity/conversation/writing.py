@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from affinity.conversation.events import EventTypes, JournalEvent
 from affinity.errors import InvalidInput
 from affinity.journal import (
+    HomeLease,
     JournalAccess,
     JournalAppend,
+    JournalBirth,
     JournalWrite,
     NewEntry,
     NewRequest,
@@ -38,6 +40,8 @@ class WakeWriting:
     ended_requests: list[str] = field(default_factory=list)
     ended_revisits: list[str] = field(default_factory=list)
     appends: list[JournalAppend] = field(default_factory=list)
+    births: list[JournalBirth] = field(default_factory=list)
+    home: HomeLease | None = None
     _write: JournalWrite | None = None
 
     def append(self, event: JournalEvent) -> None:
@@ -59,7 +63,7 @@ class WakeWriting:
     def discard(self, keep: Sequence[NewEntry]) -> None:
         """Drop all additions but these entries: the handler has failed."""
         self.entries = list(keep)
-        for each in (self.requests, self.revisits, self.ended_requests, self.ended_revisits, self.appends):
+        for each in (self.requests, self.revisits, self.ended_requests, self.ended_revisits, self.appends, self.births):
             each.clear()
         self.processed = self.work.processed
 
@@ -77,6 +81,8 @@ class WakeWriting:
             ended_requests=self.ended_requests,
             ended_revisits=self.ended_revisits,
             appends=self.appends,
+            births=self.births,
+            home=self.home,
             clear_stream=True,
             attempt=self.attempt,
         )

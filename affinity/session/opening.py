@@ -228,7 +228,7 @@ class _Opening(Generic[S]):
 
     async def _resource(self, resource: Resource[T]) -> T:
         cached = self._opened()[1]
-        return await cached.resources.get(resource, cached.session_id)
+        return await cached.resources.get(resource, cached.session_id if cached.home is None else cached.home[0])
 
     async def _close_resource(self, resource: Resource[Any]) -> None:
         await self._opened()[1].resources.close(resource)

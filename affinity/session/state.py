@@ -99,6 +99,7 @@ class CachedState(CacheEntry[S]):
             return None
         successor = type(self)(self.session_id, self.epoch)
         successor.resources, self.resources = self.resources, HeldResources()
+        successor.home = self.home
         return successor
 
 
@@ -148,6 +149,14 @@ class StateSchema(Generic[S]):
                 metadata=_normalize_metadata(record.metadata),
             )
         cached.metadata = cached.record.metadata
+
+    def new(self, session_id: str, state: S) -> CachedState[S]:
+        """A state of a session that has no record."""
+        cached = CachedState[S](session_id, epoch=0)
+        cached.state = state
+        cached.record = RecordVersion(metadata=SessionMetadata(kind=self.kind))
+        cached.metadata = cached.record.metadata
+        return cached
 
     async def restore(
         self, cached: CachedState[S], store: SessionStore | None, encoded: SessionState, record: RecordVersion

@@ -105,6 +105,7 @@ class CacheEntry(Generic[S]):
         self.bytes = 0
         self.is_retired = self.is_disposing = False
         self.is_kept = False  # while it is retired: its successor follows it
+        self.home: tuple[str, int] | None = None  # the session, and its epoch, on whose lease it is; None: its own
         self.hydration = SharedCall()
         self.unused = anyio.Event()  # set when it is retired and unpinned
         self.gone = anyio.Event()  # set when it is no longer in the cache
@@ -179,6 +180,8 @@ class StateCache(Generic[E]):
         self._current: dict[str, E] = {}
         self._current_bytes = 0
         self._retired: dict[str, E] = {}
+        self.has_homes = False
+        """An entry has been on the lease of another session."""
         self.hydrates: deque[Hydrate] = deque(maxlen=MAX_HYDRATES)
         """Those that no worker has taken."""
         self._counts = {"hits": 0, "misses": 0, "hydrations": 0, "evictions": 0, "losses": 0, "conflicts": 0}
@@ -340,11 +343,23 @@ class StateCache(Generic[E]):
             self._counts[count] += 1
 
     async def lost(self, session_id: str, epoch: int | None) -> None:
-        """Dispose the session's entry if it is of this epoch or an older one (None: of any epoch)."""
+        """Dispose the session's entry, and those on its lease, if they are of this epoch or an older one (None: of any
+        epoch).
+        """
         entry = self.entry_of(session_id)
-        if entry is not None and (epoch is None or entry.epoch <= epoch):
+        if entry is not None and entry.home is None and (epoch is None or entry.epoch <= epoch):
             self.retire(entry, "losses")
+        for beside in self.beside(session_id):
+            if epoch is None or (beside.home is not None and beside.home[1] <= epoch):
+                self.retire(beside, "losses")
         await self.dispose_retired()
+
+    def beside(self, session_id: str) -> list[E]:
+        """The entries of other sessions that are on this one's lease."""
+        if not self.has_homes:
+            return []
+        entries = [*self._current.values(), *self._retired.values()]
+        return [entry for entry in entries if entry.home is not None and entry.home[0] == session_id]
 
     async def lost_all(self) -> None:
         """Dispose all entries, concurrently."""
@@ -412,7 +427,7 @@ class CacheLeaseListener(Generic[E]):
         """Whether the worker may offer the session to another one while it is idle: any session if the object is
         ``movable``, else one without a state in memory.
         """
-        return self._movable or session_id not in self._cache
+        return self._movable or (session_id not in self._cache and not self._cache.beside(session_id))
 
     async def lost(self, session_id: str, epoch: int | None = None) -> None:
         """Dispose the state of a session whose lease, up to ``epoch`` (None: any), has ended.

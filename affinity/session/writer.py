@@ -200,6 +200,8 @@ class SessionWriter(Generic[S]):
 
     async def _hydrate(self, overrides: Mapping[str, Any], cached: CachedState[S]) -> None:
         """From what is staged, if a later block has failed; else from the store."""
+        cached.home = getattr(self._ctx, "home", None)
+        self._cache.has_homes |= cached.home is not None
         if self._staged is not None and self._base is not None:
             await self._schema.restore(cached, self.store, self._staged.new, self._base)
         else:

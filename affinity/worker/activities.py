@@ -354,7 +354,7 @@ class ActivityRunner:
 
     def _handle_failure(self, running: _Running, task: ActivityTask, error: BaseException) -> None:
         item = running.item
-        if isinstance(error, SessionWriteConflict) and error.session_id == item.session_id:
+        if isinstance(error, SessionWriteConflict) and error.session_id in {item.session_id, item.lock.key.instance_id}:
             logger.warning("activity %s of %s: %s; running it again", item.name, item.lock.key.instance_id, error)
             self._observe(item.name, "retried")
             self._end(item)

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 from affinity.journal import (
     JournalFilter,
     JournalInfo,
+    JournalLineage,
     JournalPage,
     JournalQuery,
     JournalWrite,
@@ -52,6 +53,10 @@ class WorkerJournals:
         """The pending revisits of a session."""
         (revisits,) = await self._retry(partial(self._provider.get_journal_revisits, [session_id]))
         return revisits
+
+    async def lineage(self, session_id: str) -> Sequence[JournalLineage]:
+        """A journal and its ancestors."""
+        return await self._retry(partial(self._provider.get_lineage, session_id))
 
     async def write_stream(self, parts: Sequence[StreamPart]) -> None:
         """Add provisional parts."""

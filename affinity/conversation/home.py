@@ -1,0 +1,63 @@
+"""The scope of a wake that runs on the lease of another session, its home."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from affinity.orchestration import ActivityContext
+from affinity.records import Participant, SessionStore
+
+
+@dataclass(frozen=True, slots=True)
+class HomedScope:
+    """An activity's scope, for the state of a session that is not the one that it runs on.
+
+    ``session_epoch`` is the greater one of two epochs: that of the lease, and that of the session's own row, which
+    changes when its record is written without a lease. All epochs come from one sequence. So it changes with either,
+    and a state of an earlier one is hydrated again. The commit compares both: that of the session's own row with the
+    state, and that of the lease with the journal (`affinity.journal.HomeLease`).
+    """
+
+    ctx: ActivityContext
+    session_id: str
+    session_epoch: int
+
+    @property
+    def home(self) -> tuple[str, int]:
+        """The session on whose lease it runs, and that one's epoch."""
+        return self.ctx.session_id or "", self.ctx.session_epoch or 0
+
+    @property
+    def instance_id(self) -> str:
+        """As the activity's."""
+        return self.ctx.instance_id
+
+    @property
+    def execution_id(self) -> int:
+        """As the activity's."""
+        return self.ctx.execution_id
+
+    @property
+    def activity_id(self) -> int:
+        """As the activity's."""
+        return self.ctx.activity_id
+
+    @property
+    def session_store(self) -> SessionStore | None:
+        """As the activity's."""
+        return self.ctx.session_store
+
+    @property
+    def session_listeners(self) -> Collection[object] | None:
+        """As the activity's."""
+        return self.ctx.session_listeners
+
+    @property
+    def error(self) -> BaseException | None:
+        """As the activity's."""
+        return self.ctx.error
+
+    def enlist(self, participant: Participant, /) -> None:
+        """As the activity's."""
+        self.ctx.enlist(participant)

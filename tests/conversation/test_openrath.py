@@ -1,0 +1,615 @@
+"""The document *OpenRath: Session*: one test for each sentence that says what happens to a session, its lineage and its
+sandbox, and one for each defect of the original that must not come back.
+
+A *session* of the document is a conversation here, its *chunks* are the entries of the journal, its *sandbox* is a
+`Resource`. What it says about the loop is in test_loop.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+import affinity
+from affinity import AgentMessage, JournalEntry, UserMessage
+from affinity.errors import (
+    ConversationExists,
+    ConversationKindMismatch,
+    InvalidInput,
+    InvalidOptions,
+    ResourceClosed,
+    UnknownConversation,
+    UnknownEntry,
+)
+from tests.conversation.application import Chat, Stage, make, stage, until
+
+pytestmark = pytest.mark.anyio
+
+LONG = 60.0
+
+
+def words(entries: Sequence[JournalEntry]) -> list[str]:
+    """The texts of messages, in order."""
+    return [entry.event.text for entry in entries if isinstance(entry.event, UserMessage | AgentMessage)]
+
+
+async def texts(talk: affinity.Talk) -> list[str]:
+    """Of all messages of a conversation."""
+    return words(await talk.history(limit=1000))
+
+
+def rebuild(entries: Sequence[JournalEntry]) -> Chat:
+    """The fold that the handler `echo` computes."""
+    heard = [entry.event.text for entry in entries if isinstance(entry.event, UserMessage)]
+    return Chat(heard=heard, wakes=sum(entry.kind == "span.started" for entry in entries))
+
+
+async def say(talk: affinity.Talk, text: str) -> str:
+    """A message and its answer."""
+    return (await talk.ask(UserMessage(text), timeout=LONG)).text
+
+
+@pytest.fixture
+async def idle(url: str) -> Any:
+    """A client, and no worker: inputs stay where they are."""
+    async with stage(url, workers=0) as found:
+        yield found
+
+
+# --- create -----------------------------------------------------------------------------------------------------------
+
+
+async def test_create_has_one_row_no_parents_and_no_sandbox(idle: Stage) -> None:
+    talk = idle.talk("a")
+    await talk.send(UserMessage("List files."))
+    assert await texts(talk) == ["List files."]
+    (itself,) = await talk.ancestors()
+    assert (itself.conversation_id, itself.lineage, list(itself.parents), itself.home) == ("a", None, [], None)
+
+
+async def test_rows_are_ordered_and_have_kinds(url: str) -> None:
+    async with stage(url) as found:
+        talk = found.talk("a")
+        await say(talk, "one")
+        entries = await talk.history()
+    assert [entry.seq for entry in entries] == list(range(1, len(entries) + 1))
+    assert [entry.kind for entry in entries if entry.kind.endswith("message")] == ["user.message", "agent.message"]
+
+
+# --- fork -------------------------------------------------------------------------------------------------------------
+
+
+async def test_fork_copies_the_rows(idle: Stage) -> None:
+    talk = idle.talk("a")
+    await talk.send(UserMessage("one"))
+    fork = await talk.fork("b")
+    assert await texts(fork) == ["one"]
+    await fork.send(UserMessage("two"))
+    await talk.send(UserMessage("other"))
+    assert await texts(fork) == ["one", "two"]
+    assert await texts(talk) == ["one", "other"]
+
+
+async def test_fork_points_to_its_source(idle: Stage) -> None:
+    talk = idle.talk("a")
+    await talk.send(UserMessage("one"))
+    fork = await talk.fork("b", operator="try twice", extras={"why": "budget"})
+    itself, source = await fork.ancestors()
+    assert (itself.lineage, itself.operator, itself.extras) == ("fork", "try twice", {"why": "budget"})
+    assert list(itself.parents) == [source.journal_id]
+    assert (source.conversation_id, itself.distance, source.distance, itself.at) == ("a", 0, 1, 1)
+
+
+async def test_two_paths_start_from_one_state(url: str) -> None:
+    async with stage(url) as found:
+        talk = found.talk("a")
+        await say(talk, "plan")
+        left, right = await talk.fork("l"), await talk.fork("r")
+        assert await say(left, "left") == "re: left"
+        assert await say(right, "right") == "re: right"
+        assert (await found.state("l")).heard == ["plan", "left"]
+        assert (await found.state("r")).heard == ["plan", "right"]
+        assert (await found.state("a")).heard == ["plan"]
+
+
+async def test_fork_answers_what_its_source_has_not_answered_yet(url: str) -> None:
+    async with stage(url, workers=0) as before:
+        await before.talk("a").send(UserMessage("open question"))
+        await before.talk("a").fork("b")
+    async with stage(url) as found:
+        reply = await found.talk("b").reply(1, timeout=LONG)
+        assert reply.text == "re: open question"
+
+
+async def test_fork_at_an_earlier_entry_rebuilds_the_state(url: str) -> None:
+    async with stage(url, make(rebuild=rebuild)) as found:
+        talk = found.talk("a")
+        first = await talk.ask(UserMessage("one"), timeout=LONG)
+        await say(talk, "two")
+        at = max(entry.seq for entry in first.entries)
+        fork = await talk.fork("b", at=at)
+        assert await texts(fork) == ["one", "re: one"]
+        assert (await found.state("b")).heard == ["one"]
+        assert await say(fork, "instead") == "re: instead"
+        assert (await found.state("b")).heard == ["one", "instead"]
+
+
+async def test_fork_at_an_earlier_entry_without_a_fold_begins_with_an_initial_state(url: str) -> None:
+    async with stage(url) as found:
+        talk = found.talk("a")
+        await say(talk, "one")
+        fork = await talk.fork("b", at=1)
+        assert await texts(fork) == ["one"]
+        assert (await found.state("b")).heard == []
+
+
+async def test_fork_of_nothing_and_of_what_is_not_there(idle: Stage) -> None:
+    talk = idle.talk("a")
+    with pytest.raises(UnknownConversation):
+        await talk.fork("b")
+    await talk.send(UserMessage("one"))
+    for at in (2, -1):
+        with pytest.raises(UnknownEntry):
+            await talk.fork("b", at=at)
+    assert await texts(await talk.fork("empty", at=0)) == []
+    with pytest.raises(ConversationKindMismatch):
+        await idle.talk("a", make(kind="other")).fork("b")
+
+
+# --- detach -----------------------------------------------------------------------------------------------------------
+
+
+async def test_detach_keeps_the_content_and_cuts_the_lineage(url: str) -> None:
+    async with stage(url) as found:
+        talk = found.talk("a")
+        await say(talk, "one")
+        detached = await talk.detach("b")
+        assert await texts(detached) == ["one", "re: one"]
+        (itself,) = await detached.ancestors()
+        assert (itself.lineage, list(itself.parents)) == ("detach", [])
+        await talk.delete()
+        assert await say(detached, "two") == "re: two"
+        assert await texts(detached) == ["one", "re: one", "two", "re: two"]
+
+
+# --- merge ------------------------------------------------------------------------------------------------------------
+
+
+async def test_merge_concatenates_and_names_both_parents(idle: Stage) -> None:
+    left, right = idle.talk("l"), idle.talk("r")
+    await left.send(UserMessage("from left"))
+    await right.send(UserMessage("from right"))
+    merged = await left.merge("r", into="m")
+    assert await texts(merged) == ["from left", "from right"]
+    itself, one, other = await merged.ancestors()
+    assert (itself.lineage, list(itself.parents)) == ("merge", [one.journal_id, other.journal_id])
+    assert (one.conversation_id, other.conversation_id) == ("l", "r")
+
+
+async def test_merging_forks_takes_their_common_prefix_once(idle: Stage) -> None:
+    """Defect of the original: doubled prefixes."""
+    talk = idle.talk("a")
+    await talk.send(UserMessage("shared"))
+    left, right = await talk.fork("l"), await talk.fork("r")
+    await left.send(UserMessage("left"))
+    await right.send(UserMessage("right"))
+    merged = await left.merge("r", into="m")
+    assert await texts(merged) == ["shared", "left", "right"]
+    again = await merged.merge("r", into="n")
+    assert await texts(again) == ["shared", "left", "right"]
+
+
+async def test_merge_keeps_the_left_state_or_the_given_one(url: str) -> None:
+    async with stage(url) as found:
+        await say(found.talk("l"), "left")
+        await say(found.talk("r"), "right")
+        await found.talk("l").merge("r", into="m")
+        await found.talk("l").merge("r", into="n", state=Chat(heard=["left", "right"]))
+        assert (await found.state("m")).heard == ["left"]
+        assert (await found.state("n")).heard == ["left", "right"]
+        assert await say(found.talk("m"), "on") == "re: on"
+
+
+async def test_merge_of_sides_with_different_sandboxes_is_refused(idle: Stage) -> None:
+    for name in ("a", "b"):
+        await idle.talk(name).send(UserMessage(name))
+    left, right = await idle.talk("a").fork("l", beside=True), await idle.talk("b").fork("r", beside=True)
+    with pytest.raises(InvalidOptions, match="say which to keep"):
+        await left.merge("r", into="m")
+    kept = await left.merge("r", into="m", keep="right")
+    assert (await kept.ancestors())[0].home == "b"
+    with pytest.raises(InvalidOptions, match="keep = 'both'"):
+        await left.merge("r", into="n", keep="both")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="with itself"):
+        await right.merge("r", into="n")
+
+
+async def test_merge_of_sides_with_one_sandbox_keeps_it(idle: Stage) -> None:
+    talk = idle.talk("a")
+    await talk.send(UserMessage("one"))
+    left = await talk.fork("l", beside=True)
+    await talk.fork("r", beside=True)
+    await idle.talk("x").send(UserMessage("x"))
+    assert (await (await left.merge("r", into="m")).ancestors())[0].home == "a"
+    assert (await (await idle.talk("x").merge("r", into="n")).ancestors())[0].home == "a"
+
+
+# --- usage ------------------------------------------------------------------------------------------------------------
+
+
+async def spend(wake: affinity.Wake, chat: Chat) -> None:
+    """Answer each message for ten tokens."""
+    for event in wake.events:
+        if isinstance(event, UserMessage):
+            chat.heard.append(event.text)
+            wake.append(AgentMessage(f"re: {event.text}", {"tokens": 10}))
+
+
+async def test_usage_is_cumulative_across_loops(url: str) -> None:
+    """Defect of the original: usage that begins again."""
+    async with stage(url, spend) as found:
+        talk = found.talk("a")
+        for number in range(1, 4):
+            await say(talk, str(number))
+            assert await talk.usage() == {"tokens": 10 * number}
+        fork = await talk.fork("b")
+        await say(fork, "4")
+        assert await fork.usage() == {"tokens": 40}
+
+
+async def test_usage_of_a_merge_counts_each_entry_once(url: str) -> None:
+    async with stage(url, spend) as found:
+        talk = found.talk("a")
+        await say(talk, "shared")
+        left, right = await talk.fork("l"), await talk.fork("r")
+        await say(left, "left")
+        await say(right, "right")
+        assert await (await left.merge("r", into="m")).usage() == {"tokens": 30}
+
+
+async def test_usage_of_a_compression_goes_on_from_that_of_its_source(url: str) -> None:
+    async def summarise(_: Sequence[JournalEntry]) -> AgentMessage:
+        return AgentMessage("in short", {"tokens": 3})
+
+    async with stage(url, spend) as found:
+        talk = found.talk("a")
+        await say(talk, "one")
+        short = await talk.compress(into="s", summarise=summarise)
+        assert await short.usage() == {"tokens": 13}
+        await say(short, "two")
+        assert await short.usage() == {"tokens": 23}
+        again = await short.compress(into="t", summarise=summarise)
+        assert await again.usage() == {"tokens": 26}
+        assert await (await again.fork("u")).usage() == {"tokens": 26}
+
+
+# --- compress ---------------------------------------------------------------------------------------------------------
+
+
+async def test_compress_leaves_the_summary_as_the_only_row(url: str) -> None:
+    seen: list[str] = []
+
+    async def summarise(entries: Sequence[JournalEntry]) -> str:
+        seen.extend(words(entries))
+        return "they said one"
+
+    async with stage(url, make(rebuild=rebuild)) as found:
+        talk = found.talk("a")
+        await say(talk, "one")
+        short = await talk.compress(into="s", summarise=summarise, extras={"by": "test"})
+        assert seen == ["one", "re: one"]
+        (entry,) = await short.history()
+        assert (entry.kind, words([entry])) == ("user.message", ["they said one"])
+        itself, source = await short.ancestors()
+        size = (await talk.history(last=1))[-1].seq
+        assert itself.extras["compression"] == {"lossy": True, "entries_in": size, "entries_out": 1}
+        assert (itself.extras["by"], itself.lineage, source.conversation_id) == ("test", "compress", "a")
+        assert (await found.state("s")).heard == ["they said one"]
+        assert await short.status() == "idle"  # the summary wakes nothing
+        assert await say(short, "two") == "re: two"
+
+
+async def test_compress_takes_no_calls_of_tools(idle: Stage) -> None:
+    async def summarise(_: Sequence[JournalEntry]) -> Any:
+        return affinity.ToolUse("search")
+
+    await idle.talk("a").send(UserMessage("one"))
+    with pytest.raises(InvalidInput, match="not ToolUse"):
+        await idle.talk("a").compress(into="s", summarise=summarise)
+    with pytest.raises(UnknownConversation):
+        await idle.talk("s").ancestors()
+
+
+# --- the graph --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_result_is_traced_back_through_all_steps(idle: Stage) -> None:
+    async def summarise(_: Sequence[JournalEntry]) -> str:
+        return "short"
+
+    await idle.talk("a").send(UserMessage("one"))
+    await idle.talk("a").fork("b")
+    await idle.talk("b").compress(into="c", summarise=summarise)
+    await idle.talk("a").fork("d")
+    merged = await idle.talk("c").merge("d", into="e", operator="join")
+    found = await merged.ancestors()
+    assert [each.conversation_id for each in found] == ["e", "c", "d", "b", "a"]
+    assert [each.distance for each in found] == [0, 1, 1, 2, 2]
+    assert [each.operator for each in found] == ["join", "compress", "fork", "fork", ""]
+
+
+async def test_a_deep_graph_needs_no_recursion(idle: Stage) -> None:
+    """Each parent exists before its child, so there are no cycles either."""
+    talk = idle.talk("g0")
+    await talk.send(UserMessage("one"))
+    for generation in range(1, 60):
+        talk = await talk.fork(f"g{generation}")
+    assert [each.distance for each in await talk.ancestors()] == list(range(60))
+    assert await texts(talk) == ["one"]
+
+
+async def test_a_deleted_source_stays_in_the_graph(idle: Stage) -> None:
+    talk = idle.talk("a")
+    await talk.send(UserMessage("one"))
+    fork = await talk.fork("b")
+    further = await fork.fork("c")
+    assert await talk.delete()
+    assert await fork.delete()
+    assert [each.conversation_id for each in await further.ancestors()] == ["c", None, None]
+    assert await texts(further) == ["one"]
+
+
+async def test_the_same_fork_twice_is_one(idle: Stage) -> None:
+    talk = idle.talk("a")
+    await talk.send(UserMessage("one"))
+    fork = await talk.fork("b")
+    await fork.send(UserMessage("two"))
+    await talk.fork("b")
+    assert await texts(fork) == ["one", "two"]
+    with pytest.raises(ConversationExists):
+        await talk.fork("b", operator="other")
+    with pytest.raises(ConversationExists):
+        await fork.fork("a")
+
+
+# --- in a wake --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_fork_of_a_wake_is_never_forgotten_and_never_made_twice(url: str) -> None:
+    """Defect of the original: forks that no graph has. The wake fails after it has forked, then is repeated."""
+    failures = [ValueError("a 429")]
+
+    async def branch(wake: affinity.Wake, chat: Chat) -> None:
+        chat.heard += [event.text for event in wake.events if isinstance(event, UserMessage)]
+        wake.append(AgentMessage("branching"))
+        if wake.conversation_id == "a":
+            await wake.fork("b", operator="branch", extras={"attempt": wake.attempt})
+            with pytest.raises(ConversationExists):
+                await wake.fork("b")
+        if failures:
+            raise failures.pop()
+
+    async with stage(url, branch, retry=affinity.RetryPolicy(initial_interval=0.05)) as found:
+        reply = await found.talk("a").ask(UserMessage("go"), timeout=LONG)
+        fork = found.talk("b")
+        itself, source = await fork.ancestors()
+        assert (source.conversation_id, itself.operator, itself.extras["attempt"]) == ("a", "branch", 2)
+        assert await texts(fork) == ["go", "branching"]
+        assert itself.at == max(entry.seq for entry in reply.entries)
+        assert (await found.state("b")).heard == ["go"]
+        assert await found.talk("a").status() == await fork.status() == "idle"
+        assert await say(fork, "on") == "branching"
+
+
+async def test_a_failed_wake_forks_nothing(url: str) -> None:
+    async def branch(wake: affinity.Wake, _: Chat) -> None:
+        await wake.fork("b")
+        raise ValueError("no")
+
+    async with stage(url, branch, retry=affinity.RetryPolicy(max_attempts=1)) as found:
+        with pytest.raises(affinity.errors.WakeFailed):
+            await found.talk("a").ask(UserMessage("go"), timeout=LONG)
+        with pytest.raises(UnknownConversation):
+            await found.talk("b").ancestors()
+
+
+async def test_wakes_detach_merge_and_compress(url: str) -> None:
+    async def summarise(entries: Sequence[JournalEntry]) -> str:
+        return f"{len(words(entries))} messages"
+
+    async def work(wake: affinity.Wake, _: Chat) -> None:
+        wake.append(AgentMessage("done", {"tokens": 5}))
+        if wake.conversation_id == "a":
+            await wake.detach("d")
+            await wake.compress(into="s", summarise=summarise)
+            await wake.merge("x", "y", into="m")
+            assert [each.conversation_id for each in await wake.ancestors()] == ["a"]
+            assert await wake.total_usage() == {"tokens": 5}
+
+    async with stage(url, work) as found:
+        for name in ("x", "y", "a"):
+            await say(found.talk(name), name)
+        assert await texts(found.talk("d")) == ["a", "done"]
+        assert await texts(found.talk("s")) == ["1 messages"]
+        assert await texts(found.talk("m")) == ["x", "done", "y", "done"]
+        assert await say(found.talk("m"), "on") == "done"
+
+
+# --- the sandbox ------------------------------------------------------------------------------------------------------
+
+
+class Sandboxes:
+    """Opens and closes, and notes it."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.resource = affinity.Resource(open=self.open, close=self.close)
+
+    def open(self, key: str) -> dict[str, str]:
+        """A sandbox with no files."""
+        self.log.append(f"open {key}")
+        return {}
+
+    def close(self, key: str, _: dict[str, str]) -> None:
+        """Its end."""
+        self.log.append(f"close {key}")
+
+
+@asynccontextmanager
+async def with_sandboxes(url: str, sandboxes: Sandboxes, **options: Any) -> Any:
+    """A stage whose handler does what the last message says in the sandbox."""
+
+    async def act(wake: affinity.Wake, chat: Chat) -> None:
+        command, *words = wake.events[-1].text.split()  # type: ignore[attr-defined]
+        if command == "plain":
+            wake.append(AgentMessage("ok"))
+            return
+        files = await wake.resource(sandboxes.resource)
+        chat.heard.append(command)
+        if command == "write":
+            files[words[0]] = wake.conversation_id
+        elif command == "fail":
+            raise ValueError("a 429")
+        elif command == "close":
+            await wake.close_resource(sandboxes.resource)
+        wake.append(AgentMessage(",".join(f"{name}:{by}" for name, by in sorted(files.items())) or "empty"))
+
+    async with stage(url, make(act, retry=affinity.RetryPolicy(max_attempts=1), **options)) as found:
+        yield found
+
+
+async def test_a_sandbox_is_opened_when_it_is_first_used(url: str) -> None:
+    sandboxes = Sandboxes()
+    async with with_sandboxes(url, sandboxes) as found:
+        talk = found.talk("a")
+        assert await say(talk, "plain") == "ok"
+        assert sandboxes.log == []
+        await say(talk, "list")
+        await say(talk, "list")
+        assert sandboxes.log == ["open a"]
+    await until(lambda: _is(sandboxes.log == ["open a", "close a"]))
+
+
+async def _is(value: bool) -> bool:
+    return value
+
+
+async def test_a_fork_beside_shares_the_open_sandbox(url: str) -> None:
+    sandboxes = Sandboxes()
+    async with with_sandboxes(url, sandboxes) as found:
+        talk = found.talk("a")
+        await say(talk, "write one")
+        fork = await talk.fork("b", beside=True)
+        assert await say(fork, "write two") == "one:a,two:b"
+        further = await fork.fork("c")  # inherits the home
+        detached = await fork.detach("d")
+        assert await say(further, "list") == await say(detached, "list") == await say(talk, "list") == "one:a,two:b"
+        assert sandboxes.log == ["open a"]
+        assert [each.home for each in await further.ancestors()] == ["a", "a", None]
+        assert (await found.state("b")).heard == ["write", "write"]
+        assert (await found.state("a")).heard == ["write", "list"]
+
+
+async def test_a_fork_of_its_own_has_another_sandbox(url: str) -> None:
+    sandboxes = Sandboxes()
+    async with with_sandboxes(url, sandboxes) as found:
+        talk = found.talk("a")
+        await say(talk, "write one")
+        fork = await talk.fork("b")
+        assert await say(fork, "list") == "empty"
+        beside = await talk.fork("c", beside=True)
+        assert await say(await beside.fork("d", beside=False), "list") == "empty"
+        assert sandboxes.log == ["open a", "open b", "open d"]
+
+
+async def test_the_last_of_those_that_share_it_closes_it(url: str) -> None:
+    sandboxes = Sandboxes()
+    async with with_sandboxes(url, sandboxes) as found:
+        talk = found.talk("a")
+        await say(talk, "list")
+        fork = await talk.fork("b", beside=True)
+        await say(fork, "list")
+        await say(talk, "close")
+        assert sandboxes.log == ["open a"]
+        assert await say(fork, "list") == "empty"
+        await say(fork, "close")
+        assert sandboxes.log == ["open a", "close a"]
+
+
+async def test_a_closed_sandbox_is_an_error_and_never_an_empty_one(url: str) -> None:
+    """Defect of the original: a sandbox that is lost without a word."""
+    sandboxes = Sandboxes()
+    async with with_sandboxes(url, sandboxes) as found:
+        talk = found.talk("a")
+        await say(talk, "write one")
+        await say(talk, "close")
+        with pytest.raises(affinity.errors.WakeFailed, match=ResourceClosed.__name__):
+            await talk.ask(UserMessage("list"), timeout=LONG)
+        assert sandboxes.log == ["open a", "close a"]
+
+
+async def test_an_error_drops_the_state_and_keeps_the_sandbox(url: str) -> None:
+    """The same defect: the files of a sandbox were gone after any error."""
+    sandboxes = Sandboxes()
+    async with with_sandboxes(url, sandboxes) as found:
+        talk = found.talk("a")
+        await say(talk, "write one")
+        with pytest.raises(affinity.errors.WakeFailed):
+            await talk.ask(UserMessage("fail"), timeout=LONG)
+        assert (await found.state("a")).heard == ["write"]
+        assert await say(talk, "list") == "one:a"
+        assert sandboxes.log == ["open a"]
+
+
+async def test_a_fork_beside_follows_its_home_to_another_worker(url: str) -> None:
+    sandboxes = Sandboxes()
+    async with stage(url, workers=0) as before, with_sandboxes(url, sandboxes) as found:
+        assert before.url == found.url
+        talk = found.talk("a")
+        await say(talk, "list")
+        fork = await talk.fork("b", beside=True)
+        await say(fork, "list")
+        async with found.conversations.open("b", store=found.client.session_store) as chat:
+            chat.heard.append("by hand")  # its state in memory is of another epoch now, and the sandbox is not
+        assert await say(fork, "list") == "empty"
+        assert (await found.state("b")).heard == ["list", "list", "by hand", "list"]
+        await found.client.release_session("a")
+        await until(lambda: _is(sandboxes.log == ["open a", "close a"]))
+        assert await say(fork, "list") == "empty"
+        assert (await found.state("b")).heard == ["list", "list", "by hand", "list", "list"]
+    assert sandboxes.log[:3] == ["open a", "close a", "open a"]
+
+
+async def test_without_a_session_there_is_no_sandbox() -> None:
+    sandboxes = Sandboxes()
+    async with make().open(None, allow_transient=True):
+        pass
+    opening = make().open(None, allow_transient=True)
+    async with opening:
+        with pytest.raises(affinity.errors.SessionError, match="belongs to a session"):
+            await opening.resource(sandboxes.resource)
+
+
+async def test_reading_a_result_waits_until_it_is_there(url: str) -> None:
+    """The lazy output of the document."""
+    gate = anyio.Event()
+
+    async def slow(wake: affinity.Wake, _: Chat) -> None:
+        await gate.wait()
+        wake.append(AgentMessage("ready"))
+
+    async with stage(url, slow) as found:
+        talk = found.talk("a")
+        seq = await talk.send(UserMessage("go"))
+        async with anyio.create_task_group() as group:
+
+            async def read() -> None:
+                assert (await talk.reply(seq, timeout=LONG)).text == "ready"
+
+            group.start_soon(read)
+            await anyio.sleep(0.05)
+            gate.set()
