@@ -13,7 +13,7 @@ from psycopg import sql
 
 from affinity.provider.contract import Provider
 from affinity.provider.postgres.driver import connections
-from affinity.testing.conformance.providers import Harness, JournalConformance, ProviderConformance
+from affinity.testing.conformance.providers import Harness, ProviderConformance
 from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.fault_verbs import VERBS
 from tests.provider.harnesses import SCHEMA, PostgresHarness, SqliteHarness
@@ -22,14 +22,6 @@ from tests.provider.postgres_stage import hot_verbs, session_verbs, some_session
 
 class TestSqlite(ProviderConformance):
     """The embedded default."""
-
-    @pytest.fixture
-    async def harness(self, tmp_path: Path) -> Harness:
-        return await SqliteHarness.create(tmp_path)
-
-
-class TestSqliteJournals(JournalConformance):
-    """Journals on the embedded default."""
 
     @pytest.fixture
     async def harness(self, tmp_path: Path) -> Harness:
@@ -51,22 +43,9 @@ class TestPostgres(ProviderConformance):
         await harness.aclose()
 
 
-class TestPostgresJournals(JournalConformance):
-    """Journals on the engine for many replicas."""
-
-    @pytest.fixture
-    async def harness(
-        self, postgres_shared: str, postgres_age: str, monkeypatch: pytest.MonkeyPatch
-    ) -> AsyncIterator[Harness]:
-        monkeypatch.setattr(connections, "LONGEST_PAUSE", 0.02)  # hundreds of verbs meet a server without room
-        harness = await PostgresHarness.create(postgres_shared, with_roles=postgres_age == "old")
-        yield harness
-        await harness.aclose()
-
-
 def test_no_rule_hides_another() -> None:
     """All themes are one class: a name that two of them define would be one rule less, and nobody would notice."""
-    themes = [*ProviderConformance.__mro__[1:], *JournalConformance.__mro__[1:-2]]
+    themes = ProviderConformance.__mro__[1:]
     names = [name for theme in themes for name in vars(theme) if not name.startswith("__")]
     assert [name for name in set(names) if names.count(name) > 1] == []
 

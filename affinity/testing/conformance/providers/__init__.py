@@ -29,6 +29,6 @@ import pytest
 pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in iter_modules(__path__)))
 
 from affinity.testing.conformance.providers.harness import Fault, FaultyProvider, Harness  # noqa: E402
-from affinity.testing.conformance.providers.suite import JournalConformance, ProviderConformance  # noqa: E402
+from affinity.testing.conformance.providers.suite import ProviderConformance  # noqa: E402
 
-__all__ = ["Fault", "FaultyProvider", "Harness", "JournalConformance", "ProviderConformance"]
+__all__ = ["Fault", "FaultyProvider", "Harness", "ProviderConformance"]

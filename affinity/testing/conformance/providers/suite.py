@@ -101,15 +101,6 @@ class ProviderConformance(
     HoldRules,
     HolderRules,
     WatchRules,
-    LineageRules,
-    TimelineRules,
-    FaultRules,
-    HintRules,
-):
-    """Every rule of `affinity.provider.contract`, as tests of a provider. Needs a fixture ``harness``."""
-
-
-class JournalConformance(
     JournalRules,
     JournalRequestRules,
     JournalReadingRules,
@@ -117,5 +108,9 @@ class JournalConformance(
     JournalStreamRules,
     JournalAdministrationRules,
     JournalForkRules,
+    LineageRules,
+    TimelineRules,
+    FaultRules,
+    HintRules,
 ):
-    """Every rule of `affinity.provider.contract.journal_side`. Needs a fixture ``harness``."""
+    """Every rule of `affinity.provider.contract`, as tests of a provider. Needs a fixture ``harness``."""
