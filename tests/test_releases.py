@@ -21,6 +21,10 @@ import anyio
 import pytest
 
 from affinity.client import Client, ExternalEvent
+from affinity.errors import NoReply
+from affinity.orchestration import Event
+from affinity.orchestration.events import CarriedEvent, EventRaised, OrchestrationStarted
+from affinity.orchestration.wire import ActivityTask, encode_event, encode_task
 from affinity.provider import migrate
 from affinity.provider.postgres import migration as postgres
 from affinity.provider.schema import Migration
@@ -128,6 +132,61 @@ async def test_the_release_before_keeps_the_order_of_a_session(before: Path, emp
             for scribe in scribes:
                 await client.wait(scribe, timeout=PATIENCE)
             await check(client, notes, lines)
+
+
+async def test_events_with_keys_reach_workers_of_the_release_before(before: Path, empty_url: str) -> None:
+    """Once each, also where one release replays what the other has recorded; it replies to none."""
+    await migrate(empty_url)
+    word = Event("word", str)
+    with open_workers(empty_url) as workers:
+        old = workers.start("old", app=APP, root=before)
+        async with Client(empty_url) as client:
+            await client.start("talk", "s", instance_id="t")
+
+            async def say_twice(count: int) -> None:
+                for _ in range(2):
+                    await client.raise_event("t", word(str(count)), idempotency_key=f"word {count}")
+                with anyio.fail_after(PATIENCE):
+                    while (await client.status("t")).custom_status != count:
+                        await anyio.sleep(0.02)
+
+            await say_twice(1)
+            new = workers.start("new", app=APP)
+            old.send(signal.SIGTERM)
+            assert old.wait() == 0
+            await say_twice(2)
+            workers.start("old", app=APP, root=before)
+            new.send(signal.SIGTERM)
+            assert new.wait() == 0
+            await say_twice(3)
+            with pytest.raises(NoReply):
+                await client.ask("t", word(""), timeout=PATIENCE)
+            told = await client.wait("t", timeout=PATIENCE)
+            assert [(one["word"], one["heard"]) for one in told] == [("1", 1), ("2", 2), ("3", 3)]
+            assert [one["code"] for one in told] == [str(before), CODE, str(before)]
+
+
+def test_the_release_before_reads_what_this_one_writes(before: Path) -> None:
+    """It ignores the fields that it does not know."""
+    start = OrchestrationStarted("talk", "1.0.0", "1", carried=(CarriedEvent("e", "2", "k"),), custom_status="3")
+    texts = [encode_event(start), encode_event(EventRaised("e", "2", "k"))]
+    task = encode_task(ActivityTask(input="4", orchestration="talk", version="1.0.0"))
+    code = (
+        "import sys, json; from affinity.orchestration.wire import decode_event, decode_task, encode_event\n"
+        "*events, task = json.load(sys.stdin)\n"
+        "print(json.dumps([*(encode_event(decode_event(event)) for event in events), decode_task(task).input]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=before,
+        env=os.environ | {"PYTHONPATH": str(before)},
+        input=json.dumps([*texts, task]),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    known = OrchestrationStarted("talk", "1.0.0", "1", carried=(CarriedEvent("e", "2"),))
+    assert json.loads(done.stdout) == [encode_event(known), encode_event(EventRaised("e", "2")), "4"]
 
 
 BODY: Final = re.compile(r"\$\$.*?\$\$", re.DOTALL)

@@ -172,8 +172,8 @@ class RuntimeOptions(BaseModel):
     never. Failed ones are kept: they may be reset. See docs/run/retention.md#retention.
     """
     history_retention: RetentionSeconds | None = None
-    """Histories of executions that ``continue_as_new``, or a reset, ended this long ago are removed; none: with their
-    instance.
+    """Histories of executions that ``continue_as_new``, or a reset, ended this long ago are removed, and keys of
+    events, with the replies to them, that are as old; none: with their instance.
     """
     code_version: str | None = None
     """Tells the code of this worker from other releases, as an image's tag does: new and freed sessions go to workers

@@ -140,7 +140,7 @@ class Wakeups:
         self._hint_wanted.set()
 
     def notify_journals(self, session_id: str) -> None:
-        """Notify the readers of a journal that it has changed."""
+        """Notify the readers of a journal that it has changed; or the clients that wait for an instance's reply."""
         self._journals.add(session_id)
         self._hint_wanted.set()
 

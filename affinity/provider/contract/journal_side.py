@@ -115,9 +115,13 @@ class JournalProvider(ProviderConnection, Protocol):
         ...
 
     def watch_journals(self) -> AbstractAsyncContextManager[JournalWatch]:
-        """Subscribe to changes of journals."""
+        """Subscribe to changes of journals, and to the replies of instances (`Turn.replies`), whose ids are among those
+        of the sessions.
+        """
         ...
 
     async def notify_journals(self, session_ids: Collection[str]) -> None:
-        """Notify the subscribers of all processes that these journals have changed; called after the commit."""
+        """Notify the subscribers of all processes that these journals have changed, or instances of these ids have
+        replied to messages; called after the commit.
+        """
         ...

@@ -52,9 +52,13 @@ BEGIN
     INTO sent, instances_, births, payloads, delays, timer_executions, timer_ids, unread_limits
     FROM unnest(_instance, _birth, _payload, _delay, _timer_execution, _timer_id, _unread_limit, _key)
          WITH ORDINALITY AS m (instance_id, birth, payload, delay, timer_execution, timer_id, unread_limit, key, n)
-    WHERE m.key IS NULL OR m.n IN (SELECT f.n FROM unnest(fresh) AS f (n)) OR NOT EXISTS (
-        SELECT FROM instances i JOIN message_keys k ON k.instance_id = i.instance_id AND k.birth = i.birth
-        WHERE i.instance_id = m.instance_id AND k.key = m.key AND (m.birth IS NULL OR i.birth = m.birth));
+    WHERE m.key IS NULL OR m.n IN (SELECT f.n FROM unnest(fresh) AS f (n)) OR (
+        -- A scalar: one look into the index for each, whatever the planner takes the tables for.
+        SELECT k.key FROM message_keys k
+        WHERE k.instance_id = m.instance_id AND k.key = m.key AND k.birth = (
+            SELECT i.birth FROM instances i
+            WHERE i.instance_id = m.instance_id AND (m.birth IS NULL OR i.birth = m.birth))
+    ) IS NULL;
     RETURN QUERY WITH message AS MATERIALIZED (
         SELECT m.n, max(m.instance_id) AS instance_id, max(m.key) AS key, max(m.delivery) AS delivery,
             m.n IN (SELECT f.n FROM unnest(fresh) AS f (n)) AS is_first,
@@ -68,9 +72,12 @@ BEGIN
                 instances_, births, payloads, delays, timer_executions, timer_ids, unread_limits) o
         ) m GROUP BY m.n
     ), refused AS ( -- it may be sent again under its key
-        DELETE FROM message_keys k USING message m, instances i
-        WHERE m.is_first AND m.delivery <> 'delivered' AND i.instance_id = m.instance_id
-          AND k.instance_id = i.instance_id AND k.birth = i.birth AND k.key = m.key
+        DELETE FROM message_keys WHERE ctid = ANY (ARRAY(
+            SELECT (
+                SELECT k.ctid FROM message_keys k
+                WHERE k.instance_id = m.instance_id AND k.key = m.key
+                  AND k.birth = (SELECT i.birth FROM instances i WHERE i.instance_id = m.instance_id))
+            FROM message m WHERE m.is_first AND m.delivery <> 'delivered'))
     ), answer AS (
         SELECT m.n, CASE
             WHEN m.is_sent THEN m.delivery
