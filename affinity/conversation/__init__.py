@@ -8,6 +8,7 @@ talk            the handle of a conversation, for clients
 follow, reply   what it reads: feeds of events, replies to inputs
 views           what else it tells
 lineage         forks, merges and the like: what they are made of, and the calls of clients
+transfer        export and import
 formats         events as the messages of the APIs of models, and back
 tools           functions that a model may have called
 loop            rounds of a model and its tools

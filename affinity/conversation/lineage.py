@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
@@ -20,6 +21,7 @@ from pydantic_core import from_json, to_json
 
 from affinity.conversation.events import AgentMessage, JournalEntry, UserMessage
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind
+from affinity.conversation.transfer import Imported, entry_line, lineage_lines, record_line
 from affinity.errors import (
     ConversationExists,
     ConversationKindMismatch,
@@ -40,7 +42,7 @@ from affinity.journal import (
     NewEntry,
 )
 from affinity.limits import MAX_PAGE, check_id, check_payload
-from affinity.records import SessionState, frozen
+from affinity.records import SessionRecord, SessionState, frozen
 
 Summarise: TypeAlias = Callable[[Sequence[JournalEntry]], Awaitable[str | UserMessage | AgentMessage]]
 """Writes a summary of entries. The usage of an `AgentMessage` counts for the new conversation."""
@@ -213,6 +215,39 @@ class BirthPlanner:
             entries=[entry],
             state=await self._summarised(new_id, message, entry.payload) if state is None else given,
             home=_home_beside(own, source, beside),
+        )
+
+    async def export(self, source: str, record: SessionRecord | None) -> AsyncIterator[str]:
+        """See `LineageCalls.export`."""
+        page = await self.page(JournalQuery(session_id=source, limit=1))
+        lineage = await self._lineage(source)
+        for line in lineage_lines(lineage, page, _inherited_usage(lineage)):
+            yield line
+        if record is not None:
+            yield record_line(record)
+        last_seq, after, more = page.last_seq, 0, True
+        while more:
+            query = JournalQuery(session_id=source, after=after, before=last_seq + 1, limit=MAX_PAGE)
+            page = await self.page(query)
+            for entry in page.entries:
+                yield entry_line(entry)
+            after, more = (page.entries[-1].seq if page.entries else after), page.more
+
+    async def imported(self, new_id: str, found: Imported) -> JournalBirth:
+        """See `LineageCalls.import_`."""
+        if found.conversation.kind != self._kind.name:
+            raise ConversationKindMismatch(
+                new_id, f"the export is of kind {found.conversation.kind!r}, not {self._kind.name!r}"
+            )
+        return self._birth(
+            new_id,
+            lineage="import",
+            operator=None,
+            extras=found.extras,
+            home=None,
+            parents=[],
+            entries=found.entries,
+            state=None if found.record is None else replace(found.record, session_id=new_id),
         )
 
     async def ancestors(self, source: str) -> Sequence[Ancestor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 from pydantic import JsonValue
@@ -10,6 +10,7 @@ from pydantic import JsonValue
 from affinity.client import Client
 from affinity.conversation.kinds import ConversationKind
 from affinity.conversation.lineage import Ancestor, BirthPlanner, LineageState, Summarise, check_born
+from affinity.conversation.transfer import read_lines
 from affinity.errors import QuotaExceeded
 from affinity.journal import JournalBirth
 
@@ -144,6 +145,29 @@ class LineageCalls:
             UnknownConversation, ConversationKindMismatch: as for `fork`.
         """
         return await self._planner.usage(self.conversation_id)
+
+    async def export(self) -> AsyncIterator[str]:
+        """The conversation as lines of JSON, without the newline: itself and its ancestors, its record of state, and
+        its entries as far as they are there at the beginning. `import_` reads them.
+
+        Raises:
+            UnknownConversation, ConversationKindMismatch: as for `fork`.
+        """
+        record = await self._client.session_store.load(self.conversation_id)
+        async for line in self._planner.export(self.conversation_id, record):
+            yield line
+
+    async def import_(self, lines: Iterable[str | bytes] | AsyncIterable[str | bytes]) -> None:
+        """Make this conversation from an `export`: entries, numbered from 1, and state. The lineage that it had is in
+        its extras, under "exported". It is one transaction; repeated, it changes nothing.
+
+        Raises:
+            InvalidInput: a line is none of an export; the message has its number.
+            ConversationKindMismatch: the export is of another kind.
+            ConversationExists, QuotaExceeded: as for `fork`.
+        """
+        found = await read_lines(lines)
+        await self._derive(self.conversation_id, self._planner.imported, found)
 
     async def _derive(self, new_id: str, plan: Any, *args: Any, **options: Any) -> Self:
         for left in reversed(range(_PLANS)):

@@ -7,6 +7,7 @@ A *session* of the document is a conversation here, its *chunks* are the entries
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -284,7 +285,10 @@ async def test_usage_of_a_compression_goes_on_from_that_of_its_source(url: str) 
         assert await short.usage() == {"tokens": 23}
         again = await short.compress(into="t", summarise=summarise)
         assert await again.usage() == {"tokens": 26}
-        assert await (await again.fork("u")).usage() == {"tokens": 26}
+        fork = await again.fork("u")
+        assert await fork.usage() == {"tokens": 26}
+        await found.talk("v").import_([line async for line in fork.export()])
+        assert await found.talk("v").usage() == {"tokens": 26}
 
 
 # --- compress ---------------------------------------------------------------------------------------------------------
@@ -374,6 +378,50 @@ async def test_the_same_fork_twice_is_one(idle: Stage) -> None:
         await talk.fork("b", operator="other")
     with pytest.raises(ConversationExists):
         await fork.fork("a")
+
+
+async def test_content_state_and_lineage_go_together(url: str) -> None:
+    """Exported and imported, a session is the same: one object a line."""
+    async with stage(url) as found:
+        await say(found.talk("a"), "one")
+        fork = await found.talk("a").fork("b", operator="try", extras={"x": 1})
+        await say(fork, "two")
+        lines = [line async for line in fork.export()]
+        heads = [next(iter(json.loads(line))) for line in lines]
+        copy = found.talk("copy")
+        await copy.import_(lines)
+        await copy.import_(lines)
+        assert await texts(copy) == await texts(fork) == ["one", "re: one", "two", "re: two"]
+        assert (await found.state("copy")).heard == ["one", "two"]
+        (itself,) = await copy.ancestors()
+        exported: Any = itself.extras["exported"]
+        assert itself.lineage == "import"
+        assert [(node["conversation_id"], node["operator"]) for node in exported] == [("b", "try"), ("a", "")]
+        assert await say(copy, "three") == "re: three"
+    assert heads[:3] == ["conversation", "ancestor", "record"]
+    assert set(heads[3:]) == {"entry"}
+
+
+async def test_an_import_refuses_what_is_no_export(idle: Stage) -> None:
+    talk = idle.talk("a")
+    await talk.send(UserMessage("waits"))
+    lines = [line async for line in talk.export()]
+    for number, bad in (
+        (1, [*lines[1:]]),
+        (2, [lines[0], '{"entry":{}}']),
+        (2, [lines[0], "no"]),
+        (2, [lines[0], "[]"]),
+    ):
+        with pytest.raises(InvalidInput, match=f"line {number} "):
+            await idle.talk("b").import_(bad)
+    with pytest.raises(InvalidInput, match="begins with"):
+        await idle.talk("b").import_([])
+    with pytest.raises(ConversationKindMismatch):
+        await idle.talk("b", make(kind="other")).import_(lines)
+    with pytest.raises(ConversationExists):
+        await talk.import_(lines)
+    await idle.talk("b").import_(lines)
+    assert words(await idle.talk("b").history(pending=True)) == ["waits"]
 
 
 # --- in a wake --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,190 @@
+"""Export and import of conversations: one JSON object a line.
+
+The first line is the conversation (``conversation``), then come its ancestors, nearest first (``ancestor``), its record
+of state (``record``, as `affinity.session.transfer` has it), and its entries, oldest first (``entry``).
+
+An import makes a conversation with these entries, numbered from 1, and this state. It has no parents; the lineage that
+it had, as far as its nearest ancestors, is kept in its extras. Requests and revisits are not exported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, JsonValue
+from pydantic_core import from_json, to_json
+
+from affinity.errors import InvalidInput, problem_of
+from affinity.journal import Entry, JournalLineage, JournalPage, NewEntry
+from affinity.records import SessionRecord, SessionState
+from affinity.session.transfer import line_of, read_line
+
+Lines: TypeAlias = Iterable[str | bytes] | AsyncIterable[str | bytes]
+
+FORMAT: Final = 1
+
+_MOST: Final = 20
+"""Ancestors whose ids an import keeps in the extras, which are bounded."""
+
+_KEPT: Final = {"conversation_id", "journal_id", "lineage", "operator", "distance", "created_at"}
+
+
+class _Node(BaseModel):
+    """A conversation of the lineage."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    conversation_id: str | None
+    journal_id: int
+    lineage: str | None
+    operator: str
+    parents: list[int]
+    extras: dict[str, JsonValue]
+    distance: int
+    created_at: AwareDatetime
+
+
+class _Conversation(_Node):
+    """The conversation itself."""
+
+    format: int
+    kind: str
+    processed: int
+    usage: dict[str, int] = {}  # of what compressions have left out
+
+
+class _Entry(BaseModel):
+    """An entry."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    seq: int
+    kind: str
+    payload: dict[str, JsonValue]
+    event_id: str | None = None
+    wake_id: str | None = None
+    is_input: bool = False
+    recorded_at: AwareDatetime
+
+
+@dataclass(slots=True, kw_only=True)
+class Imported:
+    """What the lines of an export have."""
+
+    conversation: _Conversation
+    ancestors: list[_Node] = field(default_factory=list)
+    record: SessionState | None = None
+    entries: list[NewEntry] = field(default_factory=list)
+
+    @property
+    def extras(self) -> dict[str, JsonValue]:
+        """Those of the conversation, with the lineage that it had, and the usage of what it does not have."""
+        nodes: list[JsonValue] = [
+            node.model_dump(mode="json", include=_KEPT) for node in (self.conversation, *self.ancestors[:_MOST])
+        ]
+        usage: dict[str, JsonValue] = {**self.conversation.usage}
+        return {**self.conversation.extras, "exported": nodes, **({"usage": usage} if usage else {})}
+
+
+def lineage_lines(lineage: Sequence[JournalLineage], page: JournalPage, usage: Mapping[str, int]) -> list[str]:
+    """The first lines of an export; ``usage``: of what compressions have left out."""
+    own, *ancestors = lineage
+    head = {"format": FORMAT, "kind": page.kind, "processed": page.processed, "usage": usage, **_node(own)}
+    return [_line("conversation", head), *[_line("ancestor", _node(each)) for each in ancestors]]
+
+
+def record_line(record: SessionRecord) -> str:
+    """The line of the record."""
+    return f'{{"record":{line_of(record)}}}'
+
+
+def entry_line(entry: Entry) -> str:
+    """The line of an entry."""
+    about = {
+        "seq": entry.seq,
+        "kind": entry.kind,
+        "event_id": entry.event_id,
+        "wake_id": entry.wake_id,
+        "is_input": entry.is_input,
+        "recorded_at": entry.recorded_at,
+    }
+    return f'{{"entry":{to_json(about).decode()[:-1]},"payload":{entry.payload}}}}}'
+
+
+async def read_lines(lines: Lines) -> Imported:
+    """The lines of an export.
+
+    Raises:
+        InvalidInput: a line is none of an export, or the lines are not in order; the message has its number.
+    """
+    found: Imported | None = None
+    number = 0
+    async for line in _each(lines):
+        number += 1
+        try:
+            found = _take(found, number, line) if line.strip() else found
+        except ValueError as error:  # ValidationError and InvalidInput among them
+            raise InvalidInput(f"line {number} is none of a conversation's export: {problem_of(error)}") from error
+    if found is None:
+        raise InvalidInput("an export of a conversation begins with a line of the conversation")
+    return found
+
+
+def _take(found: Imported | None, number: int, line: str | bytes) -> Imported:
+    fields = from_json(line, allow_inf_nan=False)
+    what, value = next(iter(fields.items())) if isinstance(fields, dict) and len(fields) == 1 else ("", None)
+    if found is None:
+        if what != "conversation":
+            raise ValueError("the first line is that of the conversation")
+        if isinstance(value, dict) and value.get("format") != FORMAT:
+            raise ValueError(f"its format is {value.get('format')!r}, and this release reads {FORMAT}")
+        return Imported(conversation=_Conversation.model_validate(value))
+    if what == "ancestor":
+        found.ancestors.append(_Node.model_validate(value))
+    elif what == "record":
+        found.record = read_line(number, to_json(value))
+    elif what == "entry":
+        found.entries.append(_entry(_Entry.model_validate(value), found.conversation.processed))
+    else:
+        raise ValueError(f"{what!r} is not expected here")
+    return found
+
+
+def _entry(entry: _Entry, processed: int) -> NewEntry:
+    """An entry; an input that was processed is none any more."""
+    return NewEntry(
+        kind=entry.kind,
+        payload=to_json(entry.payload).decode(),
+        event_id=entry.event_id,
+        wake_id=entry.wake_id,
+        is_input=entry.is_input and entry.seq > processed,
+        recorded_at=entry.recorded_at,
+    )
+
+
+def _node(row: JournalLineage) -> dict[str, Any]:
+    return {
+        "conversation_id": row.session_id,
+        "journal_id": row.journal_id,
+        "lineage": row.lineage,
+        "operator": row.operator,
+        "parents": list(row.parents),
+        "extras": from_json(row.extras),
+        "distance": row.distance,
+        "created_at": row.created_at,
+    }
+
+
+def _line(what: str, value: dict[str, Any]) -> str:
+    return to_json({what: value}).decode()
+
+
+async def _each(lines: Lines) -> AsyncIterator[str | bytes]:
+    if isinstance(lines, AsyncIterable):
+        async for line in lines:
+            yield line
+    else:
+        for line in lines:
+            yield line
