@@ -162,7 +162,8 @@ class ActivityRunner:
         """How many more may start."""
         if self.isolation.is_on and self.isolation.keeps_others_out:
             return 0
-        return max(0, self._concurrency - len(self._running) - len(self._threads.left_behind))
+        free = self._concurrency - len(self._running) - len(self._threads.left_behind)
+        return free if free > 0 else 0
 
     @property
     def busy_threads(self) -> int:

@@ -58,7 +58,8 @@ class Capacity:
         state = self._state
         if state.has_backlog or not self._lease.is_serving or self.outstanding_bytes > self._most_outstanding:
             return 0
-        return max(0, self._activities.free_slots - state.reserved_slots - state.may_have_work)
+        slots = self._activities.free_slots - state.reserved_slots - state.may_have_work
+        return slots if slots > 0 else 0
 
     def slots_for_plain_work(self) -> int:
         """How many new session-free items of one turn this worker would run immediately, if it has slots for them.

@@ -104,8 +104,9 @@ class GroupCommit(Generic[Request, Result]):
         """Queue a request for the next batch; ``weight`` is its size in bytes, where that may be large."""
         self._queue.append(_Pending(request, done, weight))
         self.weight += weight
-        self._idle.clear()
-        self._arrived.set()
+        if len(self._queue) == 1:
+            self._idle.clear()
+            self._arrived.set()
 
     async def run(self) -> None:
         """Write batches until cancelled."""
@@ -145,14 +146,16 @@ class GroupCommit(Generic[Request, Result]):
 
     def _take(self) -> list[_Pending[Request, Result]]:
         """The next batch: what is queued, within the bounds."""
-        batch = [self._queue.popleft()]
+        queue = self._queue
+        batch = [queue.popleft()]
         weight = batch[0].weight
         limit = 1 if batch[0].alone else self._limit
-        while self._queue and len(batch) < limit and not self._queue[0].alone:
-            weight += self._queue[0].weight
-            if weight > self.max_weight:
+        while queue and len(batch) < limit:
+            following = queue[0]
+            weight += following.weight
+            if weight > self.max_weight or following.alone:
                 break
-            batch.append(self._queue.popleft())
+            batch.append(queue.popleft())
         return batch
 
     async def _write(self, batch: list[_Pending[Request, Result]]) -> float:

@@ -52,7 +52,7 @@ from affinity.provider.contract import (
     WorkKey,
     WorkLock,
 )
-from affinity.records import ActivityRun
+from affinity.records import ActivityRun, constructor
 from affinity.worker.activities import ActivityRunner
 from affinity.worker.capacity import Capacity
 from affinity.worker.commits import Commits
@@ -75,6 +75,8 @@ from affinity.worker.sessions import HeldSessions
 from affinity.worker.turns import NO_RUNS, BuiltTurn, build_turn
 
 logger = logging.getLogger("affinity.worker")
+
+_input = constructor(Input)
 
 FIRST_MOVE = 2
 """Turns in a row with work only on one other worker, before an instance moves there for the first time."""
@@ -161,7 +163,7 @@ class InstanceTable:
         size = payload_size(event)
         self._capacity.input_size += size
         order = item.session_id if item.ordered else None
-        live.mailbox.append(Input(event, size, lock=item.lock, run=run, staged=staged, order=order))
+        live.mailbox.append(_input(event=event, size=size, lock=item.lock, run=run, staged=staged, order=order))
         self._pump(live)
 
     def deliver(self, items: Sequence[OrchestrationItem]) -> bool:

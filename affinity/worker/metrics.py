@@ -10,7 +10,7 @@ import time
 from bisect import bisect_left
 from collections import Counter as Tallied
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from itertools import accumulate
 from socketserver import ThreadingMixIn
@@ -62,18 +62,23 @@ class Metrics:
             "orchestrations", "Orchestrations by what became of them", self._labels, "orchestration", "outcome"
         )
         self.registry.register(self._orchestrations)
-        self._calls = histogram("provider_call_seconds", "Time of a provider verb", CALL_SECONDS, "verb")
+        self._calls = _Histograms(
+            "provider_call_seconds", "Time of a provider verb", CALL_SECONDS, self._labels, "verb"
+        )
+        self.registry.register(self._calls)
         self._errors = counter("provider_errors", "Provider verbs that raised", "verb", "error")
-        self._batches = histogram("commit_batch_size", "Requests in one group commit", BATCH_SIZES, "kind")
+        self._batches = _Histograms(
+            "commit_batch_size", "Requests in one group commit", BATCH_SIZES, self._labels, "kind"
+        )
+        self.registry.register(self._batches)
         self._moves = counter("session_moves", "Moves of sessions to this worker, by reason", "reason")
         self._hydrates = histogram(
             "session_hydrate_seconds", "Time in which a session's state was brought into memory", HYDRATE_SECONDS
         ).labels(**self._labels)
-        self._started = _Durations(
-            "schedule_to_start_seconds", "Time from the queueing of an activity to its first start", self._labels
-        )
-        self.registry.register(self._started)
-        self.observe_start = self._started.observe
+        text = "Time from the queueing of an activity to its first start"
+        started = _Histograms("schedule_to_start_seconds", text, START_SECONDS, self._labels)
+        self.registry.register(started)
+        self.observe_start = started.observer()
         self._lapses = counter("lease_lapses", "Times that the worker's lease ran out").labels(**self._labels)
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
@@ -97,7 +102,7 @@ class Metrics:
 
     def batch(self, kind: str) -> Callable[[int], None]:
         """An observer for the sizes of one kind of batch."""
-        return self._batches.labels(**self._labels, kind=kind).observe
+        return self._batches.observer(kind)
 
     def count_move(self, reason: str) -> None:
         """Count a session that has moved here."""
@@ -117,7 +122,7 @@ class Metrics:
 
     def timed(self, verb: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """``call`` with its time and errors recorded under ``verb``."""
-        seconds = self._calls.labels(**self._labels, verb=verb)
+        observe = self._calls.observer(verb)
 
         @wraps(call)
         async def observed(*args: Any, **kwargs: Any) -> Any:
@@ -128,7 +133,7 @@ class Metrics:
                 self._errors.labels(**self._labels, verb=verb, error=type(error).__name__).inc()
                 raise
             finally:
-                seconds.observe(time.perf_counter() - start)
+                observe(time.perf_counter() - start)
 
         return observed
 
@@ -191,24 +196,40 @@ class _CountersCollector(Collector):
         yield family
 
 
-class _Durations(Collector):
-    """A histogram for every activity: the event loop only counts in a list; a scrape formats it."""
+class _Buckets:
+    """What a histogram has counted of one set of label values."""
 
-    def __init__(self, name: str, text: str, fixed: Mapping[str, str]) -> None:
-        self._name, self._text, self._fixed = f"affinity_{name}", text, fixed
-        self._counts = [0] * (len(START_SECONDS) + 1)
-        self._sum = 0.0
+    __slots__ = ("_bounds", "counts", "sum")
 
-    def observe(self, seconds: float) -> None:
-        """Count one duration."""
-        self._counts[bisect_left(START_SECONDS, seconds)] += 1
-        self._sum += seconds
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+
+class _Histograms(Collector):
+    """A histogram for every activity, commit and call: the event loop only counts in a list; a scrape formats it."""
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float], fixed: Mapping[str, str], *labels: str) -> None:
+        self._name, self._text, self._bounds = f"affinity_{name}", text, bounds
+        self._fixed, self._labels = fixed, labels
+        self._buckets: dict[tuple[str, ...], _Buckets] = {}
+
+    def observer(self, *values: str) -> Callable[[float], None]:
+        """Counts one value under these labels."""
+        return self._buckets.setdefault(values, _Buckets(self._bounds)).observe
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry, in the thread of a scrape."""
-        family = HistogramMetricFamily(self._name, self._text, labels=[*self._fixed])
-        bounds = [*map(floatToGoString, START_SECONDS), "+Inf"]
-        family.add_metric([*self._fixed.values()], list(zip(bounds, accumulate(self._counts), strict=True)), self._sum)
+        family = HistogramMetricFamily(self._name, self._text, labels=[*self._fixed, *self._labels])
+        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
+        for values, found in self._buckets.copy().items():
+            counts = list(zip(bounds, accumulate(found.counts), strict=True))
+            family.add_metric([*self._fixed.values(), *values], counts, found.sum)
         yield family
 
 

@@ -127,7 +127,8 @@ class HeldSessions:
     def end(self, session_id: str) -> None:
         """Count a work item of the session that has ended here."""
         if (held := self._held.get(session_id)) is not None:
-            held.running = max(0, held.running - 1)  # a session that was lost and came back counts anew
+            if held.running > 0:  # a session that was lost and came back counts anew
+                held.running -= 1
             held.idle_since = now = time.monotonic()
             held.ends = now + self._lock_timeout
 

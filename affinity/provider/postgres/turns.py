@@ -45,9 +45,12 @@ from affinity.provider.postgres.turn_columns import (
 from affinity.provider.postgres.work_items import lengths
 from affinity.provider.rows import to_locked_item
 from affinity.provider.statements import load_statements
+from affinity.records import constructor
 
 _SQL: Final = load_statements(__package__, "turns.sql")
 _CHECK_FENCES: Final = _SQL["check_fences"]
+
+_result: Final = constructor(TurnResult)
 
 _NOT_QUEUED: Final = Placed(item=None, holder=None)
 
@@ -114,7 +117,7 @@ class TurnOperations(Operations):
         numbers = count(1)
         places = [[answer.place(next(numbers), item) for item in of_turn] for of_turn in sent]
         return {
-            turn.instance_id: TurnResult(
+            turn.instance_id: _result(
                 committed=True,
                 placed=found if len(of_turn) == len(turn.work_items) else _placed(turn, of_turn, found),
             )

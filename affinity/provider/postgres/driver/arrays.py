@@ -8,7 +8,7 @@ nothing is asked twice: a column is packed where it is made, and sent as it is.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -27,6 +27,12 @@ _BOOLS = {None: _NULL, False: _LENGTH(1) + b"\0", True: _LENGTH(1) + b"\1"}
 def _head(element: int, length: int) -> bytes:
     """The header before the elements. It always states that there may be NULLs, which the server checks."""
     return _HEAD.pack(1, 1, element, length, 1) if length else _EMPTY.pack(0, 0, element)
+
+
+@lru_cache(maxsize=MAX_BATCH)
+def _ints(length: int) -> Callable[..., bytes]:
+    """Packs so many integers, each behind its size."""
+    return struct.Struct("!" + length * "iq").pack
 
 
 class ArrayColumn:
@@ -86,8 +92,14 @@ class Ints(ArrayColumn):
     array = 1016
 
     def __init__(self, values: Iterable[int | None]) -> None:
-        parts = [_NULL if value is None else _INT(8, value) for value in values]
-        self.packed = _head(20, len(parts)) + b"".join(parts)
+        values = list(values)
+        parts: list[int | None] = [8] * (2 * len(values))
+        parts[1::2] = values
+        try:
+            packed = _ints(len(values))(*parts)
+        except struct.error:  # for a NULL, which few columns have
+            packed = b"".join([_NULL if value is None else _INT(8, value) for value in values])
+        self.packed = _head(20, len(values)) + packed
 
 
 class Floats(ArrayColumn):
