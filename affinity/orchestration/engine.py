@@ -276,7 +276,7 @@ class Execution:
                 status = event.value
         before, after = self._held, self._scheduler.held
         begun: Mapping[int, ev.Hold] = _NOTHING
-        over: Sequence[int] = ()
+        over: Sequence[int] = []
         if before or after:  # few orchestrations hold sessions
             begun = {event_id: hold for event_id, hold in after.items() if event_id not in before}
             over = [event_id for event_id in before if event_id not in after]
