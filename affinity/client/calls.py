@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import Final, TypeVar
 
+import anyio
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from affinity.errors import (
@@ -28,6 +30,10 @@ RETRY_SECONDS: Final = 15.0
 """How long a call that may safely be made twice outlasts a database that does not answer."""
 
 
+FIRST_PAUSE: Final = 0.02
+"""Longest pause in seconds before the second attempt; later ones grow."""
+
+
 async def retry(verb: Callable[[], Awaitable[T]], *, idempotent: bool = True) -> T:
     """Await ``verb()``, and repeat it for `RETRY_SECONDS` while its error is transient.
 
@@ -44,12 +50,18 @@ async def retry(verb: Callable[[], Awaitable[T]], *, idempotent: bool = True) ->
             return False
         return idempotent or not error.maybe_done
 
+    try:
+        return await verb()  # nearly always: without the cost of what repeats it
+    except ProviderError as error:
+        if not is_transient(error):
+            raise
     attempts = AsyncRetrying(
         retry=retry_if_exception(is_transient),
         stop=stop_after_delay(RETRY_SECONDS),
         wait=wait_random_exponential(multiplier=0.02, max=1.0),
         reraise=True,
     )
+    await anyio.sleep(random.uniform(0.0, FIRST_PAUSE))  # noqa: S311 -- jitter, not a secret
     return await attempts(verb)
 
 

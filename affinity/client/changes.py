@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Collection
+from contextlib import AbstractAsyncContextManager
 from heapq import nsmallest
+from types import TracebackType
 from typing import Final
 
 import anyio
@@ -77,25 +78,34 @@ class Changes:
         self._closed = False
         self._next_look = 0.0
 
-    @asynccontextmanager
-    async def of(self, session_id: str) -> AsyncIterator[Change]:
-        """Changes of a journal from now on.
+    def of(self, session_id: str) -> ChangeScope:
+        """Changes of a journal from now on, for one ``async with``, whose beginning raises `ClientError` when the
+        client was closed.
+        """
+        return ChangeScope(self, session_id)
+
+    def add(self, change: Change) -> None:
+        """Tell it of changes."""
+        self._changes.setdefault(change.session_id, set()).add(change)
+        self._wanted.set()
+
+    def remove(self, change: Change) -> None:
+        """Tell it no more."""
+        changes = self._changes[change.session_id]
+        changes.discard(change)
+        if not changes:
+            del self._changes[change.session_id]
+
+    async def opened(self) -> None:
+        """Wait until the subscription is open, or could not be opened.
 
         Raises:
             ClientError: the client was closed.
         """
-        change = Change(session_id, asyncio.get_running_loop().time())
-        self._changes.setdefault(session_id, set()).add(change)
-        try:
-            if not self._ready.is_set():
-                self._wanted.set()
-                await self._ready.wait()
-            self._wanted.set()
-            if self._closed:
-                raise ClientError("the client is closed")
-            yield change
-        finally:
-            self._remove(change)
+        if not self._ready.is_set():
+            await self._ready.wait()
+        if self._closed:
+            raise ClientError("the client is closed")
 
     def announce(self, session_ids: Collection[str]) -> None:
         """These may have changed; empty: any may have."""
@@ -150,8 +160,26 @@ class Changes:
         for change in due:
             change.set(now)
 
-    def _remove(self, change: Change) -> None:
-        changes = self._changes[change.session_id]
-        changes.discard(change)
-        if not changes:
-            del self._changes[change.session_id]
+
+class ChangeScope:
+    """Tells of the changes of one journal within its block."""
+
+    __slots__ = ("_change", "_changes")
+
+    def __init__(self, changes: Changes, session_id: str) -> None:
+        self._changes = changes
+        self._change = Change(session_id, asyncio.get_running_loop().time())
+
+    async def __aenter__(self) -> Change:
+        self._changes.add(self._change)
+        try:
+            await self._changes.opened()
+        except BaseException:
+            self._changes.remove(self._change)
+            raise
+        return self._change
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._changes.remove(self._change)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
 from functools import partial
+from itertools import count
 from typing import Final, Protocol
 
 import anyio
+from cachetools import LRUCache
 
 from affinity.client.batching import Batcher
 from affinity.client.calls import retry
-from affinity.client.changes import Change, Changes
+from affinity.client.changes import Changes, ChangeScope
 from affinity.errors import ProviderError
 from affinity.journal import (
     Appended,
@@ -36,6 +38,10 @@ NOTIFY_SECONDS: Final = 0.02
 """Notices of appends within this time are sent together. The wakes that they lead to notify readers by themselves."""
 
 
+KNOWN: Final = 10_000
+"""Journals that a client remembers, so that an event for one of them does not carry what would create it."""
+
+
 class Waker(Protocol):
     """Wakes workers; see `affinity.client.background.Waker`."""
 
@@ -52,6 +58,8 @@ class Journals:
         self._appends = Batcher[JournalAppend, Appended](self._append, _size_of_append)
         self._reads = Batcher[JournalQuery, JournalPage | None](provider.read_journal, lambda _: 0)
         self._changes = Changes(provider.watch_journals)
+        self._known = LRUCache[str, None](KNOWN)
+        self._event_ids = map((secrets.token_hex(8) + "-{:x}").format, count())
         self._changed: set[str] = set()
         self._notice = asyncio.Event()
 
@@ -67,11 +75,19 @@ class Journals:
         """
         return self._appends.submit(append)
 
+    def new_event_id(self) -> str:
+        """A new event id: random for each client, so that it needs no randomness for each event."""
+        return next(self._event_ids)
+
+    def is_known(self, session_id: str) -> bool:
+        """Whether this client has seen a journal of this session, which is probably there still."""
+        return session_id in self._known
+
     def read(self, query: JournalQuery) -> asyncio.Future[JournalPage | None]:
         """A page of a journal; None: there is none. See `Batcher.submit` for what the future raises."""
         return self._reads.submit(query)
 
-    def changes(self, session_id: str) -> AbstractAsyncContextManager[Change]:
+    def changes(self, session_id: str) -> ChangeScope:
         """Waits for changes of a journal from now on; see `Changes.of`."""
         return self._changes.of(session_id)
 
@@ -107,6 +123,11 @@ class Journals:
 
     async def _append(self, appends: Sequence[JournalAppend]) -> Sequence[Appended]:
         found = await self._provider.append_journal(appends)
+        for append, one in zip(appends, found, strict=True):
+            if one.journal_id:
+                self._known[append.session_id] = None
+            else:
+                self._known.pop(append.session_id, None)
         added = [append for append, one in zip(appends, found, strict=True) if one.outcome in {"appended", "repeated"}]
         if any(one.created for one in found):
             self._waker.wake()

@@ -30,6 +30,7 @@ class EntryReader:
         around: int | str | None = None,
         kinds: Collection[str] = (),
         wake: str | None = None,
+        pending: bool = False,
         last: int | None = None,
         limit: int = DEFAULT_ENTRIES,
     ) -> list[JournalEntry]:
@@ -41,6 +42,7 @@ class EntryReader:
             around: an anchor; it, with as many before it as behind it.
             kinds: of their events.
             wake: id of the wake that wrote them.
+            pending: inputs that no wake has processed.
             last: so many of the newest ones.
             limit: entries at most, from 1 to `limits.MAX_PAGE`.
 
@@ -56,7 +58,7 @@ class EntryReader:
         most = limit if last is None else last
         if not 1 <= most <= MAX_PAGE:
             raise InvalidInput(f"a page has from 1 to {MAX_PAGE} entries, not {most!r}")
-        query = JournalQuery(session_id=self._id, kinds=kinds, wake_id=wake, limit=most)
+        query = JournalQuery(session_id=self._id, kinds=kinds, wake_id=wake, pending=pending, limit=most)
         if around is not None:
             return await self._around(query, await self._anchor(around))
         low = 0 if after is None else await self._anchor(after, bound=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -33,6 +32,7 @@ from affinity.conversation.kinds import (
     terminate_message,
 )
 from affinity.conversation.lineage_calls import LineageCalls
+from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader
 from affinity.conversation.reply import Reply, ReplyReader
 from affinity.conversation.trace import traceparent
 from affinity.conversation.views import (
@@ -210,7 +210,7 @@ class Talk(LineageCalls):
             UnknownConversation: there is none.
         """
         event = SessionStatusChanged(status="terminated", reason=reason)
-        entry = self._entry(event, secrets.token_hex(8), is_input=False)
+        entry = self._entry(event, self._client.journals.new_event_id(), is_input=False)
         append = self._new(entry=entry, message=terminate_message(cascade=cascade), closes=True)
         appended = await self._client.journals.append(append)
         if appended.outcome != "closed":
@@ -218,17 +218,25 @@ class Talk(LineageCalls):
 
     async def _send(self, event: JournalEvent, event_id: str | None) -> Appended:
         check_input(event, event_id)
-        entry = self._entry(event, event_id or secrets.token_hex(8))
+        entry = self._entry(event, event_id or self._client.journals.new_event_id())
         if isinstance(event, AnswerEvent):
             answers = Answer(request_id=event.request_id, kind=event.answers)
             append = self._new(entry=entry, message=WAKE_MESSAGE, answers=answers)
         elif isinstance(event, UserInterrupt):
             append = self._new(entry=entry, message=interrupt_message(cancel=event.cancel), drops=True)
         else:
-            append = self._new(
-                entry=entry, message=WAKE_MESSAGE, start=self._kind.start(), unread_limit=MAX_UNREAD_EVENTS
-            )
+            return await self._send_input(entry)
         return await self._append(append)
+
+    async def _send_input(self, entry: NewEntry) -> Appended:
+        """Append an input. What would create the conversation goes with it, unless it is known to be there."""
+        journals = self._client.journals
+        append = self._new(entry=entry, message=WAKE_MESSAGE, unread_limit=MAX_UNREAD_EVENTS)
+        if journals.is_known(self.conversation_id):
+            appended = await journals.append(append)
+            if appended.outcome != "unknown":
+                return await self._check(append, appended)
+        return await self._append(replace(append, start=self._kind.start()))
 
     def _new(self, **fields: Any) -> JournalAppend:
         return JournalAppend(session_id=self.conversation_id, kind=self._kind.name, **fields)
@@ -289,21 +297,23 @@ class Talk(LineageCalls):
     async def history(
         self,
         *,
-        after: int | None = None,
-        before: int | None = None,
+        after: int | str | None = None,
+        before: int | str | None = None,
         around: int | str | None = None,
         kinds: Collection[str | type[JournalEvent]] = (),
         wake: str | None = None,
         pending: bool = False,
         last: int | None = None,
-        limit: int = 100,
+        limit: int = DEFAULT_ENTRIES,
     ) -> Sequence[JournalEntry]:
         """Entries, oldest first; all conditions hold. The number of the last one, as ``after``, gives the next page.
 
+        An anchor (``after``, ``before``, ``around``) is the number of an entry, or an event id.
+
         Args:
-            after: a number; those behind it.
-            before: a number; those before it, and without ``after`` the last ``limit`` of those.
-            around: the number, or the event id, of an entry: it, with as many before it as behind it.
+            after: those behind it.
+            before: those before it, and without ``after`` the last ``limit`` of those.
+            around: it, with as many before it as behind it.
             kinds: of these kinds, or classes of events; empty: all.
             wake: id of the wake that wrote them.
             pending: inputs that no wake has processed.
@@ -312,27 +322,20 @@ class Talk(LineageCalls):
 
         Raises:
             UnknownConversation: there is none.
-            UnknownEntry: ``around`` is not in the journal.
+            UnknownEntry: an anchor that is not in the journal.
             InvalidInput: contradictory conditions, or a number out of range.
         """
-        size = limit if last is None else last
-        if type(size) is not int or not 1 <= size <= MAX_PAGE:
-            raise InvalidInput(f"a page has from 1 to {MAX_PAGE} entries, not {size!r}")
-        query = JournalQuery(
-            session_id=self.conversation_id,
-            after=after or 0,
+        reader = EntryReader(self._client.journals.read, self._kind.types, self.conversation_id)
+        return await reader.entries(
+            after=after,
             before=before,
+            around=around,
             kinds=_kinds(kinds),
-            wake_id=wake,
+            wake=wake,
             pending=pending,
-            newest_first=last is not None or (before is not None and after is None),
-            limit=size,
+            last=last,
+            limit=limit,
         )
-        if around is None:
-            return await self._entries(query)
-        if (after, before, last) != (None, None, None):
-            raise InvalidInput("around is a place by itself: give no after, before or last with it")
-        return await self._around(query, around)
 
     async def trace(self, wake_id: str) -> Sequence[JournalEntry]:
         """All entries of a wake, its attempts that have failed too: spans with their times, and what it appended.
@@ -374,15 +377,26 @@ class Talk(LineageCalls):
             works = bool(page.entries) or bool(await self._client.activities(self.conversation_id, limit=1))
         return status_of(page, instance, works=works, waits=waits)
 
-    async def delete(self) -> bool:
-        """Remove the conversation: its journal, its state and its instance, also while it runs. Entries that a fork
+    async def delete(self, *, cascade: bool = False) -> bool:
+        """Remove the conversation: its instance, also while it runs, its state and its journal. Entries that a fork
         continues are kept for it. False: there was none.
+
+        Args:
+            cascade: remove its children too, and theirs.
         """
+        doomed = [self.conversation_id]
+        for one in doomed if cascade else []:
+            doomed += [each.conversation_id async for each in self._client.list_conversations(parent=one)]
+        return [await self._remove(one) for one in reversed(doomed)][-1]
+
+    async def _remove(self, conversation_id: str) -> bool:
+        instance = False
         with suppress(UnknownInstance):
-            await self._client.delete(self.conversation_id, force=True)
-        (deleted,) = await self._client.journals.delete([self.conversation_id])
-        await self._client.session_store.delete([self.conversation_id])
-        return deleted
+            await self._client.delete(conversation_id, force=True)
+            instance = True
+        (journal,) = await self._client.journals.delete([conversation_id])
+        state = await self._client.session_store.delete([conversation_id])
+        return instance or bool(state) or journal
 
     async def _reply(self, change: Change, seq: int, *, is_new: bool) -> Reply:
         reader = ReplyReader(self.conversation_id, seq, self._kind.types)
@@ -407,26 +421,6 @@ class Talk(LineageCalls):
         if page is None:
             raise unknown_conversation(self.conversation_id)
         return page
-
-    async def _entries(self, query: JournalQuery) -> list[JournalEntry]:
-        page = await self._read(query)
-        found = [*map(self._kind.types.read, page.entries)]
-        return found[::-1] if query.newest_first else found
-
-    async def _around(self, query: JournalQuery, anchor: int | str) -> list[JournalEntry]:
-        at = JournalQuery(session_id=self.conversation_id, limit=1)
-        if isinstance(anchor, int):
-            at = replace(at, after=anchor - 1, before=anchor + 1)
-        else:
-            at = replace(at, event_id=anchor)
-        found = await self._entries(at)
-        if not found:
-            raise UnknownEntry(self.conversation_id, f"its journal has no entry {anchor!r}")
-        half, seq = (query.limit + 1) // 2, found[0].seq
-        upto = await self._entries(replace(query, before=seq + 1, newest_first=True, limit=half))
-        if half == query.limit:
-            return upto
-        return upto + await self._entries(replace(query, after=seq, limit=query.limit - half))
 
     async def _instance(self) -> InstanceInfo | None:
         with suppress(UnknownInstance):

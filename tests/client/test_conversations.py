@@ -48,7 +48,7 @@ SALES = ConversationKind(name="sales", types=TYPES, limits=ConversationLimits())
 
 
 @pytest.fixture
-def talk(client: Client) -> Talk:
+async def talk(client: Client) -> Talk:
     return Talk(client, SUPPORT, "chat-7")
 
 
