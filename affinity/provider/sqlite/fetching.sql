@@ -81,12 +81,12 @@ SELECT min(due) FROM (
 -- scan: visible items of one route that are not locked, oldest first, with the leases of their sessions
 SELECT json_group_array(json_array(
     id, instance_id, execution_id, activity_id, name, session_id, attempts, failures, unknown_for, queued_for, visible_at,
-    order_number IS NOT NULL, tag, worker_id, incarnation, epoch, held, next_worker, session_tag
+    order_number IS NOT NULL, tag, worker_id, incarnation, epoch, held, next_worker, session_tag, session_until
 ))
 FROM (
     SELECT q.id, q.instance_id, q.execution_id, q.activity_id, q.name, q.session_id, q.attempts, q.failures,
            :now - q.unknown_since AS unknown_for, :now - q.enqueued_at AS queued_for, q.visible_at, q.order_number,
-           q.tag, s.tag AS session_tag,
+           q.tag, s.tag AS session_tag, s.locked_until AS session_until,
            s.worker_id, s.incarnation, s.epoch, s.locked_until > :now AND w.worker_id IS NOT NULL AS held,
            CASE WHEN s.next_worker IS NULL OR s.next_until <= :now THEN NULL ELSE (
                SELECT n.worker_id FROM workers AS n

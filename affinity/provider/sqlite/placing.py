@@ -51,25 +51,28 @@ class WorkItemPlacer:
         self._tokens = tokens
         self._identity = identity
         self._may_lock = may_lock
-        self._leases = sessions.read_leases(tx, session_ids)
+        self.leases = sessions.read_leases(tx, session_ids)
+        """Rows of the sessions that the items name."""
         self._orders = OrderPlacer(tx)
         self._rows: list[Any] = []
+        self._all_locked = True  # all are locked here, and neither ordered nor restricted
         self.sessions_here: set[str] = set()
         """Sessions of the items that are locked here."""
 
     def place(self, item: NewWorkItem) -> Placed:
         """Where an item goes."""
-        lease = None if item.session_id is None else self._leases.get(item.session_id)
+        lease = None if item.session_id is None else self.leases.get(item.session_id)
         place = None if item.order is None else self._orders.next_place(item.order)
         if place is not None and place > 1:
+            self._all_locked = False
             self._rows.append(blocked_row(item, place))
             return Placed(item=None, holder=lease.serving if lease is not None and lease.held else None)
         token = self._tokens.next() if self._locks_here(item, lease) else None
         route = self._route(item, lease)
         row = (item.key, item.name, item.session_id, route, item.delay, token, item.payload)
-        self._rows.append(
-            row if place is None and not item.is_restricted else (*row, item.order, place, *restriction(item))
-        )
+        is_plain = place is None and not item.is_restricted
+        self._rows.append(row if is_plain else (*row, item.order, place, *restriction(item)))
+        self._all_locked = self._all_locked and is_plain and token is not None
         if token is None:
             return Placed(item=None, holder=lease.serving if lease is not None and lease.held else None)
         if item.session_id is not None:
@@ -84,7 +87,7 @@ class WorkItemPlacer:
             "now": self._tx.now,
             "locked_until": self._tx.now + lock,
         }
-        self._tx.many(SQL["insert"], self._rows, common)
+        self._tx.many(SQL["insert_locked" if self._all_locked else "insert"], self._rows, common)
 
     def _locks_here(self, item: NewWorkItem, lease: Lease | None) -> bool:
         if not item.lock_here or not self._may_lock or item.delay > 0:

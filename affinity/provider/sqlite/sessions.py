@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from affinity.limits import MAX_PAGE, MAX_REROUTE
@@ -28,6 +29,7 @@ class Lease(NamedTuple):
     held: bool
     next_worker: str | None  # to which a plan that has not ended moves it
     tag: str | None
+    locked_until: float
 
     def served_by(self, identity: WorkerIdentity) -> bool:
         """Whether this very incarnation holds it now, and starts its work: no plan moves it elsewhere."""
@@ -53,6 +55,9 @@ class Lease(NamedTuple):
     def has_begun(self) -> bool:
         """Whether work has claimed the session, and has given it its tag: `renew_epochs` makes rows too."""
         return self.worker_id != ""
+
+
+NO_LEASES: Final[Mapping[str, Lease]] = MappingProxyType({})
 
 
 def own_route(worker_id: str) -> str:
@@ -94,14 +99,22 @@ def get(tx: Tx, session_ids: Sequence[str]) -> list[SessionInfo | None]:
     return [found.get(session_id) for session_id in session_ids]
 
 
-def touch(tx: Tx, identity: WorkerIdentity, session_ids: Collection[str], timeout: float) -> None:
-    """Extend the sessions that the caller, which must be alive, holds."""
-    if session_ids:
+def touch(
+    tx: Tx,
+    identity: WorkerIdentity,
+    session_ids: Collection[str],
+    timeout: float,
+    leases: Mapping[str, Lease] = NO_LEASES,
+) -> None:
+    """Extend the sessions that the caller, which must be alive, holds; ``leases`` are rows that were read already."""
+    before = tx.now + timeout * (1 - TOUCH_SLACK)
+    due = [name for name in session_ids if name not in leases or leases[name].locked_until <= before]
+    if due:
         arguments = {
             **_of(tx, identity),
-            "session_ids": to_json(list(session_ids)),
+            "session_ids": to_json(due),
             "locked_until": tx.now + timeout,
-            "touch_before": tx.now + timeout * (1 - TOUCH_SLACK),
+            "touch_before": before,
         }
         tx.run(SQL["touch"], arguments)
 

@@ -14,7 +14,7 @@ SELECT json_group_array(json_array(
     s.session_id, s.worker_id, s.incarnation, s.epoch, s.locked_until > :now AND w.worker_id IS NOT NULL,
     CASE WHEN s.next_worker IS NULL OR s.next_until <= :now THEN NULL ELSE (
         SELECT n.worker_id FROM workers AS n WHERE n.worker_id = s.next_worker AND n.locked_until > :now AND NOT n.draining
-    ) END, s.tag
+    ) END, s.tag, s.locked_until
 ))
 FROM json_each(:session_ids) AS j
 CROSS JOIN sessions AS s ON s.session_id = j.value

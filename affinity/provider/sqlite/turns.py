@@ -58,7 +58,7 @@ def commit(
     placed = iter([_place(placer, one.turn) for one in passed])
     placer.queue(timeouts.work_item_lock)
     acked = {held.session_id for one in passed for held in one.acked if held.session_id is not None}
-    sessions.touch(tx, identity, acked | placer.sessions_here, timeouts.session_lock)
+    sessions.touch(tx, identity, acked | placer.sessions_here, timeouts.session_lock, placer.leases)
     holds.apply(tx, [one.turn for one in passed], timeouts.session_lock)
     _cancel(tx, [one.turn for one in passed])
     replies.reply(tx, [one.turn for one in passed if one.turn.replies])

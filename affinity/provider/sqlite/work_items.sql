@@ -61,5 +61,14 @@ SELECT value ->> '$[0][0]', value ->> '$[0][1]', value ->> '$[0][2]', value ->> 
            coalesce(value ->> 10, value ->> 11), coalesce(value ->> 11, value ->> 10))
 FROM json_each(:rows);
 
+-- insert_locked: the same for items that are all locked to the committer, and neither ordered nor restricted, as nearly all are
+INSERT INTO worker_queue (
+    instance_id, execution_id, activity_id, name, session_id, route, visible_at,
+    lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at, payload
+)
+SELECT value ->> '$[0][0]', value ->> '$[0][1]', value ->> '$[0][2]', value ->> 1, value ->> 2, value ->> 3, :now,
+       :worker_id, :incarnation, value ->> 5, :locked_until, 1, :now, value ->> 6
+FROM json_each(:rows);
+
 -- last_in_order: the number of the last ordered item of a session; 0: there is none
 SELECT coalesce(max(order_number), 0) FROM worker_queue WHERE order_session = :session_id;
