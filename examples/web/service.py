@@ -14,6 +14,8 @@ from affinity.errors import ClientError, UnknownInstance, WaitTimeout
 
 app = affinity.App("chat")
 
+Say = affinity.Event("message", str, reply=str)
+
 
 @app.activity
 async def answer(ctx: affinity.ActivityContext, text: str) -> str:
@@ -26,8 +28,10 @@ async def conversation(ctx: affinity.OrchestrationContext) -> list[str]:
     """Answer messages until one says bye."""
     session_id, replies, text = await ctx.new_guid(), list[str](), ""
     while text != "bye":
-        text = await ctx.schedule_wait("message", str)
+        said = await ctx.schedule_wait(Say)
+        text = said.data
         replies.append(await ctx.schedule_activity(answer, text).on_session(session_id))
+        said.reply(replies[-1])
         ctx.set_custom_status({"reply": replies[-1], "turns": len(replies)})
     return replies
 
@@ -60,9 +64,14 @@ def create(url: str, *, with_worker: bool = False) -> FastAPI:
         run = await request.state.client.start(conversation, instance_id=chat_id)
         return {"created": run.created}
 
-    @api.post("/chats/{chat_id}/messages", status_code=202)
-    async def send(chat_id: str, message: Message, request: Request) -> None:
-        await request.state.client.raise_event(chat_id, "message", message.text)
+    @api.post("/chats/{chat_id}/messages", response_model=None)
+    async def send(chat_id: str, message: Message, request: Request) -> JSONResponse:
+        key = request.headers.get("Idempotency-Key")
+        try:
+            reply = await request.state.client.ask(chat_id, Say(message.text), idempotency_key=key, timeout=20)
+        except WaitTimeout:
+            return JSONResponse({"status": "running"}, 202)
+        return JSONResponse({"reply": reply})
 
     @api.get("/chats/{chat_id}")
     async def show(chat_id: str, request: Request) -> dict[str, Any]:

@@ -19,8 +19,9 @@ def test_a_chat_from_its_start_to_its_end(http: TestClient) -> None:
     """To start it again is no error: the id is the user's."""
     assert http.put("/chats/ann").json() == {"created": True}
     assert http.put("/chats/ann").json() == {"created": False}
-    for text in ["hello", "bye"]:
-        assert http.post("/chats/ann/messages", json={"text": text}).status_code == 202
+    for text, key in [("hello", "1"), ("hello", "1"), ("bye", "2")]:  # what is sent again is said once
+        sent = http.post("/chats/ann/messages", json={"text": text}, headers={"Idempotency-Key": key})
+        assert sent.json() == {"reply": f"you said {text!r}"}
     assert http.get("/chats/ann/result").json() == {"replies": ["you said 'hello'", "you said 'bye'"]}
     assert http.get("/chats/ann").json()["status"] == "completed"
 

@@ -8,10 +8,11 @@ import pytest
 
 from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
 from affinity.client import Client
-from affinity.client.resets import cut_history
+from affinity.client.resets import build_reset, cut_history
 from affinity.errors import InvalidInput, NotSerializable, OrchestrationFailed, UnknownInstance
 from affinity.orchestration import events as ev
 from affinity.orchestration.wire import encode_event
+from affinity.provider.contract import HistoryCursor
 from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -50,6 +51,15 @@ class FailingShop:
             sent = ctx.schedule_sub_orchestration(parcel, n)
             packed = await ctx.schedule_activity(work, "pack")
             return [packed, await sent]
+
+        @self.app.orchestration
+        async def staged(ctx: OrchestrationContext, n: int) -> list[str]:
+            if ctx.execution_id == 1:
+                ctx.set_custom_status("first")
+                ctx.continue_as_new(n)
+            before, went = ctx.custom_status, await ctx.schedule_wait("go", str)
+            ctx.set_custom_status("second")
+            return [before, went, ctx.custom_status]
 
 
 @pytest.fixture
@@ -159,6 +169,26 @@ async def test_a_child_that_has_ended_answers_again(shop: FailingShop, client: C
     await client.delete(child)
     await client.reset("order", to_event=3)
     assert await run.wait(30) == ["PACK", "at once"]
+
+
+async def test_the_custom_status_is_the_one_that_was_there(shop: FailingShop, client: Client) -> None:
+    """Also where a former execution has set it."""
+    run = await client.start("staged", 1, instance_id="i")
+
+    async def waits() -> bool:
+        status = await run.status()
+        return (status.execution_id, status.event_count) == (2, 2)
+
+    await until(waits)
+    await run.raise_event("go", "on")
+    assert await run.wait(30) == ["first", "on", "second"]
+    (info,) = await client._provider.get_instance(["i"])
+    assert info is not None
+    (page,) = await client._provider.read_history([HistoryCursor("i", 2)])
+    reset = build_reset(info, cut_history(page.events, 2, 2), {})
+    assert reset.custom_status == '"first"'
+    await client.reset("i", to_event=2)
+    assert await run.wait(30) == ["first", "on", "second"]
 
 
 async def test_what_cannot_be_reset_is_refused(client: Client) -> None:
