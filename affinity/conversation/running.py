@@ -28,7 +28,6 @@ from affinity.conversation.events import (
     JournalEntry,
     SessionIdle,
     SessionStatusChanged,
-    SpanCompleted,
     SpanError,
     StopReason,
     UserInterrupt,
@@ -164,7 +163,8 @@ class _Attempt(Generic[S]):
         self.delegations = [*self.task.get("delegations", [])]
         self.delegations += [_delegation(each) for each in self.metas if each.delegation and not self._has(each)]
         self.trace = Trace(f"{self.spec.name}.wake", self.number, self.ctx.worker_id)
-        self.begun = self.trace.started(revisits=[each.key for each in self.work.due])
+        due: dict[str, Any] = {"revisits": [each.key for each in self.work.due]} if self.work.due else {}
+        self.begun = self.trace.started(**due)
         self.writing = WakeWriting(
             session_id=self.ctx.instance_id,
             wake_id=self.task["wake"],
@@ -263,11 +263,11 @@ class _Attempt(Generic[S]):
 
     def _note_begin(self) -> None:
         if (cancelled := self.task.get("cancelled")) is not None:
-            closed = SpanCompleted(span=WAKE_SPAN, name=self.trace.name, result="cancelled")
-            entry = self.writing.note(closed)
-            self.writing.entries[-1] = replace(entry, wake_id=cancelled)
-            self.trace.entries.append(self.writing.entries[-1])
-        self.trace.entries.append(self.writing.note(self.begun))
+            closed = {"span": WAKE_SPAN, "name": self.trace.name, "result": "cancelled"}
+            entry = replace(self.writing.record("span.completed", closed), wake_id=cancelled)
+            self.writing.entries[-1] = entry
+            self.trace.entries.append(entry)
+        self.trace.entries.append(self.writing.record("span.started", self.begun))
 
     def _expire(self) -> list[JournalEntry]:
         """Answer the requests that nobody has answered in time, as refused."""
@@ -333,9 +333,9 @@ class _Attempt(Generic[S]):
     async def _succeed(self, wake: Wake) -> WakeOutcome:
         reason = self._stop_reason(wake)
         await self._count_cycles(reason)
-        completed = self.trace.completed(self.begun, self.read_at)
-        self.writing.note(completed.model_copy(update={"processed": self.read, "read": self.read}))
-        self.writing.note(SessionIdle(reason, [each.request_id for each in wake.requests]))
+        self._close(self.read)
+        requests = {"requests": [each.request_id for each in wake.requests]} if wake.requests else {}
+        self.writing.record("session.idle", {"stop_reason": reason, **requests})
         self.ctx.enlist(self.writing)
         outcome = self._outcome("done")
         if self.work.more:
@@ -418,12 +418,7 @@ class _Attempt(Generic[S]):
         return policy.delay(failures, self.task["wake"])
 
     def _close_trace(self, error: SpanError, pause: float | None) -> WakeOutcome:
-        completed = self.trace.completed(self.begun, self.read_at)
-        self.writing.note(
-            completed.model_copy(
-                update={"result": "error", "error": error, "processed": self.work.processed, "read": self.read}
-            )
-        )
+        self._close(self.work.processed, error)
         if pause is None:
             self.writing.note(SessionIdle("failed", [each.request_id for each in self.work.requests], error))
             for each in self.delegations:
@@ -454,11 +449,16 @@ class _Attempt(Generic[S]):
             )
         for each in self.delegations:
             self._tell_parent(each, "terminated")
-        self.writing.note(self.trace.completed(self.begun, self.read_at))
+        self._close(self.work.processed)
         self.ctx.enlist(self.writing)
         return self._outcome("done")
 
     # --
+
+    def _close(self, processed: int, error: SpanError | None = None) -> None:
+        """Close the trace."""
+        completed = self.trace.completed(self.begun, self.read_at, error)
+        self.writing.record("span.completed", completed | {"processed": processed, "read": self.read})
 
     def _outcome(self, outcome: str) -> WakeOutcome:
         result = WakeOutcome(outcome=outcome, processed=self.writing.processed)  # type: ignore[typeddict-item]

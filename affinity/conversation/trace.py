@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any, Final
 
-from affinity.conversation.events import SpanCompleted, SpanError, SpanStarted
+from affinity.conversation.events import SpanError
 from affinity.errors import ReportedError
 from affinity.journal import NewEntry
 from affinity.limits import truncate
@@ -47,30 +47,24 @@ class Trace:
     """Of the spans, in order; the handler's other entries are not among them."""
     _count: int = 0
 
-    def started(self, span: str = WAKE_SPAN, name: str = "", parent: str | None = None, **more: Any) -> SpanStarted:
-        """The beginning of a span, now."""
-        return SpanStarted(
-            span=span,
-            name=name or self.name,
-            parent=parent,
-            attempt=self.attempt,
-            worker=self.worker,
-            started_at=datetime.now(UTC),
+    def started(self, span: str = WAKE_SPAN, name: str = "", **more: Any) -> dict[str, Any]:
+        """The fields of a `SpanStarted`, as of now."""
+        return {
+            "span": span,
+            "name": name or self.name,
+            "attempt": self.attempt,
+            "worker": self.worker,
+            "started_at": datetime.now(UTC),
             **more,
-        )
+        }
 
-    def completed(self, begun: SpanStarted, clock: float, error: BaseException | None = None) -> SpanCompleted:
-        """The end of a span that began at ``clock``, monotonic."""
-        return SpanCompleted(
-            span=begun.span,
-            name=begun.name,
-            result="ok" if error is None else "error",
-            started_at=begun.started_at,
-            seconds=round(time.monotonic() - clock, 6),
-            attempt=self.attempt,
-            worker=self.worker,
-            error=None if error is None else error_of(error),
-        )
+    def completed(self, begun: Mapping[str, Any], clock: float, error: SpanError | None = None) -> dict[str, Any]:
+        """The fields of the `SpanCompleted` of a span that began at ``clock``, monotonic."""
+        fields = {name: begun[name] for name in ("span", "name", "attempt", "worker", "started_at")}
+        fields["seconds"] = round(time.monotonic() - clock, 6)
+        if error is not None:
+            fields |= {"result": "error", "error": error}
+        return fields
 
     def next_id(self) -> str:
         """An id for a span of a part of the wake."""

@@ -20,6 +20,7 @@ from affinity.conversation.events import (
     JournalEntry,
     JournalEvent,
     RequestEvent,
+    SpanError,
     UserInterrupt,
     check_input,
     check_output,
@@ -28,7 +29,7 @@ from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind, seconds_
 from affinity.conversation.lineage import Ancestor, BirthPlanner, Summarise
 from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader
 from affinity.conversation.stream import StreamWriter
-from affinity.conversation.trace import Trace, current_span, inside, part_span, traceparent
+from affinity.conversation.trace import Trace, current_span, error_of, inside, part_span, traceparent
 from affinity.conversation.views import PendingRequest, PendingRevisit
 from affinity.conversation.writing import WakeWriting
 from affinity.errors import (
@@ -239,20 +240,20 @@ class Wake:
         trace, clock = self._parts.trace, time.monotonic()
         outer = current_span()
         begun = trace.started(trace.next_id(), check_id(name, "name of a span"), parent=outer)
-        self._note(begun)
-        error: BaseException | None = None
+        self._record("span.started", begun)
+        error: SpanError | None = None
         try:
-            with inside(begun.span), part_span(name):
+            with inside(begun["span"]), part_span(name):
                 yield
         except BaseException as raised:
-            error = raised
+            error = error_of(raised)
             raise
         finally:
-            self._note(trace.completed(begun, clock, error))
+            self._record("span.completed", trace.completed(begun, clock, error))
 
-    def _note(self, event: JournalEvent) -> None:
+    def _record(self, kind: str, fields: Mapping[str, Any]) -> None:
         if len(self._writing.entries) < MAX_WAKE_ENTRIES:
-            self._parts.trace.entries.append(self._writing.note(event))
+            self._parts.trace.entries.append(self._writing.record(kind, fields))
 
     # -- resources
 

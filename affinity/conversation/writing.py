@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic_core import to_json
 
 from affinity.conversation.events import EventTypes, JournalEvent
 from affinity.errors import InvalidInput
@@ -57,6 +60,15 @@ class WakeWriting:
     def note(self, event: JournalEvent) -> NewEntry:
         """Add an entry of the conversation itself."""
         entry = NewEntry(kind=event.kind, payload=self.types.encode(event), wake_id=self.wake_id)
+        self.entries.append(entry)
+        return entry
+
+    def record(self, kind: str, fields: Mapping[str, Any]) -> NewEntry:
+        """Add an entry of the conversation itself by its fields, without those that have their default: each wake has
+        three of these, which need no validation.
+        """
+        payload = to_json({**fields, "kind": kind}).decode()
+        entry = NewEntry(kind=kind, payload=payload, wake_id=self.wake_id)
         self.entries.append(entry)
         return entry
 
