@@ -78,10 +78,12 @@ def conversation(run: Run) -> Report:
 def _turns(run: Run, report: Report, sessions: int, length: int, *, name: str, size: int) -> None:
     with run.bed(run.ours) as bed:
         (worker,) = bed.crew(1, app="stateful", **ROOM)
-        bed.warm_up()
+        warm = [f"warm-up-{number}" for number in range(25)]
+        bed.ours.start_with_state({one: [one] for one in warm}, Walk(turns=5), size)
+        bed.client.outputs(warm)
+        ids = [f"walk-{number}" for number in range(sessions)]
         walk, before = Walk(turns=length), worker.cpu_seconds()
         began = time.monotonic()
-        ids = [f"walk-{number}" for number in range(sessions)]
         bed.ours.start_with_state({one: [one] for one in ids}, walk, size)
         walks = [walk.check(output) for output in bed.client.outputs(ids)]
         seconds = max(each[-1].at for each in walks) - began
