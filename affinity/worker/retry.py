@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Hashable
 from typing import TypeVar
 
+import anyio
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, stop_never, wait_random_exponential
 
 from affinity.errors import Contention, ProviderError
@@ -127,6 +128,12 @@ class DatabaseHealth:
         Raises:
             ProviderError: one that is not retryable.
         """
+        try:
+            return await self.call(verb)  # nearly always: without the cost of what repeats it
+        except ProviderError as error:
+            if not is_retryable(error):
+                raise
+        await anyio.sleep(random.uniform(0.0, FIRST_PAUSE))  # noqa: S311 -- jitter, not a secret
         return await self._retrying(is_retryable)(self.call, verb)
 
     async def retry_if_unchanged(self, verb: Callable[[], Awaitable[T]]) -> T:
