@@ -10,7 +10,8 @@ import http.client
 import importlib
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -93,14 +94,30 @@ class Model:
             "id_slot": -1 if slot is None else slot,
         }
         answer = self._post("/v1/chat/completions", request)
-        timings = answer["timings"]
-        return Completion(
-            text=answer["choices"][0]["message"]["content"],
-            kept=timings["cache_n"],
-            read=timings["prompt_n"],
-            reading=timings["prompt_ms"] / 1000,
-            writing=timings["predicted_ms"] / 1000,
-        )
+        return _completion(answer["choices"][0]["message"]["content"], answer["timings"])
+
+    def stream(self, messages: Sequence[Message], slot: int, *, tokens: int, show: Callable[[str], None]) -> Completion:
+        """The reply to ``messages``, in a slot; ``show`` is called with each part as it is made. What it raises ends
+        the call, and the server stops.
+
+        Raises:
+            ModelError: the conversation is longer than the context.
+        """
+        request = {
+            "messages": [message.model_dump() for message in messages],
+            "max_tokens": tokens,
+            "temperature": 0,
+            "id_slot": slot,
+            "stream": True,
+        }
+        said, timings = "", dict[str, Any]()
+        for answer in self._stream("/v1/chat/completions", request):
+            timings = answer.get("timings", timings)
+            for choice in answer.get("choices", []):
+                if part := choice["delta"].get("content"):
+                    said += part
+                    show(part)
+        return _completion(said, timings)
 
     def save(self, slot: int) -> bytes:
         """The content of a slot."""
@@ -132,16 +149,29 @@ class Model:
         return self._folder / f"slot-{slot}"
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
+        with self._request(path, body) as response:
+            return json.loads(response.read())
+
+    def _stream(self, path: str, body: dict[str, Any]) -> Iterator[Any]:
+        """The documents of a reply as they come: server-sent events."""
+        with self._request(path, body) as response:
+            for line in response:
+                text = line.decode().removeprefix("data: ").strip()
+                if text and text != "[DONE]":
+                    yield json.loads(text)
+
+    @contextmanager
+    def _request(self, path: str, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
         connection = http.client.HTTPConnection(self._address, timeout=TIMEOUT)
         try:
             connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
             response = connection.getresponse()
-            answer = json.loads(response.read())
+            if response.status != http.client.OK:
+                answer = json.loads(response.read())
+                raise ModelError(answer.get("error", {}).get("message", answer))
+            yield response
         finally:
             connection.close()
-        if response.status != http.client.OK:
-            raise ModelError(answer.get("error", {}).get("message", answer))
-        return answer
 
 
 class Slots:
@@ -163,6 +193,16 @@ class Slots:
     def give_back(self, slot: int) -> None:
         """It is nobody's any more."""
         self._free.append(slot)
+
+
+def _completion(text: str, timings: Mapping[str, Any]) -> Completion:
+    return Completion(
+        text=text,
+        kept=timings["cache_n"],
+        read=timings["prompt_n"],
+        reading=timings["prompt_ms"] / 1000,
+        writing=timings["predicted_ms"] / 1000,
+    )
 
 
 def missing_packages() -> Sequence[str]:

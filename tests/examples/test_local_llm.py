@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -107,3 +108,15 @@ def test_an_interrupt_ends_all_workers(tmp_path: Path) -> None:
         assert process.stderr.read() == "interrupted; all workers have ended\n"
         assert process.wait() == 130
     assert list(tmp_path.iterdir()) == []
+
+
+@needs_model
+def test_a_talk_streams_is_interrupted_and_its_fork_shares_the_cache() -> None:
+    command = [sys.executable, "-m", "examples.local_llm.talk"]
+    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    kept = [int(found) for found in re.findall(r"(\d+) tokens were in the cache", done.stdout)]
+    assert kept[0] == 0
+    assert 0 < kept[1] < kept[2], "the fork begins with all that the talk had in the cache"
+    assert "(interrupted)" in done.stdout
+    assert "status: idle" in done.stdout
