@@ -15,7 +15,8 @@ from pathlib import Path
 
 import anyio
 
-from affinity.limits import MAX_BATCH
+from affinity.journal import JournalRetention
+from affinity.limits import MAX_BATCH, PRUNE_EVENTS
 from affinity.orchestration import App
 from affinity.provider.contract import Retention, WaitFailure, WorkItem
 from affinity.worker.moves import MoveReporter
@@ -32,6 +33,9 @@ DRAIN_STEP_SECONDS = 0.1
 
 FULL_RATIO = 0.9
 """Share of ``max_sessions_per_runtime`` below which the warning that a worker is full re-arms."""
+
+PRUNE_SECONDS = 60.0
+"""Between two searches for entries of journals that need not be kept: such a search may look at each journal."""
 
 RETRY_SECONDS = 10.0
 """Between two searches for instances that other code has suspended."""
@@ -153,6 +157,20 @@ class Maintenance:
             )
         if ended.freed:
             self._wakeups.hint(None)
+
+    async def journals(self) -> None:
+        """Once a minute, if an option says so: entries of journals that need not be kept."""
+        keep = JournalRetention(
+            age=self._options.journal_retention,
+            entries=self._options.journal_max_entries,
+            size=self._options.journal_max_bytes,
+        )
+        prune = partial(self._provider.prune_journals, keep, limit=PRUNE_EVENTS)
+        while keep != JournalRetention():
+            await anyio.sleep(PRUNE_SECONDS * random.uniform(0.9, 1.1))  # noqa: S311
+            removed = PRUNE_EVENTS
+            while removed and self._lease.is_serving:
+                removed = await self._health.call(prune, self.journals)
 
     async def moves(self) -> None:
         """Once a second: report hydrates and count moves, if a session has come here."""

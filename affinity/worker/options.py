@@ -22,6 +22,7 @@ from affinity.limits import (
     MAX_MESSAGE_BYTES,
     MAX_OUTSTANDING_BYTES,
     MAX_PAYLOAD_BYTES,
+    MAX_QUOTA,
     MAX_RETENTION_SECONDS,
     MAX_TAGS,
     check_id,
@@ -175,6 +176,14 @@ class RuntimeOptions(BaseModel):
     """Histories of executions that ``continue_as_new``, or a reset, ended this long ago are removed, and keys of
     events, with the replies to them, that are as old; none: with their instance.
     """
+    journal_retention: RetentionSeconds | None = None
+    """Entries of journals that were recorded this long ago are removed, as soon as no wake has to process them, no
+    pending request and no fork needs them; none: with their journal. See docs/run/retention.md#retention.
+    """
+    journal_max_entries: int | None = Field(default=None, ge=0, le=MAX_QUOTA)
+    """Entries that are kept of one journal: older ones are removed likewise; none: any number."""
+    journal_max_bytes: int | None = Field(default=None, ge=0, le=MAX_QUOTA)
+    """Bytes of payloads that are kept of one journal: older entries are removed likewise; none: any number."""
     code_version: str | None = None
     """Tells the code of this worker from other releases, as an image's tag does: new and freed sessions go to workers
     of the newest version, and an instance that another version suspended is tried again. None: a digest of the files

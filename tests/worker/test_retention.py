@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import Any
 
 import anyio
@@ -10,6 +11,8 @@ import pytest
 from affinity import App, OrchestrationContext, RuntimeOptions, Worker
 from affinity.client import Client, Start
 from affinity.errors import InvalidInput, UnknownInstance
+from affinity.journal import JournalAppend, JournalQuery, JournalStart, NewEntry
+from affinity.provider import open_provider
 from affinity.worker import maintenance
 from tests.processes import open_workers
 from tests.waiting import started, until
@@ -61,6 +64,36 @@ async def test_a_worker_removes_what_ended_long_ago(any_url: str, monkeypatch: p
 
             await until(gone)
         assert (await client.status("on")).status == "running"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "left"), [("retention", 0.01, 0), ("max_entries", 2, 2), ("max_bytes", 7, 1)]
+)
+async def test_a_worker_removes_old_entries_of_journals(
+    any_url: str, monkeypatch: pytest.MonkeyPatch, option: str, value: float, left: int
+) -> None:
+    """By age, number and bytes; without an option none is removed."""
+    monkeypatch.setattr(maintenance, "PRUNE_SECONDS", 0.05)
+    note = NewEntry(kind="note", payload='"1234"')
+    start = JournalStart(name="elsewhere", start="start", birth="b")
+    append = JournalAppend(session_id="s", kind="chat", entry=note, message=None, start=start)
+    async with aclosing(await open_provider(any_url)) as provider:
+        await provider.append_journal([append] * 5)
+
+        async def entries() -> int:
+            (page,) = await provider.read_journal([JournalQuery(session_id="s")])
+            assert page is not None
+            return len(page.entries)
+
+        async with Worker(app, any_url, RuntimeOptions.make(poll_interval=0.2)):
+            await anyio.sleep(0.3)
+            assert await entries() == 5
+        async with Worker(app, any_url, RuntimeOptions.make(poll_interval=0.2, **{f"journal_{option}": value})):
+
+            async def pruned() -> bool:
+                return await entries() == left
+
+            await until(pruned)
 
 
 @app.orchestration
