@@ -85,7 +85,8 @@ class JournalAppend:
 
     Checked in this order, in the transaction that appends: whether there is a journal, its kind, the event id, whether
     it is closed (or its instance has ended), the parent, the answer, whether the instance is one of ``start``, the
-    quota and the unread messages of the instance. A repeated event id changes nothing and wakes nothing.
+    quota and the unread messages of the instance. A repeated event id changes nothing and wakes nothing. No quota,
+    and no number of unread messages, refuses what a wake sends (``sender``).
     """
 
     session_id: str

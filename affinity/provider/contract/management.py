@@ -79,7 +79,8 @@ class Quotas:
 
     instances: int | None = None  # in the database, ended ones and children included
     unread_events: int | None = None  # of one instance, on top of `NewMessage.unread_limit`
-    # UTF-8 bytes of one instance: the events of its current execution and the messages that wait for it.
+    # UTF-8 bytes of one instance: the events of its current execution and the messages that wait for it. Of a journal:
+    # the messages of its inputs, and nothing else.
     instance_bytes: int | None = None
 
 

@@ -128,6 +128,8 @@ class _AppendBatch:
     def _find_instance_refusal(self, one: JournalAppend, *, is_missing: bool) -> AppendOutcome | None:
         if is_missing and one.start is None and one.message is not None:
             return "unknown"
+        if one.sender is not None:  # a wake
+            return None
         return self._room.find_refusal(one, is_new=is_missing and one.start is not None)
 
     def _accept(self, one: JournalAppend, head: Head | None) -> Appended:

@@ -222,6 +222,22 @@ BEGIN
                OR _sender[s.k] = CASE WHEN j.journal_id IS NULL THEN _start_parent[s.k] ELSE j.parent END)
         ORDER BY s.session_id, s.k) f;
     IF missing IS NOT NULL THEN
+        -- No quota refuses what a wake starts.
+        WITH created AS (
+            INSERT INTO instances (instance_id, birth, name, version, session_id, created_at, updated_at)
+            SELECT _session[m.k], _start_birth[m.k], _start_name[m.k], _start_version[m.k], _session[m.k], c.now, c.now
+            FROM unnest(missing) WITH ORDINALITY AS m (k, place) CROSS JOIN (SELECT clock() AS now) c
+            WHERE _sender[m.k] IS NOT NULL ORDER BY m.place
+            ON CONFLICT (instance_id) DO NOTHING
+            RETURNING instance_id
+        )
+        INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
+        SELECT c.instance_id, 'new', (SELECT clock()), _start[m.k]
+        FROM unnest(missing) AS m (k) JOIN created c ON c.instance_id = _session[m.k];
+        missing := ARRAY (
+            SELECT m.k FROM unnest(missing) WITH ORDINALITY AS m (k, place) WHERE _sender[m.k] IS NULL ORDER BY m.place);
+    END IF;
+    IF cardinality(missing) > 0 THEN
         -- A quota refuses all of a batch: then each is tried on its own.
         SELECT bool_or(c.quota IS NOT NULL) INTO refused FROM create_instances_1(
             ARRAY (SELECT _session[m.k] FROM unnest(missing) AS m (k)),
@@ -348,7 +364,9 @@ BEGIN
                 array_fill(0::float8, ARRAY[cardinality(accepted)]),
                 array_fill(NULL::bigint, ARRAY[cardinality(accepted)]),
                 array_fill(NULL::bigint, ARRAY[cardinality(accepted)]),
-                ARRAY (SELECT _unread_limit[at[a.x]] FROM unnest(accepted) AS a (x))) m ON m.n = a.n;
+                ARRAY (
+                    SELECT CASE WHEN _sender[at[a.x]] IS NULL THEN _unread_limit[at[a.x]] END
+                    FROM unnest(accepted) AS a (x))) m ON m.n = a.n;
             IF 'raced' = ANY (refused) THEN
                 PERFORM refuse();
             END IF;

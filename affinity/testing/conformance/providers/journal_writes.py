@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from affinity.journal import NewRequest, NewRevisit
-from affinity.provider.contract import NewMessage, Token, WorkAck
+from affinity.provider.contract import NewMessage, Quotas, Token, WorkAck
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import TIMEOUTS, message_ids, payloads, state_write, turn
 from affinity.testing.conformance.providers.cluster import Cluster, concurrently
@@ -40,6 +40,20 @@ class JournalWriteRules(Rules):
         assert (page.processed, page.last_seq) == (1, 4)
         assert [len(await talk.requests()), len(await talk.revisits())] == [1, 1]
         assert (await cluster.record("s")).state == b"by work"
+
+    async def test_no_quota_refuses_what_a_wake_sends(self, cluster: Cluster) -> None:
+        """A wake creates a child, and writes to it, though no client may (contract: JournalAppend)."""
+        waker = await Waker.begin(cluster)
+        provider = waker.peer.provider
+        await provider.set_quotas(Quotas(instances=1, instance_bytes=1))
+        child = new_input("child", start=new_start("child", parent="s"), sender="s", unread_limit=1)
+        await waker.wake(appends=[child, child], entries=[output()])
+        talk = Conversation(provider, "child")
+        assert await talk.numbers() == [1, 2]
+        assert (await Conversation(provider, "t").append()).outcome == "over_quota"
+        await provider.set_quotas(Quotas())
+        (item,) = [item for item in await waker.peer.take_instances() if item.instance_id == "child"]
+        assert payloads(item) == ["start", "[1]", "[2]"]
 
     async def test_a_refused_turn_writes_nothing(self, cluster: Cluster) -> None:
         """A failed fence of the turn, of a state or of an ack leaves the journal as it is; a failed fence of the
