@@ -35,6 +35,9 @@ SHARED: Final = 50
 SECONDS: Final = 20.0
 """Of kills and pauses; ``--crash-seconds`` and ``--crash-pause`` make it harder."""
 
+SEEN: Final = 10
+"""Attempts whose streams followers have seen, at least: on a busy machine many wakes end between two looks."""
+
 OPTIONS: Final = {"max_sessions_per_runtime": CONVERSATIONS, "max_attempts": 1_000}
 
 SAID: Final = " ".join(WORDS) + " "
@@ -222,7 +225,8 @@ async def _survive(url: str, seconds: float, pause: float) -> None:
             own = [sender for name, sender in senders if name == one]
             await check(follower.talk, own, follower, reader)
     attempts = sum(check_streams(follower.items) for follower in followers.values())
-    assert attempts > CONVERSATIONS / 4
+    assert attempts >= SEEN, attempts
+    assert sum(len(sender.asked) for _, sender in senders) >= CONVERSATIONS
     assert losing.lost
     assert sum(sender.repeats for _, sender in senders)
     assert sum(follower.returns for follower in followers.values())
