@@ -109,7 +109,7 @@ async def show(talk: Talk, text: str, *, cut_after: int | None = None) -> None:
 
 async def talk_with_model(folder: Path) -> None:
     """The talk, with a worker in this process."""
-    model = Model(slots=SLOTS, context=CONTEXT, threads=2, folder=folder)
+    model = Model(slots=SLOTS, context=CONTEXT, threads=1, folder=folder)
     app, talks = build(model)
     url = f"sqlite:///{folder / 'talk.db'}"
     async with affinity.Worker(app, url), affinity.Client(url) as client:
