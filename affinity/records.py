@@ -156,6 +156,52 @@ class StateWrite:
                 raise InvalidOptions(f"{what} of a session's state must be an integer of 64 bits")
 
 
+ActivityKey: TypeAlias = tuple[str, int, int]
+"""Instance, execution and activity id: of one activity, in all its attempts."""
+
+
+class DurableResource(NamedTuple):
+    """A resource that outlives a process."""
+
+    resource_id: str
+    name: str
+    handle: str | None  # JSON; None: it is not created yet, or nobody knows
+
+
+class ResourceStore(Protocol):
+    """The resources of a database that outlive a process: see `affinity.session.durable`. A record uses a resource by
+    the label ``affinity.resource/`` and its name, with its id.
+    """
+
+    async def begin_resource(
+        self, resource_id: str, name: str, activity: ActivityKey, *, held: str | None
+    ) -> DurableResource:
+        """The one that the activity is to use, which is its own from now on: the one named ``held``, or one that an
+        earlier attempt has created, unless it is being destroyed; else a new one with this id and without a handle.
+        """
+        ...
+
+    async def set_resource_handle(self, resource_id: str, handle: str) -> bool:
+        """It is created. False: it is being destroyed, or gone."""
+        ...
+
+    async def get_resource(self, resource_id: str) -> DurableResource | None:
+        """One that is created and not being destroyed."""
+        ...
+
+    async def take_unused_resources(
+        self, names: Collection[str], *, limit: int, seconds: float
+    ) -> Sequence[DurableResource]:
+        """Some that no record uses, and whose activity is not in the queue; for ``seconds`` no other call takes them,
+        and no session gets them any more.
+        """
+        ...
+
+    async def remove_resources(self, resource_ids: Collection[str]) -> None:
+        """Those that were taken are destroyed."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRecord:
     """A session's record, with its state."""

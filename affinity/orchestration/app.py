@@ -154,6 +154,20 @@ class OrchestrationDefinition(Definition):
 
 
 @runtime_checkable
+class Destroyable(Protocol):
+    """A resource that outlives a process: `affinity.Resource` with ``create``."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    async def destroy_now(self, resource_id: str, handle: Any) -> bool:
+        """Free it; False: it has failed."""
+        ...
+
+
+@runtime_checkable
 class SessionListener(Protocol):
     """Receives the worker's session leases that end, such as `affinity.SessionCache`; called on the event loop."""
 
@@ -228,6 +242,7 @@ class App:
         self._orchestrations: dict[str, OrchestrationDefinition] = {}
         self._latest: dict[str, OrchestrationDefinition] = {}
         self._session_listeners: list[SessionListener] = []
+        self._resources: list[Destroyable] = []
 
     @property
     def activities(self) -> Mapping[str, ActivityDefinition]:
@@ -300,10 +315,16 @@ class App:
         """
         return self._latest.get(name) if version is None else self._orchestrations.get(f"{name}@{version}")
 
-    def include(self, other: App | SessionListener) -> None:
+    @property
+    def resources(self) -> tuple[Destroyable, ...]:
+        """The resources that a worker of this app destroys when nothing uses them."""
+        return tuple(self._resources)
+
+    def include(self, other: App | SessionListener | Destroyable) -> None:
         """Register all functions and listeners of another app; or a listener, such as `affinity.Sessions` or
         `affinity.SessionCache`, which workers notify of the sessions that they lose; with `affinity.Conversations`,
-        their functions too.
+        their functions too. Or an `affinity.Resource` that outlives the process, which workers destroy when no session
+        uses it any more.
 
         Raises:
             InvalidApp: a name (and version) is taken by another function; then nothing is registered. Or ``other`` is
@@ -311,12 +332,23 @@ class App:
         """
         if isinstance(other, App):
             self._include_app(other)
+        elif isinstance(other, Destroyable):
+            self._include_resource(other)
         elif not isinstance(other, SessionListener):
             raise InvalidApp(f"app {self.name!r} can include an App, Sessions or SessionCache, not {other!r}")
         elif other not in self._session_listeners:
             if isinstance(other, HasFunctions):
                 self._include_app(other.functions())
             self._session_listeners.append(other)
+
+    def _include_resource(self, resource: Destroyable) -> None:
+        if not resource.name:
+            raise InvalidApp(f"app {self.name!r} can include a Resource with create=, which outlives the process")
+        if resource in self._resources:
+            return
+        if any(each.name == resource.name for each in self._resources):
+            raise InvalidApp(f"app {self.name!r} has another resource named {resource.name!r}")
+        self._resources.append(resource)
 
     def _include_app(self, other: App) -> None:
         for activity in other._activities.values():
@@ -329,6 +361,8 @@ class App:
             self._add_orchestration(orchestration)
         for listener in other._session_listeners:
             self.include(listener)
+        for resource in other._resources:
+            self.include(resource)
 
     def check(self) -> None:
         """Resolve every annotation, and check the migrations of the listeners, as a worker does at its start.

@@ -17,6 +17,7 @@ import anyio.from_thread
 
 from affinity.errors import SessionError, SessionSaveFailed, SessionSelfConflict, SessionWriteConflict, problem_of
 from affinity.records import SessionStore
+from affinity.session.durable import close_durable, use_durable
 from affinity.session.resources import Resource, shielded
 from affinity.session.state import CachedState, StateSchema
 from affinity.session.writer import SavePoint, WriteQueue
@@ -29,6 +30,11 @@ class UnitOfWork(Protocol[S]):
     """Loads the state of a session for a block, and writes or stages its changes."""
 
     already_applied: bool  # see `OpenSession.already_applied`
+
+    @property
+    def ctx(self) -> object:
+        """The activity's context; None in a script."""
+        ...
 
     async def open(self, overrides: Mapping[str, Any]) -> CachedState[S]:
         """The state for one block; a new one may need the ``overrides``."""
@@ -60,6 +66,7 @@ class StandaloneUnitOfWork(Generic[S]):
     """
 
     already_applied = False
+    ctx = None
 
     def __init__(
         self, schema: StateSchema[S], queue: WriteQueue[S], session_id: str | None, store: SessionStore | None
@@ -227,11 +234,14 @@ class _Opening(Generic[S]):
         self._version, self._save_point = cached.record.version, work.save_point()
 
     async def _resource(self, resource: Resource[T]) -> T:
-        cached = self._opened()[1]
+        work, cached = self._opened()
+        if resource.is_durable:
+            return await use_durable(resource, cached, work.ctx)
         return await cached.resources.get(resource, cached.session_id if cached.home is None else cached.home[0])
 
     async def _close_resource(self, resource: Resource[Any]) -> None:
-        await self._opened()[1].resources.close(resource)
+        cached = self._opened()[1]
+        await (close_durable(resource, cached) if resource.is_durable else cached.resources.close(resource))
 
     def _loaded(self) -> CachedState[S]:
         if self._cached is None:

@@ -24,6 +24,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 import anyio
 
 from affinity.errors import InvalidOptions, ResourceClosed, SessionError
+from affinity.limits import check_id
 
 T = TypeVar("T")
 
@@ -57,35 +58,78 @@ class Resource(Generic[T]):
     def __init__(
         self,
         *,
-        open: Callable[[str], Awaitable[T] | T],
+        open: Callable[[Any], Awaitable[T] | T] | None = None,
         close: Callable[[str, T], Awaitable[None] | None] | None = None,
         key: Callable[[str], str] = lambda session_id: session_id,
         on_error: Literal["keep", "dispose"] = "keep",
+        name: str | None = None,
+        create: Callable[[str, str], Any] | None = None,
+        destroy: Callable[[str, Any], Awaitable[None] | None] | None = None,
     ) -> None:
         """A resource that is not open yet.
 
         Args:
-            open: returns the value, given its key.
+            open: returns the value, given its key; with ``create`` given the handle, and by default the handle itself.
             close: frees it, given its key and the value. It has `DISPOSE_SECONDS`; what it raises is logged.
             key: which one a session uses, given its id; by default one of its own.
             on_error: whether a session goes on using it after an activity has failed, or its result was not committed:
                 the state is dropped then, and hydrated again. An error of the application that has a true attribute
                 ``disposes_resources`` ends the use in any case.
 
+            name: of a resource that outlives the process; needed with ``create``, and the same in each release.
+            create: makes what outlives the process, given an id and the session's; it returns a handle, any JSON value.
+                The session uses it once the activity's result is committed, and so do its forks. Should the process end
+                meanwhile, ``destroy`` gets the id, so name or tag with it what you make. An app includes such a
+                resource, like `Sessions`.
+            destroy: frees it for good, given its id and its handle, when no session uses it any more, or the result was
+                never committed. The handle is None if ``create`` did not end. It may be called again after a crash.
+
         Raises:
-            InvalidOptions: another ``on_error``.
+            InvalidOptions: another ``on_error``; neither ``open`` nor ``create``; ``create`` without ``destroy`` or
+                ``name``, or one of these without it.
         """
         if on_error not in {"keep", "dispose"}:
             raise InvalidOptions(f"on_error = {on_error!r}: must be 'keep' or 'dispose'")
-        self._open, self._close, self.key, self.on_error = open, close, key, on_error
+        durable = (create, destroy, name)
+        if (create is None and open is None) or any(each is None for each in durable) != all(
+            each is None for each in durable
+        ):
+            raise InvalidOptions("a resource needs open=; or, to outlive the process, name=, create= and destroy=")
+        self._create, self._destroy, self.name = create, destroy, check_id(name, "name") if name is not None else ""
+        self._open = open if open is not None else lambda handle: handle
+        self._close, self.key, self.on_error = close, key, on_error
         self._shared: dict[str, _Shared[T]] = {}
 
     def __len__(self) -> int:
         """How many are opening, open or closing."""
         return len(self._shared)
 
-    async def acquire(self, key: str, holder: object) -> T:
-        """The value of this key, opened if need be; ``holder`` holds it until it releases it once.
+    @property
+    def is_durable(self) -> bool:
+        """Whether it outlives the process."""
+        return self._create is not None
+
+    async def create_now(self, resource_id: str, session_id: str) -> Any:
+        """Call ``create``."""
+        assert self._create is not None
+        return await result_of(self._create(resource_id, session_id))
+
+    async def destroy_now(self, resource_id: str, handle: Any) -> bool:
+        """Call ``destroy``; False: it raised, which is logged, or took longer than `DISPOSE_SECONDS`."""
+        destroy, done = self._destroy, False
+        assert destroy is not None
+
+        async def call() -> None:
+            nonlocal done
+            await result_of(destroy(resource_id, handle))
+            done = True
+
+        await run_bounded(f"destroy of resource {self.name!r} {resource_id}", call, DISPOSE_SECONDS)
+        return done
+
+    async def acquire(self, key: str, holder: object, given: Any = None) -> T:
+        """The value of this key, opened if need be; ``holder`` holds it until it releases it once. ``given``: what
+        ``open`` gets in place of the key.
 
         Raises:
             Exception: what ``open`` raised, in every call that waited for it; the next call opens it again.
@@ -93,7 +137,7 @@ class Resource(Generic[T]):
         shared = await self._find(key)
         shared.acquiring += 1
         try:
-            await shared.opening.run(partial(self._open_now, key, shared))
+            await shared.opening.run(partial(self._open_now, key if given is None else given, shared))
             shared.holders.add(holder)
         finally:
             shared.acquiring -= 1
@@ -116,8 +160,8 @@ class Resource(Generic[T]):
                 return shared
             await shared.gone.wait()
 
-    async def _open_now(self, key: str, shared: _Shared[T]) -> None:
-        shared.value = await result_of(self._open(key))
+    async def _open_now(self, given: Any, shared: _Shared[T]) -> None:
+        shared.value = await result_of(self._open(given))
 
     async def _close_if_unused(self, key: str, shared: _Shared[T]) -> None:
         if not shared.unused or shared.closing:
@@ -165,6 +209,19 @@ class HeldResources:
             raise ResourceClosed(session_id)
         key = self._keys.setdefault(resource, resource.key(session_id))
         return await resource.acquire(key, self)
+
+    def key_of(self, resource: Resource[Any]) -> str | None:
+        """Which one the session holds."""
+        return self._keys.get(resource)
+
+    async def hold(self, resource: Resource[T], key: str, given: Any) -> T:
+        """The value of one that outlives the process, held from now on."""
+        self._keys[resource] = key
+        return await resource.acquire(key, self, given)
+
+    async def release(self, resource: Resource[Any]) -> None:
+        """Hold it no longer. Raises nothing."""
+        await self._release(resource)
 
     async def close(self, resource: Resource[Any]) -> None:
         """End the session's use for good; a second time changes nothing."""

@@ -319,7 +319,10 @@ def override_metadata(
         if check_id(parent, "parent") == session_id:
             raise InvalidOptions(f"session {session_id!r} cannot be its own parent")
         stored = replace(stored, parent=parent)
-    return stored if labels is None else replace(stored, labels=_checked_labels(labels))
+    if labels is None:
+        return stored
+    kept = {key: value for key, value in stored.labels.items() if key.startswith("affinity.resource/")}
+    return replace(stored, labels=_checked_labels({**labels, **kept}))
 
 
 def _add_described(metadata: SessionMetadata, described: SessionMetadata) -> SessionMetadata:

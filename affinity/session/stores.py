@@ -12,6 +12,9 @@ from uuid import uuid4
 
 from affinity.errors import SessionWriteConflict
 from affinity.records import (
+    ActivityKey,
+    DurableResource,
+    ResourceStore,
     SessionFilter,
     SessionMetadata,
     SessionRecord,
@@ -266,8 +269,17 @@ class RetryingStore:
     changed nothing. A save with an idempotency key is repeated as reading is.
     """
 
-    def __init__(self, store: SessionStore, *, reading: RetryingCall, writing: RetryingCall) -> None:
+    def __init__(
+        self,
+        store: SessionStore,
+        *,
+        reading: RetryingCall,
+        writing: RetryingCall,
+        resources: ResourceStore | None = None,
+    ) -> None:
         self._store = store
+        self.resources = None if resources is None else RetryingResources(resources, reading)
+        """The resources of the same database."""
         self._reading, self._writing = reading, writing
 
     async def load(self, session_id: str) -> SessionRecord | None:
@@ -316,3 +328,29 @@ class RetryingStore:
 
     async def families(self, session_ids: Collection[str]) -> Sequence[Sequence[SessionSummary]]:
         return await self._reading(partial(self._store.families, session_ids))
+
+
+class RetryingResources:
+    """A `ResourceStore` that repeats calls: each of them may be repeated after a lost reply."""
+
+    def __init__(self, store: ResourceStore, call: RetryingCall) -> None:
+        self._store, self._call = store, call
+
+    async def begin_resource(
+        self, resource_id: str, name: str, activity: ActivityKey, *, held: str | None
+    ) -> DurableResource:
+        return await self._call(partial(self._store.begin_resource, resource_id, name, activity, held=held))
+
+    async def set_resource_handle(self, resource_id: str, handle: str) -> bool:
+        return await self._call(partial(self._store.set_resource_handle, resource_id, handle))
+
+    async def get_resource(self, resource_id: str) -> DurableResource | None:
+        return await self._call(partial(self._store.get_resource, resource_id))
+
+    async def take_unused_resources(
+        self, names: Collection[str], *, limit: int, seconds: float
+    ) -> Sequence[DurableResource]:
+        return await self._call(partial(self._store.take_unused_resources, names, limit=limit, seconds=seconds))
+
+    async def remove_resources(self, resource_ids: Collection[str]) -> None:
+        await self._call(partial(self._store.remove_resources, resource_ids))

@@ -142,6 +142,11 @@ class SessionWriter(Generic[S]):
         return self.address[0]
 
     @property
+    def ctx(self) -> ActivityScope:
+        """Of the activity."""
+        return self._ctx
+
+    @property
     def key(self) -> str:
         """Identifies the activity in all its attempts."""
         return f"{self._ctx.instance_id}/{self._ctx.execution_id}/{self._ctx.activity_id}"

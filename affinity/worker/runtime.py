@@ -45,6 +45,7 @@ from affinity.worker.metrics import Metrics
 from affinity.worker.options import PACK, RuntimeOptions
 from affinity.worker.rebalancing import Rebalancer
 from affinity.worker.replays import Replays
+from affinity.worker.resources import ResourceSweeper
 from affinity.worker.retry import Backoff, DatabaseHealth
 from affinity.worker.services import WorkerServices
 from affinity.worker.sessions import HeldSessions
@@ -124,6 +125,7 @@ class Runtime:
         )
         self.maintenance = Maintenance(services, self.sessions, names=orchestration_names(app), code=code)
         self.rebalancer = Rebalancer(services, self.sessions)
+        self.resources = ResourceSweeper(services, app.resources)
         # Each of these parts needs one that is made after it.
         self.activities.deliver_result = self.instances.deliver_result
         self.maintenance.fail_waiting = self.activities.fail_waiting
@@ -146,6 +148,7 @@ class Runtime:
             maintenance.retries,
             maintenance.operator_drains,
             self.rebalancer.run,
+            self.resources.run,
         )
         for loop in (*loops, *rounds, *[group.run for group in self.commits.groups]):
             tasks.start_soon(self._guarded, loop)

@@ -24,6 +24,7 @@ from affinity.provider.postgres.rebalancing import RebalancingOperations
 from affinity.provider.postgres.releasing import ReleaseOperations
 from affinity.provider.postgres.replies import ReplyOperations
 from affinity.provider.postgres.reset import ResetOperations
+from affinity.provider.postgres.resources import ResourceOperations
 from affinity.provider.postgres.rights import change_rights
 from affinity.provider.postgres.sessions import SessionOperations
 from affinity.provider.postgres.streams import StreamOperations
@@ -76,6 +77,7 @@ class PostgresProvider(
     StreamOperations,
     JournalAdministration,
     LineageOperations,
+    ResourceOperations,
 ):
     """PostgreSQL, 15 to 18: the engine for N worker replicas. Implements `affinity.provider.contract.Provider`.
 

@@ -101,6 +101,7 @@ from affinity.provider.sqlite import (
     rebalancing,
     releasing,
     replies,
+    resources,
     sessions,
     streams,
     suspension,
@@ -122,7 +123,7 @@ from affinity.provider.sqlite.session_store import SqliteSessionStore
 from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.sqlite.turns import commit
 from affinity.provider.timeline import Timeline
-from affinity.records import SessionStore
+from affinity.records import ActivityKey, DurableResource, SessionStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -463,6 +464,29 @@ class SqliteProvider:
 
     async def count_work(self) -> Mapping[str, int]:
         return await self._read(management.count_work)
+
+    # -- resources
+
+    async def begin_resource(
+        self, resource_id: str, name: str, activity: ActivityKey, *, held: str | None
+    ) -> DurableResource:
+        return await self._write(resources.begin, resource_id, name, activity, held)
+
+    async def set_resource_handle(self, resource_id: str, handle: str) -> bool:
+        return await self._write(resources.set_handle, resource_id, handle)
+
+    async def get_resource(self, resource_id: str) -> DurableResource | None:
+        return await self._read(resources.get, resource_id)
+
+    async def take_unused_resources(
+        self, names: Collection[str], *, limit: int, seconds: float
+    ) -> Sequence[DurableResource]:
+        if not await self._read(resources.find_unused, names, limit):
+            return []  # without the lock of a writer
+        return await self._write(resources.take_unused, names, limit, seconds)
+
+    async def remove_resources(self, resource_ids: Collection[str]) -> None:
+        await self._write(resources.remove, resource_ids)
 
     # -- journals
 

@@ -37,6 +37,7 @@ from affinity.testing.conformance.providers.quotas import QuotaRules
 from affinity.testing.conformance.providers.releasing import ReleaseRules
 from affinity.testing.conformance.providers.replies import ReplyRules
 from affinity.testing.conformance.providers.resets import ResetRules
+from affinity.testing.conformance.providers.resources import ResourceRules
 from affinity.testing.conformance.providers.retention import RetentionRules
 from affinity.testing.conformance.providers.rollouts import RolloutRules
 from affinity.testing.conformance.providers.routing import RoutingRules
@@ -109,6 +110,7 @@ class ProviderConformance(
     JournalAdministrationRules,
     JournalForkRules,
     LineageRules,
+    ResourceRules,
     TimelineRules,
     FaultRules,
     HintRules,

@@ -1,0 +1,46 @@
+-- begin: the resource that an activity uses: the one that it has, one that an earlier attempt has created, or a new one
+WITH adopted AS (
+    UPDATE resources SET instance_id = %(instance)s, execution_id = %(execution)s, activity_id = %(activity)s
+    WHERE resource_id = (
+        SELECT r.resource_id FROM (
+            SELECT * FROM resources h WHERE h.resource_id = %(held)s AND h.name = %(name)s
+            UNION ALL
+            SELECT * FROM resources a
+            WHERE a.instance_id = %(instance)s AND a.execution_id = %(execution)s AND a.activity_id = %(activity)s
+              AND a.name = %(name)s) r
+        WHERE r.handle IS NOT NULL AND r.taken_until IS NULL
+        ORDER BY (r.resource_id = %(held)s) IS NOT TRUE LIMIT 1)
+      AND taken_until IS NULL
+    RETURNING resource_id, name, handle
+), added AS (
+    INSERT INTO resources (resource_id, name, instance_id, execution_id, activity_id, created_at)
+    SELECT %(resource)s, %(name)s, %(instance)s, %(execution)s, %(activity)s, clock()
+    WHERE NOT EXISTS (SELECT FROM adopted)
+    ON CONFLICT (resource_id) DO NOTHING
+    RETURNING resource_id, name, handle
+)
+SELECT resource_id, name, handle FROM adopted UNION ALL SELECT resource_id, name, handle FROM added
+
+-- set_handle: it is created
+UPDATE resources SET handle = %(handle)s WHERE resource_id = %(resource)s AND taken_until IS NULL RETURNING resource_id
+
+-- get: one that is not being destroyed
+SELECT resource_id, name, handle FROM resources
+WHERE resource_id = %(resource)s AND handle IS NOT NULL AND taken_until IS NULL
+
+-- take_unused: those that no record has in its labels, and whose activity is not queued any more; one snapshot shows both
+UPDATE resources SET taken_until = clock() + %(seconds)s * interval '1 s'
+WHERE resource_id IN (
+    SELECT r.resource_id FROM resources r
+    WHERE r.name = ANY (%(name)s) AND (r.taken_until IS NULL OR r.taken_until <= clock())
+      AND NOT EXISTS (
+          SELECT FROM worker_queue q
+          WHERE q.instance_id = r.instance_id AND q.execution_id = r.execution_id AND q.activity_id = r.activity_id)
+      AND NOT EXISTS (
+          SELECT FROM session_states s
+          WHERE s.labels <> '{}' AND s.labels @> jsonb_build_object('affinity.resource/' || r.name, r.resource_id))
+    LIMIT %(limit)s FOR UPDATE SKIP LOCKED)
+RETURNING resource_id, name, handle
+
+-- remove: those that are destroyed
+DELETE FROM resources WHERE resource_id = ANY (%(resource)s) AND taken_until IS NOT NULL RETURNING resource_id

@@ -1,0 +1,43 @@
+-- adopted: the resource that an activity has, or that an earlier attempt of it has created
+SELECT resource_id, name, handle FROM (
+    SELECT * FROM resources WHERE resource_id = :held AND name = :name
+    UNION ALL
+    SELECT * FROM resources
+    WHERE instance_id = :instance_id AND execution_id = :execution_id AND activity_id = :activity_id AND name = :name
+) AS r
+WHERE handle IS NOT NULL AND taken_until IS NULL
+ORDER BY resource_id IS NOT :held
+LIMIT 1;
+
+-- adopt: it is this activity's now
+UPDATE resources SET instance_id = :instance_id, execution_id = :execution_id, activity_id = :activity_id
+WHERE resource_id = :resource_id;
+
+-- add: a new one
+INSERT INTO resources (resource_id, name, instance_id, execution_id, activity_id, created_at)
+VALUES (:resource_id, :name, :instance_id, :execution_id, :activity_id, :now)
+ON CONFLICT (resource_id) DO NOTHING;
+
+-- set_handle: it is created
+UPDATE resources SET handle = :handle WHERE resource_id = :resource_id AND taken_until IS NULL;
+
+-- get: one that is not being destroyed
+SELECT resource_id, name, handle FROM resources
+WHERE resource_id = :resource_id AND handle IS NOT NULL AND taken_until IS NULL;
+
+-- unused: those that no record has in its labels, and whose activity is not queued any more
+SELECT r.resource_id, r.name, r.handle
+FROM json_each(:names) AS j CROSS JOIN resources AS r ON r.name = j.value
+WHERE (r.taken_until IS NULL OR r.taken_until <= :now)
+  AND NOT EXISTS (
+      SELECT 1 FROM worker_queue AS q
+      WHERE q.instance_id = r.instance_id AND q.execution_id = r.execution_id AND q.activity_id = r.activity_id)
+  AND NOT EXISTS (
+      SELECT 1 FROM session_labels AS l WHERE l.key = 'affinity.resource/' || r.name AND l.value = r.resource_id)
+LIMIT :limit;
+
+-- take: they are being destroyed
+UPDATE resources SET taken_until = :until WHERE resource_id IN (SELECT value FROM json_each(:rows));
+
+-- remove: those that are destroyed
+DELETE FROM resources WHERE taken_until IS NOT NULL AND resource_id IN (SELECT value FROM json_each(:rows));

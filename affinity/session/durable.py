@@ -1,0 +1,89 @@
+"""Resources that outlive a process: a sandbox, a browser, a database of its own.
+
+A session that uses one has its id in a label of its record, which commits with the result of the activity. So the
+references are counted in the database, a copy of the record is one more, and a deleted record is one less. The life of
+a resource::
+
+    begun ──► created ──► used by records ──► unused ──► being destroyed ──► gone
+      └───────────┴── the activity has ended, and no record has it ──▲
+
+It is *begun* with the key of the activity before anything is created, so that nothing is lost with a process. While the
+activity is queued, its next attempt goes on with what the one before has created. Once it has ended, with a result or
+not, what no record refers to is destroyed by a worker that includes the resource. A resource that is gone, or that its
+session has closed, is an error where it is asked for: it is not replaced by an empty one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+from uuid import uuid4
+
+from pydantic_core import from_json, to_json
+
+from affinity.errors import NotSerializable, ResourceClosed, SessionError
+from affinity.records import DurableResource, ResourceStore
+from affinity.session.resources import Resource
+from affinity.session.state import CachedState
+
+T = TypeVar("T")
+
+LABEL: Final = "affinity.resource/"
+"""Begins the labels of records that name what the session uses; then comes the name of the resource."""
+
+CLOSED: Final = "closed"
+"""Value of such a label: the session has closed it."""
+
+
+async def use_durable(resource: Resource[T], cached: CachedState[Any], ctx: Any) -> T:
+    """The value of the session's resource, created if it has none.
+
+    Raises:
+        SessionError: this is no activity on a worker.
+        ResourceClosed: the session has closed it, or it is gone.
+        Exception: what ``create`` or ``open`` raised.
+    """
+    store: ResourceStore | None = getattr(getattr(ctx, "session_store", None), "resources", None)
+    if store is None or cached.store is not ctx.session_store:
+        raise SessionError(f"resource {resource.name!r} is kept in the worker's database: use it in an activity")
+    found = cached.metadata.labels.get(LABEL + resource.name)
+    if found == CLOSED:
+        raise ResourceClosed(cached.session_id)
+    row = await (_begin(resource, cached, ctx, store) if found is None else store.get_resource(found))
+    if row is None or row.handle is None:
+        raise ResourceClosed(cached.session_id)
+    _set_label(cached, resource, row.resource_id)
+    return await cached.resources.hold(resource, row.resource_id, from_json(row.handle))
+
+
+async def close_durable(resource: Resource[Any], cached: CachedState[Any]) -> None:
+    """End the session's use for good, with the commit of its state."""
+    _set_label(cached, resource, CLOSED)
+    await cached.resources.close(resource)
+
+
+def _set_label(cached: CachedState[Any], resource: Resource[Any], value: str) -> None:
+    labels = {**cached.metadata.labels, LABEL + resource.name: value}
+    if labels != dict(cached.metadata.labels):
+        cached.metadata = replace(cached.metadata, labels=labels)
+
+
+async def _begin(
+    resource: Resource[Any], cached: CachedState[Any], ctx: Any, store: ResourceStore
+) -> DurableResource | None:
+    key = (ctx.instance_id, ctx.execution_id, ctx.activity_id)
+    held = cached.resources.key_of(resource)
+    row = await store.begin_resource(uuid4().hex, resource.name, key, held=held)
+    if held is not None and held != row.resource_id:
+        await cached.resources.release(resource)
+    if row.handle is not None:
+        return row
+    handle = await resource.create_now(row.resource_id, cached.session_id)
+    try:
+        text = to_json(handle).decode()
+    except ValueError as error:
+        raise NotSerializable(f"the handle of resource {resource.name!r} has no JSON form: {error}") from error
+    if not await store.set_resource_handle(row.resource_id, text):  # this attempt has been given up long ago
+        await resource.destroy_now(row.resource_id, handle)
+        raise SessionError(f"resource {resource.name!r} was given up while it was created")
+    return row._replace(handle=text)

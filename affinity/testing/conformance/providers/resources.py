@@ -1,0 +1,99 @@
+"""Resources that outlive a process: begun with an activity, used by records, destroyed when nothing uses them."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from affinity.provider.contract.journal_side import JournalProvider
+from affinity.records import ActivityKey, DurableResource, ResourceStore
+from affinity.testing.conformance.providers.base import Rules
+from affinity.testing.conformance.providers.builders import state
+from affinity.testing.conformance.providers.cluster import Cluster
+from affinity.testing.conformance.providers.lineage import Journals, birth_of
+
+KEY: ActivityKey = ("i", 1, 1)
+LABEL = "affinity.resource/box"
+
+
+class ResourceRules(Rules):
+    """`affinity.records.ResourceStore`, as every provider is one."""
+
+    @pytest.fixture
+    async def store(self, cluster: Cluster) -> ResourceStore:
+        """Of the test's database."""
+        return cast("ResourceStore", (await cluster.enqueuer()).provider)
+
+    async def test_a_resource_is_begun_created_and_found(self, store: ResourceStore) -> None:
+        """Until it is created it is not found (contract: begin_resource, set_resource_handle, get_resource)."""
+        assert await store.begin_resource("r", "box", KEY, held=None) == DurableResource("r", "box", None)
+        assert await store.get_resource("r") is None
+        assert await store.set_resource_handle("r", "{}") is True
+        assert await store.get_resource("r") == DurableResource("r", "box", "{}")
+        assert await store.set_resource_handle("unknown", "{}") is False
+
+    async def test_a_later_attempt_goes_on_with_it(self, store: ResourceStore) -> None:
+        """One that is created belongs to all attempts of its activity; one that is not stays as it is. What a session
+        holds from a failed activity is given to the next one.
+        """
+        await store.begin_resource("lost", "box", KEY, held=None)
+        await store.begin_resource("r", "box", KEY, held=None)
+        await store.set_resource_handle("r", "1")
+        found = DurableResource("r", "box", "1")
+        assert await store.begin_resource("new", "box", KEY, held=None) == found
+        assert (await store.begin_resource("bag", "bag", KEY, held=None)).handle is None
+        other = ("i", 1, 2)
+        assert (await store.begin_resource("s", "box", other, held=None)).resource_id == "s"
+        assert await store.begin_resource("t", "box", other, held="r") == found
+        assert (await store.begin_resource("u", "box", KEY, held="unknown")).resource_id == "u"
+
+    async def test_it_is_unused_once_its_activity_has_ended_without_a_record(
+        self, cluster: Cluster, store: ResourceStore
+    ) -> None:
+        """While its activity is queued, or a record has it, it is not taken; a taken one is given to nobody."""
+        (key,) = await cluster.enqueue("s")
+        worker = await cluster.worker("w")
+        item = await worker.take_one()
+        await store.begin_resource("r", "box", (key.instance_id, key.execution_id, key.activity_id), held=None)
+        await store.set_resource_handle("r", "1")
+
+        async def take(*names: str) -> list[str]:
+            found = await store.take_unused_resources(names or ("box",), limit=10, seconds=60)
+            return [each.resource_id for each in found]
+
+        assert await take() == []
+        states = await cluster.states()
+        await states.save(state("s", labels={LABEL: "r"}))
+        await states.save(state("copy", labels={LABEL: "r"}))
+        assert await worker.ack(item) == [True]
+        assert await take() == []
+        await states.delete(["s"])
+        assert await take() == []
+        await states.save(state("copy", labels={LABEL: "closed"}))
+        assert await take("bag") == []
+        assert await take() == ["r"]
+        assert await take() == []
+        assert await store.get_resource("r") is None
+        assert await store.set_resource_handle("r", "2") is False
+        assert (await store.begin_resource("x", "box", KEY, held="r")).resource_id == "x"
+        await cluster.advance(61)
+        assert sorted(await take()) == ["r", "x"]
+        await store.remove_resources(["r", "x"])
+        await cluster.advance(61)
+        assert await take() == []
+
+    async def test_a_fork_uses_what_its_base_uses(self, cluster: Cluster, store: ResourceStore) -> None:
+        """A copied record is one reference more."""
+        journals = Journals(cast("JournalProvider", store))
+        base = await journals.say("a", "1")
+        await store.begin_resource("r", "box", KEY, held=None)
+        await store.set_resource_handle("r", "1")
+        states = await cluster.states()
+        await states.save(state("a", labels={LABEL: "r"}))
+        await journals.bear(birth_of("b", base, copies_state=True))
+        await states.delete(["a"])
+        assert await store.take_unused_resources(["box"], limit=10, seconds=60) == []
+        await states.delete(["b"])
+        (taken,) = await store.take_unused_resources(["box"], limit=10, seconds=60)
+        assert taken == DurableResource("r", "box", "1")

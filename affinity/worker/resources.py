@@ -1,0 +1,54 @@
+"""Destroying the resources that nothing uses any more."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Final, cast
+
+import anyio
+from pydantic_core import from_json
+
+from affinity.orchestration.app import Destroyable
+from affinity.records import DurableResource, ResourceStore
+from affinity.worker.services import WorkerServices
+
+logger = logging.getLogger("affinity.worker")
+
+SWEEP_SECONDS: Final = 2.0
+"""Between two looks for resources that nothing uses; only by workers that include some."""
+
+TAKEN_SECONDS: Final = 120.0
+"""After which another worker destroys what this one has not."""
+
+SWEEP_LIMIT: Final = 10
+
+
+class ResourceSweeper:
+    """Destroys the unused ones among the resources that the app includes."""
+
+    def __init__(self, services: WorkerServices, resources: tuple[Destroyable, ...]) -> None:
+        self._provider = cast(ResourceStore, services.provider)
+        self._health = services.health
+        self._lease = services.lease
+        self._by_name = {each.name: each for each in resources}
+
+    async def run(self) -> None:
+        """Look, again and again."""
+        while self._by_name:
+            await anyio.sleep(SWEEP_SECONDS)
+            if self._lease.is_serving:
+                take = partial(
+                    self._provider.take_unused_resources,
+                    list(self._by_name),
+                    limit=SWEEP_LIMIT,
+                    seconds=TAKEN_SECONDS,
+                )
+                for taken in await self._health.retry(take):
+                    await self._destroy(taken)
+
+    async def _destroy(self, taken: DurableResource) -> None:
+        handle = None if taken.handle is None else from_json(taken.handle)
+        if await self._by_name[taken.name].destroy_now(taken.resource_id, handle):
+            await self._health.retry(partial(self._provider.remove_resources, [taken.resource_id]))
+            logger.info("resource %s (%s) is destroyed: nothing uses it", taken.name, taken.resource_id)

@@ -1,0 +1,213 @@
+"""Resources that outlive a process: created once, committed with the state, shared by forks, destroyed when unused."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+import affinity
+from affinity import ActivityContext, AgentMessage, OrchestrationContext, UserMessage
+from affinity.errors import InvalidApp, InvalidOptions, OrchestrationFailed, SessionError
+from affinity.worker import resources as sweeping
+from tests.conversation.application import Chat, make, stage, until
+
+pytestmark = pytest.mark.anyio
+
+
+class Boxes:
+    """A service outside: what it has, and how often each was destroyed."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, str] = {}
+        self.destroyed: list[str] = []
+        self.opened = 0
+        self.resource = affinity.Resource(
+            name="box", create=self.create, destroy=self.destroy, open=self.open, close=lambda *_: None
+        )
+
+    def create(self, resource_id: str, session_id: str) -> dict[str, str]:
+        """A new one; its handle."""
+        self.there[resource_id] = session_id
+        return {"box": resource_id}
+
+    def open(self, handle: dict[str, str]) -> str:
+        """A connection to it: its id."""
+        self.opened += 1
+        return handle["box"]
+
+    def destroy(self, resource_id: str, _: object) -> None:
+        """Its end; again is no error."""
+        self.there.pop(resource_id, None)
+        self.destroyed.append(resource_id)
+
+
+@pytest.fixture(params=["sqlite", "new"])
+def url(request: pytest.FixtureRequest) -> str:
+    """The URL of a migrated database."""
+    found: str = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_migrated")
+    return found
+
+
+@pytest.fixture
+def postgres_age() -> str:
+    """The newer of the two servers."""
+    return "new"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeps come soon."""
+    monkeypatch.setattr(sweeping, "SWEEP_SECONDS", 0.05)
+
+
+@pytest.fixture
+def boxes() -> Boxes:
+    """Of one test."""
+    return Boxes()
+
+
+@asynccontextmanager
+async def serving(url: str, boxes: Boxes) -> AsyncIterator[tuple[affinity.Client, affinity.App]]:
+    """A worker whose activities use boxes."""
+    app, chats = affinity.App("boxes"), affinity.Sessions(Chat)
+    app.include(chats)
+    app.include(boxes.resource)
+
+    @app.activity
+    async def use(ctx: ActivityContext, what: str) -> str:
+        opening = chats.open(ctx, labels={"what": what})
+        async with opening:
+            box = await opening.resource(boxes.resource)
+            if what == "close":
+                await opening.close_resource(boxes.resource)
+            if what == "fail" and ctx.attempt < 3:
+                raise ValueError(what)
+        if what == "late":
+            raise ValueError(what)
+        return box
+
+    @app.orchestration
+    async def work(ctx: OrchestrationContext, what: str) -> str:
+        retry = affinity.RetryPolicy(initial_interval=0.01) if what == "fail" else None
+        return await ctx.schedule_activity(use, what, retry=retry).on_session("s")
+
+    async with affinity.Worker(app, url), affinity.Client(url) as client:
+        yield client, app
+
+
+async def run(client: affinity.Client, what: str) -> str:
+    """One activity of the session."""
+    found: str = await client.wait((await client.start("work", what)).instance_id, 30)
+    return found
+
+
+async def test_it_is_created_once_and_outlives_the_worker(url: str, boxes: Boxes) -> None:
+    async with serving(url, boxes) as (client, _):
+        box = await run(client, "a")
+        assert await run(client, "b") == box
+        assert boxes.opened == 1
+        record = await client.session_store.load("s")
+        assert record is not None
+        assert dict(record.metadata.labels) == {"what": "b", "affinity.resource/box": box}
+    async with serving(url, boxes) as (client, _):
+        assert await run(client, "c") == box
+        assert (boxes.opened, list(boxes.there), boxes.destroyed) == (2, [box], [])
+        await client.session_store.delete(["s"])
+        await until(lambda: _is(boxes.destroyed == [box]))
+
+
+async def _is(value: bool) -> bool:
+    return value
+
+
+async def test_attempts_that_fail_share_one(url: str, boxes: Boxes) -> None:
+    async with serving(url, boxes) as (client, _):
+        box = await run(client, "fail")
+        await anyio.sleep(0.3)
+        assert (list(boxes.there), boxes.destroyed, boxes.opened) == ([box], [], 1)
+
+
+async def test_what_no_result_committed_is_destroyed(url: str, boxes: Boxes) -> None:
+    async with serving(url, boxes) as (client, _):
+        with pytest.raises(OrchestrationFailed):
+            await run(client, "late")
+        await until(lambda: _is(len(boxes.destroyed) == 1 and not boxes.there))
+        box = await run(client, "a")
+        assert box not in boxes.destroyed
+        await anyio.sleep(0.2)
+        assert list(boxes.there) == [box]
+
+
+async def test_a_closed_one_is_destroyed_and_never_replaced(url: str, boxes: Boxes) -> None:
+    async with serving(url, boxes) as (client, _):
+        box = await run(client, "close")
+        await until(lambda: _is(boxes.destroyed == [box]))
+        with pytest.raises(OrchestrationFailed, match="has closed this resource"):
+            await run(client, "a")
+    assert boxes.there == {}
+
+
+async def test_one_that_is_gone_is_an_error_and_not_an_empty_one(url: str, boxes: Boxes) -> None:
+    async with serving(url, boxes) as (client, _):
+        await run(client, "a")
+        record = await client.session_store.load("s")
+        assert record is not None
+        new = affinity.SessionState(
+            session_id="s",
+            state=record.state,
+            schema_version=record.schema_version,
+            metadata=affinity.SessionMetadata(kind=record.metadata.kind, labels={"affinity.resource/box": "other"}),
+        )
+        await client.session_store.save(new)
+        with pytest.raises(OrchestrationFailed, match="has closed this resource"):
+            await run(client, "b")
+
+
+async def test_forks_share_it_and_the_last_one_ends_it(url: str, boxes: Boxes) -> None:
+    async def act(wake: affinity.Wake, chat: Chat) -> None:
+        chat.wakes += 1
+        box = await wake.resource(boxes.resource)
+        wake.append(AgentMessage(box))
+
+    async with stage(url, make(act)) as found:
+        found.app.include(boxes.resource)
+        talk = found.talk("a")
+        box = (await talk.ask(UserMessage("one"), timeout=30)).text
+        fork = await talk.fork("b")
+        assert (await fork.ask(UserMessage("two"), timeout=30)).text == box
+        assert list(boxes.there) == [box]
+    async with serving(url, boxes) as (client, _):
+        kind = make(act)
+        await client.conversation(kind, "a").delete()
+        await anyio.sleep(0.3)
+        assert boxes.destroyed == []
+        await client.conversation(kind, "b").delete()
+        await until(lambda: _is(boxes.destroyed == [box]))
+
+
+async def test_a_script_has_none(url: str, boxes: Boxes) -> None:
+    async with affinity.Client(url) as client:
+        opening = affinity.Sessions(Chat).open("s", store=client.session_store)
+        async with opening:
+            with pytest.raises(SessionError, match="use it in an activity"):
+                await opening.resource(boxes.resource)
+    assert boxes.there == {}
+
+
+def test_options_and_apps(boxes: Boxes) -> None:
+    for wrong in ({}, {"create": boxes.create}, {"open": boxes.open, "destroy": boxes.destroy}):
+        with pytest.raises(InvalidOptions, match="needs open="):
+            affinity.Resource(**wrong)
+    app = affinity.App("boxes")
+    app.include(boxes.resource)
+    app.include(boxes.resource)
+    with pytest.raises(InvalidApp, match="named 'box'"):
+        app.include(Boxes().resource)
+    with pytest.raises(InvalidApp, match="with create="):
+        app.include(affinity.Resource(open=boxes.open))
+    outer = affinity.App("outer")
+    outer.include(app)
+    assert outer.resources == (boxes.resource,)
