@@ -24,6 +24,7 @@ NOT_PUBLIC: Final = {
     "Codec": "a definition's; given to futures and handles by those who make them",
     "ConversationKind": "of a constructor that only `Conversations` calls",
     "Entry": "of a constructor that only `Talk` calls",
+    "Destroyable": "a protocol that Resource fulfils",
     "EventTypes": "of constructors that only conversations call",
     "Hydrate": "what a worker takes from a cache of sessions",
     "JournalAccess": "the journals of a worker's database, for conversations",

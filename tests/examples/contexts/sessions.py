@@ -88,6 +88,17 @@ async def read_page(number: int) -> str:
     return f"page {number}"
 
 
+async def start_sandbox(resource_id: str, session_id: str) -> str:
+    return f"{resource_id} of {session_id}"
+
+
+async def connect_sandbox(handle: str) -> str:
+    return handle
+
+
+async def remove_sandbox(resource_id: str, handle: str | None) -> None: ...
+
+
 async def start_kernel(session_id: str) -> Kernel:
     """Start a child process."""
     return Kernel()
