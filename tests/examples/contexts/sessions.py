@@ -89,14 +89,21 @@ async def read_page(number: int) -> str:
 
 
 async def start_sandbox(resource_id: str, session_id: str) -> str:
+    """Start a container."""
     return f"{resource_id} of {session_id}"
 
 
-async def connect_sandbox(handle: str) -> str:
+async def connect(handle: str) -> str:
+    """Connect to it."""
     return handle
 
 
-async def remove_sandbox(resource_id: str, handle: str | None) -> None: ...
+async def disconnect(resource_id: str, connection: str) -> None:
+    """End the connection."""
+
+
+async def remove_sandbox(resource_id: str, handle: str | None) -> None:
+    """Remove it."""
 
 
 async def start_kernel(session_id: str) -> Kernel:
