@@ -68,10 +68,16 @@ class Change:
 
 
 class Changes:
-    """The waits of one client for changes of journals. For one event loop."""
+    """The waits of one client for changes of journals. For one event loop.
 
-    def __init__(self, watch: Watch) -> None:
+    Args:
+        watch: subscribes to hints.
+        heard: called with the sessions of each hint.
+    """
+
+    def __init__(self, watch: Watch, heard: Callable[[Collection[str]], None] = lambda _: None) -> None:
         self._watch = watch
+        self._heard = heard
         self._changes: dict[str, set[Change]] = {}
         self._wanted = asyncio.Event()
         self._ready = asyncio.Event()  # the subscription is open, or could not be opened
@@ -145,6 +151,7 @@ class Changes:
                 return
             changed = await watch.wait(max(0.0, self._next_look - now) if self._changes else SAFETY_SECONDS)
             if changed is not None:
+                self._heard(changed)
                 self.announce(changed)
             self._look(asyncio.get_running_loop().time())
 

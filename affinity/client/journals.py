@@ -34,8 +34,10 @@ from affinity.provider.contract.journal_side import JournalProvider
 
 logger = logging.getLogger("affinity.client")
 
-NOTIFY_SECONDS: Final = 0.02
-"""Notices of appends within this time are sent together. The wakes that they lead to notify readers by themselves."""
+NOTIFY_SECONDS: Final = 0.05
+"""Notices of appends within this time are sent together. They are not sent at all for journals of which a hint has come
+meanwhile: the wakes that the appends lead to notify readers too, most of them sooner.
+"""
 
 
 KNOWN: Final = 10_000
@@ -57,7 +59,7 @@ class Journals:
         self._waker = waker
         self._appends = Batcher[JournalAppend, Appended](self._append, _size_of_append)
         self._reads = Batcher[JournalQuery, JournalPage | None](provider.read_journal, lambda _: 0)
-        self._changes = Changes(provider.watch_journals)
+        self._changes = Changes(provider.watch_journals, self._heard)
         self._known = LRUCache[str, None](KNOWN)
         self._event_ids = map((secrets.token_hex(8) + "-{:x}").format, count())
         self._changed: set[str] = set()
@@ -141,12 +143,17 @@ class Journals:
         self._changed.update(session_ids)
         self._notice.set()
 
+    def _heard(self, session_ids: Collection[str]) -> None:
+        self._changed.difference_update(session_ids)
+
     async def _notify(self) -> None:
         while True:
             await self._notice.wait()
             await anyio.sleep(NOTIFY_SECONDS)
             changed, self._changed = self._changed, set()
             self._notice.clear()
+            if not changed:
+                continue
             try:
                 await self._provider.notify_journals(changed)
             except ProviderError as error:

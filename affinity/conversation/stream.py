@@ -4,8 +4,8 @@ A `StreamWriter` belongs to one attempt of one wake. Its parts have numbers from
 wake removes them in its transaction (`JournalWrite.clear_stream`), an attempt that fails retracts them, and the first
 part of a later attempt removes those of the attempts before, which may have ended with their worker.
 
-`Streams` writes the parts of all wakes of a worker: immediately when there was none for a while, then one call each
-`FLUSH_SECONDS` while there are any. Text that one wake writes between two calls becomes one part.
+`Streams` writes the parts of all wakes of a worker: immediately when there was none for a while, then one call about
+each `FLUSH_SECONDS` while there are any. Text that one wake writes between two calls becomes one part.
 """
 
 from __future__ import annotations
@@ -29,6 +29,12 @@ logger = logging.getLogger("affinity.conversation")
 
 FLUSH_SECONDS: Final = 0.02
 """Between two calls that write parts: a reader sees fluent text, and many tokens share a call."""
+
+WRITING_SHARE: Final = 0.1
+"""Of the time, that calls may take: while the database is slow there are fewer, each with more tokens."""
+
+LONGEST_FLUSH: Final = 0.2
+"""Between two calls, at most, unless one fails."""
 
 PAUSES: Final = (0.1, 0.2, 0.5, 1.0)
 """Seconds between attempts to write while the database fails; the last pause repeats."""
@@ -188,8 +194,10 @@ class Streams:
             while self._waiting:
                 waiting, self._waiting = self._waiting, {}
                 parts = {writer: list(writer.take()) for writer in waiting}
+                began = self._loop.time()
                 await self._write_lasting(parts)
-                await asyncio.sleep(self._interval)
+                slow = (self._loop.time() - began) / WRITING_SHARE
+                await asyncio.sleep(max(self._interval, min(slow, LONGEST_FLUSH)))
         finally:
             self._task = None
 

@@ -24,7 +24,7 @@ from affinity import (
     UserInterrupt,
     UserMessage,
 )
-from affinity.client import Client
+from affinity.client import Client, changes
 from affinity.conversation.events import EventTypes, JournalEvent, SpanError
 from affinity.conversation.kinds import ConversationKind, ConversationLimits
 from affinity.errors import (
@@ -172,6 +172,20 @@ async def test_many_asks_share_few_calls(client: Client, agent: Agent, monkeypat
     assert sorted(replies) == list(range(1, 1001))
     assert counts["append_journal"] <= 10
     assert counts["read_journal"] <= 40
+
+
+async def test_readers_of_other_clients_are_told_of_an_event(
+    url: str, talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although no worker runs; and not only by the look that each client takes once a second."""
+    monkeypatch.setattr(changes, "SAFETY_SECONDS", 60.0)
+    await talk.send(UserMessage("first"))
+    async with Client(url) as other:
+        feed = Talk(other, SUPPORT, "chat-7").events(follow=True)
+        with anyio.fail_after(30):
+            assert _form(await anext(feed)) == 1
+            await talk.send(UserMessage("second"))
+            assert _form(await anext(feed)) == 2
 
 
 async def test_a_wake_that_failed_for_good_is_told_to_those_who_ask(talk: Talk, agent: Agent) -> None:

@@ -26,11 +26,14 @@ class Journals:
     failures: list[Exception] = field(default_factory=list)
     refused: str | None = None  # the wake whose parts the database refuses
     gate: anyio.Event | None = None  # calls wait for it, once they have been made
+    delay: float = 0.0  # seconds that each call takes
 
     async def write_stream(self, parts: Sequence[StreamPart]) -> None:
         self.calls.append(list(parts))
         if self.gate is not None:
             await self.gate.wait()
+        if self.delay:
+            await anyio.sleep(self.delay)
         if any(part.wake_id == self.refused for part in parts):
             raise DataRefused("no")
         if self.failures:
@@ -134,6 +137,18 @@ async def test_a_stream_that_the_database_refuses_ends_and_the_others_go_on() ->
     good.write("b")
     await until(lambda: _true(len(journals.values("good")) == 2))
     assert journals.values("good") == ["a", "b"]
+
+
+async def test_a_slow_database_gets_fewer_calls_with_more_tokens() -> None:
+    """One that takes 20 ms for each call is not called again for ten times as long."""
+    journals = Journals(delay=0.02)
+    writer = journals.streams(0.001).open("s", 1, "w", 1)
+    with anyio.move_on_after(1.0):
+        while True:
+            writer.write("x")
+            await anyio.sleep(0.001)
+    assert 2 <= len(journals.calls) <= 6
+    assert len(journals.values("w")) == len(journals.calls)
 
 
 async def test_what_is_no_json_is_refused_at_the_edge() -> None:
