@@ -38,6 +38,7 @@ NOT_PUBLIC: Final = {
     "Runtime": "the parts of a running worker, for the tests of the worker",
     "Scheduler": "the engine's; makes the context and the futures",
     "SessionContext": "a protocol that ActivityContext fulfils",
+    "SessionsOptions": "the keyword arguments of a constructor",
     "StateSchema": "of a constructor that only `Sessions` calls",
     "UnitOfWork": "of a constructor that only `Sessions` calls",
     "WakeParts": "of a constructor that only workers call",

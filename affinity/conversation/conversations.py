@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, Final, TypeAlias, TypeVar, cast, overload
+from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar, Unpack, cast, overload
 
 from affinity.client import Client
 from affinity.conversation.events import EventTypes, JournalEntry, JournalEvent
@@ -19,12 +19,34 @@ from affinity.errors import InvalidApp, InvalidOptions
 from affinity.journal import PendingWork
 from affinity.limits import MAX_CYCLES, check_id, check_integer
 from affinity.orchestration import ActivityContext, App, OrchestrationContext, RetryPolicy
-from affinity.records import SessionState
-from affinity.session import OpenSession, Sessions
+from affinity.records import SessionMetadata, SessionState
+from affinity.session import OpenSession, Sessions, StateCodec
 
 S = TypeVar("S")
 Rebuild: TypeAlias = Callable[[Sequence[JournalEntry]], S | Awaitable[S]]
 Handler: TypeAlias = Callable[[Wake, S], Awaitable[None]]
+
+
+class SessionsOptions(TypedDict, Generic[S], total=False):
+    """Options of `Conversations` that are those of `Sessions`."""
+
+    schema_version: int
+    initial: Callable[[str], S] | None
+    codec: StateCodec[Any] | None
+    record: type[Any] | None
+    to_record: Callable[[S], Any] | None
+    from_record: Callable[[Any], S] | None
+    metadata: Callable[[S], SessionMetadata] | None
+    follow_leases: bool
+    fresh_scratch: bool
+    dispose: Callable[[str, S], Awaitable[None] | None] | None
+    max_sessions: int
+    max_bytes: int | None
+    size_of: Callable[[S], int] | None
+    idle_timeout: float | None
+    movable: bool
+    timer: Callable[[], float]
+
 
 DEFAULT_CYCLES: Final = 10
 """Default of ``max_cycles``."""
@@ -56,7 +78,7 @@ class Conversations(Sessions[S]):
         limits: ConversationLimits | None = None,
         readable: Iterable[str] = (),
         rebuild: Rebuild[S] | None = None,
-        **options: Any,
+        **options: Unpack[SessionsOptions[S]],
     ) -> None:
         """Define the conversations of one kind.
 
@@ -195,6 +217,10 @@ class Conversations(Sessions[S]):
         if self._app is None:
             self._app = self._registered()
         return self._app
+
+    def sources(self) -> Iterable[Callable[..., Any]]:
+        """The handler; see `affinity.orchestration.app.HasFunctions`."""
+        return [self.handler()]
 
     def _registered(self) -> App:
         app, spec, runner = App(self.kind), self.spec, WakeRunner(self)

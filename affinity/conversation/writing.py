@@ -9,7 +9,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from affinity.conversation.events import EventTypes, JournalEvent
-from affinity.errors import InvalidInput
+from affinity.errors import InvalidInput, PayloadTooLarge
 from affinity.journal import (
     HomeLease,
     JournalAccess,
@@ -21,6 +21,7 @@ from affinity.journal import (
     NewRevisit,
     PendingWork,
 )
+from affinity.limits import MAX_BATCH_BYTES
 
 
 @dataclass(eq=False)
@@ -35,6 +36,8 @@ class WakeWriting:
     types: EventTypes
     journals: JournalAccess
     max_entries: int
+    size: int = 0
+    """Characters of the handler's entries."""
     processed: int = 0
     """The watermark from now on."""
     entries: list[NewEntry] = field(default_factory=list)
@@ -52,10 +55,13 @@ class WakeWriting:
 
         Raises:
             InvalidInput: the event is refused, or the wake has as many entries as it may have.
+            PayloadTooLarge: they have more than half of `limits.MAX_BATCH_BYTES`: one transaction writes them.
         """
         if len(self.entries) >= self.max_entries:
             raise InvalidInput(f"the wake has appended {self.max_entries} entries, the limit (ConversationLimits)")
-        self.note(event)
+        self.size += len(self.note(event).payload)
+        if self.size > MAX_BATCH_BYTES // 2:
+            raise PayloadTooLarge(f"the wake has appended {self.size} bytes, over the limit of {MAX_BATCH_BYTES // 2}")
 
     def note(self, event: JournalEvent) -> NewEntry:
         """Add an entry of the conversation itself."""

@@ -227,6 +227,10 @@ class HasFunctions(Protocol):
         """Its activities and orchestrations."""
         ...
 
+    def sources(self) -> Iterable[Callable[..., Any]]:
+        """The application's functions that these call: their files tell one release from another."""
+        ...
+
 
 class App:
     """A registry of activities and orchestrations, which a worker runs.

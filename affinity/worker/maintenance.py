@@ -18,6 +18,7 @@ import anyio
 from affinity.journal import JournalRetention
 from affinity.limits import MAX_BATCH, PRUNE_EVENTS
 from affinity.orchestration import App
+from affinity.orchestration.app import HasFunctions
 from affinity.provider.contract import Retention, WaitFailure, WorkItem
 from affinity.worker.moves import MoveReporter
 from affinity.worker.services import WorkerServices
@@ -216,13 +217,14 @@ class Maintenance:
 
 def code_version(app: App) -> str:
     """What tells one release of an application from another: a digest of affinity's version, of the names that the app
-    registers, and of the files that hold its orchestrations and activities. A change in another file does not show:
-    ``RuntimeOptions.code_version`` is for that.
+    registers, and of the files that hold its orchestrations, its activities and the handlers of its conversations. A
+    change in another file does not show: ``RuntimeOptions.code_version`` is for that.
     """
     digest = sha256(version("affinity").encode())
     for key in sorted([*app.orchestrations, *app.activities]):
         digest.update(key.encode() + b"\0")
     functions = [one.function for one in [*app.orchestrations.values(), *app.activities.values()]]
+    functions += [each for one in app.session_listeners if isinstance(one, HasFunctions) for each in one.sources()]
     for path in sorted({path for function in functions if (path := _file_of(function)) is not None}):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

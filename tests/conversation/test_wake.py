@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
 import anyio
 import pytest
 
 import affinity
 from affinity import AgentMessage, RetryPolicy, UserMessage, Wake
-from affinity.errors import InvalidApp, InvalidOptions, WakeFailed
+from affinity.conversation import program
+from affinity.conversation.kinds import SIGNAL
+from affinity.errors import InvalidApp, InvalidInput, InvalidOptions, WakeFailed
+from affinity.worker.maintenance import code_version
 from tests.conversation.application import Chat, echo, kinds, make, stage, status, until
 
 pytestmark = pytest.mark.anyio
@@ -136,6 +142,119 @@ async def test_resume_of_a_conversation_with_nothing_to_do_runs_nothing(url: str
         assert (await on.state()).wakes == 1
 
 
+async def test_a_journal_that_was_made_anew_under_a_wake_is_a_conflict_and_the_wake_runs_again(url: str) -> None:
+    """As with a state that another writer has changed: nothing of the run is committed."""
+    runs: list[list[str]] = []
+    entered, go = anyio.Event(), anyio.Event()
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        texts = [event.text for event in wake.events if isinstance(event, UserMessage)]
+        runs.append(texts)
+        if len(runs) == 1:
+            entered.set()
+            await go.wait()
+        wake.append(AgentMessage(",".join(texts)))
+
+    async with stage(url, handler) as on:
+        talk = on.talk()
+        await talk.send(UserMessage("old"))
+        await entered.wait()
+        await on.client.session_store.delete(["c"])
+        await on.client.journals.delete(["c"])
+        seq = await talk.send(UserMessage("new"))
+        go.set()
+        assert (await talk.reply(seq, timeout=30)).text == "new"
+        assert runs[0] == ["old"]
+        assert runs[-1] == ["new"]
+        assert kinds(await talk.history()) == [
+            "user.message",
+            "span.started",
+            "agent.message",
+            "span.completed",
+            "session.idle",
+        ]
+
+
+async def test_a_conversation_goes_on_after_hundreds_of_wakes_and_without_its_coroutine(url: str) -> None:
+    """Its executions are bounded, and each turn may be a replay: the instances do not fit the worker's memory."""
+    options = affinity.RuntimeOptions.make(worker_node_id="w", instance_cache_size=1)
+    async with stage(url, options=options) as on:
+        talks = [on.talk(f"c{number}") for number in range(3)]
+
+        async def ask_all(talk: affinity.Talk, count: int) -> None:
+            for number in range(count):
+                assert (await talk.ask(UserMessage(str(number)), timeout=60)).text == f"re: {number}"
+
+        async with anyio.create_task_group() as tasks:
+            for talk in talks:
+                tasks.start_soon(ask_all, talk, 5)
+        await ask_all(talks[0], program.WAKES_PER_EXECUTION + 5)
+        assert len(await on.client.executions("c0")) == 2
+        ids = {each.wake_id for each in await talks[0].history(kinds=["span.started"], limit=1000)}
+        assert len(ids) == program.WAKES_PER_EXECUTION + 10
+
+
+async def test_a_signal_that_is_none_is_left_out(sqlite_url: str) -> None:
+    """Anybody may raise an event of this name."""
+    async with stage(sqlite_url) as on:
+        await on.talk().ask(UserMessage("one"), timeout=30)
+        for data in (None, 3, {"type": "wake"}, {"type": "wake", "seq": "x"}, {"type": "dance"}):
+            await on.client.raise_event("c", SIGNAL, data)
+        await on.talk().ask(UserMessage("two"), timeout=30)
+        assert (await on.state()).heard == ["one", "two"]
+
+
+async def test_what_a_wake_appends_is_bounded(sqlite_url: str) -> None:
+    refused: list[str] = []
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        for text in ("x", "y", "z"):
+            try:
+                wake.append(AgentMessage(text))
+            except InvalidInput as error:
+                refused.append(str(error))
+
+    async def talks_much(wake: Wake, chat: Chat) -> None:
+        for _ in range(9):
+            wake.append(AgentMessage("x" * 1_000_000))
+
+    many = make(talks_much, kind="much", retry=RetryPolicy(max_attempts=1))
+    async with stage(sqlite_url, handler, many, limits=affinity.ConversationLimits(entries=3)) as on:
+        # the beginning of the span is an entry too
+        assert (await on.talk().ask(UserMessage("one"), timeout=30)).text == "y"
+        assert len(refused) == 1
+        with pytest.raises(WakeFailed, match="PayloadTooLarge"):
+            await on.talk("much", many).ask(UserMessage("one"), timeout=30)
+
+
+async def test_a_handler_has_a_time(sqlite_url: str) -> None:
+    async def handler(wake: Wake, chat: Chat) -> None:
+        if wake.attempt == 1:
+            await anyio.sleep_forever()
+        wake.append(AgentMessage("in time"))
+
+    async with stage(sqlite_url, handler, timeout=0.1, retry=RetryPolicy(initial_interval=0.01)) as on:
+        assert (await on.talk().ask(UserMessage("one"), timeout=30)).text == "in time"
+
+
+def test_a_change_of_the_handler_s_file_is_another_version_of_the_code(tmp_path: Path) -> None:
+    def version(text: str) -> str:
+        path = tmp_path / "handlers.py"
+        path.write_text(text)
+        spec = importlib.util.spec_from_file_location("handlers", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        app = affinity.App("a")
+        app.include(make(module.handler))
+        return code_version(app)
+
+    code = "async def handler(wake, chat): pass\n"
+    assert version(code) == version(code)
+    assert version(code) != version(code + "# another\n")
+
+
 def test_conversations_need_a_handler_and_options_that_fit() -> None:
     conversations = affinity.Conversations(Chat, kind="chat")
     with pytest.raises(InvalidApp, match="on_wake"):
@@ -145,6 +264,6 @@ def test_conversations_need_a_handler_and_options_that_fit() -> None:
     with pytest.raises(InvalidOptions, match="max_cycles"):
         conversations.on_wake(max_cycles=0)
     with pytest.raises(InvalidOptions, match="commits with its journal"):
-        affinity.Conversations(Chat, store=affinity.MemorySessionStore())
+        affinity.Conversations(Chat, store=affinity.MemorySessionStore())  # type: ignore[call-arg]
     with pytest.raises(InvalidApp, match="already"):
         make().on_wake(echo)

@@ -304,3 +304,70 @@ def test_helper_generators_work() -> None:
 
     live = run(main, ev.ActivityCompleted(2, "10"), ev.ActivityCompleted(4, "11"), ev.ActivityCompleted(6, "12"))
     assert live.outcome == ev.OrchestrationCompleted("[10,11,12]")
+
+
+async def hear(ctx: OrchestrationContext) -> list[Any]:
+    """Notes of events while an activity runs: the wait and the activity go on as the other one is settled."""
+    work = ctx.schedule_activity("work")
+    heard = []
+    event = ctx.schedule_wait("e")
+    while True:
+        await ctx.wait_any(work, event)
+        if work.settled:
+            return [await work, heard]
+        heard.append(await event)
+        event = ctx.schedule_wait("e")
+
+
+def test_wait_any_cancels_nothing() -> None:
+    live = Live(hear)
+    live.start()
+    assert new_events(live.feed(ev.EventRaised("e", "1"))) == [ev.EventRaised("e", "1"), ev.EventAwaited("e")]
+    assert new_events(live.feed(ev.EventRaised("e", "2"))) == [ev.EventRaised("e", "2"), ev.EventAwaited("e")]
+    done = ev.ActivityCompleted(2, "7")
+    assert new_events(live.feed(done)) == [done, ev.OrchestrationCompleted("[7,[1,2]]")]
+
+
+def test_an_event_that_wait_any_saw_and_no_code_read_is_carried_over() -> None:
+    async def leaves(ctx: OrchestrationContext) -> None:
+        await ctx.wait_any(ctx.schedule_wait("e"))
+        ctx.continue_as_new()
+
+    live = Live(leaves)
+    live.start()
+    step = live.feed(ev.EventRaised("e", "1"))
+    assert isinstance(step.outcome, ev.ContinuedAsNew)
+    assert step.outcome.carried == (ev.CarriedEvent("e", "1"),)
+
+
+def test_the_error_of_a_future_is_not_raised_by_wait_any() -> None:
+    async def careful(ctx: OrchestrationContext) -> str:
+        work = ctx.schedule_activity("work")
+        await ctx.wait_any(work)
+        try:
+            await work
+        except ActivityError as error:
+            return error.error_type
+        return ""
+
+    live = Live(careful)
+    live.start()
+    step = live.feed(ev.ActivityFailed(2, "failed", "E", "m"))
+    assert new_events(step)[1:] == [ev.OrchestrationCompleted('"E"')]
+
+
+async def waits_for_nothing(ctx: OrchestrationContext) -> None:
+    await ctx.wait_any()
+
+
+async def waits_for_a_coroutine(ctx: OrchestrationContext) -> None:
+    await ctx.wait_any(waits_for_nothing(ctx))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [waits_for_nothing, waits_for_a_coroutine])
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+def test_wait_any_takes_futures(wrong: Any) -> None:
+    live = Live(wrong)
+    step = live.start()
+    assert isinstance(step.outcome, ev.OrchestrationFailed)
+    assert "wait_any takes durable futures" in step.outcome.message

@@ -1,0 +1,153 @@
+"""What a worker does for activities with journals: shared reads, and results that go with entries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import anyio
+import pytest
+
+from affinity.errors import DataRefused, SessionError
+from affinity.journal import JournalWrite, PendingWork
+from affinity.orchestration.engine import Step
+from affinity.orchestration.events import ActivityCompleted, Event
+from affinity.provider.contract import Token, WorkKey, WorkLock
+from affinity.records import SessionMetadata, SessionState, StateWrite
+from affinity.worker.journals import SharedReads
+from affinity.worker.live import Input, staged_of, unwanted_results
+from affinity.worker.results import StagedResult
+
+pytestmark = pytest.mark.anyio
+
+
+class Reads:
+    """Calls of a database, each of which ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Sequence[str], int]] = []
+        self.go = anyio.Event()
+        self.error: Exception | None = None
+
+    async def __call__(self, session_ids: Sequence[str], limit: int) -> Sequence[PendingWork | None]:
+        self.calls.append((session_ids, limit))
+        await self.go.wait()
+        if self.error is not None:
+            raise self.error
+        return [work(session_id) for session_id in session_ids]
+
+
+def work(kind: str) -> PendingWork:
+    return PendingWork(
+        journal_id=1,
+        kind=kind,
+        processed=0,
+        last_seq=0,
+        closed=False,
+        parent=None,
+        inputs=[],
+        more=False,
+        due=[],
+        requests=[],
+        next_due=None,
+    )
+
+
+async def test_reads_that_come_while_one_is_under_way_share_the_next_call() -> None:
+    reads = Reads()
+    shared = SharedReads(reads)
+    found: list[str] = []
+
+    async def get(name: str, limit: int = 10) -> None:
+        answer = await shared.get(name, limit)
+        assert answer is not None
+        found.append(answer.kind)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(get, "a")
+        await anyio.wait_all_tasks_blocked()
+        for name in ("b", "c", "b"):
+            tasks.start_soon(get, name)
+        tasks.start_soon(get, "d", 5)
+        await anyio.wait_all_tasks_blocked()
+        assert reads.calls == [(["a"], 10)]
+        reads.go.set()
+    assert reads.calls == [(["a"], 10), (["b", "c"], 10), (["d"], 5)]
+    assert sorted(found) == ["a", "b", "b", "c", "d"]
+
+
+async def test_a_read_that_fails_fails_for_those_that_shared_it_and_the_next_goes_on() -> None:
+    reads = Reads()
+    shared = SharedReads(reads)
+    reads.error = DataRefused("no")
+    reads.go.set()
+    with pytest.raises(DataRefused):
+        await shared.get("a", 10)
+    reads.error = None
+    assert await shared.get("a", 10) == work("a")
+
+
+async def test_a_cancelled_reader_does_not_disturb_the_others() -> None:
+    reads = Reads()
+    shared = SharedReads(reads)
+    found: list[PendingWork | None] = []
+
+    async def get() -> None:
+        found.append(await shared.get("b", 10))
+
+    async with anyio.create_task_group() as tasks:
+        with anyio.move_on_after(0.01):
+            await shared.get("a", 10)
+        tasks.start_soon(get)
+        await anyio.wait_all_tasks_blocked()
+        reads.go.set()
+    assert found == [work("b")]
+
+
+def write(session_id: str = "s") -> JournalWrite:
+    return JournalWrite(session_id=session_id, journal_id=1, base=0, processed=1, wake_id="w")
+
+
+def state(session_id: str = "s") -> StateWrite:
+    new = SessionState(
+        session_id=session_id, state=b"", encoding="plain", schema_version=1, metadata=SessionMetadata(kind="k")
+    )
+    return StateWrite(new=new, base_version=0, epoch=1)
+
+
+class Takes:
+    def __init__(self, prepared: JournalWrite | StateWrite | None) -> None:
+        self.prepared, self.applied = prepared, list[bool]()
+
+    async def prepare(self) -> JournalWrite | StateWrite | None:
+        return self.prepared
+
+    def settled(self, applied: bool) -> None:
+        self.applied.append(applied)
+
+
+async def test_a_result_brings_one_state_and_one_write_of_a_journal() -> None:
+    staged = await StagedResult.of([Takes(state()), Takes(write()), Takes(None)], "s")  # type: ignore[list-item]
+    assert (staged.state, staged.journal, staged.sessions) == (state(), write(), frozenset({"s"}))
+
+
+async def test_two_writes_of_a_journal_are_refused_and_settled() -> None:
+    both = [Takes(write()), Takes(write())]
+    with pytest.raises(SessionError, match="2 journals"):
+        await StagedResult.of(both, "s")  # type: ignore[arg-type]
+    assert [each.applied for each in both] == [[False], [False]]
+
+
+def step(*events: tuple[int, Event]) -> Step:
+    return Step(events=[*events], custom_status=None, outcome=None, consumed=1, holds={}, ended_holds=[], unread=None)
+
+
+async def test_entries_of_a_result_that_no_code_waits_for_are_not_written() -> None:
+    """Those of a wake that an interrupt has cancelled in the same step."""
+    staged = await StagedResult.of([Takes(write())], "s")  # type: ignore[list-item]
+    lock = WorkLock(WorkKey("i", 1, 2), Token("t"))
+    result = Input(ActivityCompleted(2, "null"), 4, lock=lock, staged=staged)
+    recorded, dropped = step((3, result.event)), step()
+    assert staged_of([result], unwanted_results(recorded, [result])) == [staged]
+    assert staged_of([result], unwanted_results(dropped, [result])) == []
+    assert result.writes_any(["s"])
+    assert not result.writes_any(["other"])
