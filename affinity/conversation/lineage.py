@@ -42,7 +42,8 @@ from affinity.journal import (
     NewEntry,
 )
 from affinity.limits import MAX_PAGE, check_id, check_payload
-from affinity.records import SessionRecord, SessionState, frozen
+from affinity.records import SessionRecord, SessionState, SessionStore, frozen
+from affinity.session.durable import LABEL
 
 Summarise: TypeAlias = Callable[[Sequence[JournalEntry]], Awaitable[str | UserMessage | AgentMessage]]
 """Writes a summary of entries. The usage of an `AgentMessage` counts for the new conversation."""
@@ -100,10 +101,16 @@ class BirthPlanner:
     """Makes the births of one kind of conversations: reads what they are made from, and checks the arguments."""
 
     def __init__(
-        self, kind: ConversationKind, reads: LineageReads, states: LineageState | None, *, in_wake: bool = False
+        self,
+        kind: ConversationKind,
+        reads: LineageReads,
+        states: LineageState | None,
+        records: SessionStore,
+        *,
+        in_wake: bool = False,
     ) -> None:
         """``in_wake``: entries are added before the births are applied."""
-        self._kind, self._reads, self._states = kind, reads, states
+        self._kind, self._reads, self._states, self._records = kind, reads, states, records
         self._in_wake = in_wake
 
     async def fork(
@@ -160,16 +167,25 @@ class BirthPlanner:
                 f"{left!r} uses the resources of {one.home!r}, and {right!r} those of {other.home!r}: say which to keep"
             )
         home = {"left": one.home, "right": other.home, None: one.home or other.home}[keep]
-        given = None
-        if state is not None:
-            given = await self._encoded(new_id, state)
+        given = None if state is None else await self._encoded(new_id, state)
+        copied, base = await self._snapshot(left, one)
+        used, of_right = _resources_of(copied), _resources_of(await self._records.load(right))
+        if keep is None and any(used.get(name, other_id) != other_id for name, other_id in of_right.items()):
+            raise InvalidOptions(f"{left!r} and {right!r} use different resources: say which to keep")
+        kept = {**used, **of_right} if keep == "right" else {**of_right, **used}
+        if given is not None:
+            given = replace(given, metadata=replace(given.metadata, labels={**given.metadata.labels, **kept}))
+        elif kept != used and copied is not None:
+            given = _state_with(copied, new_id, kept)
+        else:
+            base = JournalRange(one.journal_id)
         return self._birth(
             new_id,
             lineage="merge",
             operator=operator,
             extras=extras or {},
             parents=[one.journal_id, other.journal_id],
-            base=JournalRange(one.journal_id),
+            base=base,
             merged=JournalRange(other.journal_id),
             copies_state=given is None,
             state=given,
@@ -298,6 +314,14 @@ class BirthPlanner:
     async def _own(self, source: str) -> JournalLineage:
         return (await self._lineage(source))[0]
 
+    async def _snapshot(self, source: str, own: JournalLineage) -> tuple[SessionRecord | None, JournalRange]:
+        """The record of a conversation, and the entries that it was made from."""
+        last_seq = -1
+        while last_seq != (page := await self.page(JournalQuery(session_id=source, limit=1))).last_seq:
+            last_seq = page.last_seq
+            record = await self._records.load(source)
+        return record, JournalRange(own.journal_id, last_seq)
+
     async def _summarised(self, new_id: str, message: UserMessage, payload: str) -> SessionState | None:
         if self._states is None or not self._states.can_rebuild:
             return None
@@ -360,6 +384,23 @@ def _home_beside(own: JournalLineage, source: str, beside: bool | None) -> str |
     if beside is None:
         return own.home
     return (own.home or source) if beside else None
+
+
+def _resources_of(record: SessionRecord | None) -> dict[str, str]:
+    """The labels of a record that name resources."""
+    labels = {} if record is None else dict(record.metadata.labels)
+    return {name: value for name, value in labels.items() if name.startswith(LABEL)}
+
+
+def _state_with(record: SessionRecord, session_id: str, resources: Mapping[str, str]) -> SessionState:
+    """The state of a record, for another session, with other resources."""
+    return SessionState(
+        session_id=session_id,
+        state=record.state,
+        encoding=record.encoding,
+        schema_version=record.schema_version,
+        metadata=replace(record.metadata, parent=None, labels={**record.metadata.labels, **resources}),
+    )
 
 
 def _ancestor(row: JournalLineage) -> Ancestor:

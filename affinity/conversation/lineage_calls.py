@@ -27,7 +27,7 @@ class LineageCalls:
         """``states``: of the code that defines the conversations; None: states are copied or initial."""
         self.conversation_id = conversation_id
         self._client, self._kind, self._states = client, kind, states
-        self._planner = BirthPlanner(kind, client.journals, states)
+        self._planner = BirthPlanner(kind, client.journals, states, client.session_store)
 
     async def fork(
         self,

@@ -45,7 +45,7 @@ from affinity.errors import InvalidOptions, SessionRecordTooNew, SessionWriteCon
 from affinity.journal import HomeLease, JournalAccess, JournalAppend, JournalFilter, NewEntry, PendingWork
 from affinity.limits import MAX_PAGE
 from affinity.orchestration import ActivityContext, RetryPolicy
-from affinity.records import SessionState
+from affinity.records import SessionState, SessionStore
 from affinity.session import OpenSession
 
 S = TypeVar("S")
@@ -177,6 +177,10 @@ class _Attempt(Generic[S]):
             home=self._lease(),
         )
 
+    def _store(self) -> SessionStore:
+        assert self.ctx.session_store is not None
+        return self.ctx.session_store
+
     def _lease(self) -> HomeLease | None:
         """That of the conversation's home, if the wake runs on it."""
         if self.work.home is None or self.work.home != self.ctx.session_id:
@@ -257,7 +261,7 @@ class _Attempt(Generic[S]):
             stream=stream,
             trace=self.trace,
             journals=self.journals,
-            lineage=BirthPlanner(self.spec, self.journals, self.conversations, in_wake=True),
+            lineage=BirthPlanner(self.spec, self.journals, self.conversations, self._store(), in_wake=True),
         )
         return self.parts
 

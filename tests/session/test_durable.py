@@ -188,6 +188,41 @@ async def test_forks_share_it_and_the_last_one_ends_it(url: str, boxes: Boxes) -
         await until(lambda: _is(boxes.destroyed == [box]))
 
 
+async def test_a_merge_of_sides_with_different_ones_is_told_which_to_keep(url: str, boxes: Boxes) -> None:
+    async def act(wake: affinity.Wake, chat: Chat) -> None:
+        chat.heard.append(wake.conversation_id)
+        wake.append(AgentMessage("none"))
+        if wake.conversation_id != "plain":
+            box = await wake.resource(boxes.resource)
+            wake.append(AgentMessage(box))
+
+    async with stage(url, make(act)) as found:
+        names = ("l", "r", "plain")
+        left, right, plain = [
+            (await found.talk(name).ask(UserMessage("one"), timeout=30)).text.split()[-1] for name in names
+        ]
+        assert (len({left, right}), plain) == (2, "none")
+        with pytest.raises(InvalidOptions, match="say which to keep"):
+            await found.talk("l").merge("r", into="m")
+        merges = {
+            "kept-left": await found.talk("l").merge("r", into="kept-left", keep="left"),
+            "kept-right": await found.talk("l").merge("r", into="kept-right", keep="right"),
+            "given": await found.talk("l").merge("r", into="given", keep="right", state=Chat(heard=["x"])),
+            "only": await found.talk("plain").merge("r", into="only"),
+            "both": await (await found.talk("l").fork("f")).merge("l", into="both"),
+        }
+        used = {}
+        for name in merges:
+            record = await found.client.session_store.load(name)
+            assert record is not None
+            used[name] = record.metadata.labels["affinity.resource/box"]
+        assert used == {"kept-left": left, "kept-right": right, "given": right, "only": right, "both": left}
+        assert (await found.state("kept-right")).heard == ["l"]
+        assert (await found.state("only")).heard == ["plain"]
+        assert (await found.state("given")).heard == ["x"]
+        assert right in (await merges["kept-right"].ask(UserMessage("go"), timeout=30)).text
+
+
 async def test_a_script_has_none(url: str, boxes: Boxes) -> None:
     async with affinity.Client(url) as client:
         opening = affinity.Sessions(Chat).open("s", store=client.session_store)
