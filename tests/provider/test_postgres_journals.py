@@ -308,6 +308,20 @@ async def test_of_two_acks_of_one_batch_the_first_writes_a_journal(postgres_migr
         assert await peer.check(*items) == [False, True, False, False]
 
 
+async def test_retention_waits_for_no_other_transaction(postgres_migrated: str) -> None:
+    """It takes journals in any order, so it leaves out one whose row is locked; the next call removes its entries."""
+    async with opened(postgres_migrated) as provider:
+        await provider.append_journal([said("s"), said("t")])
+        prune = partial(provider.prune_journals, JournalRetention(entries=0), limit=10)
+        with administrator(postgres_migrated) as rival:
+            rival.execute("UPDATE journals SET processed = last_seq")
+            with rival.transaction():
+                rival.execute("SELECT FROM journals WHERE session_id = 's' FOR KEY SHARE")
+                with anyio.fail_after(PATIENCE / 2):
+                    assert await prune() == 1
+        assert [await prune(), await prune()] == [1, 0]
+
+
 async def test_batches_in_different_orders_do_not_block_each_other(postgres_migrated: str) -> None:
     """Rows are locked by key: senders to the same journals, created by whoever comes first, meet no deadlock."""
     names = [f"s{n}" for n in range(30)]

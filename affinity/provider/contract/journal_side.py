@@ -111,7 +111,9 @@ class JournalProvider(ProviderConnection, Protocol):
         ...
 
     async def prune_journals(self, retention: JournalRetention, *, limit: int) -> int:
-        """Remove up to ``limit`` entries, by index; returns their number, 0 when there are none left to remove."""
+        """Remove up to ``limit`` entries, by index; returns their number, 0 when there are none left to remove. A
+        journal that another call is changing may be left out.
+        """
         ...
 
     def watch_journals(self) -> AbstractAsyncContextManager[JournalWatch]:

@@ -580,8 +580,9 @@ BEGIN
           AND NOT EXISTS (
               SELECT FROM journals f WHERE f.base_id = c.journal_id AND f.first_seq <= least(f.base_seq, c.first_seq))
     LOOP
-        -- A journal that is about to continue this one holds a share of its key.
-        SELECT * INTO j FROM journals c WHERE c.journal_id = one FOR UPDATE;
+        -- In no order, so those that are locked are left for the next time. A journal that is about to continue this one
+        -- holds a share of its key.
+        SELECT * INTO j FROM journals c WHERE c.journal_id = one FOR UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND;
         low := j.first_seq - 1;
         high := least((
