@@ -18,6 +18,7 @@ from affinity import (
     CustomToolResult,
     CustomToolUse,
     DefineOutcome,
+    Resource,
     RetryPolicy,
     SessionIdle,
     SpanCompleted,
@@ -86,6 +87,33 @@ async def test_the_definition_lasts_and_the_session_is_what_runs(sqlite_url: str
     async with stage(sqlite_url, options=affinity.RuntimeOptions(worker_node_id="another")) as on:
         await on.talk().ask(UserMessage("two"), timeout=30)
         assert (await on.state()).heard == ["one", "two"]
+
+
+async def test_the_environment_is_used_again_by_many_sessions(sqlite_url: str) -> None:
+    """A resource whose key is not the session's is opened once in a process."""
+    opened: list[str] = []
+    environment = Resource(open=lambda key: opened.append(key) or f"the {key}", key=lambda _: "substrate")  # type: ignore[func-returns-value]
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        found = await wake.resource(environment)
+        wake.append(AgentMessage(found))
+
+    async with stage(sqlite_url, handler) as on:
+        for name in ("a", "b"):
+            assert (await on.talk(name).ask(UserMessage("x"), timeout=30)).text == "the substrate"
+        assert opened == ["substrate"]
+
+
+async def test_a_session_has_resources_of_its_own(sqlite_url: str) -> None:
+    attached = Resource(open=lambda session_id: f"workspace of {session_id}")
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        found = await wake.resource(attached)
+        wake.append(AgentMessage(found))
+
+    async with stage(sqlite_url, handler) as on:
+        for name in ("a", "b", "a"):
+            assert (await on.talk(name).ask(UserMessage("x"), timeout=30)).text == f"workspace of {name}"
 
 
 async def test_a_session_has_one_id_and_one_definition(sqlite_url: str) -> None:
