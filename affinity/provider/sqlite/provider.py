@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 import anyio.to_thread
 
@@ -124,6 +124,9 @@ from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.sqlite.turns import commit
 from affinity.provider.timeline import Timeline
 from affinity.records import ActivityKey, DurableResource, SessionStore
+
+PRUNE_TRIES: Final = 3
+"""Searches for entries to remove, in one call that finds some and then cannot remove them."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -530,10 +533,13 @@ class SqliteProvider:
         return await self._write(journal_admin.delete_journals, session_ids)
 
     async def prune_journals(self, retention: JournalRetention, *, limit: int) -> int:
-        """It looks for journals without the lock that writers need."""
-        while found := await self._read(journal_admin.find_prunable, retention):
-            if removed := await self._write(journal_admin.prune, found, retention, limit):
+        """It looks for journals without the lock that writers need, and again if those have changed meanwhile."""
+        for _ in range(PRUNE_TRIES):
+            found = await self._read(journal_admin.find_prunable, retention)
+            if found and (removed := await self._write(journal_admin.prune, found, retention, limit)):
                 return removed
+            if not found:
+                break
         return 0
 
     def watch_journals(self) -> AbstractAsyncContextManager[JournalWatch]:
