@@ -53,7 +53,7 @@ async def retry(verb: Callable[[], Awaitable[T]], *, idempotent: bool = True) ->
     try:
         return await verb()  # nearly always: without the cost of what repeats it
     except ProviderError as error:
-        if not is_transient(error):
+        if not is_transient(error) or RETRY_SECONDS <= 0.0:
             raise
     attempts = AsyncRetrying(
         retry=retry_if_exception(is_transient),
