@@ -141,10 +141,13 @@ async def waiting(context: OrchestrationContext) -> bool:
     return True
 
 
+IN_MEMORY = 1_200
+"""States that a worker has in memory: those of the largest measurement, and of its warm-up."""
+
 stateful = App("bench-stateful")
 """Its turns commit the state of their session."""
 
-chats = Sessions[Chat](Chat, kind="chat")
+chats = Sessions[Chat](Chat, kind="chat", max_sessions=IN_MEMORY)
 stateful.include(chats)
 
 
@@ -200,7 +203,7 @@ class Emit(JournalEvent):
     kind: Literal["user.emit"] = "user.emit"
 
 
-talks = Conversations[Talker](Talker, kind="talk", events=[Emit])
+talks = Conversations[Talker](Talker, kind="talk", events=[Emit], max_sessions=IN_MEMORY)
 
 
 @talks.on_wake
