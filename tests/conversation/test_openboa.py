@@ -716,7 +716,24 @@ async def test_no_tail_of_a_journal_is_torn(sqlite_url: str) -> None:
 
 
 async def test_no_wake_up_is_lost_that_comes_while_a_run_ends(sqlite_url: str) -> None:
-    """Senders and wakes race; each event is processed once."""
+    """It comes behind what the run has read, and nothing comes afterwards."""
+    entered, go = anyio.Event(), anyio.Event()
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        entered.set()
+        await go.wait()
+        await echo(wake, chat)
+
+    async with stage(sqlite_url, handler) as on:
+        await on.talk().send(UserMessage("one"))
+        await entered.wait()
+        seq = await on.talk().send(UserMessage("two"))
+        await anyio.sleep(0.3)  # its signal is there too
+        go.set()
+        assert (await on.talk().reply(seq, timeout=30)).text == "re: two"
+
+
+async def test_racing_senders_and_wakes_lose_nothing_and_do_nothing_twice(sqlite_url: str) -> None:
     async with stage(sqlite_url) as on:
         seqs: list[int] = []
 
