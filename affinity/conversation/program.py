@@ -138,7 +138,7 @@ class Program:
     async def run(self) -> None:
         """Run until the conversation is terminated."""
         while self.terminated is None:
-            if self.wakes >= WAKES_PER_EXECUTION or self.signals >= SIGNALS_PER_EXECUTION:
+            if self._is_long:
                 self.ctx.continue_as_new(self._rest())
             if self.is_due:
                 await self._wake()
@@ -146,6 +146,11 @@ class Program:
                 await self._wait()
         if self.terminated or self.delegations or self.cancelled:
             await self._attempt({**self._new_task(), "terminated": self.terminated})
+
+    @property
+    def _is_long(self) -> bool:
+        """The execution is to continue as new."""
+        return self.wakes >= WAKES_PER_EXECUTION or self.signals >= SIGNALS_PER_EXECUTION
 
     def _rest(self) -> Start:
         """What the next execution goes on with."""
@@ -169,12 +174,15 @@ class Program:
         if self.next_due is None:
             return await self._receive()
         timer = self.ctx.schedule_timer(min(self.next_due + TIMER_MARGIN, MAX_TIMER_SECONDS))
-        await self.ctx.wait_any(self.signal, timer)
+        # The time is relative: a signal that leads to no wake leaves the timer as it is.
+        while not (self.is_due or timer.settled or self.terminated is not None or self._is_long):
+            await self.ctx.wait_any(self.signal, timer)
+            if not timer.settled:
+                await self._receive()
         if timer.settled:
             self.next_due, self.is_due = None, True
         else:
             timer.cancel()
-            await self._receive()
 
     async def _receive(self) -> None:
         """Take the signal that has come, and wait for the next one."""

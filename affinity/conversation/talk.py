@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from time import monotonic
 from typing import Any, Final
 
 import anyio
@@ -61,6 +62,9 @@ from affinity.provider.contract import FINISHED, InstanceInfo
 REPLY_PAGE: Final = 100
 """Entries in one page that is read for a reply."""
 
+INSTANCE_CHECK_SECONDS: Final = 2.0
+"""After which a call that waits for a reply looks whether the instance has ended; later twice as many, and so on."""
+
 
 class Talk(LineageCalls):
     """A conversation, as its clients see it.
@@ -112,7 +116,7 @@ class Talk(LineageCalls):
             WakeFailed: the wake has failed for good. The event stays pending: the next one, or `resume`, tries again.
             WaitTimeout: there is no reply yet. The event, if it was sent, is processed: ask again with the same id, or
                 wait for the `reply`.
-            ConversationTerminated: before the event was processed.
+            ConversationTerminated: before the event was processed; or an operator has ended the instance.
             ClientError, InvalidInput: as for `send`.
         """
         with anyio.move_on_after(timeout):
@@ -126,7 +130,7 @@ class Talk(LineageCalls):
 
         Raises:
             UnknownConversation: there is none.
-            UnknownEntry: its journal has no entry of that number.
+            UnknownEntry: its journal has no entry of that number, or retention has removed the reply.
             WakeFailed, WaitTimeout, ConversationTerminated: as for `ask`.
         """
         with anyio.move_on_after(timeout):
@@ -401,6 +405,8 @@ class Talk(LineageCalls):
     async def _reply(self, change: Change, seq: int, *, is_new: bool) -> Reply:
         reader = ReplyReader(self.conversation_id, seq, self._kind.types)
         look = not is_new  # what was sent before may be processed already
+        checks = _InstanceChecks()
+        has_ended = False
         while True:
             if not look:
                 await change.wait()
@@ -408,13 +414,17 @@ class Talk(LineageCalls):
             page = await self._read(query)
             if page.last_seq < seq:
                 raise UnknownEntry(self.conversation_id, f"its journal has no entry {seq}")
+            if page.first_seq > reader.position + 1:
+                raise UnknownEntry(self.conversation_id, f"retention has removed the entries behind {reader.position}")
             if (reply := reader.read(page)) is not None:
                 return reply
             look = page.more
             if not look and reader.failure is not None:
                 raise reader.failure
-            if not look and page.closed:
+            if not look and (page.closed or has_ended):
                 raise ConversationTerminated(self.conversation_id, f"entry {seq} was not processed before its end")
+            if not look and checks.are_due():
+                look = has_ended = await self._has_ended()  # then once more: what it wrote last
 
     async def _read(self, query: JournalQuery) -> JournalPage:
         page = await self._client.journals.read(query)
@@ -430,6 +440,24 @@ class Talk(LineageCalls):
     async def _has_ended(self) -> bool:
         instance = await self._instance()
         return instance is None or instance.status in FINISHED
+
+
+class _InstanceChecks:
+    """When a call that waits looks whether the instance has ended without closing the journal, as one that an operator
+    has cancelled: at growing intervals, so that many calls that wait for long cost little.
+    """
+
+    def __init__(self) -> None:
+        self._pause = INSTANCE_CHECK_SECONDS
+        self._next = monotonic() + self._pause
+
+    def are_due(self) -> bool:
+        """Whether to look now; the next interval begins."""
+        if (now := monotonic()) < self._next:
+            return False
+        self._pause *= 2
+        self._next = now + self._pause
+        return True
 
 
 def _kinds(kinds: Collection[str | type[JournalEvent]]) -> Collection[str]:

@@ -1,0 +1,66 @@
+"""Conversations whose instance an operator has ended, and journals of which retention has removed entries."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+import anyio
+import pytest
+
+import affinity
+from affinity import AgentMessage, UserMessage
+from affinity.errors import ConversationTerminated, UnknownEntry
+from affinity.journal import JournalRetention
+from affinity.provider import open_provider
+from tests.conversation.application import Chat, echo, stage, status, until
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_an_ask_ends_when_an_operator_cancels_the_instance(url: str) -> None:
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        await anyio.sleep_forever()
+
+    async with stage(url, handler) as on:
+        talk = on.talk()
+        await talk.send(UserMessage("one"), event_id="m-1")
+        await until(lambda: status(talk, "running"))
+        async with anyio.create_task_group() as group:
+            group.start_soon(_cancel, on.client)
+            with anyio.fail_after(60), pytest.raises(ConversationTerminated):
+                await talk.ask(UserMessage("one"), event_id="m-1")
+        with pytest.raises(ConversationTerminated):
+            await talk.send(UserMessage("two"))
+
+
+async def _cancel(client: affinity.Client) -> None:
+    await anyio.sleep(0.2)
+    await client.cancel("c")
+
+
+async def test_a_reply_that_retention_has_removed_is_not_that_of_a_later_wake(url: str) -> None:
+    async with stage(url, echo) as on:
+        talk = on.talk()
+        first = await talk.ask(UserMessage("one"), timeout=30)
+        second = await talk.ask(UserMessage("two"), timeout=30)
+        async with aclosing(await open_provider(url)) as provider:
+            assert await provider.prune_journals(JournalRetention(entries=4), limit=100) == 6
+        with pytest.raises(UnknownEntry):
+            await talk.reply(first.seq, timeout=30)
+        assert (await talk.reply(second.seq, timeout=30)).text == "re: two"
+
+
+async def test_signals_that_lead_to_no_wake_do_not_delay_a_revisit(url: str) -> None:
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        if wake.pending:
+            wake.revisit(2.0, key="nudge")
+        for _ in wake.due:
+            wake.append(AgentMessage("due"))
+
+    async with stage(url, handler) as on:
+        talk = on.talk()
+        await talk.ask(UserMessage("one"), timeout=30)
+        with anyio.fail_after(30):
+            while not await talk.history(kinds=["agent.message"]):
+                await on.client.raise_event("c", "conversation", {"type": "wake", "seq": 1})
+                await anyio.sleep(0.3)
