@@ -62,5 +62,5 @@ async def test_signals_that_lead_to_no_wake_do_not_delay_a_revisit(url: str) -> 
         await talk.ask(UserMessage("one"), timeout=30)
         with anyio.fail_after(30):
             while not await talk.history(kinds=["agent.message"]):
-                await on.client.raise_event("c", "conversation", {"type": "wake", "seq": 1})
+                await on.client.raise_event("c", "conversation", {"type": "unknown"})
                 await anyio.sleep(0.3)
