@@ -123,6 +123,7 @@ class WakeRunner(Generic[S]):
         """
         if ctx.journals is None:
             raise InvalidOptions("a wake runs on a worker, whose database has journals")
+        task = _of_execution(task, ctx.execution_id)
         read_at = time.monotonic()
         work = await ctx.journals.get_pending(ctx.instance_id, self._conversations.spec.limits.inputs)
         if work is None or (work.closed and "terminated" not in task):
@@ -479,6 +480,16 @@ class _Attempt(Generic[S]):
         times += [each.delay for each in self.writing.revisits]
         times += [each.expires_in for each in self.writing.requests if each.expires_in is not None]
         return min(times, default=None)
+
+
+def _of_execution(task: WakeTask, execution_id: int) -> WakeTask:
+    """The task with the id that the orchestration knows: a reset runs an activity of an earlier execution again, with
+    the input that was recorded there, as another wake.
+    """
+    salt, execution, number = task["wake"].rsplit("-", 2)
+    if int(execution) == execution_id:
+        return task
+    return {**task, "wake": f"{salt}-{execution_id}-{number}"}
 
 
 def _delegation(meta: EventMeta) -> Delegation:

@@ -216,7 +216,7 @@ class Talk(LineageCalls):
         event = SessionStatusChanged(status="terminated", reason=reason)
         entry = self._entry(event, self._client.journals.new_event_id(), is_input=False)
         append = self._new(entry=entry, message=terminate_message(cascade=cascade), closes=True)
-        appended = await self._client.journals.append(append)
+        appended = await self._append_lasting(append)
         if appended.outcome != "closed":
             await self._check(append, appended)
 
@@ -251,7 +251,14 @@ class Talk(LineageCalls):
         return NewEntry(kind=event.kind, payload=payload, event_id=event_id, is_input=is_input)
 
     async def _append(self, append: JournalAppend) -> Appended:
-        return await self._check(append, await self._client.journals.append(append))
+        return await self._check(append, await self._append_lasting(append))
+
+    async def _append_lasting(self, append: JournalAppend) -> Appended:
+        """Append; if only the instance is gone, which an operator has deleted, with what creates it again."""
+        appended = await self._client.journals.append(append)
+        if appended.outcome == "unknown" and append.start is None and appended.journal_id:
+            return await self._client.journals.append(replace(append, start=self._kind.start()))
+        return appended
 
     async def _check(self, append: JournalAppend, appended: Appended) -> Appended:
         """Return what was appended, or raise the error for its outcome."""

@@ -68,12 +68,14 @@ def status_of(page: JournalPage, instance: InstanceInfo | None, *, works: bool, 
 
     Args:
         page: of the journal.
-        instance: of the conversation.
+        instance: of the conversation; None: an operator has deleted it, and the next event creates it again.
         works: inputs wait for a wake, or one runs.
         waits: a request is pending.
     """
-    if page.closed or instance is None or instance.status in FINISHED:
+    if page.closed or (instance is not None and instance.status in FINISHED):
         return "terminated"
+    if instance is None:
+        return "idle"
     if instance.status == "suspended":
         return "failed"
     for custom in ("failed", "rescheduling"):

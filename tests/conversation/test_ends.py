@@ -9,7 +9,7 @@ import pytest
 
 import affinity
 from affinity import AgentMessage, UserMessage
-from affinity.errors import ConversationTerminated, UnknownEntry
+from affinity.errors import ConversationTerminated, UnknownConversation, UnknownEntry
 from affinity.journal import JournalRetention
 from affinity.provider import open_provider
 from tests.conversation.application import Chat, echo, stage, status, until
@@ -64,3 +64,40 @@ async def test_signals_that_lead_to_no_wake_do_not_delay_a_revisit(url: str) -> 
             while not await talk.history(kinds=["agent.message"]):
                 await on.client.raise_event("c", "conversation", {"type": "unknown"})
                 await anyio.sleep(0.3)
+
+
+async def test_a_conversation_goes_on_when_an_operator_has_deleted_its_instance(url: str) -> None:
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        await echo(wake, chat)
+        wake.append(AgentMessage(f"interrupted: {wake.interrupt is not None}"))
+
+    async with stage(url, handler) as on:
+        talk = on.talk()
+        await talk.ask(UserMessage("one"), timeout=30)
+        for call in (talk.interrupt, talk.resume):
+            await on.client.delete("c", force=True)
+            assert await talk.status() == "idle"
+            if (seq := await call()) is not None:
+                assert (await talk.reply(seq, timeout=30)).text == "interrupted: True"
+            await on.client.status("c")
+        await on.client.delete("c", force=True)
+        await talk.terminate()
+        assert await talk.status() == "terminated"
+        with pytest.raises(ConversationTerminated):
+            await talk.send(UserMessage("two"))
+        with pytest.raises(UnknownConversation):
+            await on.talk("other").interrupt()
+
+
+async def test_a_wake_that_a_reset_runs_again_has_an_id_of_its_own(url: str) -> None:
+    async with stage(url, echo) as on:
+        talk = on.talk()
+        await talk.ask(UserMessage("one"), timeout=30)
+        history = await on.client.history("c")
+        (scheduled,) = [each.event_id for each in history if each.type == "activity_scheduled"]
+        for number in range(2):
+            await on.client.reset("c", to_event=scheduled)
+            assert (await talk.ask(UserMessage(f"{number}"), timeout=30)).text == f"re: {number}"
+            assert (await on.state()).heard[-1] == f"{number}"
+        wakes = [each.wake_id for each in await talk.history(kinds=["span.completed"])]
+        assert len(wakes) == len(set(wakes)) == 3
