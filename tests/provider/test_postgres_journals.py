@@ -12,12 +12,14 @@ import anyio
 import psycopg
 import pytest
 
-from affinity.errors import ConnectionLost
+from affinity.errors import ConnectionLost, Contention
 from affinity.journal import (
     Answer,
     JournalAppend,
+    JournalBirth,
     JournalFilter,
     JournalQuery,
+    JournalRange,
     JournalRetention,
     JournalStart,
     JournalWrite,
@@ -390,3 +392,35 @@ async def test_a_reader_that_is_slow_is_told_that_any_journal_may_have_changed(
         assert await watch.wait(PATIENCE) == ()
         await provider.notify_journals(["again"])
         assert set(await watch.wait(PATIENCE) or ()) == {"again"}
+
+
+async def test_a_fork_has_the_state_of_its_last_entry(postgres_migrated: str, admin: psycopg.Connection[Any]) -> None:
+    """A wake that commits between the two reads, of the journal and of the state, makes the birth begin again."""
+    async with opened(postgres_migrated) as provider:
+        (first,) = await provider.append_journal([said("s")])
+        birth = JournalBirth(
+            session_id="fork",
+            kind="chat",
+            start=start("fork"),
+            lineage="fork",
+            operator="test",
+            parents=[first.journal_id],
+            base=JournalRange(first.journal_id),
+            copies_state=True,
+        )
+        with administrator(postgres_migrated) as rival:
+            with rival.transaction(force_rollback=True):
+                rival.execute(
+                    "INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at,"
+                    " claimed_at) VALUES ('fork', '', '', 1, clock(), clock(), clock())"
+                )
+                fork = asyncio.create_task(provider.create_journals([birth]))
+                await until(admin, SOMEBODY_WAITS)
+                admin.execute(
+                    "UPDATE journals SET processed = 1, last_seq = 2, ended_wake = 'w', ended_attempt = 1"
+                    " WHERE session_id = 's'"
+                )
+            with pytest.raises(Contention):
+                await fork
+        (born,) = await provider.create_journals([birth])
+        assert (born.outcome, born.last_seq) == ("created", 2)
