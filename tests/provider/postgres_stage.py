@@ -160,7 +160,7 @@ def session_verbs(peer: Peer, at: OrchestrationItem) -> list[Callable[[], Awaita
 
     async def fetch() -> None:
         hand.update({item.session_id or "": item for item in await peer.take(10)})
-        assert set(hand) == {"u", "v"}
+        assert {"u", "v"} <= set(hand)  # and what the verbs before have left in the queue
 
     def write(session_id: str, base_version: int) -> StateWrite:
         new = SessionState(session_id=session_id, state=b"2", metadata=SessionMetadata(kind="chat", parent="u"))

@@ -92,15 +92,15 @@ CATALOG: Final = """
 
 async def test_zero_to_now_is_step_by_step(postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A database that was migrated release by release is like a new one."""
-    assert await PostgresProvider.migrate(f"{postgres_database}?schema=fresh") == (0, len(migration.MIGRATIONS))
+    assert await PostgresProvider.migrate(f"{postgres_database}?schema=made_at_once") == (0, len(migration.MIGRATIONS))
     every = migration.MIGRATIONS
     for version in range(1, len(every) + 1):
         monkeypatch.setattr(migration, "MIGRATIONS", every[:version])
-        assert await PostgresProvider.migrate(f"{postgres_database}?schema=grown") == (version - 1, version)
+        assert await PostgresProvider.migrate(f"{postgres_database}?schema=made_in_steps") == (version - 1, version)
     with psycopg.connect(postgres_database) as connection:
         fresh, grown = (
             {re.sub(rf"\b{schema}\b", "", str(row)) for row in connection.execute(CATALOG, {"schema": schema})}
-            for schema in ("fresh", "grown")
+            for schema in ("made_at_once", "made_in_steps")
         )
     assert fresh == grown
     assert len(fresh) > 50
