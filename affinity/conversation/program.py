@@ -20,7 +20,12 @@ from typing import Any, Final, Literal, NotRequired, TypedDict
 from affinity.conversation.kinds import SIGNAL
 from affinity.errors import ActivityError, ActivityPoisoned
 from affinity.limits import MAX_TIMER_SECONDS, truncate
-from affinity.orchestration import ActivityFuture, DurableFuture, OrchestrationContext
+from affinity.orchestration import (
+    ActivityFuture,
+    DurableFuture,
+    OrchestrationCancelledSignal,
+    OrchestrationContext,
+)
 
 WAKES_PER_EXECUTION: Final = 200
 """Wakes after which the instance continues as new: a replay reads about a thousand events."""
@@ -136,16 +141,24 @@ class Program:
         return self.start.get("home", self.ctx.instance_id)
 
     async def run(self) -> None:
-        """Run until the conversation is terminated."""
-        while self.terminated is None:
-            if self._is_long:
-                self.ctx.continue_as_new(self._rest())
-            if self.is_due:
-                await self._wake()
-            else:
-                await self._wait()
+        """Run until the conversation is terminated, or an operator cancels its instance."""
+        try:
+            while self.terminated is None:
+                if self._is_long:
+                    self.ctx.continue_as_new(self._rest())
+                if self.is_due:
+                    await self._wake()
+                else:
+                    await self._wait()
+        except OrchestrationCancelledSignal:
+            await self._end()
+            raise
+        await self._end()
+
+    async def _end(self) -> None:
+        """Tell those who wait for this conversation, and close the trace of a wake that was cancelled."""
         if self.terminated or self.delegations or self.cancelled:
-            await self._attempt({**self._new_task(), "terminated": self.terminated})
+            await self._attempt({**self._new_task(), "terminated": self.terminated is True})
 
     @property
     def _is_long(self) -> bool:
@@ -243,7 +256,12 @@ class Program:
         is_last = "terminated" in task
         while True:
             hears = self.signals < SIGNALS_PER_EXECUTION and not is_last
-            await self.ctx.wait_any(activity, *([self.signal] if hears else []))
+            try:
+                await self.ctx.wait_any(activity, *([self.signal] if hears else []))
+            except OrchestrationCancelledSignal:
+                activity.cancel()
+                self.cancelled = task["wake"]
+                raise
             if activity.settled:
                 break
             await self._receive()

@@ -9,10 +9,11 @@ import pytest
 
 import affinity
 from affinity import AgentMessage, UserMessage
+from affinity.conversation import ChildEnded
 from affinity.errors import ConversationTerminated, UnknownConversation, UnknownEntry
 from affinity.journal import JournalRetention
 from affinity.provider import open_provider
-from tests.conversation.application import Chat, echo, stage, status, until
+from tests.conversation.application import Chat, echo, make, stage, status, until
 
 pytestmark = pytest.mark.anyio
 
@@ -31,6 +32,30 @@ async def test_an_ask_ends_when_an_operator_cancels_the_instance(url: str) -> No
                 await talk.ask(UserMessage("one"), event_id="m-1")
         with pytest.raises(ConversationTerminated):
             await talk.send(UserMessage("two"))
+
+
+async def test_a_parent_learns_that_an_operator_has_cancelled_its_child(url: str) -> None:
+    async def work(wake: affinity.Wake, chat: Chat) -> None:
+        await anyio.sleep_forever()
+
+    child = make(work, kind="child")
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, UserMessage):
+                await wake.delegate(child, "c/child", event)
+            elif isinstance(event, ChildEnded):
+                wake.append(AgentMessage(event.outcome))
+
+    async with stage(url, handler, child) as on:
+        talk = on.talk()
+        await talk.ask(UserMessage("one"), timeout=30)
+        await until(lambda: status(on.talk("c/child", child), "running"))
+        await until(lambda: on.client.activities("c/child"))
+        await on.client.cancel("c/child")
+        (said,) = await until(lambda: talk.history(kinds=["agent.message"]))
+        assert said.event == AgentMessage("terminated")
+        assert await until(lambda: status(on.talk("c/child", child), "terminated"))
 
 
 async def _cancel(client: affinity.Client) -> None:
