@@ -19,15 +19,13 @@ from pydantic_core import from_json
 from affinity.client.journals import Journals
 from affinity.conversation.events import EventTypes, JournalEntry
 from affinity.conversation.stream import Retracted, Streamed
+from affinity.conversation.trace import WAKE_SPAN
 from affinity.errors import InvalidId, InvalidInput, UnknownConversation
 from affinity.journal import Entry, JournalPage, JournalQuery, StreamCursor
 from affinity.limits import MAX_PAGE, check_id
 from affinity.records import frozen
 
 SPAN_COMPLETED: Final = "span.completed"
-WAKE_SPAN: Final = "wake"
-"""Id of the span of a wake itself."""
-
 FeedItem: TypeAlias = JournalEntry | Streamed | Retracted
 """What a feed gives: an entry, or provisional output, or the notice that such output is void."""
 
