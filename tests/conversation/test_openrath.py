@@ -613,6 +613,7 @@ async def test_an_error_drops_the_state_and_keeps_the_sandbox(url: str) -> None:
         assert sandboxes.log == ["open a"]
 
 
+@pytest.mark.slow
 async def test_a_fork_beside_follows_its_home_to_another_worker(url: str) -> None:
     sandboxes = Sandboxes()
     async with stage(url, workers=0) as before, with_sandboxes(url, sandboxes) as found:

@@ -113,6 +113,7 @@ async def test_a_drained_worker_hands_its_wake_over_and_that_is_no_attempt(
     assert (span.attempt, span.worker) == (1, "second")
 
 
+@pytest.mark.slow
 @everywhere
 async def test_a_handler_that_ends_its_worker_is_poison_and_not_a_loop(workers: Workers, client: Client) -> None:
     """After `max_attempts` deliveries the conversation has failed, with a closed trace and its input kept."""

@@ -118,6 +118,7 @@ def test_what_cannot_be_is_refused(http: httpx.Client) -> None:
     assert http.post("/chats/ann/requests/none", json={"allowed": True}).status_code == 409
 
 
+@pytest.mark.slow
 def test_a_reader_that_comes_back_goes_on_where_it_was(http: httpx.Client) -> None:
     post(http, "/chats/ann/messages", text="one two three four five six seven eight")
     before = until(events(http, "ann"), "stream.part")
@@ -128,6 +129,7 @@ def test_a_reader_that_comes_back_goes_on_where_it_was(http: httpx.Client) -> No
     assert seqs == list(range(1, len(seqs) + 1))
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_the_stream_and_not_the_answer(http: httpx.Client, workers: Workers) -> None:
     text = " ".join(f"w{n}" for n in range(120))  # six seconds
     post(http, "/chats/ann/messages", text=text)
@@ -169,6 +171,7 @@ def test_a_person_allows_what_the_model_wants_to_do(http: httpx.Client) -> None:
     assert second.status_code == 409
 
 
+@pytest.mark.slow
 def test_a_cancelled_answer_is_not_given(http: httpx.Client) -> None:
     post(http, "/chats/ann/messages", text=" ".join(["word"] * 200))
     stream = events(http, "ann")

@@ -186,6 +186,7 @@ async def counting(any_url: str) -> AsyncIterator[Any]:
     await provider.aclose()
 
 
+@pytest.mark.slow
 async def test_a_thousand_that_wait_cost_one_statement_a_second(counting: Any, client: Client) -> None:
     """Together; and no instance is polled."""
     async with Client.from_provider(counting) as asking, anyio.create_task_group() as tasks:
@@ -227,6 +228,7 @@ async def test_an_event_with_a_key_is_sent_again_after_a_lost_reply(counting: An
         assert await client.ask("o", question("b"), timeout=20) == Answer(text="B", number=7)
 
 
+@pytest.mark.slow
 async def test_replies_survive_workers_that_are_killed(any_url: str, tmp_path: Path) -> None:
     """A worker dies between the event and the reply, with SIGKILL; each question is answered once, and rightly."""
     note = tmp_path / "note"
