@@ -15,11 +15,14 @@ import anyio
 
 import affinity
 
+Word = affinity.Event("word", str, reply=int)
+"""Replied to with how many words were heard."""
+
 CODE = str(Path(affinity.__file__).parent.parent)
 
 app = affinity.App("talk")
 heard = affinity.Sessions(list[str], kind="heard", initial=lambda _: [])
-getattr(app, "add_session_listener", app.include)(heard)  # the name in the release before
+app.include(heard)
 
 
 @app.activity
@@ -34,9 +37,10 @@ async def hear(context: affinity.ActivityContext, word: str) -> dict[str, Any]:
 async def talk(context: affinity.OrchestrationContext, session_id: str) -> list[dict[str, Any]]:
     """Until the word is empty."""
     said: list[dict[str, Any]] = []
-    while word := await context.schedule_wait("word", str):
-        said.append(await context.schedule_activity(hear, word).on_session(session_id))
+    while (word := await context.schedule_wait(Word)).data:
+        said.append(await context.schedule_activity(hear, word.data).on_session(session_id))
         context.set_custom_status(len(said))
+        word.reply(len(said))
     return said
 
 
