@@ -27,7 +27,7 @@
     │   ├── UnknownInstance
     │   ├── InstanceExists             the id belongs to an instance of another orchestration
     │   ├── InstanceFinished
-    │   │   └── NoReply                it ended without a reply to the event that was asked
+    │   │   └── NoReply                it ended without a reply to the event of `ask`
     │   ├── QuotaExceeded              a limit of the database is reached
     │   │   └── TooManyUnreadEvents    the instance has too many unread events
     │   ├── InstanceNotFinished        delete without force
@@ -309,7 +309,7 @@ class InstanceFinished(ClientError):
 
 
 class NoReply(InstanceFinished):
-    """The instance has ended without a reply to the event that was asked.
+    """The instance has ended without a reply to the event of `Client.ask`.
 
     Attributes:
         instance_id: of the instance.
@@ -574,7 +574,7 @@ class UnknownSession(SessionError):
 
 
 class ResourceClosed(SessionError):
-    """The session has closed this resource: it is not opened again without being asked for.
+    """The session has closed this resource: it is not opened again by itself.
 
     Attributes:
         session_id: whose resource it was.

@@ -76,7 +76,7 @@ class Answer:
 
     request_id: str
     kind: str  # that of the request
-    wake_id: str | None = None  # the wake that asked (`Request.wake_id`); None: any
+    wake_id: str | None = None  # the wake that made it (`Request.wake_id`); None: any
 
 
 @frozen(kw_only=True)
@@ -172,7 +172,7 @@ class Revisit(NamedTuple):
     priority: int
     reason: str
     note: str
-    wake_id: str | None  # that asked for it
+    wake_id: str | None  # that requested it
 
 
 LineageKind: TypeAlias = Literal["fork", "detach", "merge", "compress", "import"]
@@ -189,7 +189,7 @@ class JournalRange(NamedTuple):
 @frozen(kw_only=True)
 class JournalBirth:
     """Creates a journal from others, which must exist. So lineage has no cycles. It writes as many rows as it has
-    parents and entries, whatever the length of its base.
+    parents and entries, for a base of any length.
 
     It has no requests and no revisits. Inputs that the base has not processed are pending in it too.
     """
@@ -219,7 +219,7 @@ entry.
 """
 
 
-class Born(NamedTuple):
+class BirthResult(NamedTuple):
     """What became of a `JournalBirth`."""
 
     outcome: BirthOutcome
@@ -240,7 +240,7 @@ class JournalLineage:
     extras: str
     base: JournalRange | None
     home: str | None
-    distance: int  # generations from the journal that was asked for; 0: itself
+    distance: int  # generations; 0: the journal itself
     created_at: datetime
 
 
@@ -266,7 +266,7 @@ class JournalWrite:
     wake_id: str
     entries: Sequence[NewEntry] = ()
     # Both are left out when an input that drops them (`JournalAppend.drops`) was appended behind ``processed``: the
-    # wake has asked for them without having seen it.
+    # wake has requested them without having read it.
     requests: Sequence[NewRequest] = ()
     revisits: Sequence[NewRevisit] = ()
     ended_requests: Sequence[str] = ()  # ids of requests that the wake resolves itself: those that have expired

@@ -165,7 +165,7 @@ class DurableResource(NamedTuple):
 
     resource_id: str
     name: str
-    handle: str | None  # JSON; None: it is not created yet, or nobody knows
+    handle: str | None  # JSON; None: it is not created yet, or that is unknown
 
 
 class ResourceStore(Protocol):

@@ -1,4 +1,4 @@
-"""Orchestrations that are asked, for tests in one process and in several."""
+"""Orchestrations that reply to events, for tests in one process and in several."""
 
 from __future__ import annotations
 

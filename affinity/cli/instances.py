@@ -94,7 +94,7 @@ def raise_event(shell: Shell, instance_id: str, event: str, data: Any, key: str 
 @click.argument("instance_id", metavar="ID")
 @click.argument("event")
 @click.option("--data", type=JSON, default=None, help="What it carries: JSON text, @FILE, or - for stdin.")
-@click.option("--key", help="Asked again with the same key, the reply is the same  [default: random]")
+@click.option("--key", help="The same key again gives the same reply  [default: random]")
 @click.option("--start", "name", help="Start this orchestration if there is no instance ID.")
 @click.option("--input", "value", type=JSON, default=None, help="With --start: its input, as --data.")
 @click.option("--timeout", type=float, help="Seconds to wait  [default: for ever]")
@@ -121,10 +121,10 @@ def ask(
     """
     if value is not None and name is None:
         raise click.UsageError("--input is only meaningful with --start")
-    asked: EventValue[Any] = Event(event)(data)
+    sent: EventValue[Any] = Event(event)(data)
     start = None if name is None else (name, value)
     reply = with_client(
-        shell, lambda client: client.ask(instance_id, asked, idempotency_key=key, start=start, timeout=timeout)
+        shell, lambda client: client.ask(instance_id, sent, idempotency_key=key, start=start, timeout=timeout)
     )
     shell.show({"instance_id": instance_id, "event": event, "reply": reply}, lambda: click.echo(compact(reply)))
 

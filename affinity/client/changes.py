@@ -1,7 +1,7 @@
-"""Who waits for changes of journals in this process: hints, and a look once a second as the safety net.
+"""The waits for changes of journals in this process: hints, and a poll once a second as the safety net.
 
 All waits of a client share one subscription of the provider (`JournalProvider.watch_journals`), which is open while
-there are any. A hint may be lost, so once a second those that wait are told to look anyway. They do so at the same
+there are any. A hint may be lost, so once a second those that wait are notified anyway. They read at the same
 time, and share one call to read (`batching.Batcher`): at most one statement a second, however many wait.
 """
 
@@ -25,7 +25,7 @@ from affinity.provider.contract.journal_side import JournalWatch
 logger = logging.getLogger("affinity.client")
 
 SAFETY_SECONDS: Final = 1.0
-"""Between two looks without a hint."""
+"""Between two polls."""
 
 LINGER_SECONDS: Final = 10.0
 """How long the subscription stays open when nothing waits: the next wait need not open it."""
@@ -36,23 +36,23 @@ Watch = Callable[[], AbstractAsyncContextManager[JournalWatch]]
 class Change:
     """One wait for changes of one journal, again and again."""
 
-    __slots__ = ("_has_changed", "_waiting", "seen_at", "session_id")
+    __slots__ = ("_has_changed", "_waiting", "notified_at", "session_id")
 
     def __init__(self, session_id: str, now: float) -> None:
         self.session_id = session_id
-        self.seen_at = now  # the loop's time at which it was told to look
+        self.notified_at = now  # by the loop's clock
         self._has_changed = False
         self._waiting: asyncio.Future[None] | None = None
 
     @property
     def is_waiting(self) -> bool:
-        """It has not been told to look since it began to wait."""
+        """It was not notified since it began to wait."""
         return self._waiting is not None and not self._waiting.done()
 
-    def set(self, now: float) -> None:
-        """There may be something new: look."""
+    def notify(self, now: float) -> None:
+        """There may be something new to read."""
         self._has_changed = True
-        self.seen_at = now
+        self.notified_at = now
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
@@ -72,17 +72,17 @@ class Changes:
 
     Args:
         watch: subscribes to hints.
-        heard: called with the sessions of each hint.
+        on_hint: called with the sessions of each hint.
     """
 
-    def __init__(self, watch: Watch, heard: Callable[[Collection[str]], None] = lambda _: None) -> None:
+    def __init__(self, watch: Watch, on_hint: Callable[[Collection[str]], None] = lambda _: None) -> None:
         self._watch = watch
-        self._heard = heard
+        self._on_hint = on_hint
         self._changes: dict[str, set[Change]] = {}
         self._wanted = asyncio.Event()
         self._ready = asyncio.Event()  # the subscription is open, or could not be opened
         self._closed = False
-        self._next_look = 0.0
+        self._next_poll = 0.0
 
     def of(self, session_id: str) -> ChangeScope:
         """Changes of a journal from now on, for one ``async with``, whose beginning raises `ClientError` when the
@@ -91,12 +91,12 @@ class Changes:
         return ChangeScope(self, session_id)
 
     def add(self, change: Change) -> None:
-        """Tell it of changes."""
+        """Notify it of changes."""
         self._changes.setdefault(change.session_id, set()).add(change)
         self._wanted.set()
 
     def remove(self, change: Change) -> None:
-        """Tell it no more."""
+        """Notify it no more."""
         changes = self._changes[change.session_id]
         changes.discard(change)
         if not changes:
@@ -113,12 +113,12 @@ class Changes:
         if self._closed:
             raise ClientError("the client is closed")
 
-    def announce(self, session_ids: Collection[str]) -> None:
+    def notify(self, session_ids: Collection[str]) -> None:
         """These may have changed; empty: any may have."""
         now = asyncio.get_running_loop().time()
         for session_id in session_ids or list(self._changes):
             for change in self._changes.get(session_id, ()):
-                change.set(now)
+                change.notify(now)
 
     async def run(self) -> None:
         """Receive hints until cancelled."""
@@ -128,14 +128,14 @@ class Changes:
                 try:
                     async with self._watch() as watch:
                         self._ready.set()
-                        self.announce(())  # what came before is not told
+                        self.notify(())  # there was no hint for what came before
                         await self._receive(watch)
                     self._ready.clear()
                 except ProviderError as error:
                     logger.debug("no hints of changes of journals: %s", error)
                     self._ready.set()
                     await anyio.sleep(SAFETY_SECONDS * random.uniform(1.0, 1.25))  # noqa: S311 -- not a secret
-                    self._look(asyncio.get_running_loop().time())
+                    self._poll(asyncio.get_running_loop().time())
         finally:
             self._closed = True
             self._ready.set()
@@ -149,27 +149,27 @@ class Changes:
             if idle_since is not None and now - idle_since >= LINGER_SECONDS:
                 self._wanted.clear()
                 return
-            changed = await watch.wait(max(0.0, self._next_look - now) if self._changes else SAFETY_SECONDS)
+            changed = await watch.wait(max(0.0, self._next_poll - now) if self._changes else SAFETY_SECONDS)
             if changed is not None:
-                self._heard(changed)
-                self.announce(changed)
-            self._look(asyncio.get_running_loop().time())
+                self._on_hint(changed)
+                self.notify(changed)
+            self._poll(asyncio.get_running_loop().time())
 
-    def _look(self, now: float) -> None:
-        """Once a second, tell those to look that have not done so for longest."""
-        if now < self._next_look:
+    def _poll(self, now: float) -> None:
+        """Once a second, notify those that wait, as far as they fit into one read: the longest waits first."""
+        if now < self._next_poll:
             return
-        self._next_look = now + SAFETY_SECONDS * random.uniform(1.0, 1.25)  # noqa: S311 -- not a secret
+        self._next_poll = now + SAFETY_SECONDS * random.uniform(1.0, 1.25)  # noqa: S311 -- not a secret
         waiting = [each for changes in self._changes.values() for each in changes if each.is_waiting]
-        due = [each for each in waiting if now - each.seen_at >= SAFETY_SECONDS / 2]
+        due = [each for each in waiting if now - each.notified_at >= SAFETY_SECONDS / 2]
         if len(due) > MAX_BATCH:
-            due = nsmallest(MAX_BATCH, due, key=lambda change: change.seen_at)
+            due = nsmallest(MAX_BATCH, due, key=lambda change: change.notified_at)
         for change in due:
-            change.set(now)
+            change.notify(now)
 
 
 class ChangeScope:
-    """Tells of the changes of one journal within its block."""
+    """The changes of one journal, within its block."""
 
     __slots__ = ("_change", "_changes")
 

@@ -239,7 +239,7 @@ class Client(Administration, ConversationCalls):
         Args:
             instance_id: the instance; it follows ``continue_as_new``.
             event: with its data.
-            idempotency_key: asked again with the same key, by this client or another one, the instance gets no second
+            idempotency_key: of a second call with the same key, by this client or another one, the instance gets no
                 event, and the reply is the same. By default a random one. It is kept as by `raise_event`, and so is the
                 reply.
             start: when there is no instance of this id, one is started: an orchestration, ``(orchestration, input)``,

@@ -19,7 +19,7 @@ from affinity.client.changes import Changes, ChangeScope
 from affinity.errors import ProviderError
 from affinity.journal import (
     Appended,
-    Born,
+    BirthResult,
     JournalAppend,
     JournalBirth,
     JournalFilter,
@@ -59,7 +59,7 @@ class Journals:
         self._waker = waker
         self._appends = Batcher[JournalAppend, Appended](self._append, _size_of_append)
         self._reads = Batcher[JournalQuery, JournalPage | None](provider.read_journal, lambda _: 0)
-        self._changes = Changes(provider.watch_journals, self._heard)
+        self._changes = Changes(provider.watch_journals, self._on_hint)
         self._known = LRUCache[str, None](KNOWN)
         self._event_ids = map((secrets.token_hex(8) + "-{:x}").format, count())
         self._changed: set[str] = set()
@@ -68,7 +68,7 @@ class Journals:
     async def run(self) -> None:
         """Do the work until cancelled."""
         async with anyio.create_task_group() as tasks:
-            for work in (self._appends.run, self._reads.run, self._changes.run, self._notify):
+            for work in (self._appends.run, self._reads.run, self._changes.run, self._send_notices):
                 tasks.start_soon(work)
 
     def append(self, append: JournalAppend) -> asyncio.Future[Appended]:
@@ -105,13 +105,13 @@ class Journals:
         """See `JournalProvider.get_journal_revisits`."""
         return await retry(partial(self._provider.get_journal_revisits, session_ids))
 
-    async def create(self, birth: JournalBirth) -> Born:
+    async def create(self, birth: JournalBirth) -> BirthResult:
         """See `JournalProvider.create_journals`."""
-        (born,) = await retry(partial(self._provider.create_journals, [birth]))
-        if born.outcome == "created":
+        (result,) = await retry(partial(self._provider.create_journals, [birth]))
+        if result.outcome == "created":
             self._waker.wake()
-            self._tell([birth.session_id])
-        return born
+            self._notify([birth.session_id])
+        return result
 
     async def lineage(self, session_id: str) -> Sequence[JournalLineage]:
         """See `JournalProvider.get_lineage`."""
@@ -120,7 +120,7 @@ class Journals:
     async def delete(self, session_ids: Sequence[str]) -> Sequence[bool]:
         """See `JournalProvider.delete_journal`."""
         deleted = await retry(partial(self._provider.delete_journal, session_ids))
-        self._tell(session_ids)
+        self._notify(session_ids)
         return deleted
 
     async def _append(self, appends: Sequence[JournalAppend]) -> Sequence[Appended]:
@@ -135,18 +135,18 @@ class Journals:
             self._waker.wake()
         else:
             self._waker.wake_owners([append.session_id for append in added if append.message is not None])
-        self._tell([append.session_id for append in added])
+        self._notify([append.session_id for append in added])
         return found
 
-    def _tell(self, session_ids: Collection[str]) -> None:
-        """Tell the readers of all processes, soon."""
+    def _notify(self, session_ids: Collection[str]) -> None:
+        """Notify the readers of all processes, soon."""
         self._changed.update(session_ids)
         self._notice.set()
 
-    def _heard(self, session_ids: Collection[str]) -> None:
+    def _on_hint(self, session_ids: Collection[str]) -> None:
         self._changed.difference_update(session_ids)
 
-    async def _notify(self) -> None:
+    async def _send_notices(self) -> None:
         while True:
             await self._notice.wait()
             await anyio.sleep(NOTIFY_SECONDS)

@@ -105,7 +105,7 @@ def start_of(start: Start | tuple[Orchestration, Any] | Orchestration, instance_
     if not isinstance(start, Start):
         return Start(start, instance_id=instance_id)
     if start.instance_id not in {None, instance_id}:
-        raise InvalidOptions(f"instance {start.instance_id!r} is to be started, and {instance_id!r} is asked")
+        raise InvalidOptions(f"instance {start.instance_id!r} is to be started, and the event is for {instance_id!r}")
     return replace(start, instance_id=instance_id)
 
 

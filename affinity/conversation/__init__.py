@@ -6,7 +6,7 @@ kinds           a kind of conversations: names, bounds, and the messages to thei
 stream          provisional output of a wake
 talk            the handle of a conversation, for clients
 follow, reply   what it reads: feeds of events, replies to inputs
-views           what else it tells
+views           what else it gives
 lineage         forks, merges and the like: what they are made of, and the calls of clients
 transfer        export and import
 formats         events as the messages of the APIs of models, and back

@@ -19,8 +19,8 @@ _Number = Annotated[int, Field(ge=1, le=100)]
 
 
 def builtin_tools(wake: Wake, *, children: Mapping[str, Delegate] = NO_CHILDREN) -> list[Tool]:
-    """The tools by which a model looks at its journal and at other conversations that it may read, comes back later,
-    and gives work to children. Their names begin with ``session_``; no tool of the application may have one of them.
+    """The tools by which a model reads its journal and other conversations, requests a later wake, and gives work to
+    children. Their names begin with ``session_``; no tool of the application may have one of them.
 
     Args:
         wake: of the loop.

@@ -1,4 +1,4 @@
-"""The events of conversations: typed, told apart by ``kind``, extended by applications.
+"""The events of conversations: typed, distinguished by ``kind``, extended by applications.
 
 An application adds a kind with a subclass of `JournalEvent`, and names it in ``Conversations(..., events=[...])``::
 
@@ -42,7 +42,7 @@ class JournalEvent(BaseModel):
 
         @property
         def kind(self) -> str:
-            """By which events are told apart, and found."""
+            """By which events are distinguished, and found."""
 
     def __init__(self, *args: Any, **fields: Any) -> None:
         """Raise `pydantic.ValidationError` when a field does not fit."""
@@ -118,7 +118,7 @@ class AnswerEvent(JournalEvent):
 
     @classmethod
     def expired_answer(cls, request_id: str) -> JournalEvent:
-        """What a wake is given when nobody has answered in time."""
+        """The input of a wake when no answer came in time."""
         return RequestExpired(request_id)
 
 
@@ -129,13 +129,13 @@ class ConfirmationAnswer(AnswerEvent):
 
     allowed: bool
     reason: str = ""
-    expired: bool = False  # nobody answered in time: refused
+    expired: bool = False  # no answer came in time: refused
     kind: Literal["user.tool_confirmation"] = "user.tool_confirmation"
 
     @classmethod
     def expired_answer(cls, request_id: str) -> JournalEvent:
         """A refusal."""
-        return cls(request_id, allowed=False, reason="nobody has answered in time", expired=True)
+        return cls(request_id, allowed=False, reason="no answer came in time", expired=True)
 
 
 class CustomToolResult(AnswerEvent):
@@ -145,20 +145,20 @@ class CustomToolResult(AnswerEvent):
 
     result: JsonValue = None
     is_error: bool = False
-    expired: bool = False  # nobody answered in time
+    expired: bool = False  # no answer came in time
     kind: Literal["user.custom_tool_result"] = "user.custom_tool_result"
 
     @classmethod
     def expired_answer(cls, request_id: str) -> JournalEvent:
         """An error."""
-        return cls(request_id, "nobody has answered in time", is_error=True, expired=True)
+        return cls(request_id, "no answer came in time", is_error=True, expired=True)
 
 
 # -- of the agent
 
 
 class AgentMessage(JournalEvent):
-    """What the agent says."""
+    """A message of the agent."""
 
     content: Content
     usage: dict[str, int] = Field(default_factory=dict)  # of the model's call: tokens by name
@@ -246,7 +246,7 @@ class SessionIdle(JournalEvent):
 
 
 class RequestExpired(JournalEvent):
-    """Nobody has answered a request of the application in time. The built-in requests are answered with a refusal."""
+    """No answer to a request of the application came in time. The built-in requests are answered with a refusal."""
 
     request_id: str
     kind: Literal["session.request_expired"] = "session.request_expired"
@@ -367,8 +367,8 @@ class JournalEntry:
     def to_json(self) -> str:
         """The entry as one JSON object, on one line."""
         about = {"event_id": self.event_id, "wake_id": self.wake_id, "recorded_at": self.recorded_at}
-        told = to_json({name: value for name, value in about.items() if value is not None}).decode()
-        return f'{{"seq":{self.seq},"event":{_without_meta(self.payload)},{told[1:]}'
+        about_json = to_json({name: value for name, value in about.items() if value is not None}).decode()
+        return f'{{"seq":{self.seq},"event":{_without_meta(self.payload)},{about_json[1:]}'
 
 
 # -- reading and writing
@@ -384,7 +384,7 @@ class EventMeta(BaseModel):
 
     trace: str | None = None  # W3C traceparent of the sender
     delegation: str | None = None  # id
-    parent: str | None = None  # who delegates
+    parent: str | None = None  # the conversation that delegates
     parent_kind: str | None = None
     max_cycles: int = 0
 
@@ -409,7 +409,7 @@ class EventTypes:
         return self._types
 
     def expired_answer(self, request_kind: str, request_id: str) -> JournalEvent:
-        """What a wake is given for a request of this kind that nobody has answered in time."""
+        """The input of a wake when no answer to a request of this kind came in time."""
         for each in self._types.values():
             if issubclass(each, AnswerEvent) and each.answers == request_kind:
                 return each.expired_answer(request_id)
@@ -448,7 +448,7 @@ class EventTypes:
         if known is not None:
             try:
                 return known.model_validate_json(payload)
-            except ValidationError:  # written by other code, of whatever release
+            except ValidationError:  # written by the code of another release
                 pass
         return UnknownEvent(kind=kind, data=_fields_of(payload))
 

@@ -94,7 +94,7 @@ class PageReader:
         self._stream = stream
 
     def query(self, session_id: str) -> JournalQuery:
-        """For the next page. The ends of wakes are always read: they tell whether parts were replaced."""
+        """For the next page. The ends of wakes are always read: they show whether parts were replaced."""
         return JournalQuery(
             session_id=session_id,
             after=self.position.seq,

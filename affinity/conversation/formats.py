@@ -30,7 +30,7 @@ Message: TypeAlias = dict[str, Any]
 
 
 class Transcript(NamedTuple):
-    """What a list of messages says."""
+    """The system prompts and the events of a list of messages."""
 
     system: Sequence[str]  # texts of the system messages, in order
     events: Sequence[JournalEvent]
@@ -249,31 +249,31 @@ def from_anthropic(messages: Iterable[Mapping[str, Any]]) -> Sequence[JournalEve
 
 
 def _of_anthropic_user(blocks: Sequence[Mapping[str, Any]]) -> Iterator[JournalEvent]:
-    said: list[Any] = []
+    shown: list[Any] = []
     for block in blocks:
         if block.get("type") == "tool_result":
-            if said:
-                yield UserMessage(_content(said))
-            said = []
+            if shown:
+                yield UserMessage(_content(shown))
+            shown = []
             is_error = bool(block.get("is_error"))
             yield ToolResult(str(block.get("tool_use_id", "")), block.get("content"), is_error)
         else:
-            said.append(block)
-    if said:
-        yield UserMessage(_content(said))
+            shown.append(block)
+    if shown:
+        yield UserMessage(_content(shown))
 
 
 def _of_anthropic_assistant(blocks: Sequence[Mapping[str, Any]], message_id: str) -> Iterator[JournalEvent]:
-    said = [block for block in blocks if block.get("type") != "tool_use"]
-    if said:
-        yield AgentMessage(_content(said), message_id=message_id)
+    shown = [block for block in blocks if block.get("type") != "tool_use"]
+    if shown:
+        yield AgentMessage(_content(shown), message_id=message_id)
     for block in blocks:
         if block.get("type") == "tool_use":
             yield call_of(str(block.get("name", "")), block.get("input", {}), str(block.get("id", "")), message_id)
 
 
 def _content(blocks: list[Any]) -> Content:
-    """Plain text where that says the same."""
+    """Plain text where that is the same."""
     if len(blocks) == 1 and blocks[0].keys() == {"type", "text"} and blocks[0]["type"] == "text":
         return str(blocks[0]["text"])
     return blocks

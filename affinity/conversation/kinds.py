@@ -1,7 +1,7 @@
 """A kind of conversations: its names, its events, its bounds, and the messages to its instances.
 
-The instance of a conversation waits for one external event, `SIGNAL`. So it has one wait at a time, whatever it is
-that comes: a wake costs it no more events than any activity.
+The instance of a conversation waits for one external event, `SIGNAL`. So it has one wait at a time,
+for messages of all types: a wake costs it no more events than any activity.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ConversationLimits:
 
 @frozen(kw_only=True)
 class ConversationKind:
-    """What clients and workers know of the conversations of one kind."""
+    """The conversations of one kind, as clients and workers need them."""
 
     name: str
     """Of the journals, and of the records of state."""
@@ -92,15 +92,15 @@ class ConversationKind:
 
 
 def _message(signal: SignalType, **fields: str) -> str:
-    told = "".join([f',"{name}":{value}' for name, value in fields.items()])
-    return encode_message(ANY_EXECUTION, EventRaised(name=SIGNAL, data=f'{{"type":"{signal}"{told}}}'))
+    others = "".join([f',"{name}":{value}' for name, value in fields.items()])
+    return encode_message(ANY_EXECUTION, EventRaised(name=SIGNAL, data=f'{{"type":"{signal}"{others}}}'))
 
 
 WAKE_MESSAGE: Final = _message("wake", seq=SEQ_MARK)
 """Announces an input."""
 
 RESUME_MESSAGE: Final = _message("resume")
-"""Tries again, or looks whether there is something to do."""
+"""Tries again, or reads whether there is something to do."""
 
 
 def interrupt_message(*, cancel: bool = False) -> str:

@@ -32,7 +32,7 @@ from affinity.errors import (
     UnknownEntry,
 )
 from affinity.journal import (
-    Born,
+    BirthResult,
     JournalBirth,
     JournalLineage,
     JournalPage,
@@ -58,7 +58,7 @@ class Ancestor:
 
     conversation_id: str | None  # None: it is deleted
     journal_id: int
-    distance: int  # generations; 0: the conversation that was asked for
+    distance: int  # generations; 0: the conversation itself
     lineage: str | None  # "fork", "detach", "merge", "compress" or "import"; None: it began with its first input
     operator: str
     parents: Sequence[int]  # journal ids, in order
@@ -164,14 +164,14 @@ class BirthPlanner:
         one, other = await self._own(left), await self._own(right)
         if keep is None and one.home is not None and other.home is not None and one.home != other.home:
             raise InvalidOptions(
-                f"{left!r} uses the resources of {one.home!r}, and {right!r} those of {other.home!r}: say which to keep"
+                f"{left!r} uses the resources of {one.home!r}, {right!r} those of {other.home!r}: name the side to keep"
             )
         home = {"left": one.home, "right": other.home, None: one.home or other.home}[keep]
         given = None if state is None else await self._encoded(new_id, state)
         copied, base = await self._snapshot(left, one)
         used, of_right = _resources_of(copied), _resources_of(await self._records.load(right))
         if keep is None and any(used.get(name, other_id) != other_id for name, other_id in of_right.items()):
-            raise InvalidOptions(f"{left!r} and {right!r} use different resources: say which to keep")
+            raise InvalidOptions(f"{left!r} and {right!r} use different resources: name the side to keep")
         kept = {**used, **of_right} if keep == "right" else {**of_right, **used}
         if given is not None:
             given = replace(given, metadata=replace(given.metadata, labels={**given.metadata.labels, **kept}))
@@ -334,7 +334,7 @@ class BirthPlanner:
 
     async def _encoded(self, new_id: str, state: Any) -> SessionState | None:
         if self._states is None:
-            raise InvalidOptions("a state is given by the code that defines the conversations")
+            raise InvalidOptions("a state needs the code that defines the conversations")
         return await self._states.encoded(new_id, state)
 
     def _birth(
@@ -364,13 +364,13 @@ class BirthPlanner:
         )
 
 
-def check_born(birth: JournalBirth, born: Born) -> None:
+def check_birth(birth: JournalBirth, result: BirthResult) -> None:
     """Raise the error for a birth that was refused.
 
     Raises:
         ConversationExists, UnknownConversation, UnknownEntry: why.
     """
-    match born.outcome:
+    match result.outcome:
         case "taken":
             raise ConversationExists(birth.session_id, "its id is in use")
         case "unknown":

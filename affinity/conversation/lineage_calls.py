@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from affinity.client import Client
 from affinity.conversation.kinds import ConversationKind
-from affinity.conversation.lineage import Ancestor, BirthPlanner, LineageState, Summarise, check_born
+from affinity.conversation.lineage import Ancestor, BirthPlanner, LineageState, Summarise, check_birth
 from affinity.conversation.transfer import read_lines
 from affinity.errors import QuotaExceeded
 from affinity.journal import JournalBirth
@@ -96,7 +96,7 @@ class LineageCalls:
             extras: as for `fork`.
 
         Raises:
-            InvalidOptions: the sides use different resources, and ``keep`` does not say which to keep.
+            InvalidOptions: the sides use different resources, and ``keep`` is not given.
             ClientError, InvalidInput: as for `fork`.
         """
         made_by = {"operator": operator, "extras": extras, "keep": keep}
@@ -172,10 +172,10 @@ class LineageCalls:
     async def _derive(self, new_id: str, plan: Any, *args: Any, **options: Any) -> Self:
         for left in reversed(range(_PLANS)):
             birth: JournalBirth = await plan(self.conversation_id, *args, **options)
-            born = await self._client.journals.create(birth)
-            if born.outcome != "beyond" or not left:
+            result = await self._client.journals.create(birth)
+            if result.outcome != "beyond" or not left:
                 break
-        if born.outcome == "over_quota":
+        if result.outcome == "over_quota":
             raise QuotaExceeded("instances", (await self._client.quotas()).instances or 0)
-        check_born(birth, born)
+        check_birth(birth, result)
         return type(self)(self._client, self._kind, new_id, self._states)

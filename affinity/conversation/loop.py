@@ -1,7 +1,7 @@
 """`run_loop`: a model and its tools, round after round, until the model answers, as part of a wake.
 
-What the model says, what it calls and what the tools give are appended to the journal, and commit with the wake. A wake
-that is repeated after a crash calls the model again: tools run at least once.
+What the model answers and the results of the tools are appended to the journal, and commit with the wake. A wake that
+is repeated after a crash calls the model again: tools run at least once.
 
 A call that a person has to allow, and one that the client runs, is a request (`Wake.require`): the loop ends with
 ``requires_action``, and the loop of the wake that has the answer goes on from there, before it asks the model again.
@@ -55,7 +55,7 @@ reason that is neither an answer nor a call, such as ``length``: see `LoopResult
 
 
 class PendingRequest(Protocol):
-    """A request that nobody has answered yet."""
+    """A request that is not answered yet."""
 
     @property
     def request_id(self) -> str:
@@ -144,8 +144,8 @@ class ModelReply:
     def from_anthropic(cls, response: Mapping[str, Any]) -> ModelReply:
         """A message, as plain JSON values."""
         blocks = response.get("content") or ()
-        said = [block for block in blocks if block.get("type") != "tool_use"]
-        text = text_of(said) if all(block.get("type") == "text" for block in said) else said
+        shown = [block for block in blocks if block.get("type") != "tool_use"]
+        text = text_of(shown) if all(block.get("type") == "text" for block in shown) else shown
         return cls(
             content=text or None,
             calls=[ToolCall(b["id"], b["name"], b["input"]) for b in blocks if b.get("type") == "tool_use"],
@@ -156,7 +156,7 @@ class ModelReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
-    """What a model is asked: the system prompts, then the transcript."""
+    """The input of a model: the system prompts, then the transcript."""
 
     system: Sequence[str]
     events: Sequence[JournalEvent]
@@ -275,7 +275,7 @@ class _Loop:
         return reply
 
     def _append_reply(self, reply: ModelReply) -> list[ToolUse | CustomToolUse]:
-        """Append what the model has said; returns its calls. A reply that ended for an unknown reason may be cut off in
+        """Append the text of the model; returns its calls. A reply that ended for an unknown reason may be cut off in
         the middle of a call: its calls are not run.
         """
         message_id = f"{self._wake.id}.{self._wake.attempt}.{self._rounds}"
@@ -283,18 +283,18 @@ class _Loop:
         is_whole = reply.finish_reason in FINAL_REASONS | CALL_REASONS
         calls = list(reply.calls) if is_whole else []
         if reply.content or not calls:
-            said = AgentMessage(reply.content or "", usage, message_id=message_id)
-            self._text, usage = said.text, {}
-            self._append(said)
+            message = AgentMessage(reply.content or "", usage, message_id=message_id)
+            self._text, usage = message.text, {}
+            self._append(message)
         return [self._append_call(call, message_id, usage if n == 0 else {}) for n, call in enumerate(calls)]
 
     def _append_call(self, call: ToolCall, message_id: str, usage: dict[str, int]) -> ToolUse | CustomToolUse:
         made = call_of(call.tool, call.arguments, call.tool_use_id, message_id)
         known = self._tools.get(call.tool)
         if known is not None and known.runs_on_client and made.raw_arguments is None:
-            asked = CustomToolUse(made.tool, made.arguments, made.tool_use_id, message_id=message_id, usage=usage)
-            if isinstance(checked_arguments(self._tools, asked), BaseModel):
-                return self._require(asked, known)
+            request = CustomToolUse(made.tool, made.arguments, made.tool_use_id, message_id=message_id, usage=usage)
+            if isinstance(checked_arguments(self._tools, request), BaseModel):
+                return self._require(request, known)
         used = made.model_copy(update={"usage": usage})
         self._append(used)
         return used
@@ -336,8 +336,8 @@ class _Loop:
             return ToolResult(call.tool_use_id, arguments, is_error=True)
         answer = answers.of(call.tool_use_id)
         if answer is None and self._tools[call.tool].needs_confirmation(call.arguments):
-            asked = ToolConfirmation(call.tool, call.arguments, call.tool_use_id)
-            self._require(asked, self._tools[call.tool])
+            request = ToolConfirmation(call.tool, call.arguments, call.tool_use_id)
+            self._require(request, self._tools[call.tool])
             return None
         if answer is None or answer == "allowed":
             return arguments
@@ -345,9 +345,9 @@ class _Loop:
 
     def _require(self, request: R, known: Tool) -> R:
         """Append a request; returns it with its id."""
-        asked = self._wake.require(request, expires_in=known.confirm_within)
-        self._events.append(asked)
-        return asked
+        required = self._wake.require(request, expires_in=known.confirm_within)
+        self._events.append(required)
+        return required
 
     async def _run_chains(
         self, ready: Sequence[tuple[int, ToolUse, BaseModel]], results: dict[int, ToolResult]
@@ -380,7 +380,7 @@ class _Loop:
         self._events.append(event)
 
     def _append_result(self, call: ToolUse | CustomToolUse, result: ToolResult) -> None:
-        """A result that no journal takes is the tool's fault, which the model may mend."""
+        """A result that no journal takes is an error of the tool, which the model may mend."""
         try:
             self._append(result)
         except (PayloadTooLarge, NotSerializable) as error:
@@ -417,7 +417,7 @@ class _Answers:
         return request_id in self._pending
 
     def of(self, tool_use_id: str) -> str | None:
-        """Whether it is "allowed" or "pending", or why it is refused; None: no person was asked."""
+        """Whether it is "allowed" or "pending", or why it is refused; None: there is no request."""
         request_id = self._requests.get(tool_use_id)
         if request_id is None:
             return None

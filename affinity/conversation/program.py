@@ -8,8 +8,8 @@ States of a conversation's instance::
                                                         └──failed for good──► failed ──an input, resume──► waking
     all ──terminate──► ended
 
-The journal is authoritative for what is pending. A signal says only that there may be something: a wake reads for
-itself, and one that finds nothing changes nothing. A signal whose input a wake has processed already is dropped.
+The journal is authoritative for what is pending. A signal is a hint that there may be something: a wake reads the
+journal, and one that finds nothing changes nothing. A signal whose input a wake has processed already is dropped.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Delegation(TypedDict):
 
 
 class Failure(TypedDict):
-    """Why a wake ended that could not say so itself."""
+    """The error of a wake that could not record it itself."""
 
     type: str
     message: str
@@ -156,7 +156,7 @@ class Program:
         await self._end()
 
     async def _end(self) -> None:
-        """Tell those who wait for this conversation, and close the trace of a wake that was cancelled."""
+        """Notify the parent and the children, and close the trace of a wake that was cancelled."""
         if self.terminated or self.delegations or self.cancelled:
             await self._attempt({**self._new_task(), "terminated": self.terminated is True})
 
@@ -255,9 +255,9 @@ class Program:
         activity = self._schedule(task)
         is_last = "terminated" in task
         while True:
-            hears = self.signals < SIGNALS_PER_EXECUTION and not is_last
+            receives = self.signals < SIGNALS_PER_EXECUTION and not is_last
             try:
-                await self.ctx.wait_any(activity, *([self.signal] if hears else []))
+                await self.ctx.wait_any(activity, *([self.signal] if receives else []))
             except OrchestrationCancelledSignal:
                 activity.cancel()
                 self.cancelled = task["wake"]

@@ -26,7 +26,7 @@ class Reply:
     processed: int
     """The number up to which all inputs are processed."""
     stop_reason: str
-    """Why the wake has ended: see `SessionIdle`; empty if it does not say."""
+    """Why the wake has ended: see `SessionIdle`; empty if that is not recorded."""
     _entries: Sequence[Entry] = field(repr=False)
     _types: EventTypes = field(repr=False)
 
@@ -99,7 +99,7 @@ class ReplyReader:
         return bool(self._span) and self._span["processed"] >= self._seq
 
     def _concerns(self) -> bool:
-        """The wake had read the input, as far as it says."""
+        """The wake had read the input, as far as is recorded."""
         read = self._span.get("read")
         return read is None or read >= self._seq
 

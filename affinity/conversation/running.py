@@ -3,8 +3,8 @@
 The handler runs within the opened state of the session. Its outcome is one of these:
 
 * it returns: entries, state, watermark and result commit together;
-* it raises: the state's change is dropped, and the closed trace commits, with the watermark as it was. The result says
-  when the orchestration is to try again;
+* it raises: the state's change is dropped, and the closed trace commits, with the watermark as it was. The result has
+  the time after which the orchestration tries again;
 * the run ends otherwise (its process, its lease, a conflict, an interrupt): nothing commits.
 """
 
@@ -275,7 +275,7 @@ class _Attempt(Generic[S]):
         self.trace.entries.append(self.writing.record("span.started", self.begun))
 
     def _expire(self) -> list[JournalEntry]:
-        """Answer the requests that nobody has answered in time, as refused."""
+        """Answer the requests that have expired, as refused."""
         found = []
         for number, request in enumerate([each for each in self.work.requests if each.expired], 1):
             answer = self.spec.types.expired_answer(request.kind, request.request_id)
@@ -295,7 +295,7 @@ class _Attempt(Generic[S]):
         return found
 
     async def _pass_interrupts_on(self, entries: Sequence[JournalEntry]) -> None:
-        """Interrupt the children, if the last interrupt says so."""
+        """Interrupt the children, if the last interrupt is for them too."""
         events = [each.event for each in entries if isinstance(each.event, UserInterrupt)]
         if not events or not events[-1].cascade:
             return
@@ -363,14 +363,14 @@ class _Attempt(Generic[S]):
         ended = [each for each in self.delegations if is_done or each["cycles"] >= each["max_cycles"]]
         self.delegations = [each for each in self.delegations if each not in ended]
         for each in ended:
-            self._tell_parent(each, "completed" if is_done else "max_cycles", result=finish.result)
+            self._notify_parent(each, "completed" if is_done else "max_cycles", result=finish.result)
         if ended and not is_done and not self.delegations:  # it may run no more
             self.writing.revisits.clear()
             pending = await self.journals.get_revisits(self.writing.session_id)
             self.writing.ended_revisits = [each.key for each in pending]
             self.work = replace(self.work, next_due=None)
 
-    def _tell_parent(
+    def _notify_parent(
         self, ended: Delegation, outcome: ChildOutcome, *, result: Any = None, error: SpanError | None = None
     ) -> None:
         event = ChildEnded(
@@ -427,7 +427,7 @@ class _Attempt(Generic[S]):
         if pause is None:
             self.writing.note(SessionIdle("failed", [each.request_id for each in self.work.requests], error))
             for each in self.delegations:
-                self._tell_parent(each, "failed", error=error)
+                self._notify_parent(each, "failed", error=error)
             self.delegations = []
         else:
             self.delegations = [*self.task.get("delegations", [])]  # the next attempt reads the others again
@@ -442,7 +442,7 @@ class _Attempt(Generic[S]):
     # -- the end of the conversation
 
     async def _end_children(self, cascade: bool) -> WakeOutcome:
-        """The conversation is terminated: tell the parent, and terminate the children, if they are to be."""
+        """The conversation is terminated: notify the parent, and terminate the children, if they are to be."""
         self._note_begin()
         if cascade:
             event = SessionStatusChanged("terminated", "its parent was terminated")
@@ -453,7 +453,7 @@ class _Attempt(Generic[S]):
                 drops=True,
             )
         for each in self.delegations:
-            self._tell_parent(each, "terminated")
+            self._notify_parent(each, "terminated")
         self._close(self.work.processed)
         self.ctx.enlist(self.writing)
         return self._outcome("done")
@@ -483,7 +483,7 @@ class _Attempt(Generic[S]):
 
 
 def _of_execution(task: WakeTask, execution_id: int) -> WakeTask:
-    """The task with the id that the orchestration knows: a reset runs an activity of an earlier execution again, with
+    """The task with the id that it has in this execution: a reset runs an activity of an earlier execution again, with
     the input that was recorded there, as another wake.
     """
     salt, execution, number = task["wake"].rsplit("-", 2)

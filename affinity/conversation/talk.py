@@ -63,7 +63,7 @@ REPLY_PAGE: Final = 100
 """Entries in one page that is read for a reply."""
 
 INSTANCE_CHECK_SECONDS: Final = 2.0
-"""After which a call that waits for a reply looks whether the instance has ended; later twice as many, and so on."""
+"""After which a call that waits for a reply reads whether the instance has ended; later twice as many, and so on."""
 
 
 class Talk(LineageCalls):
@@ -104,8 +104,8 @@ class Talk(LineageCalls):
         return (await self._send(event, event_id)).seq
 
     async def ask(self, event: JournalEvent, *, event_id: str | None = None, timeout: float | None = None) -> Reply:
-        """Send an event, and wait for the wake that processes it. Asked again with the same event id, the reply is the
-        same.
+        """Send an event, and wait for the wake that processes it. The same event id again gives the same
+        reply.
 
         Args:
             event: as for `send`.
@@ -155,7 +155,7 @@ class Talk(LineageCalls):
             request_id: of a pending request; see `requests`.
             allowed: of a `ToolConfirmation`.
             result: of a `CustomToolUse`; any JSON value.
-            is_error: the tool has failed; ``result`` says how.
+            is_error: the tool has failed; ``result`` is the error.
             reason: why it is not allowed.
             event_id: under which it is one answer, however often it is sent.
 
@@ -370,7 +370,7 @@ class Talk(LineageCalls):
         return [request_of(each, self._kind.types) for each in found]
 
     async def revisits(self) -> Sequence[PendingRevisit]:
-        """The later wakes that were asked for, by due time; none if there is no such conversation."""
+        """The later wakes that were requested, by due time; none if there is no such conversation."""
         (found,) = await self._client.journals.revisits([self.conversation_id])
         return [*map(revisit_of, found)]
 
@@ -395,10 +395,10 @@ class Talk(LineageCalls):
         Args:
             cascade: remove its children too, and theirs.
         """
-        doomed = [self.conversation_id]
-        for one in doomed if cascade else []:
-            doomed += [each.conversation_id async for each in self._client.list_conversations(parent=one)]
-        return [await self._remove(one) for one in reversed(doomed)][-1]
+        removed = [self.conversation_id]
+        for one in removed if cascade else []:
+            removed += [each.conversation_id async for each in self._client.list_conversations(parent=one)]
+        return [await self._remove(one) for one in reversed(removed)][-1]
 
     async def _remove(self, conversation_id: str) -> bool:
         instance = False
@@ -411,7 +411,7 @@ class Talk(LineageCalls):
 
     async def _reply(self, change: Change, seq: int, *, is_new: bool) -> Reply:
         reader = ReplyReader(self.conversation_id, seq, self._kind.types)
-        look = not is_new  # what was sent before may be processed already
+        look = not is_new  # an event that was sent before may be processed already
         checks = _InstanceChecks()
         has_ended = False
         while True:
@@ -450,7 +450,7 @@ class Talk(LineageCalls):
 
 
 class _InstanceChecks:
-    """When a call that waits looks whether the instance has ended without closing the journal, as one that an operator
+    """When a call that waits reads whether the instance has ended without closing the journal, as one that an operator
     has cancelled: at growing intervals, so that many calls that wait for long cost little.
     """
 
@@ -459,7 +459,7 @@ class _InstanceChecks:
         self._next = monotonic() + self._pause
 
     def are_due(self) -> bool:
-        """Whether to look now; the next interval begins."""
+        """Whether to read it now; the next interval begins."""
         if (now := monotonic()) < self._next:
             return False
         self._pause *= 2

@@ -42,7 +42,7 @@ class Tool:
         resource: calls with the same key run one after the other, in the order of the model; those without a key, and
             with different ones, at the same time. A function gets the arguments.
         confirm: whether a person has to allow a call first; a function gets the arguments.
-        confirm_within: seconds after which a call that nobody has allowed is refused; None: it waits for ever. Of a
+        confirm_within: seconds after which a call that no person has allowed is refused; None: it waits for ever. Of a
             tool that the client runs: for its result.
     """
 

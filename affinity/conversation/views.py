@@ -23,21 +23,21 @@ class PendingRequest:
 
     request_id: str
     event: JournalEvent  # a `RequestEvent`, unless this code does not know its kind
-    wake_id: str | None  # that asks
+    wake_id: str | None  # that made it
     created_at: datetime
     expires_at: datetime | None  # then it counts as refused
 
 
 @frozen(kw_only=True)
 class PendingRevisit:
-    """A later wake that was asked for."""
+    """A later wake that was requested."""
 
     key: str
     due_at: datetime
     priority: int
     reason: str
     note: Any  # JSON
-    wake_id: str | None  # that asked for it
+    wake_id: str | None  # that requested it
 
 
 def request_of(request: Request, types: EventTypes) -> PendingRequest:

@@ -1,4 +1,4 @@
-"""`Wake`: what the handler of a conversation is given."""
+"""`Wake`: the argument of the handler of a conversation."""
 
 from __future__ import annotations
 
@@ -98,13 +98,13 @@ class WakeInputs:
 
     pending: Sequence[JournalEntry]
     due: Sequence[PendingRevisit]
-    requests: list[PendingRequest]  # that nobody has answered; the wake's own are added
+    requests: list[PendingRequest]  # the wake's own are added
     parent: str | None
 
 
 @dataclass(slots=True)
 class Finish:
-    """What the parent is told of the wake."""
+    """The result of the wake for its parent."""
 
     is_set: bool = False
     """The handler has given a result."""
@@ -143,7 +143,7 @@ class Wake:
         attempt: from 1; attempts that a drain interrupted do not count.
         conversation_id: of the conversation, which is its session id too.
         parent: the conversation whose child this one is; None: it is none.
-        pending: what has arrived since the last wake, oldest first: inputs, and the answers that nobody gave in time.
+        pending: what has arrived since the last wake, oldest first: inputs, and refusals for expired requests.
         due: the revisits that are due, greatest priority first, then by due time.
         context: of the activity that runs the wake.
     """
@@ -175,7 +175,7 @@ class Wake:
 
     @property
     def requests(self) -> Sequence[PendingRequest]:
-        """The requests that nobody has answered, oldest first, those of this wake included."""
+        """The pending requests, oldest first, those of this wake included."""
         return tuple(self._requests)
 
     @property
@@ -303,17 +303,17 @@ class Wake:
         if len(self._requests) >= (most := self._parts.kind.limits.requests):
             raise InvalidInput(f"{len(self._requests)} requests are pending, the limit of {most} (ConversationLimits)")
         found = self._new_id()
-        asked = request.model_copy(update={"request_id": found})
-        self._append(asked)
+        made = request.model_copy(update={"request_id": found})
+        self._append(made)
         payload = self._writing.entries[-1].payload
-        new = NewRequest(request_id=found, kind=asked.kind, payload=payload, expires_in=seconds)
+        new = NewRequest(request_id=found, kind=made.kind, payload=payload, expires_in=seconds)
         self._writing.requests.append(new)
         now = datetime.now(UTC)
         until = None if seconds is None else now + timedelta(seconds=seconds)
         self._requests.append(
-            PendingRequest(request_id=found, event=asked, wake_id=self.id, created_at=now, expires_at=until)
+            PendingRequest(request_id=found, event=made, wake_id=self.id, created_at=now, expires_at=until)
         )
-        return asked
+        return made
 
     # -- revisits
 
@@ -326,7 +326,7 @@ class Wake:
         reason: str = "",
         note: JsonValue = None,
     ) -> None:
-        """Ask for a later wake.
+        """Request a later wake.
 
         Args:
             delay: seconds, or a timedelta, by the database's clock.
@@ -336,11 +336,11 @@ class Wake:
             note: anything else that the later wake needs, as JSON.
 
         Raises:
-            InvalidInput: the wake has asked for as many as it may.
+            InvalidInput: the wake has requested as many as it may.
             InvalidId, InvalidOptions, NotSerializable, PayloadTooLarge: an argument is out of bounds.
         """
         if len(self._writing.revisits) >= (most := self._parts.kind.limits.revisits):
-            raise InvalidInput(f"the wake has asked for {most} revisits, the limit (ConversationLimits)")
+            raise InvalidInput(f"the wake has requested {most} revisits, the limit (ConversationLimits)")
         number = _PRIORITIES.get(priority, priority) if isinstance(priority, str) else priority
         if type(number) is not int or abs(number) > MAX_PRIORITY:
             raise InvalidOptions(
@@ -452,7 +452,7 @@ class Wake:
         birth = await self._parts.lineage.fork(
             self.conversation_id, new_id, at=at, lineage="fork", operator=operator, extras=extras, beside=beside
         )
-        await self._bear(birth)
+        await self._create(birth)
 
     async def detach(
         self,
@@ -467,7 +467,7 @@ class Wake:
         birth = await self._parts.lineage.fork(
             self.conversation_id, new_id, at=at, lineage="detach", operator=operator, extras=extras, beside=beside
         )
-        await self._bear(birth)
+        await self._create(birth)
 
     async def merge(
         self,
@@ -485,13 +485,13 @@ class Wake:
 
         Raises:
             UnknownConversation, ConversationKindMismatch: there is none with this id, or of this kind.
-            InvalidOptions: the sides use different resources, and ``keep`` does not say which to keep.
+            InvalidOptions: the sides use different resources, and ``keep`` is not given.
             ConversationExists, InvalidInput: as `fork`.
         """
         birth = await self._parts.lineage.merge(
             left, right, into, state=state, keep=keep, operator=operator, extras=extras
         )
-        await self._bear(birth)
+        await self._create(birth)
 
     async def compress(
         self,
@@ -519,7 +519,7 @@ class Wake:
             extras=extras,
             beside=beside,
         )
-        await self._bear(birth)
+        await self._create(birth)
 
     async def ancestors(self) -> Sequence[Ancestor]:
         """This conversation, then those that it was made from, nearest first."""
@@ -530,7 +530,7 @@ class Wake:
         committed = await self._parts.lineage.usage(self.conversation_id)
         return {name: committed.get(name, 0) + self._usage.get(name, 0) for name in {**committed, **self._usage}}
 
-    async def _bear(self, birth: JournalBirth) -> None:
+    async def _create(self, birth: JournalBirth) -> None:
         taken = await self._parts.journals.lineage(birth.session_id)
         if taken or any(each.session_id == birth.session_id for each in self._writing.births):
             raise ConversationExists(birth.session_id, "its id is in use")

@@ -228,7 +228,7 @@ class HasFunctions(Protocol):
         ...
 
     def sources(self) -> Iterable[Callable[..., Any]]:
-        """The application's functions that these call: their files tell one release from another."""
+        """The application's functions that these call: their files distinguish one release from another."""
         ...
 
 

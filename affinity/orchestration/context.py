@@ -373,7 +373,7 @@ class OrchestrationContext:
         """Raise an external event for another instance, as `Client.raise_event`. It is sent with the commit of this
         step, once.
 
-        An instance that is not there, or has ended, does not receive it, and nobody is notified. An instance that this
+        An instance that is not there, or has ended, does not receive it, and there is no error. An instance that this
         step starts receives it. An instance with too many unread events is suspended.
 
         Args:

@@ -49,7 +49,7 @@ class Event(Generic[D, R]):
         self.reply_codec = Codec(reply, f"reply to event {name!r}")
 
     def __call__(self, data: D) -> EventValue[R]:
-        """The event with its data, to be raised or asked.
+        """The event with its data, for `raise_event` or `ask`.
 
         Raises:
             NotSerializable, PayloadTooLarge: the data does not fit.

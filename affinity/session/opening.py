@@ -306,7 +306,7 @@ class OpenSession(_Opening[S]):
 
     async def resource(self, resource: Resource[T]) -> T:
         """The process-local resource of this session, opened if need be; held as long as the session is in memory. An
-        error drops the state and keeps the resource, unless the error, or its ``on_error``, says otherwise.
+        error drops the state and keeps the resource, unless the error, or its ``on_error``, disposes of it.
 
         Raises:
             SessionError: outside the block, or there is no session.

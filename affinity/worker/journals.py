@@ -76,7 +76,7 @@ class WorkerJournals:
             self._wakeups.hint(None)  # instances that no worker owns yet
 
 
-class _Asked(NamedTuple):
+class _Waiting(NamedTuple):
     session_id: str
     limit: int
     answer: asyncio.Future[PendingWork | None]
@@ -87,46 +87,46 @@ class SharedReads:
 
     def __init__(self, read: Read) -> None:
         self._read = read
-        self._asked: list[_Asked] = []
+        self._waiting: list[_Waiting] = []
         self._task: asyncio.Task[None] | None = None
 
     async def get(self, session_id: str, limit: int) -> PendingWork | None:
         """The answer for one session."""
         loop = asyncio.get_running_loop()
-        asked = _Asked(session_id, limit, loop.create_future())
-        self._asked.append(asked)
+        waiting = _Waiting(session_id, limit, loop.create_future())
+        self._waiting.append(waiting)
         if self._task is None:
             self._task = loop.create_task(self._answer_all())
-        return await asked.answer
+        return await waiting.answer
 
     async def _answer_all(self) -> None:
         try:
-            while self._asked:
+            while self._waiting:
                 await self._answer(self._take())
         finally:
             self._task = None
 
-    def _take(self) -> list[_Asked]:
+    def _take(self) -> list[_Waiting]:
         """The next calls, of one limit."""
-        limit = self._asked[0].limit
-        taken: list[_Asked] = []
-        left: list[_Asked] = []
-        for each in self._asked:
+        limit = self._waiting[0].limit
+        taken: list[_Waiting] = []
+        left: list[_Waiting] = []
+        for each in self._waiting:
             (taken if each.limit == limit and len(taken) < MAX_BATCH else left).append(each)
-        self._asked = left
+        self._waiting = left
         return taken
 
-    async def _answer(self, asked: Sequence[_Asked]) -> None:
+    async def _answer(self, waiting: Sequence[_Waiting]) -> None:
         try:
-            session_ids = list({each.session_id: None for each in asked})
-            found = dict(zip(session_ids, await self._read(session_ids, asked[0].limit), strict=True))
+            session_ids = list({each.session_id: None for each in waiting})
+            found = dict(zip(session_ids, await self._read(session_ids, waiting[0].limit), strict=True))
         except BaseException as error:
-            for each in asked:
+            for each in waiting:
                 if not each.answer.done():
                     each.answer.set_exception(error) if isinstance(error, Exception) else each.answer.cancel()
             if not isinstance(error, Exception):
                 raise
             return
-        for each in asked:
+        for each in waiting:
             if not each.answer.done():
                 each.answer.set_result(found[each.session_id])

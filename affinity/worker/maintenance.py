@@ -160,7 +160,7 @@ class Maintenance:
             self._wakeups.hint(None)
 
     async def journals(self) -> None:
-        """Once a minute, if an option says so: entries of journals that need not be kept."""
+        """Once a minute, if an option is set: entries of journals that need not be kept."""
         keep = JournalRetention(
             age=self._options.journal_retention,
             entries=self._options.journal_max_entries,

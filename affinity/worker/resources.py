@@ -16,7 +16,7 @@ from affinity.worker.services import WorkerServices
 logger = logging.getLogger("affinity.worker")
 
 SWEEP_SECONDS: Final = 2.0
-"""Between two looks for resources that nothing uses; only by workers that include some."""
+"""Between two searches for resources that nothing uses; only by workers that include some."""
 
 TAKEN_SECONDS: Final = 120.0
 """After which another worker destroys what this one has not."""
@@ -34,7 +34,7 @@ class ResourceSweeper:
         self._by_name = {each.name: each for each in resources}
 
     async def run(self) -> None:
-        """Look, again and again."""
+        """Search, again and again."""
         while self._by_name:
             await anyio.sleep(SWEEP_SECONDS)
             if self._lease.is_serving:

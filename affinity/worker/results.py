@@ -75,7 +75,7 @@ class StagedResult:
         """Notify the participants, once, whether the result was committed."""
         participants, self._participants = self._participants, ()
         for each in participants:
-            _tell(each, applied)
+            _notify(each, applied)
 
 
 def _two(what: str, session_id: str | None) -> SessionError:
@@ -97,10 +97,10 @@ def requeue_after_conflict(lock: WorkLock) -> WorkAbandon:
 def discard(context: ActivityContext, error: BaseException | None = None) -> None:
     """Settle the participants of a run that has ended so, without a result, unless a `StagedResult` has them."""
     for each in context._close(error):
-        _tell(each, applied=False)
+        _notify(each, applied=False)
 
 
-def _tell(participant: AnyParticipant, applied: bool) -> None:
+def _notify(participant: AnyParticipant, applied: bool) -> None:
     """A participant may be the application's code: what it raises is logged, and changes nothing here."""
     try:
         participant.settled(applied)

@@ -190,11 +190,11 @@ talking = App("bench-talking")
 class Talker(BaseModel):
     """State of a conversation."""
 
-    asked: int = 0
+    answers: int = 0
 
 
 class Emit(JournalEvent):
-    """Asks for a stream of tokens, each of which is the time at which it was made, and then for an entry with the time
+    """Requests a stream of tokens, each of which is the time at which it was made, and then for an entry with the time
     at which the wake ended.
     """
 
@@ -216,8 +216,8 @@ async def respond(wake: Wake, talker: Talker) -> None:
                 await asyncio.sleep(event.pause)  # the cheapest there is: what makes the tokens is not measured
             wake.append(AgentMessage(str(time.monotonic())))
         elif isinstance(event, UserMessage):
-            wake.append(AgentMessage(f"answer to {event.text}, after {talker.asked}"))
-            talker.asked += 1
+            wake.append(AgentMessage(f"answer to {event.text}, after {talker.answers}"))
+            talker.answers += 1
 
 
 talking.include(talks)

@@ -35,7 +35,7 @@ async def refund(cents: int) -> str:
 
 
 async def model(request: ModelRequest) -> ModelReply:
-    """Stands for a language model: it repeats what it read, word by word, and calls `refund` when it is asked to."""
+    """Stands for a language model: it repeats what it read, word by word, and calls `refund` for "refund …"."""
     last = request.events[-1]
     text = last.text if isinstance(last, UserMessage) else ""
     if text.startswith("refund "):

@@ -19,7 +19,7 @@ async def refund(cents: int) -> str:
 
 
 async def model(request: ModelRequest) -> ModelReply:
-    """Stands for a language model; a real one is asked with ``request.openai_messages()`` and ``openai_tools()``."""
+    """Stands for a language model; a real one gets ``request.openai_messages()`` and ``openai_tools()``."""
     last = request.events[-1]
     if isinstance(last, ToolResult):
         return ModelReply(content=f"Done: {last.result}.", usage={"output_tokens": 5})
@@ -29,7 +29,7 @@ async def model(request: ModelRequest) -> ModelReply:
 
 @support.on_wake
 async def respond(wake: affinity.Wake, chat: Chat) -> None:
-    """Ask the model, run its tools, and again, until it answers, or waits for a person."""
+    """Call the model and its tools, until it answers, or waits for a person."""
     result = await run_loop(wake, model=model, tools=[refund], system="You are a clerk.")
     wake.logger.info("the loop has ended: %s", result.stop)
 

@@ -34,7 +34,7 @@ app.include(support)
 
 
 async def main(url: str = "sqlite:///revisit.db") -> None:
-    """Nobody answers."""
+    """No answer comes."""
     async with affinity.Worker(app, url), affinity.Client(url) as client:
         talk = client.conversation(support, "chat-7")
         await talk.ask(UserMessage("I have a question"))

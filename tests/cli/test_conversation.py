@@ -23,12 +23,12 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield found
 
 
-def told(url: str, *words: str) -> Any:
+def output(url: str, *words: str) -> Any:
     return json.loads(succeed("conversation", *words, "--url", url, "--json"))
 
 
 def ask(url: str, chat: str, text: str, *words: str) -> Any:
-    return told(url, "ask", chat, text, "--kind", "chat", "--timeout", "60", *words)
+    return output(url, "ask", chat, text, "--kind", "chat", "--timeout", "60", *words)
 
 
 def test_a_question_and_its_reply(url: str) -> None:
@@ -53,13 +53,13 @@ def test_what_happened_is_shown_in_order(url: str) -> None:
 def test_a_request_is_shown_and_answered_once(url: str) -> None:
     asked = ask(url, "c3", "refund 300")
     assert asked["stop_reason"] == "requires_action"
-    (waiting,) = told(url, "list", "--requests")["items"]
+    (waiting,) = output(url, "list", "--requests")["items"]
     assert (waiting["conversation_id"], waiting["pending_requests"]) == ("c3", 1)
-    shown = told(url, "show", "c3")
+    shown = output(url, "show", "c3")
     assert shown["status"] == "requires_action"
-    (request,) = told(url, "requests", "c3")
+    (request,) = output(url, "requests", "c3")
     assert request["event"]["arguments"] == {"cents": 300}
-    told(url, "answer", "c3", request["request_id"], "--allow")
+    output(url, "answer", "c3", request["request_id"], "--allow")
     refused(FAILED, "conversation", "answer", "c3", request["request_id"], "--refuse", "--url", url)
 
 
@@ -74,25 +74,25 @@ def test_the_trace_of_the_last_wake(url: str) -> None:
 
 def test_interrupt_terminate_and_delete(url: str) -> None:
     ask(url, "c5", "hello")
-    assert told(url, "interrupt", "c5", "--reason", "enough")["seq"] > 1
-    told(url, "terminate", "c5")
+    assert output(url, "interrupt", "c5", "--reason", "enough")["seq"] > 1
+    output(url, "terminate", "c5")
     assert "terminated" in refused(FAILED, "conversation", "send", "c5", "hello?", "--url", url)
-    assert told(url, "show", "c5")["status"] == "terminated"
-    assert told(url, "delete", "c5", "--yes") == {"deleted": True}
+    assert output(url, "show", "c5")["status"] == "terminated"
+    assert output(url, "delete", "c5", "--yes") == {"deleted": True}
     assert "there is none" in refused(FAILED, "conversation", "show", "c5", "--url", url)
 
 
 def test_a_fork_goes_on_from_an_entry_and_knows_its_origin(url: str) -> None:
     reply = ask(url, "c9", "hello")
     ask(url, "c9", "more")
-    told(url, "fork", "c9", "c9-b", "--at", str(reply["seq"] + 4))
+    output(url, "fork", "c9", "c9-b", "--at", str(reply["seq"] + 4))
     assert ask(url, "c9-b", "other")["text"] == "you said 'other'"
     said = succeed("conversation", "events", "c9-b", "--kind", "user.message", "--json", "--url", url).splitlines()
     assert [json.loads(line)["event"]["content"] for line in said] == ["hello", "other"]
-    family = told(url, "ancestors", "c9-b")
+    family = output(url, "ancestors", "c9-b")
     assert [(each["conversation_id"], each["lineage"]) for each in family] == [("c9-b", "fork"), ("c9", None)]
-    told(url, "fork", "c9", "c9-c", "--detach")
-    assert [each["conversation_id"] for each in told(url, "ancestors", "c9-c")] == ["c9-c"]
+    output(url, "fork", "c9", "c9-c", "--detach")
+    assert [each["conversation_id"] for each in output(url, "ancestors", "c9-c")] == ["c9-c"]
     assert "fork" in succeed("conversation", "ancestors", "c9-b", "--url", url)
     ask(url, "c9-a", "another one")
     assert "in use" in refused(FAILED, "conversation", "fork", "c9", "c9-a", "--url", url)
@@ -100,7 +100,7 @@ def test_a_fork_goes_on_from_an_entry_and_knows_its_origin(url: str) -> None:
 
 def test_events_of_any_kind_can_be_sent(url: str) -> None:
     event = '{"kind": "user.rated", "stars": 5}'
-    seq = told(url, "send", "c6", "--event", event, "--kind", "chat")["seq"]
+    seq = output(url, "send", "c6", "--event", event, "--kind", "chat")["seq"]
     found = succeed("conversation", "events", "c6", "--kind", "user.rated", "--json", "--url", url)
     assert json.loads(found)["seq"] == seq
     assert json.loads(found)["event"]["stars"] == 5

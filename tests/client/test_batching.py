@@ -70,7 +70,7 @@ async def test_a_call_that_was_cancelled_before_it_was_sent_is_not_sent() -> Non
     assert verb.calls == [[1], [3]]
 
 
-async def test_a_lost_reply_is_asked_for_again_and_a_refusal_hits_only_its_request() -> None:
+async def test_a_lost_reply_is_requested_again_and_a_refusal_concerns_its_request_only() -> None:
     verb = Verb()
     async with running(verb) as batcher:
         verb.failures = [ConnectionLost("gone")]
@@ -162,7 +162,7 @@ async def test_a_hint_that_comes_before_the_wait_is_not_lost(monkeypatch: pytest
     async with watching(Watch()) as changes, changes.of("a") as change:
         with anyio.fail_after(10):
             await change.wait()
-        changes.announce(["a"])
+        changes.notify(["a"])
         with anyio.fail_after(10):
             await change.wait()
 
@@ -174,7 +174,7 @@ async def test_without_hints_those_that_wait_longest_look_once_a_second() -> Non
 
     async def wait(changes: Changes, number: int) -> None:
         async with changes.of(f"s{number}") as change:
-            await change.wait()  # told when the subscription is open
+            await change.wait()  # notified when the subscription is open
             while True:
                 await change.wait()
                 looks.append((anyio.current_time(), number))

@@ -174,7 +174,7 @@ async def test_many_asks_share_few_calls(client: Client, agent: Agent, monkeypat
     assert counts["read_journal"] <= 40
 
 
-async def test_readers_of_other_clients_are_told_of_an_event(
+async def test_readers_of_other_clients_are_notified_of_an_event(
     url: str, talk: Talk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although no worker runs; and not only by the look that each client takes once a second."""
@@ -188,7 +188,7 @@ async def test_readers_of_other_clients_are_told_of_an_event(
             assert _form(await anext(feed)) == 2
 
 
-async def test_a_wake_that_failed_for_good_is_told_to_those_who_ask(talk: Talk, agent: Agent) -> None:
+async def test_a_wake_that_failed_for_good_is_raised_by_ask(talk: Talk, agent: Agent) -> None:
     seq = await talk.send(UserMessage("hi"), event_id="m-1")
     await agent.wake(fails="no model")
     with pytest.raises(WakeFailed, match="no model") as caught:
@@ -206,7 +206,7 @@ async def test_no_reply_in_time(talk: Talk) -> None:
     assert len(await talk.history()) == 1
 
 
-async def test_a_request_is_told_answered_once_and_never_late(talk: Talk, agent: Agent) -> None:
+async def test_a_request_is_answered_once_and_never_late(talk: Talk, agent: Agent) -> None:
     await talk.send(UserMessage("refund me"))
     request = ToolConfirmation("refund", {"amount": 3}, request_id="r1")
     await agent.wake(request, requires=["r1"])

@@ -18,7 +18,7 @@ Handler = Callable[[affinity.Wake, "Chat"], Awaitable[None]]
 class Chat(BaseModel):
     """The state: what the handler was given, in order."""
 
-    heard: list[str] = Field(default_factory=list)
+    received: list[str] = Field(default_factory=list)
     wakes: int = 0
 
 
@@ -27,7 +27,7 @@ async def echo(wake: affinity.Wake, chat: Chat) -> None:
     chat.wakes += 1
     for event in wake.events:
         if isinstance(event, affinity.UserMessage):
-            chat.heard.append(event.text)
+            chat.received.append(event.text)
             wake.append(affinity.AgentMessage(f"re: {event.text}"))
 
 

@@ -14,19 +14,19 @@ conversations = affinity.Conversations(Chat, kind="steered")
 
 @conversations.on_wake(retry=affinity.RetryPolicy(max_attempts=2, initial_interval=0.05))
 async def steered(wake: affinity.Wake, chat: Chat) -> None:
-    """Hear, tell the board, and do as it answers."""
-    heard = [event.text for event in wake.events if isinstance(event, affinity.UserMessage)]
+    """Send what has come to the board, and do as it answers."""
+    received = [event.text for event in wake.events if isinstance(event, affinity.UserMessage)]
     chat.wakes += 1
-    chat.heard += heard
+    chat.received += received
     wake.stream("thinking")
-    if heard == ["die"]:
+    if received == ["die"]:
         os.kill(os.getpid(), signal.SIGKILL)
     for event in wake.events:
         if isinstance(event, affinity.UserMessage) and event.text.startswith("quick"):
             wake.append(affinity.AgentMessage(f"re: {event.text}"))
             return
-    said = await ask(wake.context, heard=heard, wake=wake.id, wakes=chat.wakes)
-    wake.append(affinity.AgentMessage(f"{','.join(heard)}: {said}"))
+    said = await ask(wake.context, received=received, wake=wake.id, wakes=chat.wakes)
+    wake.append(affinity.AgentMessage(f"{','.join(received)}: {said}"))
 
 
 app = affinity.App("steered")

@@ -45,7 +45,7 @@ def parent_of(child: affinity.Conversations[Chat], **options: int) -> Handler:
 async def answers(wake: affinity.Wake, chat: Chat) -> None:
     for event in wake.events:
         if isinstance(event, Brief):
-            chat.heard.append(event.topic)
+            chat.received.append(event.topic)
             wake.append(AgentMessage(f"about {event.topic}"))
 
 
@@ -66,8 +66,8 @@ async def test_a_child_has_its_own_journal_and_state_and_its_end_is_an_event_of_
         (info,) = [each async for each in on.client.list_conversations(parent="chat-7")]
         assert (info.conversation_id, info.kind, info.parent) == ("chat-7/tea", "research", "chat-7")
         async with child.open("chat-7/tea", store=on.client.session_store) as chat:
-            assert chat.heard == ["tea"]
-        assert (await on.state("chat-7")).heard == []
+            assert chat.received == ["tea"]
+        assert (await on.state("chat-7")).received == []
         assert (await on.client.session_manager.show("chat-7/tea")).metadata.parent == "chat-7"
 
 
@@ -183,7 +183,7 @@ async def test_an_interrupt_cascades_by_choice(url: str, cascade: bool) -> None:
     async def waits(wake: affinity.Wake, chat: Chat) -> None:
         if isinstance(wake.events[0], Brief):
             wake.require(ToolConfirmation("search"))
-        chat.heard += kinds(wake.pending)
+        chat.received += kinds(wake.pending)
 
     child = research(waits)
     async with stage(url, parent_of(child), child) as on:

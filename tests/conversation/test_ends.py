@@ -123,6 +123,6 @@ async def test_a_wake_that_a_reset_runs_again_has_an_id_of_its_own(url: str) -> 
         for number in range(2):
             await on.client.reset("c", to_event=scheduled)
             assert (await talk.ask(UserMessage(f"{number}"), timeout=30)).text == f"re: {number}"
-            assert (await on.state()).heard[-1] == f"{number}"
+            assert (await on.state()).received[-1] == f"{number}"
         wakes = [each.wake_id for each in await talk.history(kinds=["span.completed"])]
         assert len(wakes) == len(set(wakes)) == 3

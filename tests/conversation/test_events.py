@@ -1,4 +1,4 @@
-"""Events are typed, bounded, extended by applications, and read whatever release wrote them."""
+"""Events are typed, bounded, extended by applications, and read when another release wrote them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interrupts drop what waits, and cancel a run that is under way if asked to. Termination ends it."""
+"""Interrupts drop what waits, and cancel a run that is under way if that is requested. Termination ends it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def asks(wake: affinity.Wake, chat: Chat) -> None:
             wake.append(AgentMessage(f"interrupted: {len(wake.requests)} {event.reason}"))
         elif isinstance(event, ConfirmationAnswer):
             wake.append(AgentMessage("refunded"))
-    chat.heard += [each.key for each in wake.due]
+    chat.received += [each.key for each in wake.due]
 
 
 async def test_an_interrupt_drops_requests_and_revisits_before_the_next_run(url: str) -> None:
@@ -38,7 +38,7 @@ async def test_an_interrupt_drops_requests_and_revisits_before_the_next_run(url:
             await talk.answer(request.request_id, allowed=True)
         assert (await talk.reply(seq, timeout=30)).text == "interrupted: 0 stop"
         await anyio.sleep(0.7)
-        assert (await on.state()).heard == []  # nothing is left to be due
+        assert (await on.state()).received == []  # nothing is left to be due
         assert await talk.status() == "idle"
 
 
@@ -65,7 +65,7 @@ async def test_an_interrupt_is_not_undone_by_the_run_under_way(url: str) -> None
         assert await talk.revisits() == []
 
 
-async def test_an_interrupt_cancels_the_run_if_asked_to(url: str) -> None:
+async def test_an_interrupt_cancels_the_run_if_that_is_requested(url: str) -> None:
     entered = anyio.Event()
     cancelled = anyio.Event()
 

@@ -243,7 +243,7 @@ OPEN = (
 )
 
 
-def test_an_allowed_call_runs_before_the_model_is_asked_again() -> None:
+def test_an_allowed_call_runs_before_the_model_is_called_again() -> None:
     wake = FakeWake(*OPEN, ConfirmationAnswer(request_id="r0", allowed=True))
     model = Script(says("done"))
     assert run(wake, model, refund).stop == "answer"
@@ -268,7 +268,7 @@ def test_a_call_that_is_not_allowed_is_refused(answer: ConfirmationAnswer | None
     assert text in result.result["error"]["message"]  # type: ignore[index,call-overload,operator]
 
 
-def test_while_a_request_is_pending_the_model_is_not_asked() -> None:
+def test_while_a_request_is_pending_the_model_is_not_called() -> None:
     wake, model = FakeWake(*OPEN, pending_requests=["r0"]), Script()
     assert run(wake, model, refund).stop == "requires_action"
     assert (model.requests, wake.appended) == ([], [])
@@ -291,7 +291,7 @@ def test_a_tool_of_the_client_waits_for_its_result() -> None:
     assert model.requests[0].openai_messages()[-1] == {"role": "tool", "tool_call_id": "c1", "content": "here"}
 
 
-def test_arguments_of_a_client_tool_are_checked_before_it_is_asked() -> None:
+def test_arguments_of_a_client_tool_are_checked_before_the_request() -> None:
     wake = FakeWake(UserMessage("where?"))
     model = Script(calls(ToolCall("c1", "position", {"exact": "maybe"})), says("sorry"))
     assert run(wake, model, Tool(name="position", arguments=Position)).stop == "answer"

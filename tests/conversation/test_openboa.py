@@ -60,7 +60,7 @@ async def asks(wake: Wake, chat: Chat) -> None:
             case CustomToolResult(result=result):
                 wake.append(AgentMessage(f"result {result}"))
             case _:
-                wake.append(AgentMessage(f"heard {event.kind}"))
+                wake.append(AgentMessage(f"received {event.kind}"))
     for due in wake.due:
         wake.append(AgentMessage(f"revisit {due.key} {due.reason}"))
 
@@ -86,7 +86,7 @@ async def test_the_definition_lasts_and_the_session_is_what_runs(sqlite_url: str
         await on.talk().ask(UserMessage("one"), timeout=30)
     async with stage(sqlite_url, options=affinity.RuntimeOptions(worker_node_id="another")) as on:
         await on.talk().ask(UserMessage("two"), timeout=30)
-        assert (await on.state()).heard == ["one", "two"]
+        assert (await on.state()).received == ["one", "two"]
 
 
 async def test_the_environment_is_used_again_by_many_sessions(sqlite_url: str) -> None:
@@ -139,8 +139,8 @@ async def test_a_session_has_a_memory_of_its_own(sqlite_url: str) -> None:
     async with stage(sqlite_url) as on:
         await on.talk("a").ask(UserMessage("for a"), timeout=30)
         await on.talk("b").ask(UserMessage("for b"), timeout=30)
-        assert (await on.state("a")).heard == ["for a"]
-        assert (await on.state("b")).heard == ["for b"]
+        assert (await on.state("a")).received == ["for a"]
+        assert (await on.state("b")).received == ["for b"]
 
 
 async def test_a_session_has_a_status_and_a_stop_reason(sqlite_url: str) -> None:
@@ -224,12 +224,12 @@ async def test_the_confirmation_of_a_tool_is_waited_for_in_the_same_way(sqlite_u
         assert (await talk.reply(seq, timeout=30)).text == "allowed False"
 
 
-async def test_other_events_are_heard_while_an_answer_is_waited_for(sqlite_url: str) -> None:
+async def test_other_events_are_processed_while_a_request_is_pending(sqlite_url: str) -> None:
     async with stage(sqlite_url, asks) as on:
         talk = on.talk()
         await talk.ask(UserMessage("confirm"), timeout=30)
         reply = await talk.ask(UserMessage("meanwhile"), timeout=30)
-        assert reply.text == "heard user.message"
+        assert reply.text == "received user.message"
         assert reply.stop_reason == "requires_action"  # the request is still pending
 
 
@@ -246,7 +246,7 @@ async def test_each_event_of_a_user_wakes_the_session(sqlite_url: str) -> None:
         talk = on.talk()
         for event in (UserMessage("x"), DefineOutcome("tea"), UserInterrupt("stop")):
             seq = await talk.send(event)
-            assert (await talk.reply(seq, timeout=30)).text == f"heard {event.kind}"
+            assert (await talk.reply(seq, timeout=30)).text == f"received {event.kind}"
 
 
 async def test_an_event_is_pending_until_a_wake_has_processed_it(sqlite_url: str) -> None:
@@ -418,7 +418,7 @@ async def test_what_is_learned_is_shared_without_the_scratch_state(sqlite_url: s
     async with stage(sqlite_url, handler) as on:
         await on.talk("a").ask(UserMessage("lesson"), timeout=30)
         assert (await on.talk("b").ask(UserMessage("x"), timeout=30)).text == "lesson"
-        assert (await on.state("b")).heard == []
+        assert (await on.state("b")).received == []
 
 
 async def test_the_history_of_a_session_is_its_own(sqlite_url: str) -> None:
@@ -446,7 +446,7 @@ async def test_the_queue_of_revisits_is_its_session_s_own(sqlite_url: str) -> No
         await on.talk("a").ask(UserMessage("later"), timeout=30)
         await on.talk("b").ask(UserMessage("x"), timeout=30)
         await until(says(on.talk("a"), "revisit later to look again"))
-        assert await said(on.talk("b")) == ["heard user.message"]
+        assert await said(on.talk("b")) == ["received user.message"]
 
 
 # -- children
@@ -517,7 +517,7 @@ async def test_callers_append_and_the_orchestration_takes_what_is_pending(sqlite
     async with stage(sqlite_url) as on:
         replies = [await on.talk().reply(seq, timeout=30) for seq in seqs]
         assert len({each.wake_id for each in replies}) == 1
-        assert (await on.state()).heard == ["one", "two", "three"]
+        assert (await on.state()).received == ["one", "two", "three"]
 
 
 async def test_with_nothing_pending_and_nothing_due_a_wake_does_nothing(sqlite_url: str) -> None:
@@ -588,7 +588,7 @@ async def test_a_run_asks_for_another_run_later(sqlite_url: str) -> None:
 async def test_the_same_session_goes_on_across_revisits(sqlite_url: str) -> None:
     async def handler(wake: Wake, chat: Chat) -> None:
         chat.wakes += 1
-        chat.heard += [each.key for each in wake.due] or ["asked"]
+        chat.received += [each.key for each in wake.due] or ["asked"]
         if chat.wakes < 4:
             wake.revisit(0.01, key=f"n{chat.wakes}")
 
@@ -599,15 +599,15 @@ async def test_the_same_session_goes_on_across_revisits(sqlite_url: str) -> None
             return (await on.state()).wakes == 4
 
         assert await until(done)
-        assert (await on.state()).heard == ["asked", "n1", "n2", "n3"]
+        assert (await on.state()).received == ["asked", "n1", "n2", "n3"]
 
 
-async def test_an_event_activates_at_once_and_a_revisit_later(sqlite_url: str) -> None:
+async def test_an_event_activates_immediately_and_a_revisit_later(sqlite_url: str) -> None:
     async with stage(sqlite_url, asks) as on:
         talk = on.talk()
         await talk.ask(UserMessage("later"), timeout=30)
         await talk.ask(UserMessage("now"), timeout=30)
-        assert await said(talk) == ["heard user.message"]
+        assert await said(talk) == ["received user.message"]
         assert await until(says(talk, "revisit later to look again"))
 
 
@@ -701,7 +701,7 @@ async def test_no_tail_of_a_journal_is_torn(sqlite_url: str) -> None:
     """A run that fails after it has appended leaves none of that, and no part of its state."""
 
     async def handler(wake: Wake, chat: Chat) -> None:
-        chat.heard.append("half")
+        chat.received.append("half")
         wake.append(AgentMessage("half"))
         wake.require(ToolConfirmation("half"))
         wake.revisit(0.01)
@@ -712,7 +712,7 @@ async def test_no_tail_of_a_journal_is_torn(sqlite_url: str) -> None:
         await on.talk().ask(UserMessage("x"), timeout=30)
         assert await said(on.talk()) == ["half"]
         assert len(await on.talk().requests()) == 1
-        assert (await on.state()).heard[:1] == ["half"]
+        assert (await on.state()).received[:1] == ["half"]
 
 
 async def test_no_wake_up_is_lost_that_comes_while_a_run_ends(sqlite_url: str) -> None:
@@ -745,8 +745,8 @@ async def test_racing_senders_and_wakes_lose_nothing_and_do_nothing_twice(sqlite
             for number in range(5):
                 tasks.start_soon(send, number)
         await on.talk().reply(max(seqs), timeout=60)
-        heard = (await on.state()).heard
-        assert len(heard) == len(set(heard)) == 50
+        received = (await on.state()).received
+        assert len(received) == len(set(received)) == 50
         assert await until(lambda: status(on.talk(), "idle"))
 
 
@@ -813,15 +813,15 @@ async def test_racing_senders_of_one_event_make_one(sqlite_url: str) -> None:
                 tasks.start_soon(send)
         assert set(seqs) == {1}
         await on.talk().reply(1, timeout=30)
-        assert (await on.state()).heard == ["x"]
+        assert (await on.state()).received == ["x"]
 
 
 async def test_racing_revisits_of_one_key_are_one(sqlite_url: str) -> None:
-    """Also when it is asked for again in the very run for which it is due."""
+    """Also when it is requested again in the run for which it is due."""
 
     async def handler(wake: Wake, chat: Chat) -> None:
-        chat.heard += [each.key for each in wake.due]
-        if wake.pending or len(chat.heard) < 2:
+        chat.received += [each.key for each in wake.due]
+        if wake.pending or len(chat.received) < 2:
             wake.revisit(0.05, key="only")
             wake.revisit(0.01, key="only")
 
@@ -830,6 +830,6 @@ async def test_racing_revisits_of_one_key_are_one(sqlite_url: str) -> None:
             await on.talk().ask(UserMessage("x"), timeout=30)
 
         async def done() -> bool:
-            return (await on.state()).heard == ["only", "only"] and not await on.talk().revisits()
+            return (await on.state()).received == ["only", "only"] and not await on.talk().revisits()
 
         assert await until(done)

@@ -45,8 +45,8 @@ async def texts(talk: affinity.Talk) -> list[str]:
 
 def rebuild(entries: Sequence[JournalEntry]) -> Chat:
     """The fold that the handler `echo` computes."""
-    heard = [entry.event.text for entry in entries if isinstance(entry.event, UserMessage)]
-    return Chat(heard=heard, wakes=sum(entry.kind == "span.started" for entry in entries))
+    received = [entry.event.text for entry in entries if isinstance(entry.event, UserMessage)]
+    return Chat(received=received, wakes=sum(entry.kind == "span.started" for entry in entries))
 
 
 async def say(talk: affinity.Talk, text: str) -> str:
@@ -112,9 +112,9 @@ async def test_two_paths_start_from_one_state(url: str) -> None:
         left, right = await talk.fork("l"), await talk.fork("r")
         assert await say(left, "left") == "re: left"
         assert await say(right, "right") == "re: right"
-        assert (await found.state("l")).heard == ["plan", "left"]
-        assert (await found.state("r")).heard == ["plan", "right"]
-        assert (await found.state("a")).heard == ["plan"]
+        assert (await found.state("l")).received == ["plan", "left"]
+        assert (await found.state("r")).received == ["plan", "right"]
+        assert (await found.state("a")).received == ["plan"]
 
 
 async def test_fork_answers_what_its_source_has_not_answered_yet(url: str) -> None:
@@ -134,9 +134,9 @@ async def test_fork_at_an_earlier_entry_rebuilds_the_state(url: str) -> None:
         at = max(entry.seq for entry in first.entries)
         fork = await talk.fork("b", at=at)
         assert await texts(fork) == ["one", "re: one"]
-        assert (await found.state("b")).heard == ["one"]
+        assert (await found.state("b")).received == ["one"]
         assert await say(fork, "instead") == "re: instead"
-        assert (await found.state("b")).heard == ["one", "instead"]
+        assert (await found.state("b")).received == ["one", "instead"]
 
 
 async def test_fork_at_an_earlier_entry_without_a_fold_begins_with_an_initial_state(url: str) -> None:
@@ -145,7 +145,7 @@ async def test_fork_at_an_earlier_entry_without_a_fold_begins_with_an_initial_st
         await say(talk, "one")
         fork = await talk.fork("b", at=1)
         assert await texts(fork) == ["one"]
-        assert (await found.state("b")).heard == []
+        assert (await found.state("b")).received == []
 
 
 async def test_fork_of_nothing_and_of_what_is_not_there(idle: Stage) -> None:
@@ -209,9 +209,9 @@ async def test_merge_keeps_the_left_state_or_the_given_one(url: str) -> None:
         await say(found.talk("l"), "left")
         await say(found.talk("r"), "right")
         await found.talk("l").merge("r", into="m")
-        await found.talk("l").merge("r", into="n", state=Chat(heard=["left", "right"]))
-        assert (await found.state("m")).heard == ["left"]
-        assert (await found.state("n")).heard == ["left", "right"]
+        await found.talk("l").merge("r", into="n", state=Chat(received=["left", "right"]))
+        assert (await found.state("m")).received == ["left"]
+        assert (await found.state("n")).received == ["left", "right"]
         assert await say(found.talk("m"), "on") == "re: on"
 
 
@@ -219,7 +219,7 @@ async def test_merge_of_sides_with_different_sandboxes_is_refused(idle: Stage) -
     for name in ("a", "b"):
         await idle.talk(name).send(UserMessage(name))
     left, right = await idle.talk("a").fork("l", beside=True), await idle.talk("b").fork("r", beside=True)
-    with pytest.raises(InvalidOptions, match="say which to keep"):
+    with pytest.raises(InvalidOptions, match="name the side to keep"):
         await left.merge("r", into="m")
     kept = await left.merge("r", into="m", keep="right")
     assert (await kept.ancestors())[0].home == "b"
@@ -246,7 +246,7 @@ async def spend(wake: affinity.Wake, chat: Chat) -> None:
     """Answer each message for ten tokens."""
     for event in wake.events:
         if isinstance(event, UserMessage):
-            chat.heard.append(event.text)
+            chat.received.append(event.text)
             wake.append(AgentMessage(f"re: {event.text}", {"tokens": 10}))
 
 
@@ -312,7 +312,7 @@ async def test_compress_leaves_the_summary_as_the_only_row(url: str) -> None:
         size = (await talk.history(last=1))[-1].seq
         assert itself.extras["compression"] == {"lossy": True, "entries_in": size, "entries_out": 1}
         assert (itself.extras["by"], itself.lineage, source.conversation_id) == ("test", "compress", "a")
-        assert (await found.state("s")).heard == ["they said one"]
+        assert (await found.state("s")).received == ["they said one"]
         assert await short.status() == "idle"  # the summary wakes nothing
         assert await say(short, "two") == "re: two"
 
@@ -392,7 +392,7 @@ async def test_content_state_and_lineage_go_together(url: str) -> None:
         await copy.import_(lines)
         await copy.import_(lines)
         assert await texts(copy) == await texts(fork) == ["one", "re: one", "two", "re: two"]
-        assert (await found.state("copy")).heard == ["one", "two"]
+        assert (await found.state("copy")).received == ["one", "two"]
         (itself,) = await copy.ancestors()
         exported: Any = itself.extras["exported"]
         assert itself.lineage == "import"
@@ -432,7 +432,7 @@ async def test_a_fork_of_a_wake_is_never_forgotten_and_never_made_twice(url: str
     failures = [ValueError("a 429")]
 
     async def branch(wake: affinity.Wake, chat: Chat) -> None:
-        chat.heard += [event.text for event in wake.events if isinstance(event, UserMessage)]
+        chat.received += [event.text for event in wake.events if isinstance(event, UserMessage)]
         wake.append(AgentMessage("branching"))
         if wake.conversation_id == "a":
             await wake.fork("b", operator="branch", extras={"attempt": wake.attempt})
@@ -448,7 +448,7 @@ async def test_a_fork_of_a_wake_is_never_forgotten_and_never_made_twice(url: str
         assert (source.conversation_id, itself.operator, itself.extras["attempt"]) == ("a", "branch", 2)
         assert await texts(fork) == ["go", "branching"]
         assert itself.at == max(entry.seq for entry in reply.entries)
-        assert (await found.state("b")).heard == ["go"]
+        assert (await found.state("b")).received == ["go"]
         assert await found.talk("a").status() == await fork.status() == "idle"
         assert await say(fork, "on") == "branching"
 
@@ -517,7 +517,7 @@ async def with_sandboxes(url: str, sandboxes: Sandboxes, **options: Any) -> Any:
             wake.append(AgentMessage("ok"))
             return
         files = await wake.resource(sandboxes.resource)
-        chat.heard.append(command)
+        chat.received.append(command)
         if command == "write":
             files[words[0]] = wake.conversation_id
         elif command == "fail":
@@ -558,8 +558,8 @@ async def test_a_fork_beside_shares_the_open_sandbox(url: str) -> None:
         assert await say(further, "list") == await say(detached, "list") == await say(talk, "list") == "one:a,two:b"
         assert sandboxes.log == ["open a"]
         assert [each.home for each in await further.ancestors()] == ["a", "a", None]
-        assert (await found.state("b")).heard == ["write", "write"]
-        assert (await found.state("a")).heard == ["write", "list"]
+        assert (await found.state("b")).received == ["write", "write"]
+        assert (await found.state("a")).received == ["write", "list"]
 
 
 async def test_a_fork_of_its_own_has_another_sandbox(url: str) -> None:
@@ -608,7 +608,7 @@ async def test_an_error_drops_the_state_and_keeps_the_sandbox(url: str) -> None:
         await say(talk, "write one")
         with pytest.raises(affinity.errors.WakeFailed):
             await talk.ask(UserMessage("fail"), timeout=LONG)
-        assert (await found.state("a")).heard == ["write"]
+        assert (await found.state("a")).received == ["write"]
         assert await say(talk, "list") == "one:a"
         assert sandboxes.log == ["open a"]
 
@@ -623,13 +623,13 @@ async def test_a_fork_beside_follows_its_home_to_another_worker(url: str) -> Non
         fork = await talk.fork("b", beside=True)
         await say(fork, "list")
         async with found.conversations.open("b", store=found.client.session_store) as chat:
-            chat.heard.append("by hand")  # its state in memory is of another epoch now, and the sandbox is not
+            chat.received.append("by hand")  # its state in memory is of another epoch now, and the sandbox is not
         assert await say(fork, "list") == "empty"
-        assert (await found.state("b")).heard == ["list", "list", "by hand", "list"]
+        assert (await found.state("b")).received == ["list", "list", "by hand", "list"]
         await found.client.release_session("a")
         await until(lambda: _is(sandboxes.log == ["open a", "close a"]))
         assert await say(fork, "list") == "empty"
-        assert (await found.state("b")).heard == ["list", "list", "by hand", "list", "list"]
+        assert (await found.state("b")).received == ["list", "list", "by hand", "list", "list"]
     assert sandboxes.log[:3] == ["open a", "close a", "open a"]
 
 

@@ -75,7 +75,7 @@ def reader(after: int | str = 0, *kinds: str, stream: bool = True) -> PageReader
     return PageReader(TYPES, read_position(after), kinds, stream=stream)
 
 
-def told(items: Sequence[FeedItem]) -> list[Any]:
+def shown(items: Sequence[FeedItem]) -> list[Any]:
     """Numbers of entries, streamed texts, and (attempt, replaced) of what is void."""
     forms: list[Any] = []
     for item in items:
@@ -94,34 +94,34 @@ def test_parts_come_once_and_entries_replace_them() -> None:
         page(parts=[part(2, "llo")]),
         page(wake(2, "w1", processed=1, text="hello")),
     ]
-    assert [told([*feed.read(each)]) for each in pages] == [[1, "he"], [], ["llo"], [(1, True), 2, 3, 4, 5]]
+    assert [shown([*feed.read(each)]) for each in pages] == [[1, "he"], [], ["llo"], [(1, True), 2, 3, 4, 5]]
 
 
 def test_another_attempt_retracts_the_one_before() -> None:
     feed = reader()
-    assert told([*feed.read(page(parts=[part(1, "a"), part(2, "b")]))]) == ["a", "b"]
-    assert told([*feed.read(page(parts=[part(1, "A", attempt=2)]))]) == [(1, False), "A"]
-    assert told([*feed.read(page())]) == [(2, False)]
-    assert told([*feed.read(page())]) == []
+    assert shown([*feed.read(page(parts=[part(1, "a"), part(2, "b")]))]) == ["a", "b"]
+    assert shown([*feed.read(page(parts=[part(1, "A", attempt=2)]))]) == [(1, False), "A"]
+    assert shown([*feed.read(page())]) == [(2, False)]
+    assert shown([*feed.read(page())]) == []
 
 
 def test_an_attempt_that_failed_is_not_replaced_by_its_trace() -> None:
     feed = reader()
-    assert told([*feed.read(page(parts=[part(1, "a")]))]) == ["a"]
-    assert told([*feed.read(page(wake(2, "w1", processed=0)))]) == [(1, False), 2, 3, 4]
+    assert shown([*feed.read(page(parts=[part(1, "a")]))]) == ["a"]
+    assert shown([*feed.read(page(wake(2, "w1", processed=0)))]) == [(1, False), 2, 3, 4]
 
 
 def test_an_attempt_that_was_cancelled_is_not_replaced_by_the_note_of_it() -> None:
     feed = reader()
-    assert told([*feed.read(page(parts=[part(1, "a")]))]) == ["a"]
+    assert shown([*feed.read(page(parts=[part(1, "a")]))]) == ["a"]
     note = entry(2, "span.completed", "w1", span="wake", name="chat.wake", result="cancelled")
-    assert told([*feed.read(page([note, *wake(3, "w2", processed=1, text="b")]))]) == [(1, False), 2, 3, 4, 5, 6]
+    assert shown([*feed.read(page([note, *wake(3, "w2", processed=1, text="b")]))]) == [(1, False), 2, 3, 4, 5, 6]
 
 
 def test_parts_wait_until_the_entries_before_them_are_read() -> None:
     feed = reader()
-    assert told([*feed.read(page([entry(1, "user.message", content="a")], parts=[part(1, "x")], more=True))]) == [1]
-    assert told([*feed.read(page([entry(2, "user.message", content="b")], parts=[part(1, "x")]))]) == [2, "x"]
+    assert shown([*feed.read(page([entry(1, "user.message", content="a")], parts=[part(1, "x")], more=True))]) == [1]
+    assert shown([*feed.read(page([entry(2, "user.message", content="b")], parts=[part(1, "x")]))]) == [2, "x"]
 
 
 def test_a_feed_goes_on_within_a_stream() -> None:
@@ -133,20 +133,20 @@ def test_a_feed_goes_on_within_a_stream() -> None:
     second = reader(positions[2])
     query = second.query("s")
     assert (query.after, query.stream) == (1, StreamCursor(wake_id="chat.7:w.1", attempt=1, number=2))
-    assert told([*second.read(replace(page(parts=parts[2:]), last_seq=1))]) == ["3"]
+    assert shown([*second.read(replace(page(parts=parts[2:]), last_seq=1))]) == ["3"]
     assert str(second.position) == positions[3]
 
 
-def test_without_streams_nothing_provisional_is_asked_for() -> None:
+def test_without_streams_nothing_provisional_is_read() -> None:
     assert reader(stream=False).query("s").stream is None
 
 
 def test_the_end_of_a_wake_is_read_although_other_kinds_are_wanted() -> None:
     feed = reader(0, "user.message")
     assert set(feed.query("s").kinds) == {"user.message", "span.completed"}
-    assert told([*feed.read(page([entry(1, "user.message", content="a")], parts=[part(1, "x")]))]) == [1, "x"]
+    assert shown([*feed.read(page([entry(1, "user.message", content="a")], parts=[part(1, "x")]))]) == [1, "x"]
     ended = [each for each in wake(2, "w1", processed=1, text="x") if each.kind == "span.completed"]
-    assert told([*feed.read(replace(page(ended), last_seq=5))]) == [(1, True)]
+    assert shown([*feed.read(replace(page(ended), last_seq=5))]) == [(1, True)]
     assert feed.position == FeedPosition(5)
 
 
@@ -157,11 +157,11 @@ def test_a_position_is_checked(text: str) -> None:
 
 
 def test_the_reply_is_that_of_the_first_wake_that_has_processed_the_input() -> None:
-    asked = ReplyReader("s", 3, TYPES)
+    reader = ReplyReader("s", 3, TYPES)
     early, right = wake(4, "w1", processed=2, text="early"), wake(9, "w2", processed=3, text="right")
     late = wake(13, "w3", processed=8, text="late")
-    assert asked.read(page([*early, entry(8, "user.message", content="next")])) is None
-    reply = asked.read(page([*right, *late], more=True))
+    assert reader.read(page([*early, entry(8, "user.message", content="next")])) is None
+    reply = reader.read(page([*right, *late], more=True))
     assert reply is not None
     assert (reply.wake_id, reply.text, reply.stop_reason, reply.requires_action) == ("w2", "right", "end_turn", False)
     assert [each.seq for each in reply.entries] == [9, 10, 11, 12]
@@ -169,16 +169,16 @@ def test_the_reply_is_that_of_the_first_wake_that_has_processed_the_input() -> N
 
 
 def test_a_reply_in_two_pages_is_whole() -> None:
-    asked = ReplyReader("s", 1, TYPES)
+    reader = ReplyReader("s", 1, TYPES)
     entries = wake(2, "w1", processed=1, text="text")
-    assert asked.read(page(entries[:3], more=True)) is None
-    assert asked.position == 4
-    reply = asked.read(page(entries[3:]))
+    assert reader.read(page(entries[:3], more=True)) is None
+    assert reader.position == 4
+    reply = reader.read(page(entries[3:]))
     assert reply is not None
     assert (len(reply.entries), reply.text) == (4, "text")
 
 
-def test_a_reply_tells_what_the_wake_requires() -> None:
+def test_a_reply_has_the_requests_of_the_wake() -> None:
     first, second, third, _ = wake(2, "w1", processed=1, text="may I?")
     request = entry(4, "agent.tool_confirmation", "w1", tool="refund", request_id="r1")
     idle = entry(6, "session.idle", "w1", stop_reason="requires_action", requests=["r1"])
@@ -190,11 +190,11 @@ def test_a_reply_tells_what_the_wake_requires() -> None:
 
 def test_a_wake_that_failed_for_good_concerns_those_whose_input_it_had() -> None:
     failed = wake(4, "w1", processed=0, read=2)
-    asked, later = ReplyReader("s", 2, TYPES), ReplyReader("s", 3, TYPES)
-    assert asked.read(page(failed)) is None
+    reader, later = ReplyReader("s", 2, TYPES), ReplyReader("s", 3, TYPES)
+    assert reader.read(page(failed)) is None
     assert later.read(page(failed)) is None
-    assert asked.failure is not None
-    assert (asked.failure.error_type, asked.failure.message) == ("OSError", "no")
+    assert reader.failure is not None
+    assert (reader.failure.error_type, reader.failure.message) == ("OSError", "no")
     assert later.failure is None
 
 

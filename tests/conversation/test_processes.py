@@ -25,7 +25,7 @@ APP = "tests.conversation.process_app:app"
 
 async def state_of(client: Client, name: str) -> list[str]:
     async with conversations.open(name, store=client.session_store) as chat:
-        return [*chat.heard]
+        return [*chat.received]
 
 
 @everywhere
@@ -41,7 +41,7 @@ async def test_a_killed_worker_s_wake_is_repeated_from_the_committed_watermark(
     first.send(signal.SIGKILL)
     workers.start("second", APP)
     again = await board.next()
-    assert (again["heard"], again["wakes"]) == (["one", "two"], 1)
+    assert (again["received"], again["wakes"]) == (["one", "two"], 1)
     assert again["wake"] == call["wake"]  # the same wake, another attempt
     await again.answer("ok")
     reply = await talk.reply(two, timeout=60)

@@ -31,8 +31,8 @@ async def ask_first(wake: affinity.Wake, chat: Chat) -> None:
 async def test_a_conversation_waits_for_the_answer(url: str) -> None:
     async with stage(url, ask_first) as on:
         talk = on.talk()
-        asked = await talk.ask(UserMessage("tea"), timeout=30)
-        assert asked.requires_action
+        reply = await talk.ask(UserMessage("tea"), timeout=30)
+        assert reply.requires_action
         assert await talk.status() == "requires_action"
         (request,) = await talk.requests()
         assert request.event == ToolConfirmation("refund", {"of": "tea"}, request_id=request.request_id)
@@ -50,14 +50,14 @@ async def test_a_result_of_a_tool_that_the_client_runs(url: str) -> None:
 
     async with stage(url, handler) as on:
         talk = on.talk()
-        asked = await talk.ask(UserMessage("look"), timeout=30)
-        (request,) = asked.requests
+        reply = await talk.ask(UserMessage("look"), timeout=30)
+        (request,) = reply.requests
         assert isinstance(request, CustomToolUse)
         seq = await talk.answer(request.request_id, result={"found": 7})
         assert (await talk.reply(seq, timeout=30)).text == "result {'found': 7}"
 
 
-async def test_a_second_answer_is_refused_also_of_two_at_once(url: str) -> None:
+async def test_a_second_answer_is_refused_also_of_two_at_the_same_time(url: str) -> None:
     async with stage(url, ask_first) as on:
         talk = on.talk()
         (request,) = (await talk.ask(UserMessage("tea"), timeout=30)).requests
@@ -113,7 +113,7 @@ async def test_a_late_answer_never_reaches_another_request(url: str) -> None:
         assert await talk.status() == "requires_action"
 
 
-async def test_a_request_that_nobody_answers_in_time_counts_as_refused(url: str) -> None:
+async def test_a_request_without_an_answer_in_time_counts_as_refused(url: str) -> None:
     async def handler(wake: affinity.Wake, chat: Chat) -> None:
         if isinstance(wake.events[0], UserMessage):
             wake.require(ToolConfirmation("refund"), expires_in=0.3)
@@ -128,7 +128,7 @@ async def test_a_request_that_nobody_answers_in_time_counts_as_refused(url: str)
         assert said[0].event == AgentMessage("expired")
         answers = await talk.history(kinds=["user.tool_confirmation"])
         assert [each.event for each in answers] == [
-            ConfirmationAnswer(request.request_id, allowed=False, reason="nobody has answered in time", expired=True)
+            ConfirmationAnswer(request.request_id, allowed=False, reason="no answer came in time", expired=True)
         ]
         with pytest.raises(RequestNotPending):
             await talk.answer(request.request_id, allowed=True)

@@ -15,7 +15,7 @@ from tests.conversation.application import Chat, stage, status, until
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_revisit_runs_when_it_is_due_with_what_it_was_asked_with(url: str) -> None:
+async def test_a_revisit_runs_when_it_is_due_with_its_arguments(url: str) -> None:
     async def handler(wake: affinity.Wake, chat: Chat) -> None:
         if wake.pending:
             wake.revisit(timedelta(milliseconds=300), key="nudge", priority="low", reason="no reply", note={"n": 1})
@@ -123,7 +123,7 @@ async def test_an_event_before_it_is_due_does_not_lose_it(url: str) -> None:
     async def handler(wake: affinity.Wake, chat: Chat) -> None:
         if "first" in [event.text for event in wake.events if isinstance(event, UserMessage)]:
             wake.revisit(0.6, key="nudge")
-        chat.heard += [each.key for each in wake.due]
+        chat.received += [each.key for each in wake.due]
 
     async with stage(url, handler) as on:
         talk = on.talk()
@@ -131,7 +131,7 @@ async def test_an_event_before_it_is_due_does_not_lose_it(url: str) -> None:
         await talk.ask(UserMessage("second"), timeout=30)
 
         async def nudged() -> bool:
-            return (await on.state()).heard == ["nudge"]
+            return (await on.state()).received == ["nudge"]
 
         assert await until(nudged)
 

@@ -27,7 +27,7 @@ async def test_a_wake_processes_what_has_arrived(url: str) -> None:
         assert (first.text, second.text) == ("re: one", "re: two")
         assert kinds(second.entries) == ["span.started", "agent.message", "span.completed", "session.idle"]
         assert second.stop_reason == "end_turn"
-        assert (await on.state()).heard == ["one", "two"]
+        assert (await on.state()).received == ["one", "two"]
 
 
 async def test_the_same_event_id_is_one_event_and_wakes_nothing(url: str) -> None:
@@ -68,7 +68,7 @@ async def test_a_handler_that_raises_is_retried_by_its_policy(url: str) -> None:
 
     async def flaky(wake: Wake, chat: Chat) -> None:
         attempts.append(wake.attempt)
-        chat.heard.append("half")
+        chat.received.append("half")
         wake.append(AgentMessage("half"))
         if len(attempts) < 3:
             raise ValueError("not yet")
@@ -77,7 +77,7 @@ async def test_a_handler_that_raises_is_retried_by_its_policy(url: str) -> None:
     async with stage(url, flaky, retry=policy) as on:
         reply = await on.talk().ask(UserMessage("one"), timeout=30)
         assert attempts == [1, 2, 3]
-        assert (await on.state()).heard == ["half"]
+        assert (await on.state()).received == ["half"]
         entries = [*(await on.talk().trace(reply.wake_id))]
         assert kinds(entries).count("agent.message") == 1
         assert [each.event.result for each in entries if isinstance(each.event, affinity.SpanCompleted)] == [
@@ -201,7 +201,7 @@ async def test_a_signal_that_is_none_is_left_out(sqlite_url: str) -> None:
         for data in (None, 3, {"type": "wake"}, {"type": "wake", "seq": "x"}, {"type": "dance"}):
             await on.client.raise_event("c", SIGNAL, data)
         await on.talk().ask(UserMessage("two"), timeout=30)
-        assert (await on.state()).heard == ["one", "two"]
+        assert (await on.state()).received == ["one", "two"]
 
 
 async def test_what_a_wake_appends_is_bounded(sqlite_url: str) -> None:

@@ -103,7 +103,7 @@ def post(http: httpx.Client, path: str, **body: Any) -> Any:
     return response.json()
 
 
-def test_a_question_has_one_answer_however_often_it_is_asked(http: httpx.Client) -> None:
+def test_a_question_has_one_answer_however_often_it_is_sent(http: httpx.Client) -> None:
     first, again = (post(http, "/chats/ann/ask", text="hello there", id="m-1") for _ in range(2))
     assert first["text"] == "you said 'hello there'"
     assert again == first
@@ -159,8 +159,8 @@ def _holder(workers: Workers) -> WorkerProcess:
 
 
 def test_a_person_allows_what_the_model_wants_to_do(http: httpx.Client) -> None:
-    asked = post(http, "/chats/ann/ask", text="refund 500")
-    assert asked["requires_action"]
+    reply = post(http, "/chats/ann/ask", text="refund 500")
+    assert reply["requires_action"]
     assert http.get("/chats/ann").json() == {"status": "requires_action"}
     (request,) = http.get("/chats/ann/requests").json()
     assert request["arguments"] == {"cents": 500}

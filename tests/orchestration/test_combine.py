@@ -306,21 +306,21 @@ def test_helper_generators_work() -> None:
     assert live.outcome == ev.OrchestrationCompleted("[10,11,12]")
 
 
-async def hear(ctx: OrchestrationContext) -> list[Any]:
+async def receive(ctx: OrchestrationContext) -> list[Any]:
     """Notes of events while an activity runs: the wait and the activity go on as the other one is settled."""
     work = ctx.schedule_activity("work")
-    heard: list[Any] = []
+    received: list[Any] = []
     event = ctx.schedule_wait("e")
     while True:
         await ctx.wait_any(work, event)
         if work.settled:
-            return [await work, heard]
-        heard.append(await event)
+            return [await work, received]
+        received.append(await event)
         event = ctx.schedule_wait("e")
 
 
 def test_wait_any_cancels_nothing() -> None:
-    live = Live(hear)
+    live = Live(receive)
     live.start()
     assert new_events(live.feed(ev.EventRaised("e", "1"))) == [ev.EventRaised("e", "1"), ev.EventAwaited("e")]
     assert new_events(live.feed(ev.EventRaised("e", "2"))) == [ev.EventRaised("e", "2"), ev.EventAwaited("e")]

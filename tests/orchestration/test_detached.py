@@ -40,7 +40,7 @@ def test_instances_and_events_are_recorded_where_the_code_asks_for_them() -> Non
 
 
 @pytest.mark.parametrize("end", ["return", "raise", "lose"])
-def test_an_instance_starts_though_nobody_awaits_it(end: str) -> None:
+def test_an_instance_starts_also_when_it_is_not_awaited(end: str) -> None:
     async def forgets(ctx: OrchestrationContext) -> None:
         async def branch() -> None:
             ctx.start_detached("archive")
@@ -75,7 +75,7 @@ def test_they_are_rows_of_the_turn_without_a_parent() -> None:
     assert decode_message(sent.payload) == (ANY_EXECUTION, ev.EventRaised("hello", "[1]"))
 
 
-def test_the_default_id_fits_whatever_the_id_of_the_instance() -> None:
+def test_the_default_id_fits_for_each_id_of_the_instance() -> None:
     live = Live(starts, instance_id="é" * (MAX_ID_BYTES // 2))
     started = new_events(live.start())[1]
     assert isinstance(started, ev.DetachedStarted)

@@ -29,7 +29,7 @@ class Answer(BaseModel):
 Ask = Event("ask", Question, reply=Answer)
 
 
-def asked(text: str, key: str | None = "k") -> ev.EventRaised:
+def raised(text: str, key: str | None = "k") -> ev.EventRaised:
     return ev.EventRaised("ask", f'{{"text":"{text}"}}', key)
 
 
@@ -51,10 +51,10 @@ def turn_of(live: Live, step: Any) -> Turn:
 def test_a_reply_is_recorded_in_the_step_and_a_row_of_its_turn() -> None:
     live = Live(answers)
     live.start()
-    step = live.feed(asked("hello"))
+    step = live.feed(raised("hello"))
     assert new_events(step)[1:] == [ev.EventReplied("k", '{"length":5}'), ev.EventAwaited("ask")]
     assert turn_of(live, step).replies == [MessageReply("k", '{"length":5}')]
-    live.feed(asked("again", "l"))
+    live.feed(raised("again", "l"))
     step = live.feed(ev.TimerFired(7))
     assert new_events(step)[1:] == [
         ev.EventReplied("l", '{"length":0}'),
@@ -63,8 +63,8 @@ def test_a_reply_is_recorded_in_the_step_and_a_row_of_its_turn() -> None:
     assert turn_of(live, step).replies == [MessageReply("l", '{"length":0}')]
 
 
-def test_an_event_without_a_key_is_answered_to_nobody() -> None:
-    live = run(answers, asked("hello", None), asked("again", None), ev.TimerFired(6))
+def test_a_reply_to_an_event_without_a_key_is_dropped() -> None:
+    live = run(answers, raised("hello", None), raised("again", None), ev.TimerFired(6))
     assert live.outcome == ev.OrchestrationCompleted('["ask",null,null,"hello"]')
     assert not any(isinstance(event, ev.EventReplied) for event in live.history)
 
@@ -74,7 +74,7 @@ def test_a_replay_must_reply_to_the_same_event() -> None:
     history: list[ev.Event] = [
         ev.OrchestrationStarted("answers", "1.0.0", "null"),
         ev.EventAwaited("ask"),
-        asked("hello"),
+        raised("hello"),
         ev.EventReplied("k", '{"length":999}'),
         ev.EventAwaited("ask"),
     ]
@@ -96,7 +96,7 @@ def test_a_key_survives_the_buffer_a_lost_race_and_continue_as_new() -> None:
     live = Live(again)
     live.start()
     live.feed(ev.TimerFired(2))
-    live.feed(asked("early", "a"), ev.EventRaised("other", "1"), asked("late", "b"))
+    live.feed(raised("early", "a"), ev.EventRaised("other", "1"), raised("late", "b"))
     step = live.feed(ev.TimerFired(6))
     assert isinstance(step.outcome, ev.ContinuedAsNew)
     _, started = decode_message(turn_of(live, step).messages[0].payload)
@@ -113,7 +113,7 @@ def test_data_that_does_not_fit_waits_with_its_key() -> None:
         received.reply(received.data)
         ctx.continue_as_new()
 
-    live = run(later, ev.EventRaised("ask", "7", "bad"), asked("good"), ev.EventRaised("ask", '"any"', "c"))
+    live = run(later, ev.EventRaised("ask", "7", "bad"), raised("good"), ev.EventRaised("ask", '"any"', "c"))
     assert ev.EventReplied("c", '"any"') in live.history
     assert isinstance(live.outcome, ev.ContinuedAsNew)
     assert live.outcome.carried == (ev.CarriedEvent("ask", "7", "bad"),)
@@ -132,7 +132,7 @@ def test_an_event_is_answered_once_and_with_its_type() -> None:
         with pytest.raises(Exception, match="has a reply already"):
             received.reply(Answer(length=2))
 
-    live = run(misuses, asked("hello"))
+    live = run(misuses, raised("hello"))
     assert live.outcome == ev.OrchestrationCompleted("null")
 
 
@@ -146,7 +146,7 @@ def test_a_typed_event_is_raised_for_another_instance() -> None:
     step = live.start()
     assert new_events(step)[1] == ev.EventSent("other", "ask", '{"text":"hi"}')
     (message,) = turn_of(live, step).messages
-    assert decode_message(message.payload) == (ANY_EXECUTION, asked("hi", None))
+    assert decode_message(message.payload) == (ANY_EXECUTION, raised("hi", None))
 
 
 def test_what_is_no_event_is_refused() -> None:

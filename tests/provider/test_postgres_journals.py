@@ -203,7 +203,7 @@ RARE: Final[tuple[dict[str, Any], ...]] = (
 async def test_a_page_of_journals_costs_the_same_among_many(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever they are filtered by; and so does a step of their retention, by age."""
+    """With each filter; and so does a step of their retention, by age."""
     async with opened(postgres_migrated) as provider:
         children = [said(f"rare{n}", start=replace(start(f"rare{n}"), parent="rare")) for n in range(5)]
         await provider.append_journal([said("s", closes=True), *children])
@@ -325,7 +325,7 @@ async def test_retention_waits_for_no_other_transaction(postgres_migrated: str) 
 
 
 async def test_batches_in_different_orders_do_not_block_each_other(postgres_migrated: str) -> None:
-    """Rows are locked by key: senders to the same journals, created by whoever comes first, meet no deadlock."""
+    """Rows are locked by key: senders to the same journals, created by the first of them, meet no deadlock."""
     names = [f"s{n}" for n in range(30)]
     async with opened(postgres_migrated) as one, opened(postgres_migrated) as two, opened(postgres_migrated) as three:
         batches = [names, names[::-1], names[15:] + names[:15]]
@@ -380,7 +380,7 @@ async def test_journals_are_watched_on_the_connection_of_the_calls(
     await client.aclose()
 
 
-async def test_a_reader_that_is_slow_is_told_that_any_journal_may_have_changed(
+async def test_a_slow_reader_is_notified_that_any_journal_may_have_changed(
     postgres_migrated: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What waits for it is bounded."""
@@ -422,5 +422,5 @@ async def test_a_fork_has_the_state_of_its_last_entry(postgres_migrated: str, ad
                 )
             with pytest.raises(Contention):
                 await fork
-        (born,) = await provider.create_journals([birth])
-        assert (born.outcome, born.last_seq) == ("created", 2)
+        (result,) = await provider.create_journals([birth])
+        assert (result.outcome, result.last_seq) == ("created", 2)

@@ -182,7 +182,7 @@ WHERE pronamespace = 'affinity'::regnamespace AND prosecdef AND NOT 'search_path
 
 
 async def test_a_client_may_write_to_no_table(url: str, admin: psycopg.Connection[Any]) -> None:
-    """It has five functions, which run with the rights of whoever migrated, and whose search path is pinned."""
+    """It has five functions, which run with the rights of the role that migrated, and whose search path is pinned."""
     assert url
     assert admin.execute(WRITES, [CLIENT]).fetchall() == []
     allowed = {name for (name,) in admin.execute(DEFINERS, [CLIENT])}

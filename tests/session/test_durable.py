@@ -188,9 +188,9 @@ async def test_forks_share_it_and_the_last_one_ends_it(url: str, boxes: Boxes) -
         await until(lambda: _is(boxes.destroyed == [box]))
 
 
-async def test_a_merge_of_sides_with_different_ones_is_told_which_to_keep(url: str, boxes: Boxes) -> None:
+async def test_a_merge_of_sides_with_different_ones_needs_the_one_to_keep(url: str, boxes: Boxes) -> None:
     async def act(wake: affinity.Wake, chat: Chat) -> None:
-        chat.heard.append(wake.conversation_id)
+        chat.received.append(wake.conversation_id)
         wake.append(AgentMessage("none"))
         if wake.conversation_id != "plain":
             box = await wake.resource(boxes.resource)
@@ -202,12 +202,12 @@ async def test_a_merge_of_sides_with_different_ones_is_told_which_to_keep(url: s
             (await found.talk(name).ask(UserMessage("one"), timeout=30)).text.split()[-1] for name in names
         ]
         assert (len({left, right}), plain) == (2, "none")
-        with pytest.raises(InvalidOptions, match="say which to keep"):
+        with pytest.raises(InvalidOptions, match="name the side to keep"):
             await found.talk("l").merge("r", into="m")
         merges = {
             "kept-left": await found.talk("l").merge("r", into="kept-left", keep="left"),
             "kept-right": await found.talk("l").merge("r", into="kept-right", keep="right"),
-            "given": await found.talk("l").merge("r", into="given", keep="right", state=Chat(heard=["x"])),
+            "given": await found.talk("l").merge("r", into="given", keep="right", state=Chat(received=["x"])),
             "only": await found.talk("plain").merge("r", into="only"),
             "both": await (await found.talk("l").fork("f")).merge("l", into="both"),
         }
@@ -217,9 +217,9 @@ async def test_a_merge_of_sides_with_different_ones_is_told_which_to_keep(url: s
             assert record is not None
             used[name] = record.metadata.labels["affinity.resource/box"]
         assert used == {"kept-left": left, "kept-right": right, "given": right, "only": right, "both": left}
-        assert (await found.state("kept-right")).heard == ["l"]
-        assert (await found.state("only")).heard == ["plain"]
-        assert (await found.state("given")).heard == ["x"]
+        assert (await found.state("kept-right")).received == ["l"]
+        assert (await found.state("only")).received == ["plain"]
+        assert (await found.state("given")).received == ["x"]
         assert right in (await merges["kept-right"].ask(UserMessage("go"), timeout=30)).text
 
 

@@ -1,4 +1,4 @@
-"""Asking orchestrations: one event and one reply for each key, whoever asks, and however often."""
+"""`Client.ask`: one event and one reply for each key, for all clients and all calls."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def events_of(client: Client, instance_id: str, kind: str) -> list[Any]:
 
 
 async def test_a_reply_is_typed_and_comes_without_a_poll(worker: Worker, client: Client, any_url: str) -> None:
-    """Neither worker nor client polls in the time of this test; asked again, the reply is the same."""
+    """Neither worker nor client polls in the time of this test; a second call gives the same reply."""
     run = await client.start(oracle, 0, instance_id="o")
     first = await client.ask("o", question("a"), idempotency_key="k", timeout=20)
     assert first == Answer(text="A", number=1)

@@ -2,7 +2,7 @@
 
 ==========  ==============================================================
 command     the group
-opening     the handle of a conversation whose kind the journal tells
+opening     the handle of a conversation, of the kind that its journal has
 show        what a conversation is and what happened in it
 send        what is sent to it
 lineage     where it comes from

@@ -21,11 +21,11 @@ class _Group(click.Group):
 def conversation() -> None:
     """Show conversations, send them events, answer their requests.
 
-    A conversation has a journal: numbered entries that say what happened. Events from outside wait until a wake has
+    A conversation has a journal: numbered entries of what happened. Events from outside wait until a wake has
     processed them.
 
     Examples:
-      affinity conversation list --kind support --requests    # who waits for a person
+      affinity conversation list --kind support --requests    # those that wait for a person
       affinity conversation ask chat-7 'where is my order?'   # send, and print the reply
       affinity conversation events chat-7 --follow            # what happens, as it happens
       affinity conversation answer chat-7 1.4.1 --allow       # let the agent use a tool

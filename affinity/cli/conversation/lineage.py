@@ -26,7 +26,7 @@ def fork(shell: Shell, *, conversation_id: str, new_id: str, at: int | None, det
     """Begin the conversation NEW with the journal of the conversation ID. What it costs does not grow with the length.
 
     The state is copied when all of the journal is. With --at it begins as that of a new conversation: what it was at an
-    earlier entry only the application can tell (`Conversations(rebuild=...)`, and `talk.fork` in a program).
+    earlier entry only the application can make (`Conversations(rebuild=...)`, and `talk.fork` in a program).
 
     Examples:
       affinity conversation fork chat-7 chat-7-b

@@ -1,4 +1,4 @@
-"""The handle of a conversation that is known by its id only: its journal tells the kind."""
+"""The handle of a conversation that is known by its id only: its kind is that of its journal."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def ask(
     timeout: float | None,
 ) -> None:
     """Send the message TEXT, or another event, to the conversation ID, wait for the wake that processes it, and print
-    what it says. The same --event-id again gives the same reply. Exit code 4: there is none yet.
+    its text. The same --event-id again gives the same reply. Exit code 4: there is none yet.
 
     Examples:
       affinity conversation ask chat-7 'where is my order?' --kind support --timeout 60
@@ -89,7 +89,7 @@ def ask(
 @click.argument("request_id", metavar="REQUEST")
 @click.option("--allow/--refuse", "allowed", default=None, help="Whether the tool may be used.")
 @click.option("--result", type=JSON, default=MISSING, help="Of a tool that was run here: JSON text, @FILE, or -.")
-@click.option("--error", "is_error", is_flag=True, help="The tool has failed; --result says how.")
+@click.option("--error", "is_error", is_flag=True, help="The tool has failed; --result is the error.")
 @click.option("--reason", default="", help="Why it is refused.")
 @command
 def answer(
@@ -199,8 +199,8 @@ def _show_seq(shell: Shell, seq: int) -> None:
 
 def _reply_document(reply: Reply) -> dict[str, Any]:
     events = [event.model_dump(mode="json") for event in reply.events]
-    told = {"seq": reply.seq, "wake_id": reply.wake_id, "stop_reason": reply.stop_reason}
-    return {**told, "text": reply.text, "events": events}
+    about = {"seq": reply.seq, "wake_id": reply.wake_id, "stop_reason": reply.stop_reason}
+    return {**about, "text": reply.text, "events": events}
 
 
 def _print_reply(reply: Reply) -> None:

@@ -186,11 +186,11 @@ def line_of(item: FeedItem) -> str:
             return printable(f"{'':>6}  ~ {item.text or compact(item.value)}").replace("\n", " ")
         case Retracted():
             return f"{'':>6}  x {'replaced' if item.replaced else 'void'}: attempt {item.attempt} of {item.wake_id}"
-    said = _said(item.event)
-    return printable(f"{item.seq:>6}  {printable(item.recorded_at)}  {item.kind:<20}  {said}").replace("\n", " ")
+    text = _text_of(item.event)
+    return printable(f"{item.seq:>6}  {printable(item.recorded_at)}  {item.kind:<20}  {text}").replace("\n", " ")
 
 
-def _said(event: Any) -> str:
+def _text_of(event: Any) -> str:
     text = getattr(event, "text", None)
     if isinstance(text, str):
         return text
@@ -204,7 +204,7 @@ def _plain(value: Any) -> dict[str, Any]:
 
 
 def _request_row(found: PendingRequest) -> tuple[object, ...]:
-    return found.request_id, found.event.kind, _said(found.event), found.created_at, found.expires_at
+    return found.request_id, found.event.kind, _text_of(found.event), found.created_at, found.expires_at
 
 
 def _print_requests(found: Sequence[PendingRequest]) -> None:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from affinity.journal import (
     Appended,
-    Born,
+    BirthResult,
     JournalAppend,
     JournalBirth,
     JournalFilter,
@@ -92,7 +92,7 @@ class JournalProvider(ProviderConnection, Protocol):
         """The pending revisits of each session, by due time."""
         ...
 
-    async def create_journals(self, births: Sequence[JournalBirth]) -> Sequence[Born]:
+    async def create_journals(self, births: Sequence[JournalBirth]) -> Sequence[BirthResult]:
         """Create journals from others, with their instances and records of state. Each is atomic. The same birth again
         changes nothing.
         """

@@ -54,7 +54,7 @@ class JournalAdministration(Operations):
         return outcomes
 
     async def prune_journals(self, retention: JournalRetention, *, limit: int) -> int:
-        """By the age of entries, journals are found by an index; by number or size, all of them are looked at."""
+        """By the age of entries, journals are found by an index; by number or size, all of them are read."""
         if retention == JournalRetention():
             return 0
         params = {

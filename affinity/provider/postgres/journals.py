@@ -173,9 +173,9 @@ def _rounds(session_ids: Sequence[str]) -> list[int]:
 def _to_pending(rows: Sequence[Row], limit: int) -> PendingWork:
     _, journal_id, kind, processed, last_seq, closed, parent, found, *_, requests, revisits, home, epoch = rows[0]
     inputs = [Entry._make(row[8:15]) for row in rows if row[8] is not None]
-    asked = json.loads(requests) if requests else []
+    pending = json.loads(requests) if requests else []
     later = json.loads(revisits) if revisits else []
-    waits = [row[-1] for row in (*asked, *later) if row[-1] is not None and row[-1] > 0]
+    waits = [row[-1] for row in (*pending, *later) if row[-1] is not None and row[-1] > 0]
     due = sorted([to_revisit(row) for row in later if row[-1] <= 0], key=lambda one: (-one.priority, one.due_at))
     return PendingWork(
         journal_id=journal_id,
@@ -187,7 +187,7 @@ def _to_pending(rows: Sequence[Row], limit: int) -> PendingWork:
         inputs=inputs[:limit],
         more=found > len(inputs[:limit]),
         due=due,
-        requests=[to_request(row) for row in asked],
+        requests=[to_request(row) for row in pending],
         next_due=min(waits, default=None),
         home=home,
         epoch=epoch or 0,

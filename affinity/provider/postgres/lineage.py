@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from affinity.journal import Born, JournalBirth, JournalLineage
+from affinity.journal import BirthResult, JournalBirth, JournalLineage
 from affinity.provider.lineage import to_lineage
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.operations import Operations
@@ -20,10 +20,10 @@ _SQL: Final = load_statements(__package__, "lineage.sql")
 class LineageOperations(Operations):
     """`create_journals` and `get_lineage`."""
 
-    async def create_journals(self, births: Sequence[JournalBirth]) -> Sequence[Born]:
+    async def create_journals(self, births: Sequence[JournalBirth]) -> Sequence[BirthResult]:
         documents = [json.dumps(birth_document(birth), ensure_ascii=False) for birth in births]
         rows = await self._connections.misc.run(_SQL["create"], {"birth": Texts(documents)})
-        return [Born(outcome, journal_id or 0, last_seq or 0) for outcome, journal_id, last_seq in rows]
+        return [BirthResult(outcome, journal_id or 0, last_seq or 0) for outcome, journal_id, last_seq in rows]
 
     async def get_lineage(self, session_id: str) -> Sequence[JournalLineage]:
         rows = await self._connections.misc.run(_SQL["lineage"], {"session": session_id})

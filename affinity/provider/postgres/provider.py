@@ -86,8 +86,8 @@ class PostgresProvider(
     * An operation is one statement in autocommit: one round trip, and a paused client holds no lock. Where a single
       snapshot cannot be right (claim, registration, drain), it is several statements in one message.
     * READ COMMITTED, and row locks taken in one order everywhere: the caller's ``workers`` row, then ``instances``,
-      ``worker_queue``, ``sessions``, ``session_states``, ``journals``, each by key. Whoever takes rows out of that
-      order skips those that are locked.
+      ``worker_queue``, ``sessions``, ``session_states``, ``journals``, each by key. A statement that locks rows out of
+      that order skips those that are locked.
     * A condition that decides is in the ``WHERE`` of the statement that locks or writes its row: after a lock wait
       PostgreSQL checks it again, on the row as it is then and with the time as it is then.
     """

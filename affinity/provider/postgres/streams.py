@@ -31,7 +31,7 @@ _MAX_NOTICE_BYTES: Final = 7_999
 """Of the payload of one notification: PostgreSQL's own limit."""
 
 _MAX_WATCHED: Final = 10_000
-"""Session ids that wait for one subscriber; beyond, it is told that any journal may have changed."""
+"""Session ids that wait for one subscriber; beyond, it is notified that any journal may have changed."""
 
 
 class StreamOperations(Operations):

@@ -161,8 +161,8 @@ def _oldest(tx: Tx, at: _Bounds, end: int, retention: JournalRetention) -> list[
     itself and have none.
     """
     inherited = max(min(at.base_seq + 1, end) - at.first_seq, 0)
-    asked = {"journal_id": at.journal_id, "before": end, "limit": end - at.first_seq, "cutoff": _cutoff(tx, retention)}
-    own = [(bool(is_old), size) for _, is_old, size in tx.gather(SQL["oldest"], asked)]
+    values = {"journal_id": at.journal_id, "before": end, "limit": end - at.first_seq, "cutoff": _cutoff(tx, retention)}
+    own = [(bool(is_old), size) for _, is_old, size in tx.gather(SQL["oldest"], values)]
     return [(bool(at.is_old), 0)] * inherited + own
 
 

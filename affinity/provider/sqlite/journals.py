@@ -209,8 +209,8 @@ class _Room:
         self._sizes: dict[str, int] = {}
         self._instances = 0.0
         if self._limits:
-            asked = {"instance_ids": to_json(list(self._limits)), "most": max(self._limits.values())}
-            self._unread = dict(tx.gather(messages.SQL["unread"], asked))
+            values = {"instance_ids": to_json(list(self._limits)), "most": max(self._limits.values())}
+            self._unread = dict(tx.gather(messages.SQL["unread"], values))
         if self._limits and self._most.instance_bytes is not None:
             self._sizes = quotas.measure(tx, self._limits)
         if self._most.instances is not None:
@@ -287,10 +287,10 @@ def _pending(tx: Tx, head: Head, inputs: _Inputs, requests: list[Request], revis
 def _read_inputs(tx: Tx, heads: Sequence[Head], limit: int, max_bytes: int) -> tuple[list[_Inputs], int]:
     """Inputs behind the watermarks, and their bytes."""
     rows = [(head.journal_id, max(head.processed, head.base_seq or 0)) for head in heads]
-    asked = {"rows": to_json(rows), "limit": limit, "max_bytes": max_bytes}
+    values = {"rows": to_json(rows), "limit": limit, "max_bytes": max_bytes}
     by_place: defaultdict[int, list[Any]] = defaultdict(list)
     size = 0
-    for place, seq, total, *entry in tx.gather(SQL["unprocessed"], asked):
+    for place, seq, total, *entry in tx.gather(SQL["unprocessed"], values):
         by_place[place].append((seq, *entry))
         size = total if entry[0] is not None else size
     found = [_take_inputs(by_place[place]) for place in range(len(heads))]
@@ -317,8 +317,8 @@ def _read_inherited(tx: Tx, head: Head, limit: int, max_bytes: int) -> tuple[_In
 def read_requests(tx: Tx, heads: Sequence[Head]) -> list[list[Request]]:
     """The requests of each journal, oldest first."""
     found: list[list[Request]] = [[] for _ in heads]
-    asked = {"journal_ids": to_json([head.journal_id for head in heads]), "now": tx.now}
-    for place, request_id, kind, payload, wake_id, created_at, expires_at, expired in tx.gather(SQL["requests"], asked):
+    rows = tx.gather(SQL["requests"], {"journal_ids": to_json([head.journal_id for head in heads]), "now": tx.now})
+    for place, request_id, kind, payload, wake_id, created_at, expires_at, expired in rows:
         ends = None if expires_at is None else _instant(expires_at)
         found[place].append(Request(request_id, kind, payload, wake_id, _instant(created_at), ends, bool(expired)))
     return found
@@ -327,8 +327,8 @@ def read_requests(tx: Tx, heads: Sequence[Head]) -> list[list[Request]]:
 def read_revisits(tx: Tx, heads: Sequence[Head]) -> list[list[Revisit]]:
     """The revisits of each journal, in the order in which they are due."""
     found: list[list[Revisit]] = [[] for _ in heads]
-    asked = {"journal_ids": to_json([head.journal_id for head in heads])}
-    for place, key, due_at, *rest in tx.gather(SQL["revisits"], asked):
+    values = {"journal_ids": to_json([head.journal_id for head in heads])}
+    for place, key, due_at, *rest in tx.gather(SQL["revisits"], values):
         found[place].append(Revisit(key, _instant(due_at), *rest))
     return found
 
@@ -392,7 +392,7 @@ def _find(tx: Tx, head: Head, query: JournalQuery) -> list[tuple[int, int]]:
 def _find_in(tx: Tx, segment: Segment, query: JournalQuery, bounds: tuple[int, int], limit: int) -> Iterator[int]:
     """Numbers in one row of ``journals``, by the index of the condition that is met by the fewest entries."""
     statements = _NEWEST_FIRST if query.newest_first else SQL
-    asked = {
+    values = {
         "journal_id": segment.journal_id,
         "after": bounds[0],
         "before": bounds[1],
@@ -410,11 +410,11 @@ def _find_in(tx: Tx, segment: Segment, query: JournalQuery, bounds: tuple[int, i
     elif query.pending:
         name = "inputs"
     elif query.kinds:
-        found = [tx.gather(statements["by_kind"], {**asked, "kind": kind}) for kind in set(query.kinds)]
+        found = [tx.gather(statements["by_kind"], {**values, "kind": kind}) for kind in set(query.kinds)]
         return heapq.merge(*found, reverse=query.newest_first)
     else:
         name = "by_number"
-    return iter(tx.gather(statements[name], asked))
+    return iter(tx.gather(statements[name], values))
 
 
 def _read_entries(tx: Tx, places: Collection[tuple[int, int]], max_bytes: int) -> tuple[list[Entry], int]:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from affinity.journal import (
     SEQ_MARK,
     BirthOutcome,
-    Born,
+    BirthResult,
     JournalBirth,
     JournalLineage,
     JournalQuery,
@@ -40,7 +40,7 @@ class _Source(NamedTuple):
         return self.last_seq if part.up_to is None else part.up_to
 
 
-def create(tx: Tx, births: Sequence[JournalBirth]) -> list[Born]:
+def create(tx: Tx, births: Sequence[JournalBirth]) -> list[BirthResult]:
     return [_create(tx, birth) for birth in births]
 
 
@@ -52,17 +52,17 @@ def fits(tx: Tx, write: JournalWrite) -> bool:
     return all(refused is None or refused.outcome == "repeated" for refused in refusals)
 
 
-def find_refusal(tx: Tx, birth: JournalBirth) -> Born | None:
+def find_refusal(tx: Tx, birth: JournalBirth) -> BirthResult | None:
     """What becomes of a birth that is not applied; None: nothing is in its way."""
     for journal_id, last_seq, *made in tx.gather(SQL["present"], {"session_id": birth.session_id}):
         is_same = made == [birth.lineage, birth.operator, list(birth.parents)]
-        return Born("repeated" if is_same else "taken", journal_id, last_seq)
+        return BirthResult("repeated" if is_same else "taken", journal_id, last_seq)
     if tx.value(SQL["taken"], {"session_id": birth.session_id, "journal_id": birth.start.journal_id}):
-        return Born("taken")
+        return BirthResult("taken")
     outcome = _check_sources(birth, _read_sources(tx, birth))
     if outcome is None and _is_over_quota(tx, birth):
         outcome = "over_quota"
-    return None if outcome is None else Born(outcome)
+    return None if outcome is None else BirthResult(outcome)
 
 
 def _read_sources(tx: Tx, birth: JournalBirth) -> dict[int, _Source]:
@@ -92,7 +92,7 @@ def _is_over_quota(tx: Tx, birth: JournalBirth) -> bool:
     return too_large or (most.instances is not None and tx.value(quotas.SQL["counted"]) >= most.instances)
 
 
-def _create(tx: Tx, birth: JournalBirth) -> Born:
+def _create(tx: Tx, birth: JournalBirth) -> BirthResult:
     refused = find_refusal(tx, birth)
     if refused is not None:
         return refused
@@ -113,7 +113,7 @@ def _create(tx: Tx, birth: JournalBirth) -> Born:
         text = birth.message.replace(SEQ_MARK, str(last_seq))
         outbox.append(NewMessage(instance_id=birth.session_id, payload=text))
     messages.send(tx, outbox)
-    return Born("created", start.journal_id, last_seq)
+    return BirthResult("created", start.journal_id, last_seq)
 
 
 def _add_journal(tx: Tx, birth: JournalBirth, sources: dict[int, _Source]) -> int:
@@ -142,14 +142,14 @@ def _add_journal(tx: Tx, birth: JournalBirth, sources: dict[int, _Source]) -> in
     tx.many(SQL["add_parents"], parents)
     if birth.merged is not None:
         merged = sources[birth.merged.journal_id]
-        asked = {
+        values = {
             "journal_id": birth.start.journal_id,
             "last_seq": last_seq,
             "merged_id": merged.journal_id,
             "merged_seq": merged.end_of(birth.merged),
             "merged_processed": merged.processed,
         }
-        last_seq += tx.run(SQL["merge"], asked)
+        last_seq += tx.run(SQL["merge"], values)
     rows = [
         (
             *(birth.start.journal_id, seq, entry.kind, entry.payload, entry.event_id, entry.wake_id),
@@ -167,10 +167,10 @@ def _add_state(tx: Tx, birth: JournalBirth, sources: dict[int, _Source]) -> None
     if birth.state is not None:
         session_states.save(tx, session_states.encode(birth.state, epoch=None), 0)
     elif birth.copies_state and birth.base is not None:
-        asked = {"session_id": birth.session_id, "source": sources[birth.base.journal_id].session_id, "now": tx.now}
+        values = {"session_id": birth.session_id, "source": sources[birth.base.journal_id].session_id, "now": tx.now}
         sessions.renew_epochs(tx, [birth.session_id])
-        tx.run(SQL["copy_state"], asked)
-        tx.run(SQL["copy_labels"], asked)
+        tx.run(SQL["copy_state"], values)
+        tx.run(SQL["copy_labels"], values)
 
 
 def _has_pending(tx: Tx, session_id: str) -> bool:

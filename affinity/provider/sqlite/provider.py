@@ -14,7 +14,7 @@ import anyio.to_thread
 from affinity.errors import ConnectionLost, DatabaseChanged
 from affinity.journal import (
     Appended,
-    Born,
+    BirthResult,
     JournalAppend,
     JournalBirth,
     JournalFilter,
@@ -510,7 +510,7 @@ class SqliteProvider:
         await self._writer.call(Database.write_unsynced, streams.write, parts)
         await self.notify_journals({part.session_id for part in parts})
 
-    async def create_journals(self, births: Sequence[JournalBirth]) -> Sequence[Born]:
+    async def create_journals(self, births: Sequence[JournalBirth]) -> Sequence[BirthResult]:
         return await self._write(lineage.create, births)
 
     async def get_lineage(self, session_id: str) -> Sequence[JournalLineage]:

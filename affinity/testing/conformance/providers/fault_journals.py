@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from affinity.journal import (
     Appended,
-    Born,
+    BirthResult,
     JournalFilter,
     JournalQuery,
     JournalRetention,
@@ -93,7 +93,7 @@ async def create_journals(fixtures: FaultFixtures) -> Attempt:
     birth = birth_of(fixtures.name("d"), (await talk.page()).journal_id)
     attempt = Attempt(lambda: journals(fixtures.provider).create_journals([birth]))
 
-    async def check(found: Sequence[Born]) -> None:
+    async def check(found: Sequence[BirthResult]) -> None:
         assert found[0].outcome == "created" or (attempt.unknown and found[0].outcome == "repeated")
         fork = Conversation(talk.provider, birth.session_id)
         assert (await fork.numbers(), (await fork.page()).journal_id) == ([1, 2, 3], found[0].journal_id)

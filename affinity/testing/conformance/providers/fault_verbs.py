@@ -541,7 +541,7 @@ async def send_message(fixtures: FaultFixtures) -> Attempt:
 
 @_verb
 async def send_keyed_message(fixtures: FaultFixtures) -> Attempt:
-    """With a key it may be sent again, whatever the error."""
+    """With a key it may be sent again after any error."""
     start = await fixtures.instance()
     at = await fixtures.clean.go_on(start, consumed=message_ids(start))
     message = NewMessage(instance_id=at.instance_id, payload="m", key="k")

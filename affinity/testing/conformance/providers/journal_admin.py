@@ -136,7 +136,7 @@ class JournalAdministrationRules(Rules):
     # -- retention
 
     async def test_entries_are_removed_by_number_age_and_size(self, cluster: Cluster) -> None:
-        """The oldest first, as many as each bound asks for, in all journals (contract: JournalRetention)."""
+        """The oldest first, as many as each bound needs, in all journals (contract: JournalRetention)."""
         wakers = [await Waker.begin(cluster, name, event_id="e") for name in ("s", "t")]
         for waker in wakers:
             await waker.wake(entries=[output("x") for _ in range(9)])
@@ -187,7 +187,7 @@ class JournalAdministrationRules(Rules):
         assert await self._prune(talk, entries=1) == 2
 
     async def test_entries_of_pending_requests_are_kept(self, cluster: Cluster) -> None:
-        """Those of the wake that asked stay until the request is resolved (contract: JournalRetention)."""
+        """Those of the wake that made it stay until the request is resolved (contract: JournalRetention)."""
         waker = await Waker.begin(cluster)
         talk = waker.conversation
         request = NewRequest(request_id="r", kind="confirm", payload="1")

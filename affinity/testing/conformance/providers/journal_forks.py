@@ -23,8 +23,8 @@ async def _fork(talk: Conversation, name: str, up_to: int) -> Conversation:
         parents=[base],
         base=JournalRange(base, up_to),
     )
-    (born,) = await talk.journals.create_journals([birth])
-    assert (born.outcome, born.last_seq) == ("created", up_to)
+    (result,) = await talk.journals.create_journals([birth])
+    assert (result.outcome, result.last_seq) == ("created", up_to)
     return Conversation(talk.provider, name)
 
 
@@ -77,7 +77,7 @@ class JournalForkRules(Rules):
         assert await fork.texts() == ["1", "2", "3", "4"]
 
     async def test_forks_of_forks_outlive_those_between(self, cluster: Cluster) -> None:
-        """In whatever order they are deleted, those that are left have all their entries (contract: delete_journal)."""
+        """In each order of deletion, those that are left have all their entries (contract: delete_journal)."""
         for order in (("s", "b", "c"), ("c", "b", "s"), ("b", "s", "c")):
             talks = {"s": await _talk(cluster)}
             for name, base, up_to in (("b", "s", 3), ("c", "b", 4), ("d", "c", 5), ("low", "c", 2)):

@@ -129,13 +129,13 @@ class JournalReadingRules(Rules):
         work = await talk.pending()
         assert (work.inputs, work.more, work.processed) == ([], False, 9)
 
-    async def test_many_sessions_are_asked_for_together(self, cluster: Cluster) -> None:
+    async def test_many_sessions_are_read_together(self, cluster: Cluster) -> None:
         """Each gets its own, also with one named twice (contract: get_pending)."""
         talk = await Conversation.open(cluster)
         names = [f"s{number}" for number in range(300)]
         await talk.journals.append_journal([new_input(name, name) for name in names])
-        asked = [*reversed(names), "none", "s7"]
-        found = await talk.journals.get_pending(asked, limit=10)
+        wanted = [*reversed(names), "none", "s7"]
+        found = await talk.journals.get_pending(wanted, limit=10)
         assert [None if work is None else [entry.payload for entry in work.inputs] for work in found] == [
             *([f'"{name}"'] for name in reversed(names)),
             None,

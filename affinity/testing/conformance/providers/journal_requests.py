@@ -79,8 +79,8 @@ class JournalRequestRules(Rules):
         assert (again.outcome, again.seq) == ("repeated", first.seq)
 
     async def test_a_late_answer_reaches_no_other_request(self, cluster: Cluster) -> None:
-        """While a request is pending another of its id is not added; an answer that names the wake that asked does not
-        reach a later request of the id (contract: NewRequest, Answer).
+        """While a request is pending another of its id is not added; an answer that names the wake of the request does
+        not reach a later one of the id (contract: NewRequest, Answer).
         """
         waker = await Waker.begin(cluster)
         talk = waker.conversation

@@ -83,11 +83,11 @@ class Journals:
         assert {one.outcome for one in done} == {"appended"}
         return done[0].journal_id
 
-    async def bear(self, birth: JournalBirth) -> int:
+    async def create(self, birth: JournalBirth) -> int:
         """Create a journal; returns its id."""
-        (born,) = await self.provider.create_journals([birth])
-        assert born.outcome == "created"
-        return born.journal_id
+        (result,) = await self.provider.create_journals([birth])
+        assert result.outcome == "created"
+        return result.journal_id
 
     async def entries(self, session_id: str, **query: Any) -> Sequence[Entry]:
         """The entries of a journal that meet the query."""
@@ -123,7 +123,7 @@ class LineageRules(Rules):
         what the other gets later (contract: create_journals).
         """
         base = await journals.say("a", "1", "2", "3")
-        await journals.bear(birth_of("b", base, base=JournalRange(base, 2)))
+        await journals.create(birth_of("b", base, base=JournalRange(base, 2)))
         await journals.say("b", "b3", "b4")
         await journals.say("a", "4")
         assert await journals.texts("b") == ["1", "2", "b3", "b4"]
@@ -140,8 +140,8 @@ class LineageRules(Rules):
         message is sent.
         """
         base = await journals.say("a", "1", "2")
-        await journals.bear(birth_of("b", base, message=f'{{"seq":{SEQ_MARK}}}'))
-        await journals.bear(birth_of("c", base, base=JournalRange(base, 0), message="no"))
+        await journals.create(birth_of("b", base, message=f'{{"seq":{SEQ_MARK}}}'))
+        await journals.create(birth_of("c", base, base=JournalRange(base, 0), message="no"))
         assert await journals.pending("b") == ["1", "2"]
         assert await journals.pending("c") == []
         worker = await cluster.worker("w")
@@ -152,7 +152,7 @@ class LineageRules(Rules):
     async def test_an_event_id_of_the_base_is_known_in_the_fork(self, journals: Journals) -> None:
         """A repeated event id is one event in the fork too."""
         base = await journals.say("a", "1", "2")
-        await journals.bear(birth_of("b", base, base=JournalRange(base, 1)))
+        await journals.create(birth_of("b", base, base=JournalRange(base, 1)))
         append = JournalAppend(
             session_id="b", kind=KIND, entry=NewEntry(kind="k", payload="1", event_id="e-1"), message=None
         )
@@ -166,10 +166,10 @@ class LineageRules(Rules):
         """
         base = await journals.say("a", "1")
         birth = birth_of("b", base)
-        journal_id = await journals.bear(birth)
+        journal_id = await journals.create(birth)
         await journals.say("b", "2")
         again = await journals.provider.create_journals([birth_of("b", base), replace(birth, operator="other")])
-        assert [(born.outcome, born.journal_id, born.last_seq) for born in again] == [
+        assert [(result.outcome, result.journal_id, result.last_seq) for result in again] == [
             ("repeated", journal_id, 2),
             ("taken", journal_id, 2),
         ]
@@ -181,8 +181,8 @@ class LineageRules(Rules):
         await (await cluster.states()).save(state("s"))
         await (await cluster.worker("w")).own("i")
         refused = [birth_of("a", base), birth_of("s", base), birth_of("i", base)]
-        born = await journals.provider.create_journals(refused)
-        assert [one.outcome for one in born] == ["taken"] * 3
+        result = await journals.provider.create_journals(refused)
+        assert [one.outcome for one in result] == ["taken"] * 3
         assert await journals.provider.read_journal([JournalQuery(session_id=name) for name in "si"]) == [None, None]
 
     async def test_two_births_of_one_session_at_the_same_moment(self, journals: Journals) -> None:
@@ -190,11 +190,11 @@ class LineageRules(Rules):
         base = await journals.say("a", "1")
         births = [birth_of("b", base) for _ in range(4)]
 
-        async def bear(birth: JournalBirth) -> str:
-            (born,) = await journals.provider.create_journals([birth])
-            return born.outcome
+        async def create(birth: JournalBirth) -> str:
+            (result,) = await journals.provider.create_journals([birth])
+            return result.outcome
 
-        outcomes = await concurrently(*[lambda birth=birth: bear(birth) for birth in births])
+        outcomes = await concurrently(*[lambda birth=birth: create(birth) for birth in births])
         assert sorted(outcomes) == ["created", "repeated", "repeated", "repeated"]
         assert await journals.texts("b") == ["1"]
 
@@ -209,15 +209,15 @@ class LineageRules(Rules):
             birth_of("b", base, merged=JournalRange(7)),
             birth_of("b", base, base=JournalRange(base, 1), copies_state=True),
         ]
-        born = await journals.provider.create_journals(births)
-        assert [one.outcome for one in born] == ["beyond", "beyond", "unknown", "unknown", "unknown", "beyond"]
+        result = await journals.provider.create_journals(births)
+        assert [one.outcome for one in result] == ["beyond", "beyond", "unknown", "unknown", "unknown", "beyond"]
         assert await journals.lineage("b") == []
 
     async def test_a_detached_journal_has_the_content_and_no_parents(self, journals: Journals) -> None:
         """Its base is storage, not lineage."""
         base = await journals.say("a", "1", "2")
         detached = birth_of("b", lineage="detach", operator="detach", base=JournalRange(base))
-        await journals.bear(detached)
+        await journals.create(detached)
         assert await journals.texts("b") == ["1", "2"]
         assert [(one.session_id, one.lineage, one.parents) for one in await journals.lineage("b")] == [
             ("b", "detach", [])
@@ -226,44 +226,44 @@ class LineageRules(Rules):
     async def test_a_merge_has_the_common_part_once(self, journals: Journals) -> None:
         """Of two forks, the common entries come once, then those of the left one, then those of the right one."""
         base = await journals.say("a", "1", "2", "3")
-        left = await journals.bear(birth_of("l", base, base=JournalRange(base, 2)))
-        right = await journals.bear(birth_of("r", base))
+        left = await journals.create(birth_of("l", base, base=JournalRange(base, 2)))
+        right = await journals.create(birth_of("r", base))
         await journals.say("l", "l3")
         await journals.say("r", "r4", "r5")
         merge = birth_of("m", left, right, lineage="merge", merged=JournalRange(right))
-        await journals.bear(merge)
+        await journals.create(merge)
         assert await journals.texts("m") == ["1", "2", "l3", "3", "r4", "r5"]
         assert [entry.seq for entry in await journals.entries("m")] == [1, 2, 3, 4, 5, 6]
         again = birth_of("n", left, right, lineage="merge", merged=JournalRange(right, 4))
-        await journals.bear(again)
+        await journals.create(again)
         assert await journals.texts("n") == ["1", "2", "l3", "3", "r4"]
 
     async def test_a_merge_of_merges_has_each_entry_once(self, journals: Journals) -> None:
         """What an earlier merge has copied is known again, on either side."""
         base = await journals.say("a", "1")
-        left = await journals.bear(birth_of("l", base))
-        right = await journals.bear(birth_of("r", base))
+        left = await journals.create(birth_of("l", base))
+        right = await journals.create(birth_of("r", base))
         await journals.say("l", "l2")
         await journals.say("r", "r2")
-        merged = await journals.bear(birth_of("m", left, right, lineage="merge", merged=JournalRange(right)))
+        merged = await journals.create(birth_of("m", left, right, lineage="merge", merged=JournalRange(right)))
         await journals.say("m", "m")
         await journals.say("r", "r3")
-        await journals.bear(birth_of("n", merged, right, lineage="merge", merged=JournalRange(right)))
+        await journals.create(birth_of("n", merged, right, lineage="merge", merged=JournalRange(right)))
         assert await journals.texts("n") == ["1", "l2", "r2", "m", "r3"]
-        await journals.bear(birth_of("o", right, merged, lineage="merge", merged=JournalRange(merged)))
+        await journals.create(birth_of("o", right, merged, lineage="merge", merged=JournalRange(merged)))
         assert await journals.texts("o") == ["1", "r2", "r3", "l2", "m"]
-        other = await journals.bear(birth_of("p", left, right, lineage="merge", merged=JournalRange(right)))
-        await journals.bear(birth_of("q", merged, other, lineage="merge", merged=JournalRange(other)))
+        other = await journals.create(birth_of("p", left, right, lineage="merge", merged=JournalRange(right)))
+        await journals.create(birth_of("q", merged, other, lineage="merge", merged=JournalRange(other)))
         assert await journals.texts("q") == ["1", "l2", "r2", "m", "r3"]
 
     async def test_event_ids_stay_unique_in_a_merge(self, journals: Journals) -> None:
         """Both sides may have got an event of the same id: both entries are there, one of them with the id."""
         base = await journals.say("a", "1")
-        left = await journals.bear(birth_of("l", base))
-        right = await journals.bear(birth_of("r", base))
+        left = await journals.create(birth_of("l", base))
+        right = await journals.create(birth_of("r", base))
         await journals.say("l", "x")
         await journals.say("r", "x")
-        await journals.bear(birth_of("m", left, right, lineage="merge", merged=JournalRange(right)))
+        await journals.create(birth_of("m", left, right, lineage="merge", merged=JournalRange(right)))
         assert [(entry.payload, entry.event_id) for entry in await journals.entries("m")] == [
             ('"1"', "e-1"),
             ('"x"', "e-x"),
@@ -274,21 +274,21 @@ class LineageRules(Rules):
         """As a compression has: no base, one entry, which waits for no wake."""
         base = await journals.say("a", "1", "2")
         summary = NewEntry(kind="user.message", payload='"summary"')
-        await journals.bear(
+        await journals.create(
             birth_of("b", base, lineage="compress", base=None, entries=[summary], extras='{"lossy":true}')
         )
         assert await journals.texts("b") == ["summary"]
         assert await journals.pending("b") == []
-        (born, _) = await journals.lineage("b")
-        assert (born.lineage, born.extras, born.base) == ("compress", '{"lossy":true}', None)
+        (result, _) = await journals.lineage("b")
+        assert (result.lineage, result.extras, result.base) == ("compress", '{"lossy":true}', None)
 
     async def test_a_fork_copies_the_record_of_its_base(self, cluster: Cluster, journals: Journals) -> None:
         """Another record, of version 1, without a parent; or the one that the birth brings."""
         base = await journals.say("a", "1")
         await (await cluster.states()).save(state("a", b"of a", kind=KIND, parent="p", labels={"x": "1"}, name="n"))
-        await journals.bear(birth_of("b", base, copies_state=True))
-        await journals.bear(birth_of("c", base, copies_state=True, state=state("c", b"of c", kind=KIND)))
-        await journals.bear(birth_of("d", base))
+        await journals.create(birth_of("b", base, copies_state=True))
+        await journals.create(birth_of("c", base, copies_state=True, state=state("c", b"of c", kind=KIND)))
+        await journals.create(birth_of("d", base))
         copy = await cluster.record("b")
         assert (copy.state, copy.version, copy.metadata.name, copy.metadata.parent) == (b"of a", 1, "n", None)
         assert copy.birth != (await cluster.record("a")).birth
@@ -301,17 +301,17 @@ class LineageRules(Rules):
         base = await journals.say("a", "1")
         provider = (await cluster.enqueuer()).provider
         await provider.set_quotas(Quotas(instances=1))
-        (born,) = await journals.provider.create_journals([birth_of("b", base)])
-        assert born.outcome == "over_quota"
+        (result,) = await journals.provider.create_journals([birth_of("b", base)])
+        assert result.outcome == "over_quota"
         assert await journals.lineage("b") == []
 
     async def test_ancestors_come_nearest_first(self, journals: Journals) -> None:
         """Each once, at its least distance, parents in their order; a journal that began empty has no lineage."""
         a = await journals.say("a", "1")
-        b = await journals.bear(birth_of("b", a))
-        c = await journals.bear(birth_of("c", b, home="a"))
-        d = await journals.bear(birth_of("d", a))
-        await journals.bear(birth_of("m", d, c, lineage="merge", operator="join", merged=JournalRange(c)))
+        b = await journals.create(birth_of("b", a))
+        c = await journals.create(birth_of("c", b, home="a"))
+        d = await journals.create(birth_of("d", a))
+        await journals.create(birth_of("m", d, c, lineage="merge", operator="join", merged=JournalRange(c)))
         found = await journals.lineage("m")
         assert [(one.session_id, one.distance) for one in found] == [("m", 0), ("d", 1), ("c", 1), ("a", 2), ("b", 2)]
         merged, _, fork, root, _ = found
@@ -328,8 +328,8 @@ class LineageRules(Rules):
             births.append(birth)
             journal_id = birth.start.journal_id
         for at in range(0, len(births), 100):
-            born = await journals.provider.create_journals(births[at : at + 100])
-            assert {one.outcome for one in born} == {"created"}
+            result = await journals.provider.create_journals(births[at : at + 100])
+            assert {one.outcome for one in result} == {"created"}
         await journals.say("g3000", "last")
         assert await journals.texts("g3000") == ["first", "last"]
         found = await journals.lineage("g3000")
@@ -373,7 +373,7 @@ class LineageRules(Rules):
         """The wake runs again, and finds the id taken; a birth that is there already is no obstacle."""
         base = await journals.say("a", "1")
         await journals.say("b", "b")
-        await journals.bear(birth_of("c", base))
+        await journals.create(birth_of("c", base))
         worker = await cluster.worker("w")
         own = await worker.own("i")
         write = JournalWrite(session_id="a", journal_id=base, base=0, processed=1, wake_id="w1")
@@ -422,8 +422,8 @@ class LineageRules(Rules):
         too; its session may begin anew.
         """
         base = await journals.say("a", "1", "2", "3")
-        fork = await journals.bear(birth_of("b", base, base=JournalRange(base, 2)))
-        await journals.bear(birth_of("c", fork, lineage="compress", base=None, entries=[]))
+        fork = await journals.create(birth_of("b", base, base=JournalRange(base, 2)))
+        await journals.create(birth_of("c", fork, lineage="compress", base=None, entries=[]))
         assert list(await journals.provider.delete_journal(["a"])) == [True]
         assert await journals.texts("b") == ["1", "2"]
         await journals.say("a", "new")
@@ -433,18 +433,18 @@ class LineageRules(Rules):
             (None, fork),
             (None, base),
         ]
-        (born,) = await journals.provider.create_journals([birth_of("d", fork)])
-        assert born.outcome == "unknown"
+        (result,) = await journals.provider.create_journals([birth_of("d", fork)])
+        assert result.outcome == "unknown"
         assert list(await journals.provider.delete_journal(["c", "a"])) == [True, True]
-        (born,) = await journals.provider.create_journals([birth_of("d", base, base=None)])
-        assert born.outcome == "unknown"
+        (result,) = await journals.provider.create_journals([birth_of("d", base, base=None)])
+        assert result.outcome == "unknown"
 
     async def test_the_lease_of_the_home_is_fenced(self, cluster: Cluster, journals: Journals) -> None:
         """A journal whose wakes run on another session is written under that one's epoch; the epoch of its own session
         is known to the wake, as it changes when its record is written.
         """
         base = await journals.say("a", "1")
-        journal_id = await journals.bear(birth_of("b", base, home="a"))
+        journal_id = await journals.create(birth_of("b", base, home="a"))
         worker = await cluster.worker("w")
         await cluster.enqueue("a")
         item = await worker.take_one()

@@ -81,7 +81,7 @@ class ReplyRules(Rules):
         assert await send(a, keyed("m", "x" * 1_000), keyed("m", "y")) == ["over_quota", "over_quota"]
         assert await send(a, keyed("m", "y")) == ["delivered"]
 
-    async def test_a_repeated_message_is_told_so_whatever_became_of_the_instance(self, cluster: Cluster) -> None:
+    async def test_a_repeated_message_is_reported_in_each_status_of_the_instance(self, cluster: Cluster) -> None:
         """A finished instance refuses new keys, and repeats known ones (contract: send_message)."""
         a = await cluster.worker("a")
         at = await a.own("i")
@@ -195,16 +195,16 @@ class ReplyRules(Rules):
         """
         a = await cluster.worker("a")
         at = await a.own("i")
-        await send(a, keyed("asked"), keyed("answered"))
+        await send(a, keyed("waiting"), keyed("answered"))
         await cluster.advance(100)
         at = await a.go_on(at, replies=[MessageReply("answered", "1")])
         await send(a, keyed("new"))
         await a.provider.prune_histories(50, dry_run=True)
-        assert await known(a, "asked", "answered", "new") == [True, True, True]
+        assert await known(a, "waiting", "answered", "new") == [True, True, True]
         await a.provider.prune_histories(50)
-        assert await known(a, "asked", "answered", "new") == [False, True, True]
-        await a.commit_one(at, replies=[MessageReply("asked", "2")])
-        assert [found and found.reply for found in await states(a, "asked", "answered")] == ["2", "1"]
+        assert await known(a, "waiting", "answered", "new") == [False, True, True]
+        await a.commit_one(at, replies=[MessageReply("waiting", "2")])
+        assert [found and found.reply for found in await states(a, "waiting", "answered")] == ["2", "1"]
         await cluster.advance(100)
         await a.provider.sweep(
             interval=0,
@@ -212,7 +212,7 @@ class ReplyRules(Rules):
             worker_retention=LONG_LEASE,
             retention=Retention(histories=50),
         )
-        assert await known(a, "asked", "answered", "new") == [False] * 3
+        assert await known(a, "waiting", "answered", "new") == [False] * 3
 
     @pytest.mark.parametrize("key", ["", "é" * 128, "a'b\"c", "k" * 256])
     async def test_a_key_is_any_text_of_an_id(self, cluster: Cluster, key: str) -> None:

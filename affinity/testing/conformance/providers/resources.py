@@ -51,7 +51,7 @@ class ResourceRules(Rules):
     async def test_it_is_unused_once_its_activity_has_ended_without_a_record(
         self, cluster: Cluster, store: ResourceStore
     ) -> None:
-        """While its activity is queued, or a record has it, it is not taken; a taken one is given to nobody."""
+        """While its activity is queued, or a record has it, it is not taken; a taken one is not found."""
         (key,) = await cluster.enqueue("s")
         worker = await cluster.worker("w")
         item = await worker.take_one()
@@ -91,7 +91,7 @@ class ResourceRules(Rules):
         await store.set_resource_handle("r", "1")
         states = await cluster.states()
         await states.save(state("a", labels={LABEL: "r"}))
-        await journals.bear(birth_of("b", base, copies_state=True))
+        await journals.create(birth_of("b", base, copies_state=True))
         await states.delete(["a"])
         assert await store.take_unused_resources(["box"], limit=10, seconds=60) == []
         await states.delete(["b"])
