@@ -124,7 +124,7 @@ class BirthPlanner:
         extras: Mapping[str, JsonValue] | None,
         beside: bool | None,
     ) -> JournalBirth:
-        """See `LineageCalls.fork` and `LineageCalls.detach`."""
+        """See `CommonCalls.fork` and `CommonCalls.detach`."""
         own = await self._own(source)
         copies, state = True, None
         if at is not None:
@@ -203,7 +203,7 @@ class BirthPlanner:
         extras: Mapping[str, JsonValue] | None,
         beside: bool | None,
     ) -> JournalBirth:
-        """See `LineageCalls.compress`."""
+        """See `CommonCalls.compress`."""
         own = await self._own(source)
         given = None if state is None else await self._encoded(new_id, state)
         entries = [entry async for entry in self.entries(source)]
@@ -267,7 +267,7 @@ class BirthPlanner:
         )
 
     async def ancestors(self, source: str) -> Sequence[Ancestor]:
-        """See `LineageCalls.ancestors`."""
+        """See `CommonCalls.ancestors`."""
         return [_ancestor(each) for each in await self._lineage(source)]
 
     async def usage(self, source: str) -> dict[str, int]:

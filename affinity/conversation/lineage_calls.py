@@ -1,33 +1,34 @@
-"""The lineage of conversations, for clients: a part of the handle."""
+"""The lineage of conversations: what a handle and a wake have in common, and the part of the handle."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Generic, Literal, TypeVar, cast
 
 from pydantic import JsonValue
 
 from affinity.client import Client
 from affinity.conversation.kinds import ConversationKind
 from affinity.conversation.lineage import Ancestor, BirthPlanner, LineageState, Summarise, check_birth
+from affinity.conversation.reading import EntryReader, Read
 from affinity.conversation.transfer import read_lines
 from affinity.errors import QuotaExceeded
 from affinity.journal import JournalBirth
+
+M = TypeVar("M")
 
 _PLANS = 3
 """How often a birth is planned: its base may get entries meanwhile."""
 
 
-class LineageCalls:
-    """Makes conversations from others. A call may be repeated with the same new id: it is one conversation."""
+class CommonCalls(EntryReader, Generic[M]):
+    """What a handle and a wake have in common. A handle makes conversations immediately, and returns their handles
+    (``M``); a wake makes them with its commit, and returns nothing.
+    """
 
-    def __init__(
-        self, client: Client, kind: ConversationKind, conversation_id: str, states: LineageState | None = None
-    ) -> None:
-        """``states``: of the code that defines the conversations; None: states are copied or initial."""
-        self.conversation_id = conversation_id
-        self._client, self._kind, self._states = client, kind, states
-        self._planner = BirthPlanner(kind, client.journals, states, client.session_store)
+    def __init__(self, read: Read, kind: ConversationKind, planner: BirthPlanner, conversation_id: str) -> None:
+        super().__init__(read, kind.types, conversation_id)
+        self._kind, self._planner = kind, planner
 
     async def fork(
         self,
@@ -37,25 +38,22 @@ class LineageCalls:
         operator: str | None = None,
         extras: Mapping[str, JsonValue] | None = None,
         beside: bool | None = None,
-    ) -> Self:
+    ) -> M:
         """A conversation that goes on from an entry of this one. What it costs does not grow with the length.
 
         Args:
             new_id: its id.
-            at: the last number that it has of this one, 0 for none; None: all that is there.
+            at: the last number that it has of this one, 0 for none. None: all that is there, and what the wake appends.
             operator: what makes it, for people; by default "fork".
             extras: for people and programs, kept with it.
             beside: its wakes run on the lease of this conversation, or of its home, and share its resources. False: on
                 their own lease. None: as those of this conversation.
 
-        Returns:
-            The handle of the new conversation.
-
         Raises:
             UnknownConversation, ConversationKindMismatch: there is none with this id, or of this kind.
             UnknownEntry: there is no such entry, or it is not kept.
             ConversationExists: the new id is in use.
-            QuotaExceeded: there are as many instances as there may be.
+            QuotaExceeded: there are as many instances as there may be; of a handle.
             InvalidInput: an argument is refused.
         """
         made_by = {"operator": operator, "extras": extras, "beside": beside}
@@ -69,38 +67,10 @@ class LineageCalls:
         operator: str | None = None,
         extras: Mapping[str, JsonValue] | None = None,
         beside: bool | None = None,
-    ) -> Self:
+    ) -> M:
         """A conversation with the content of this one and without parents; arguments and errors as for `fork`."""
         made_by = {"operator": operator, "extras": extras, "beside": beside}
         return await self._derive(new_id, self._planner.fork, new_id, at=at, lineage="detach", **made_by)
-
-    async def merge(
-        self,
-        other: str,
-        *,
-        into: str,
-        state: Any = None,
-        keep: Literal["left", "right"] | None = None,
-        operator: str | None = None,
-        extras: Mapping[str, JsonValue] | None = None,
-    ) -> Self:
-        """A conversation with the entries of this one, the left side, and then those of another one that this one does
-        not have: what both have comes once.
-
-        Args:
-            other: the right side.
-            into: id of the new conversation.
-            state: of the new conversation; None: a copy of that of the left side.
-            keep: the side whose resources it uses, when they use different ones.
-            operator: as for `fork`.
-            extras: as for `fork`.
-
-        Raises:
-            InvalidOptions: the sides use different resources, and ``keep`` is not given.
-            ClientError, InvalidInput: as for `fork`.
-        """
-        made_by = {"operator": operator, "extras": extras, "keep": keep}
-        return await self._derive(into, self._planner.merge, other, into, state=state, **made_by)
 
     async def compress(
         self,
@@ -111,7 +81,7 @@ class LineageCalls:
         operator: str | None = None,
         extras: Mapping[str, JsonValue] | None = None,
         beside: bool | None = None,
-    ) -> Self:
+    ) -> M:
         """A conversation whose only entry is a summary of this one: a `UserMessage`, which wakes nothing.
 
         Args:
@@ -136,6 +106,50 @@ class LineageCalls:
             UnknownConversation, ConversationKindMismatch: as for `fork`.
         """
         return await self._planner.ancestors(self.conversation_id)
+
+    async def _derive(self, new_id: str, plan: Any, *args: Any, **options: Any) -> M:
+        """Make the conversation that ``plan`` gives for this one and these arguments."""
+        raise NotImplementedError
+
+
+class LineageCalls(CommonCalls[M], Generic[M]):
+    """Makes conversations from others. A call may be repeated with the same new id: it is one conversation."""
+
+    def __init__(
+        self, client: Client, kind: ConversationKind, conversation_id: str, states: LineageState | None = None
+    ) -> None:
+        """``states``: of the code that defines the conversations; None: states are copied or initial."""
+        planner = BirthPlanner(kind, client.journals, states, client.session_store)
+        super().__init__(client.journals.read, kind, planner, conversation_id)
+        self._client, self._states = client, states
+
+    async def merge(
+        self,
+        other: str,
+        *,
+        into: str,
+        state: Any = None,
+        keep: Literal["left", "right"] | None = None,
+        operator: str | None = None,
+        extras: Mapping[str, JsonValue] | None = None,
+    ) -> M:
+        """A conversation with the entries of this one, the left side, and then those of another one that this one does
+        not have: what both have comes once.
+
+        Args:
+            other: the right side.
+            into: id of the new conversation.
+            state: of the new conversation; None: a copy of that of the left side.
+            keep: the side whose resources it uses, when they use different ones.
+            operator: as for `fork`.
+            extras: as for `fork`.
+
+        Raises:
+            InvalidOptions: the sides use different resources, and ``keep`` is not given.
+            ClientError, InvalidInput: as for `fork`.
+        """
+        made_by = {"operator": operator, "extras": extras, "keep": keep}
+        return await self._derive(into, self._planner.merge, other, into, state=state, **made_by)
 
     async def usage(self) -> dict[str, int]:
         """The sum of ``usage`` of all entries, each counted once, and of what compressions have left out. Reads all
@@ -169,7 +183,7 @@ class LineageCalls:
         found = await read_lines(lines)
         await self._derive(self.conversation_id, self._planner.imported, found)
 
-    async def _derive(self, new_id: str, plan: Any, *args: Any, **options: Any) -> Self:
+    async def _derive(self, new_id: str, plan: Any, *args: Any, **options: Any) -> M:
         for left in reversed(range(_PLANS)):
             birth: JournalBirth = await plan(self.conversation_id, *args, **options)
             result = await self._client.journals.create(birth)
@@ -178,4 +192,4 @@ class LineageCalls:
         if result.outcome == "over_quota":
             raise QuotaExceeded("instances", (await self._client.quotas()).instances or 0)
         check_birth(birth, result)
-        return type(self)(self._client, self._kind, new_id, self._states)
+        return cast(M, type(self)(self._client, self._kind, new_id, self._states))

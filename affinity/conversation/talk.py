@@ -23,7 +23,6 @@ from affinity.conversation.events import (
     SessionStatusChanged,
     UserInterrupt,
     check_input,
-    kind_of,
 )
 from affinity.conversation.follow import EventFeed, PageReader, read_position, unknown_conversation
 from affinity.conversation.kinds import (
@@ -33,7 +32,7 @@ from affinity.conversation.kinds import (
     terminate_message,
 )
 from affinity.conversation.lineage_calls import LineageCalls
-from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader
+from affinity.conversation.reading import kinds_of
 from affinity.conversation.reply import Reply, ReplyReader
 from affinity.conversation.trace import traceparent
 from affinity.conversation.views import (
@@ -54,7 +53,7 @@ from affinity.errors import (
     UnknownInstance,
     WaitTimeout,
 )
-from affinity.journal import Answer, Appended, JournalAppend, JournalPage, JournalQuery, NewEntry
+from affinity.journal import Answer, Appended, JournalAppend, JournalQuery, NewEntry
 from affinity.limits import MAX_PAGE, MAX_UNREAD_EVENTS
 from affinity.orchestration.app import MISSING
 from affinity.provider.contract import FINISHED, InstanceInfo
@@ -66,7 +65,7 @@ INSTANCE_CHECK_SECONDS: Final = 2.0
 """After which a call that waits for a reply reads whether the instance has ended; later twice as many, and so on."""
 
 
-class Talk(LineageCalls):
+class Talk(LineageCalls["Talk"]):
     """A conversation, as its clients see it.
 
     ::
@@ -302,51 +301,8 @@ class Talk(LineageCalls):
         Raises:
             InvalidInput: ``after`` is no position.
         """
-        reader = PageReader(self._kind.types, read_position(after), _kinds(kinds), stream=stream)
+        reader = PageReader(self._kind.types, read_position(after), kinds_of(kinds), stream=stream)
         return EventFeed(self._client.journals, self.conversation_id, reader, follow=follow, is_over=self._has_ended)
-
-    async def history(
-        self,
-        *,
-        after: int | str | None = None,
-        before: int | str | None = None,
-        around: int | str | None = None,
-        kinds: Collection[str | type[JournalEvent]] = (),
-        wake: str | None = None,
-        pending: bool = False,
-        last: int | None = None,
-        limit: int = DEFAULT_ENTRIES,
-    ) -> Sequence[JournalEntry]:
-        """Entries, oldest first; all conditions hold. The number of the last one, as ``after``, gives the next page.
-
-        An anchor (``after``, ``before``, ``around``) is the number of an entry, or an event id.
-
-        Args:
-            after: those behind it.
-            before: those before it, and without ``after`` the last ``limit`` of those.
-            around: it, with as many before it as behind it.
-            kinds: of these kinds, or classes of events; empty: all.
-            wake: id of the wake that wrote them.
-            pending: inputs that no wake has processed.
-            last: so many of the newest ones.
-            limit: entries at most, from 1 to `limits.MAX_PAGE`.
-
-        Raises:
-            UnknownConversation: there is none.
-            UnknownEntry: an anchor that is not in the journal.
-            InvalidInput: contradictory conditions, or a number out of range.
-        """
-        reader = EntryReader(self._client.journals.read, self._kind.types, self.conversation_id)
-        return await reader.entries(
-            after=after,
-            before=before,
-            around=around,
-            kinds=_kinds(kinds),
-            wake=wake,
-            pending=pending,
-            last=last,
-            limit=limit,
-        )
 
     async def trace(self, wake_id: str) -> Sequence[JournalEntry]:
         """All entries of a wake, its attempts that have failed too: spans with their times, and what it appended.
@@ -380,7 +336,7 @@ class Talk(LineageCalls):
         Raises:
             UnknownConversation: there is none.
         """
-        page = await self._read(JournalQuery(session_id=self.conversation_id, pending=True, limit=1))
+        page = await self._page(JournalQuery(session_id=self.conversation_id, pending=True, limit=1))
         instance = await self._instance()
         waits = works = False
         if not page.closed and instance is not None:
@@ -418,7 +374,7 @@ class Talk(LineageCalls):
             if not look:
                 await change.wait()
             query = JournalQuery(session_id=self.conversation_id, after=reader.position, limit=REPLY_PAGE)
-            page = await self._read(query)
+            page = await self._page(query)
             if page.last_seq < seq:
                 raise UnknownEntry(self.conversation_id, f"its journal has no entry {seq}")
             if page.first_seq > reader.position + 1:
@@ -432,12 +388,6 @@ class Talk(LineageCalls):
                 raise ConversationTerminated(self.conversation_id, f"entry {seq} was not processed before its end")
             if not look and checks.are_due():
                 look = has_ended = await self._has_ended()  # then once more: what it wrote last
-
-    async def _read(self, query: JournalQuery) -> JournalPage:
-        page = await self._client.journals.read(query)
-        if page is None:
-            raise unknown_conversation(self.conversation_id)
-        return page
 
     async def _instance(self) -> InstanceInfo | None:
         with suppress(UnknownInstance):
@@ -465,7 +415,3 @@ class _InstanceChecks:
         self._pause *= 2
         self._next = now + self._pause
         return True
-
-
-def _kinds(kinds: Collection[str | type[JournalEvent]]) -> Collection[str]:
-    return [each if isinstance(each, str) else kind_of(each) for each in kinds]

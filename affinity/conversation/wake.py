@@ -26,7 +26,8 @@ from affinity.conversation.events import (
     check_output,
 )
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind, seconds_of
-from affinity.conversation.lineage import Ancestor, BirthPlanner, Summarise
+from affinity.conversation.lineage import BirthPlanner
+from affinity.conversation.lineage_calls import CommonCalls
 from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader
 from affinity.conversation.stream import StreamWriter
 from affinity.conversation.trace import Trace, current_span, error_of, inside, part_span, traceparent
@@ -132,7 +133,7 @@ class WakeParts:
     """Of the state, while the handler runs."""
 
 
-class Wake:
+class Wake(CommonCalls[None]):
     """One bounded run of a conversation's handler.
 
     What it appends, requires, schedules and delegates commits in one transaction with the state, the result and the
@@ -150,6 +151,7 @@ class Wake:
 
     def __init__(self, parts: WakeParts) -> None:
         """Called by the worker."""
+        super().__init__(parts.journals.read, parts.kind, parts.lineage, parts.writing.session_id)
         self._parts = parts
         self._writing = parts.writing
         self._requests = parts.inputs.requests
@@ -157,7 +159,6 @@ class Wake:
         self._number = 0
         self.id = parts.wake_id
         self.attempt = parts.attempt
-        self.conversation_id = parts.writing.session_id
         self.parent = parts.inputs.parent
         self.pending = parts.inputs.pending
         self.due = parts.inputs.due
@@ -300,7 +301,7 @@ class Wake:
         if not isinstance(request, RequestEvent) or "request_id" not in type(request).model_fields:
             raise InvalidInput("require takes a RequestEvent with a field request_id")
         seconds = None if expires_in is None else seconds_of("expires_in", expires_in)
-        if len(self._requests) >= (most := self._parts.kind.limits.requests):
+        if len(self._requests) >= (most := self._kind.limits.requests):
             raise InvalidInput(f"{len(self._requests)} requests are pending, the limit of {most} (ConversationLimits)")
         found = self._new_id()
         made = request.model_copy(update={"request_id": found})
@@ -339,7 +340,7 @@ class Wake:
             InvalidInput: the wake has requested as many as it may.
             InvalidId, InvalidOptions, NotSerializable, PayloadTooLarge: an argument is out of bounds.
         """
-        if len(self._writing.revisits) >= (most := self._parts.kind.limits.revisits):
+        if len(self._writing.revisits) >= (most := self._kind.limits.revisits):
             raise InvalidInput(f"the wake has requested {most} revisits, the limit (ConversationLimits)")
         number = _PRIORITIES.get(priority, priority) if isinstance(priority, str) else priority
         if type(number) is not int or abs(number) > MAX_PRIORITY:
@@ -390,7 +391,7 @@ class Wake:
             trace=traceparent(),
             delegation=delegation,
             parent=self.conversation_id,
-            parent_kind=self._parts.kind.name,
+            parent_kind=self._kind.name,
             max_cycles=cycles,
         )
         entry = NewEntry(
@@ -432,43 +433,6 @@ class Wake:
 
     # -- lineage
 
-    async def fork(
-        self,
-        new_id: str,
-        *,
-        at: int | None = None,
-        operator: str | None = None,
-        extras: Mapping[str, JsonValue] | None = None,
-        beside: bool | None = None,
-    ) -> None:
-        """Make a conversation that goes on from an entry of this one, with the wake's commit; see `Talk.fork`. Without
-        ``at`` it has all that this wake appends, and its state.
-
-        Raises:
-            ConversationExists: the new id is that of another conversation.
-            UnknownEntry: this conversation has no such entry, or it is not kept.
-            InvalidInput: an argument is refused.
-        """
-        birth = await self._parts.lineage.fork(
-            self.conversation_id, new_id, at=at, lineage="fork", operator=operator, extras=extras, beside=beside
-        )
-        await self._create(birth)
-
-    async def detach(
-        self,
-        new_id: str,
-        *,
-        at: int | None = None,
-        operator: str | None = None,
-        extras: Mapping[str, JsonValue] | None = None,
-        beside: bool | None = None,
-    ) -> None:
-        """Make a conversation with the content of this one and without parents; as `fork`."""
-        birth = await self._parts.lineage.fork(
-            self.conversation_id, new_id, at=at, lineage="detach", operator=operator, extras=extras, beside=beside
-        )
-        await self._create(birth)
-
     async def merge(
         self,
         left: str,
@@ -488,47 +452,16 @@ class Wake:
             InvalidOptions: the sides use different resources, and ``keep`` is not given.
             ConversationExists, InvalidInput: as `fork`.
         """
-        birth = await self._parts.lineage.merge(
-            left, right, into, state=state, keep=keep, operator=operator, extras=extras
-        )
+        birth = await self._planner.merge(left, right, into, state=state, keep=keep, operator=operator, extras=extras)
         await self._create(birth)
-
-    async def compress(
-        self,
-        *,
-        into: str,
-        summarise: Summarise,
-        state: Any = None,
-        operator: str | None = None,
-        extras: Mapping[str, JsonValue] | None = None,
-        beside: bool | None = None,
-    ) -> None:
-        """Make a conversation whose only entry is a summary of this one, as committed, with the wake's commit; see
-        `Talk.compress`.
-
-        Raises:
-            InvalidInput: ``summarise`` returned no text and no message.
-            ConversationExists: as `fork`.
-        """
-        birth = await self._parts.lineage.compress(
-            self.conversation_id,
-            into,
-            summarise=summarise,
-            state=state,
-            operator=operator,
-            extras=extras,
-            beside=beside,
-        )
-        await self._create(birth)
-
-    async def ancestors(self) -> Sequence[Ancestor]:
-        """This conversation, then those that it was made from, nearest first."""
-        return await self._parts.lineage.ancestors(self.conversation_id)
 
     async def total_usage(self) -> dict[str, int]:
         """The sum of ``usage`` of all that is committed, as `Talk.usage`, and of this wake."""
-        committed = await self._parts.lineage.usage(self.conversation_id)
+        committed = await self._planner.usage(self.conversation_id)
         return {name: committed.get(name, 0) + self._usage.get(name, 0) for name in {**committed, **self._usage}}
+
+    async def _derive(self, new_id: str, plan: Any, *args: Any, **options: Any) -> None:
+        await self._create(await plan(self.conversation_id, *args, **options))
 
     async def _create(self, birth: JournalBirth) -> None:
         taken = await self._parts.journals.lineage(birth.session_id)
@@ -537,32 +470,6 @@ class Wake:
         self._writing.births.append(birth)
 
     # -- reading
-
-    async def history(
-        self,
-        *,
-        after: int | str | None = None,
-        before: int | str | None = None,
-        around: int | str | None = None,
-        kinds: Collection[str] = (),
-        wake: str | None = None,
-        last: int | None = None,
-        limit: int = DEFAULT_ENTRIES,
-    ) -> Sequence[JournalEntry]:
-        """Entries of this conversation's journal, oldest first, as committed: those of this wake are not among them.
-
-        An anchor (``after``, ``before``, ``around``) is the number of an entry, or an event id. ``before`` gives the
-        entries right before it, ``around`` it and as many before as behind it, ``last`` the newest ones; ``kinds`` and
-        ``wake`` select.
-
-        Raises:
-            UnknownEntry: an anchor that is not in the journal.
-            InvalidInput: contradictory conditions, or a number out of range.
-        """
-        reader = EntryReader(self._parts.journals.read, self._parts.kind.types, self.conversation_id)
-        return await reader.entries(
-            after=after, before=before, around=around, kinds=kinds, wake=wake, last=last, limit=limit
-        )
 
     async def read(
         self,
@@ -584,8 +491,8 @@ class Wake:
             ConversationKindMismatch: it is neither of the kind of this one nor of one of ``readable``.
             UnknownEntry, InvalidInput: as for `history`.
         """
-        reader = EntryReader(self._read_other, self._parts.kind.types, check_id(conversation_id, "conversation id"))
-        return await reader.entries(
+        reader = EntryReader(self._read_other, self._types, check_id(conversation_id, "conversation id"))
+        return await reader.history(
             after=after, before=before, around=around, kinds=kinds, wake=wake, last=last, limit=limit
         )
 
@@ -593,7 +500,7 @@ class Wake:
         page = await self._parts.journals.read(query)
         if page is None:
             raise UnknownConversation(query.session_id, "there is none")
-        if page.kind != self._parts.kind.name and page.kind not in self._parts.readable:
+        if page.kind != self._kind.name and page.kind not in self._parts.readable:
             raise ConversationKindMismatch(query.session_id, f"conversations of kind {page.kind!r} cannot be read here")
         return page
 
