@@ -403,6 +403,14 @@ class JournalRetention:
     size: int | None = None  # bytes of payloads of one journal
 
 
+@frozen(kw_only=True)
+class JournalPruning:
+    """What one step of `JournalProvider.prune_journals` removed, or would remove."""
+
+    entries: int
+    after: int | None  # where the next step begins; None: this was the last
+
+
 class JournalParticipant(Protocol):
     """Adds to a journal what is committed with an activity's result; see ``ActivityContext.enlist``."""
 

@@ -116,10 +116,12 @@ MAX_MOVE_QUEUED: Final = 1_000
 """Where the count of a session's work items stops that is recorded when it moves; migrations have the same number."""
 
 PRUNE_WINDOW: Final = 1_000
-"""Ended instances, or executions, that one step of pruning examines: some milliseconds."""
+"""Ended instances, executions, or journals, that one step of pruning examines: some milliseconds."""
 
 PRUNE_EVENTS: Final = 10_000
-"""Events of histories that one step of pruning removes, or one tree of instances: some tens of milliseconds."""
+"""Events of histories, or entries of journals, that one step of pruning removes, or one tree of instances: some tens of
+milliseconds.
+"""
 
 PRUNE_TREE_EVENTS: Final = 500_000
 """Events of the largest tree of instances that a sweep removes: one statement removes a whole tree. Larger ones are

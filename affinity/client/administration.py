@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +13,17 @@ from typing import Final, Literal, TypeAlias, get_args
 import anyio
 
 from affinity.client.background import ClientBase
-from affinity.client.calls import batches, check_deletion, check_quotas, check_resumption, retry, unknown_instance
+from affinity.client.calls import (
+    PruneProgress,
+    batches,
+    check_age,
+    check_deletion,
+    check_quotas,
+    check_resumption,
+    no_progress,
+    retry,
+    unknown_instance,
+)
 from affinity.client.moves import follow_moves
 from affinity.client.resets import build_reset, cut_history
 from affinity.client.views import (
@@ -68,9 +78,6 @@ MAX_RESETS: Final = 20
 
 EndedStatus: TypeAlias = Literal["completed", "failed", "cancelled"]
 
-PruneProgress: TypeAlias = Callable[[int], None]
-"""Called after each step with the number of instances, or executions, so far."""
-
 COMPLETED: Final[tuple[EndedStatus, ...]] = ("completed",)
 
 
@@ -80,10 +87,6 @@ class PrunedInstances:
 
     roots: int  # instances without a parent
     instances: int  # they, and all their sub-orchestrations
-
-
-def _no_progress(_: int) -> None:
-    pass
 
 
 class Administration(ClientBase):
@@ -564,7 +567,7 @@ class Administration(ClientBase):
         older_than: float,
         status: Collection[EndedStatus] = COMPLETED,
         dry_run: bool = False,
-        progress: PruneProgress = _no_progress,
+        progress: PruneProgress = no_progress,
     ) -> PrunedInstances:
         """Remove instances that ended long ago, each with its history and its sub-orchestrations, oldest first.
 
@@ -581,7 +584,7 @@ class Administration(ClientBase):
         Raises:
             InvalidInput: an age or a status is out of range.
         """
-        _check_age(older_than)
+        check_age(older_than)
         wanted = frozenset(status)
         if not wanted or not wanted <= FINISHED:
             raise InvalidInput(f"status = {sorted(wanted)!r}: name some of {', '.join(sorted(FINISHED))}")
@@ -596,7 +599,7 @@ class Administration(ClientBase):
             pruned = await retry(partial(step, after=pruned.after))
 
     async def prune_histories(
-        self, *, older_than: float, dry_run: bool = False, progress: PruneProgress = _no_progress
+        self, *, older_than: float, dry_run: bool = False, progress: PruneProgress = no_progress
     ) -> int:
         """Remove the histories of former executions: those after which ``continue_as_new``, or a reset, began another
         one, more than ``older_than`` seconds ago. Instances continue, and keep the history of their present execution.
@@ -608,7 +611,7 @@ class Administration(ClientBase):
         Raises:
             InvalidInput: the age is out of range.
         """
-        _check_age(older_than)
+        check_age(older_than)
         executions, more = 0, True
         while more:
             pruned = await retry(partial(self._provider.prune_histories, older_than, dry_run=dry_run))
@@ -620,10 +623,3 @@ class Administration(ClientBase):
 def _check_limit(limit: int, most: int) -> None:
     if not 1 <= limit <= most:
         raise InvalidInput(f"limit = {limit!r}: must be from 1 to {most}")
-
-
-def _check_age(older_than: float) -> None:
-    if not 0 <= older_than <= MAX_RETENTION_SECONDS:
-        raise InvalidInput(
-            f"older_than = {older_than!r}: must be seconds from 0 to {MAX_RETENTION_SECONDS:.0f} (100 years)"
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import fields
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import anyio
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
@@ -21,10 +21,13 @@ from affinity.errors import (
     TooManyUnreadEvents,
     UnknownInstance,
 )
-from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES, MAX_QUOTA, MAX_UNREAD_EVENTS
+from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES, MAX_QUOTA, MAX_RETENTION_SECONDS, MAX_UNREAD_EVENTS
 from affinity.provider.contract import NO_QUOTAS, Deletion, Delivery, Quotas, Resumption
 
 T = TypeVar("T")
+
+PruneProgress: TypeAlias = Callable[[int], None]
+"""Called after each step of pruning with what was removed so far: instances, executions, entries of journals."""
 
 RETRY_SECONDS: Final = 15.0
 """How long a call that may safely be made twice outlasts a database that does not answer."""
@@ -109,6 +112,22 @@ def check_timeout(timeout: float | None) -> None:
     """
     if timeout is not None and not timeout >= 0:
         raise InvalidInput(f"timeout = {timeout!r}: must be a number of seconds, not negative")
+
+
+def no_progress(_: int) -> None:
+    """Report nothing."""
+
+
+def check_age(older_than: float) -> None:
+    """Raise unless it is an age that may be pruned.
+
+    Raises:
+        InvalidInput: it is out of range.
+    """
+    if not 0 <= older_than <= MAX_RETENTION_SECONDS:
+        raise InvalidInput(
+            f"older_than = {older_than!r}: must be seconds from 0 to {MAX_RETENTION_SECONDS:.0f} (100 years)"
+        )
 
 
 def check_quotas(quotas: Quotas) -> Quotas:

@@ -7,10 +7,11 @@ from datetime import datetime
 from typing import Protocol, TypeVar
 
 from affinity.client.background import ClientBase
+from affinity.client.calls import PruneProgress, check_age, no_progress
 from affinity.client.views import read_cursor
 from affinity.errors import InvalidInput
-from affinity.journal import JournalFilter, JournalInfo
-from affinity.limits import MAX_PAGE
+from affinity.journal import JournalFilter, JournalInfo, JournalRetention
+from affinity.limits import MAX_PAGE, MAX_QUOTA
 from affinity.records import frozen
 
 ClientType_contra = TypeVar("ClientType_contra", contravariant=True)
@@ -52,7 +53,7 @@ class ConversationPage:
 
 
 class ConversationCalls(ClientBase):
-    """Listings of conversations."""
+    """Listings of conversations, and their retention."""
 
     async def list_conversations_page(
         self,
@@ -119,6 +120,52 @@ class ConversationCalls(ClientBase):
                 yield item
             if (after := page.next) is None:
                 return
+
+    async def prune_conversations(
+        self,
+        *,
+        older_than: float | None = None,
+        max_entries: int | None = None,
+        max_bytes: int | None = None,
+        dry_run: bool = False,
+        progress: PruneProgress = no_progress,
+    ) -> int:
+        """Remove the oldest entries of the journals of all conversations, as far as one of the bounds asks for it. The
+        conversations go on, and numbers of entries are not used again.
+
+        Kept are inputs that no wake has processed, entries of wakes with pending requests, all that is behind these,
+        and what a fork continues. It goes in steps: one that ends in the middle leaves what it has done, and may be
+        started again. What a fork has given up in the same call may be left for the next.
+
+        Args:
+            older_than: seconds since an entry was recorded, by the database's clock.
+            max_entries: entries of one conversation that are kept.
+            max_bytes: bytes of entries of one conversation that are kept.
+            dry_run: change nothing.
+            progress: called after each step with the number of entries so far.
+
+        Returns:
+            The number of entries that were removed, or would be.
+
+        Raises:
+            InvalidInput: no bound is given, or one is out of range.
+        """
+        if older_than is None and max_entries is None and max_bytes is None:
+            raise InvalidInput("give older_than, max_entries or max_bytes: they say which entries are removed")
+        if older_than is not None:
+            check_age(older_than)
+        for what, bound in (("max_entries", max_entries), ("max_bytes", max_bytes)):
+            if bound is not None and (type(bound) is not int or not 0 <= bound <= MAX_QUOTA):
+                raise InvalidInput(f"{what} must be from 0 to {MAX_QUOTA}, not {bound!r}")
+        retention = JournalRetention(age=older_than, entries=max_entries, size=max_bytes)
+        entries, after = 0, 0
+        while True:
+            pruned = await self.journals.prune(retention, after, dry_run=dry_run)
+            entries += pruned.entries
+            progress(entries)
+            if pruned.after is None:
+                return entries
+            after = pruned.after
 
 
 def _info_of(row: JournalInfo) -> ConversationInfo:

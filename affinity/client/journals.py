@@ -26,10 +26,13 @@ from affinity.journal import (
     JournalInfo,
     JournalLineage,
     JournalPage,
+    JournalPruning,
     JournalQuery,
+    JournalRetention,
     Request,
     Revisit,
 )
+from affinity.limits import PRUNE_EVENTS
 from affinity.provider.contract.journal_side import JournalProvider
 
 logger = logging.getLogger("affinity.client")
@@ -92,6 +95,11 @@ class Journals:
     def changes(self, session_id: str) -> ChangeScope:
         """Waits for changes of a journal from now on; see `Changes.of`."""
         return self._changes.of(session_id)
+
+    async def prune(self, retention: JournalRetention, after: int, *, dry_run: bool) -> JournalPruning:
+        """See `JournalProvider.prune_journals`."""
+        prune = self._provider.prune_journals
+        return await retry(partial(prune, retention, limit=PRUNE_EVENTS, after=after, dry_run=dry_run))
 
     async def list(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
         """See `JournalProvider.list_journals`."""

@@ -36,7 +36,9 @@ FULL_RATIO = 0.9
 """Share of ``max_sessions_per_runtime`` below which the warning that a worker is full re-arms."""
 
 PRUNE_SECONDS = 60.0
-"""Between two searches for entries of journals that need not be kept: such a search may look at each journal."""
+"""Between two searches for entries of journals that need not be kept: on SQLite such a search, if it is for old ones,
+looks at each journal.
+"""
 
 RETRY_SECONDS = 10.0
 """Between two searches for instances that other code has suspended."""
@@ -169,9 +171,9 @@ class Maintenance:
         prune = partial(self._provider.prune_journals, keep, limit=PRUNE_EVENTS)
         while keep != JournalRetention():
             await anyio.sleep(PRUNE_SECONDS * random.uniform(0.9, 1.1))  # noqa: S311
-            removed = PRUNE_EVENTS
-            while removed and self._lease.is_serving:
-                removed = await self._health.call(prune, self.journals)
+            after: int | None = 0
+            while after is not None and self._lease.is_serving:
+                after = (await self._health.call(partial(prune, after=after), self.journals)).after
 
     async def moves(self) -> None:
         """Once a second: report hydrates and count moves, if a session has come here."""

@@ -1,4 +1,4 @@
-"""``affinity prune``."""
+"""``affinity prune``, and ``affinity conversation prune``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 
 from affinity.cli.shell import FAILED, INTERRUPTED, MISUSED
 from affinity.client import Client
+from affinity.journal import JournalAppend, JournalStart, NewEntry
 from tests.cli.conftest import Play, document, refused, run, succeed
+from tests.client.conftest import Puppet
 
 
 @pytest.fixture
@@ -60,5 +62,57 @@ def test_ctrl_c_is_clean(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Client, "prune", interrupted)
     said = refused(INTERRUPTED, "prune", "--older-than", "1d", "--yes")
+    assert said.startswith("removed 7 before it ended; what is removed stays removed")
+    assert said.endswith("interrupted\n")
+
+
+@pytest.fixture
+def crowded(play: Play) -> None:
+    """Three entries of one conversation, and one of another, which no wake has to process."""
+
+    async def send(puppet: Puppet) -> None:
+        entry = NewEntry(kind="note", payload="{}")
+        notes = [
+            JournalAppend(
+                session_id=name,
+                kind="chat",
+                entry=entry,
+                message=None,
+                start=JournalStart(name="chat", start="start", birth=name),
+            )
+            for name in ("c", "c", "c", "d")
+        ]
+        assert [one.outcome for one in await puppet.provider.append_journal(notes)] == ["appended"] * 4
+
+    play(send)
+
+
+@pytest.mark.usefixtures("crowded")
+def test_old_entries_of_conversations_are_removed() -> None:
+    """By number, size and age; what would be removed is counted first."""
+    prune = ("conversation", "prune")
+    assert run(*prune, "--max-entries", "1", "--dry-run").stderr == "would remove 2 entries\n"
+    assert document(*prune, "--older-than", "1h", "--yes") == {"entries": 0, "dry_run": False}
+    assert "--yes" in refused(MISUSED, *prune, "--max-entries", "1")
+    assert document(*prune, "--max-entries", "2", "--yes") == {"entries": 1, "dry_run": False}
+    assert run(*prune, "--max-bytes", "0", "--older-than", "1h", "--yes").stderr == "removed 3 entries\n"
+    assert document(*prune, "--older-than", "0s", "--dry-run") == {"entries": 0, "dry_run": True}
+
+
+@pytest.mark.usefixtures("database")
+def test_conversations_are_pruned_by_a_bound_only() -> None:
+    assert "--max-entries" in refused(MISUSED, "conversation", "prune", "--yes")
+    refused(MISUSED, "conversation", "prune", "--max-entries", "-1", "--yes")
+
+
+@pytest.mark.usefixtures("database")
+def test_ctrl_c_while_conversations_are_pruned_is_clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def interrupted(_: Client, *, progress: Callable[[int], None], **__: object) -> None:
+        progress(7)
+        signal.raise_signal(signal.SIGINT)
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(Client, "prune_conversations", interrupted)
+    said = refused(INTERRUPTED, "conversation", "prune", "--older-than", "1d", "--yes")
     assert said.startswith("removed 7 before it ended; what is removed stays removed")
     assert said.endswith("interrupted\n")

@@ -405,3 +405,19 @@ def _form(item: JournalEntry | Streamed | Retracted) -> object:
     if isinstance(item, JournalEntry):
         return item.seq
     return item.text if isinstance(item, Streamed) else (item.wake_id, item.replaced)
+
+
+async def test_old_entries_are_removed(client: Client, agent: Agent, talk: Talk) -> None:
+    """In one call, with the number so far after each step; bounds that cannot be meant are refused."""
+    for number in range(3):
+        await talk.send(UserMessage(f"{number}"))
+        await agent.wake(AgentMessage("hello"))
+    steps: list[int] = []
+    assert await client.prune_conversations(max_entries=5, dry_run=True) == 10
+    assert await client.prune_conversations(older_than=60.0, max_bytes=10**9, progress=steps.append) == 0
+    assert await client.prune_conversations(max_entries=5, progress=steps.append) == 10
+    assert steps == [0, 10]
+    assert [each.seq for each in await talk.history()] == [11, 12, 13, 14, 15]
+    for bounds in ({}, {"max_entries": -1}, {"max_bytes": True}, {"older_than": -1.0}):
+        with pytest.raises(InvalidInput):
+            await client.prune_conversations(**bounds)

@@ -11,7 +11,7 @@ import affinity
 from affinity import AgentMessage, UserMessage
 from affinity.conversation import ChildEnded
 from affinity.errors import ConversationTerminated, UnknownConversation, UnknownEntry
-from affinity.journal import JournalRetention
+from affinity.journal import JournalPruning, JournalRetention
 from affinity.provider import open_provider
 from tests.conversation.application import Chat, echo, make, stage, status, until
 
@@ -69,7 +69,8 @@ async def test_a_reply_that_retention_has_removed_is_not_that_of_a_later_wake(ur
         first = await talk.ask(UserMessage("one"), timeout=30)
         second = await talk.ask(UserMessage("two"), timeout=30)
         async with aclosing(await open_provider(url)) as provider:
-            assert await provider.prune_journals(JournalRetention(entries=4), limit=100) == 6
+            pruned = await provider.prune_journals(JournalRetention(entries=4), limit=100)
+            assert pruned == JournalPruning(entries=6, after=None)
         with pytest.raises(UnknownEntry):
             await talk.reply(first.seq, timeout=30)
         assert (await talk.reply(second.seq, timeout=30)).text == "re: two"

@@ -16,7 +16,7 @@ from typing import Final
 import anyio
 import pytest
 
-from affinity.journal import JournalRetention, StreamCursor
+from affinity.journal import JournalPruning, JournalRetention, StreamCursor
 from affinity.provider.sqlite import Clock, SqliteProvider
 from affinity.provider.sqlite.driver.database import Database, connect
 from affinity.testing.conformance.providers.builders import message_ids
@@ -168,8 +168,8 @@ async def test_a_deletion_by_the_release_before_is_cleaned_up(tmp_path: Path) ->
             release_before.execute("DELETE FROM session_states WHERE session_id = 's'")
         assert await talk.journals.get_pending(["s"], limit=1) == [None]
         assert (await talk.append()).created
-        assert await talk.journals.prune_journals(JournalRetention(), limit=10) == 1
+        assert await talk.journals.prune_journals(JournalRetention(), limit=10) == JournalPruning(entries=1, after=None)
         with closing(sqlite3.connect(path)) as connection:
             assert connection.execute("SELECT count(*) FROM journals").fetchone() == (1,)
             assert connection.execute("SELECT count(*) FROM journal_entries").fetchone() == (1,)
-        assert await talk.journals.prune_journals(JournalRetention(), limit=10) == 0
+        assert await talk.journals.prune_journals(JournalRetention(), limit=10) == JournalPruning(entries=0, after=None)

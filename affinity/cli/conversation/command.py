@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from affinity.cli.conversation import lineage, send, show
+from affinity.cli.conversation import lineage, retention, send, show
 from affinity.cli.shell import keep_examples
 
 
@@ -32,6 +32,7 @@ def conversation() -> None:
       affinity conversation interrupt chat-7 --cancel         # stop what it does now
       affinity conversation trace chat-7                      # the last wake: spans, times, errors
       affinity conversation fork chat-7 what-if --at 12       # try something else from there
+      affinity conversation prune --older-than 90d --dry-run  # how many old entries there are
     """
 
 
@@ -50,5 +51,6 @@ for command in (
     send.delete,
     lineage.fork,
     lineage.ancestors,
+    retention.prune,
 ):
     conversation.add_command(command)

@@ -15,6 +15,7 @@ from affinity.journal import (
     JournalInfo,
     JournalLineage,
     JournalPage,
+    JournalPruning,
     JournalQuery,
     JournalRetention,
     PendingWork,
@@ -110,9 +111,13 @@ class JournalProvider(ProviderConnection, Protocol):
         """
         ...
 
-    async def prune_journals(self, retention: JournalRetention, *, limit: int) -> int:
-        """Remove up to ``limit`` entries, by index; returns their number, 0 when there are none left to remove. A
-        journal that another call is changing may be left out.
+    async def prune_journals(
+        self, retention: JournalRetention, *, limit: int, after: int = 0, dry_run: bool = False
+    ) -> JournalPruning:
+        """One step through the journals in the order of their ids, behind ``after``: at most `limits.PRUNE_WINDOW` of
+        those that are over a bound, and at most ``limit`` of their entries. Those over a bound of entries or bytes are
+        found by an index. A journal that another call is changing may be left out, and entries that a fork has kept
+        until this step go with the next round. With ``dry_run`` nothing changes, and ``limit`` does not count.
         """
         ...
 

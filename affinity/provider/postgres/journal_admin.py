@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from psycopg.types.numeric import Int8
 
-from affinity.journal import JournalFilter, JournalInfo, JournalRetention, Request, Revisit
+from affinity.journal import JournalFilter, JournalInfo, JournalPruning, JournalRetention, Request, Revisit
+from affinity.limits import PRUNE_WINDOW
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.journals import to_request, to_revisit
 from affinity.provider.postgres.operations import Operations
@@ -53,18 +54,23 @@ class JournalAdministration(Operations):
             left.discard(session_id)  # named twice, there is none the second time
         return outcomes
 
-    async def prune_journals(self, retention: JournalRetention, *, limit: int) -> int:
-        """By the age of entries, journals are found by an index; by number or size, all of them are read."""
+    async def prune_journals(
+        self, retention: JournalRetention, *, limit: int, after: int = 0, dry_run: bool = False
+    ) -> JournalPruning:
+        """Of a bound on entries or bytes, the journals near it are found by an index, and those over it among them."""
         if retention == JournalRetention():
-            return 0
+            return JournalPruning(entries=0, after=None)
         params = {
             "age": None if retention.age is None else float(retention.age),
             "entries": None if retention.entries is None else Int8(retention.entries),
             "size": None if retention.size is None else Int8(retention.size),
             "limit": Int8(limit),
+            "after": Int8(after),
+            "window": Int8(PRUNE_WINDOW),
+            "dry_run": dry_run,
         }
-        ((removed,),) = await self._connections.misc.run(_SQL["prune"], params)
-        return int(removed)
+        ((removed, goes_on),) = await self._connections.misc.run(_SQL["prune"], params)
+        return JournalPruning(entries=removed, after=goes_on)
 
 
 def _to_info(*row: Any) -> JournalInfo:

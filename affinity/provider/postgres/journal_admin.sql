@@ -35,5 +35,6 @@ GROUP BY q.n
 -- delete: journals, but for what others continue
 SELECT delete_journals_1(%(session)s)
 
--- prune: remove entries that are processed, oldest first; how many
-SELECT prune_journals_1(%(age)s, %(entries)s, %(size)s, %(limit)s)
+-- prune: remove entries that are processed, oldest first; how many, and where the next step begins
+SELECT removed, goes_on
+FROM prune_journals_2(%(age)s, %(entries)s, %(size)s, %(limit)s, %(after)s, %(window)s, %(dry_run)s)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from affinity.journal import JournalFilter, JournalInfo, JournalRetention, Request, Revisit
+from affinity.journal import JournalFilter, JournalInfo, JournalPruning, JournalRetention, Request, Revisit
 from affinity.limits import MAX_PAGE, PRUNE_WINDOW
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
@@ -16,6 +16,10 @@ from affinity.provider.sqlite.journals import read_requests, read_revisits
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "journal_admin.sql")
+
+INDEXED_ENTRIES: Final = 64
+INDEXED_BYTES: Final = 65536
+"""Journals with more are in the indexes by size: see migration 27."""
 
 
 def list_journals(tx: Tx, where: JournalFilter, limit: int) -> list[JournalInfo]:
@@ -97,25 +101,58 @@ def remove(tx: Tx, journal_ids: Sequence[int]) -> None:
 # -- retention
 
 
-def find_prunable(tx: Tx, retention: JournalRetention) -> list[int]:
-    """Some journals of which entries may be removed; empty: there are none."""
+class Prunable(NamedTuple):
+    """Journals of one step of pruning."""
+
+    entries: dict[
+        int, int
+    ]  # by journal id, in order: the number of those that may be removed, as far as it was asked for
+    abandoned: bool  # there are entries of deleted journals, too
+    after: int | None  # where the next step begins
+
+
+def find_prunable(tx: Tx, retention: JournalRetention, after: int, *, each: int | None) -> Prunable:
+    """The first journals behind ``after`` that are over a bound; of each, entries are counted up to ``each``."""
     bounds = {
         "entries": math.inf if retention.entries is None else retention.entries,
         "size": math.inf if retention.size is None else retention.size,
         "cutoff": _cutoff(tx, retention),
+        "after": after,
         "window": PRUNE_WINDOW,
     }
-    return tx.gather(SQL["abandoned"], {"window": PRUNE_WINDOW}) + tx.gather(SQL["prunable"], bounds)
+    over = tx.gather(SQL["over_indexed" if _is_indexed(retention) else "over"], bounds)
+    entries = {at.journal_id: _count(tx, at, retention, each) for at in _read_bounds(tx, over, retention)}
+    abandoned = after == 0 and bool(tx.gather(SQL["abandoned"], {"window": 1}))
+    found = {journal_id: number for journal_id, number in entries.items() if number}
+    return Prunable(found, abandoned, over[-1] if len(over) == PRUNE_WINDOW else None)
 
 
-def prune(tx: Tx, journal_ids: Sequence[int], retention: JournalRetention, limit: int) -> int:
-    removed = _remove_abandoned(tx, limit)
-    cutoff = _cutoff(tx, retention)
-    for row in tx.gather(SQL["prune_bounds"], {"journal_ids": to_json(list(journal_ids)), "cutoff": cutoff}):
+def _is_indexed(retention: JournalRetention) -> bool:
+    """Whether all journals over these bounds are in the indexes."""
+    return (
+        retention.age is None
+        and (retention.entries is None or retention.entries >= INDEXED_ENTRIES)
+        and (retention.size is None or retention.size >= INDEXED_BYTES)
+    )
+
+
+def _read_bounds(tx: Tx, journal_ids: Sequence[int], retention: JournalRetention) -> list[_Bounds]:
+    asked = {"journal_ids": to_json(list(journal_ids)), "cutoff": _cutoff(tx, retention)}
+    return [_Bounds(*row) for row in tx.gather(SQL["prune_bounds"], asked)] if journal_ids else []
+
+
+def _count(tx: Tx, at: _Bounds, retention: JournalRetention, most: int | None) -> int:
+    return _find_end(tx, at, retention, at.last_seq if most is None else most)[0] - at.first_seq
+
+
+def prune(tx: Tx, found: Prunable, retention: JournalRetention, limit: int, after: int) -> JournalPruning:
+    removed = _remove_abandoned(tx, limit) if found.abandoned else 0
+    for at in _read_bounds(tx, [*found.entries], retention):
         if removed >= limit:
             break
-        removed += _cut(tx, _Bounds(*row), retention, limit - removed)
-    return removed
+        removed += _cut(tx, at, retention, limit - removed)
+        after = at.journal_id - (removed >= limit)  # there may be more of this one
+    return JournalPruning(entries=removed, after=after if removed >= limit else found.after)
 
 
 def _remove_abandoned(tx: Tx, limit: int) -> int:
@@ -142,6 +179,15 @@ class _Bounds(NamedTuple):
 
 def _cut(tx: Tx, at: _Bounds, retention: JournalRetention, room: int) -> int:
     """Remove the first entries of a journal, up to ``room``; their number."""
+    first_seq, size = _find_end(tx, at, retention, room)
+    tx.run(SQL["cut"], {"journal_id": at.journal_id, "first_seq": first_seq})
+    moved = {"journal_id": at.journal_id, "first_seq": first_seq, "size": at.size - size}
+    tx.run(SQL["set_first"], moved)
+    return first_seq - at.first_seq
+
+
+def _find_end(tx: Tx, at: _Bounds, retention: JournalRetention, room: int) -> tuple[int, int]:
+    """The first entry that stays when up to ``room`` of the first are removed, and the size of the journal then."""
     first_seq, size = at.first_seq, at.size
     end = min(at.keep, at.first_seq + room)
     for is_old, entry_size in _oldest(tx, at, end, retention):
@@ -150,10 +196,7 @@ def _cut(tx: Tx, at: _Bounds, retention: JournalRetention, room: int) -> int:
         if first_seq >= end or not (is_old or is_too_many or is_too_large):
             break
         first_seq, size = first_seq + 1, size - entry_size
-    tx.run(SQL["cut"], {"journal_id": at.journal_id, "first_seq": first_seq})
-    moved = {"journal_id": at.journal_id, "first_seq": first_seq, "size": at.size - size}
-    tx.run(SQL["set_first"], moved)
-    return first_seq - at.first_seq
+    return first_seq, size
 
 
 def _oldest(tx: Tx, at: _Bounds, end: int, retention: JournalRetention) -> list[tuple[bool, int]]:

@@ -97,32 +97,24 @@ DELETE FROM journal_entries WHERE (journal_id, seq) IN (
     SELECT journal_id, seq FROM journal_entries WHERE journal_id = :journal_id ORDER BY seq LIMIT :limit
 );
 
--- prunable: journals of which the first entry may be removed
+-- over: journals that are over a bound
 SELECT json_group_array(journal_id) FROM (
     SELECT j.journal_id FROM journals AS j
-    WHERE j.first_seq <= j.last_seq
+    WHERE j.journal_id > :after AND j.first_seq <= j.last_seq
       AND (j.last_seq - j.first_seq >= :entries OR j.size > :size OR coalesce(
           (SELECT e.recorded_at FROM journal_entries AS e WHERE e.journal_id = j.journal_id AND e.seq = j.first_seq),
           j.created_at) < :cutoff)
-      AND j.first_seq < coalesce((
-          WITH RECURSIVE place (journal_id, base_id, base_seq, upto) AS (
-              SELECT j.journal_id, j.base_id, j.base_seq, j.last_seq
-              UNION ALL
-              SELECT b.journal_id, b.base_id, b.base_seq, min(p.upto, p.base_seq)
-              FROM place AS p CROSS JOIN journals AS b ON b.journal_id = p.base_id
-              WHERE p.base_seq > j.processed
-          )
-          SELECT min((
-              SELECT i.seq FROM journal_entries AS i INDEXED BY journal_entries_inputs
-              WHERE i.journal_id = p.journal_id AND i.is_input AND i.seq > j.processed AND i.seq <= p.upto
-              ORDER BY i.seq LIMIT 1
-          )) FROM place AS p
-      ), j.last_seq + 1)
-      AND NOT EXISTS (SELECT 1 FROM journal_requests AS r WHERE r.journal_id = j.journal_id AND r.seq <= j.first_seq)
-      AND NOT EXISTS (
-          SELECT 1 FROM journals AS f
-          WHERE f.base_id = j.journal_id AND f.first_seq <= f.base_seq AND f.first_seq <= j.first_seq)
-    LIMIT :window
+    ORDER BY j.journal_id LIMIT :window
+);
+
+-- over_indexed: the same of bounds that only journals in the indexes are over
+SELECT json_group_array(journal_id) FROM (
+    SELECT long.journal_id FROM journals AS long INDEXED BY journals_by_entries
+    WHERE long.last_seq - long.first_seq >= 64 AND long.last_seq - long.first_seq >= :entries AND long.journal_id > :after
+    UNION
+    SELECT large.journal_id FROM journals AS large INDEXED BY journals_by_size
+    WHERE large.size > 65536 AND large.size > :size AND large.journal_id > :after
+    ORDER BY journal_id LIMIT :window
 );
 
 -- prune_bounds: of some journals: what they have, and the first entry that must be kept: the first input that waits, the

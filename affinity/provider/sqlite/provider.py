@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Concatenate, Final, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import anyio.to_thread
 
@@ -21,6 +21,7 @@ from affinity.journal import (
     JournalInfo,
     JournalLineage,
     JournalPage,
+    JournalPruning,
     JournalQuery,
     JournalRetention,
     PendingWork,
@@ -124,9 +125,6 @@ from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.sqlite.turns import commit
 from affinity.provider.timeline import Timeline
 from affinity.records import ActivityKey, DurableResource, SessionStore
-
-PRUNE_TRIES: Final = 3
-"""Searches for entries to remove, in one call that finds some and then cannot remove them."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -532,15 +530,15 @@ class SqliteProvider:
     async def delete_journal(self, session_ids: Sequence[str]) -> Sequence[bool]:
         return await self._write(journal_admin.delete_journals, session_ids)
 
-    async def prune_journals(self, retention: JournalRetention, *, limit: int) -> int:
-        """It looks for journals without the lock that writers need, and again if those have changed meanwhile."""
-        for _ in range(PRUNE_TRIES):
-            found = await self._read(journal_admin.find_prunable, retention)
-            if found and (removed := await self._write(journal_admin.prune, found, retention, limit)):
-                return removed
-            if not found:
-                break
-        return 0
+    async def prune_journals(
+        self, retention: JournalRetention, *, limit: int, after: int = 0, dry_run: bool = False
+    ) -> JournalPruning:
+        """It looks for journals without the lock that writers need."""
+        find = journal_admin.find_prunable
+        found = await self._read(find, retention, after, each=None if dry_run else 1)
+        if dry_run or not (found.entries or found.abandoned):
+            return JournalPruning(entries=sum(found.entries.values()), after=found.after)
+        return await self._write(journal_admin.prune, found, retention, limit, after)
 
     def watch_journals(self) -> AbstractAsyncContextManager[JournalWatch]:
         return self._watch_journals()

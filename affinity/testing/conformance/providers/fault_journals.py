@@ -9,6 +9,7 @@ from affinity.journal import (
     Appended,
     BirthResult,
     JournalFilter,
+    JournalPruning,
     JournalQuery,
     JournalRetention,
     JournalWrite,
@@ -84,7 +85,8 @@ async def prune_journals(fixtures: FaultFixtures) -> Attempt:
         await _remove(fixtures, talk.session_id)
 
     keep = JournalRetention(entries=1)
-    return once(2, 0, lambda: journals(fixtures.provider).prune_journals(keep, limit=10), then)
+    done, nothing = (JournalPruning(entries=entries, after=None) for entries in (2, 0))
+    return once(done, nothing, lambda: journals(fixtures.provider).prune_journals(keep, limit=10), then)
 
 
 async def create_journals(fixtures: FaultFixtures) -> Attempt:

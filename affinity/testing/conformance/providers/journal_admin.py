@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from affinity.journal import JournalFilter, JournalRetention, NewRequest, NewRevisit
+from affinity.journal import JournalFilter, JournalPruning, JournalRetention, NewRequest, NewRevisit
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import state
 from affinity.testing.conformance.providers.cluster import Cluster
@@ -17,6 +17,7 @@ from affinity.testing.conformance.providers.journal_driver import (
     new_input,
     new_start,
     output,
+    prune,
 )
 
 
@@ -154,7 +155,7 @@ class JournalAdministrationRules(Rules):
             ({}, 0, 13),
         ]
         for bounds, removed, first in steps:
-            assert await self._prune(talk, **bounds) == removed, bounds
+            assert await prune(talk, **bounds) == removed, bounds
             for waker in wakers:
                 page = await waker.conversation.page()
                 assert (page.first_seq, [entry.seq for entry in page.entries]) == (first, list(range(first, 16)))
@@ -167,10 +168,10 @@ class JournalAdministrationRules(Rules):
         waker = await Waker.begin(cluster, event_id="e")
         talk = waker.conversation
         await waker.wake(entries=[output(), output()])
-        assert await self._prune(talk, entries=0) == 3
+        assert await prune(talk, entries=0) == 3
         page = await talk.page()
         assert (page.first_seq, page.last_seq, page.entries, page.more) == (4, 3, [], False)
-        assert await self._prune(talk, entries=0, age=0.0, size=0) == 0
+        assert await prune(talk, entries=0, age=0.0, size=0) == 0
         again = await talk.append(event_id="e")
         assert (again.outcome, again.seq) == ("appended", 4)
         assert [entry.seq for entry in (await talk.pending()).inputs] == await talk.numbers() == [4]
@@ -181,10 +182,10 @@ class JournalAdministrationRules(Rules):
         talk = waker.conversation
         await talk.append()
         await waker.wake(processed=1, entries=[output(), output()])
-        assert await self._prune(talk, entries=0, age=0.0, size=0) == 1
+        assert await prune(talk, entries=0, age=0.0, size=0) == 1
         assert await talk.numbers() == [2, 3, 4]
         await waker.wake(wake_id="w2")
-        assert await self._prune(talk, entries=1) == 2
+        assert await prune(talk, entries=1) == 2
 
     async def test_entries_of_pending_requests_are_kept(self, cluster: Cluster) -> None:
         """Those of the wake that made it stay until the request is resolved (contract: JournalRetention)."""
@@ -193,15 +194,44 @@ class JournalAdministrationRules(Rules):
         request = NewRequest(request_id="r", kind="confirm", payload="1")
         await waker.wake(entries=[output(), output()], requests=[request])
         await waker.wake(entries=[output()], wake_id="w2")
-        assert await self._prune(talk, entries=0) == 1
+        assert await prune(talk, entries=0) == 1
         assert await talk.numbers() == [2, 3, 4]
         await waker.wake(ended_requests=["r"], wake_id="w3")
-        assert await self._prune(talk, entries=0) == 3
+        assert await prune(talk, entries=0) == 3
 
-    async def _prune(self, talk: Conversation, **bounds: Any) -> int:
-        """Remove what can be removed, in steps; the number of entries."""
-        removed = 0
-        while step := await talk.journals.prune_journals(JournalRetention(**bounds), limit=3):
-            assert step <= 3
-            removed += step
-        return removed
+    async def test_pruning_goes_through_the_journals_in_steps(self, cluster: Cluster) -> None:
+        """Each step begins where the one before has ended, also in the middle of a journal, and passes by what must be
+        kept; a dry run finds what they remove, and changes nothing (contract: prune_journals).
+        """
+        wakers = [await Waker.begin(cluster, name, event_id="e") for name in ("s", "t", "u")]
+        for waker in wakers:
+            await waker.wake(entries=[output() for _ in range(4)])
+        talk = wakers[0].conversation
+        await Conversation(talk.provider, "waits").append()
+        keep = JournalRetention(entries=0)
+        found = await talk.journals.prune_journals(keep, limit=1, dry_run=True)
+        assert (found.entries, found.after) == (15, None)
+        at: int | None = 0
+        steps = []
+        while at is not None:
+            step = await talk.journals.prune_journals(keep, limit=7, after=at)
+            assert step.after is None or step.after >= at
+            steps.append(step.entries)
+            at = step.after
+        assert steps == [7, 7, 1]
+        assert await talk.journals.prune_journals(keep, limit=7, dry_run=True) == JournalPruning(entries=0, after=None)
+
+    async def test_bounds_that_an_index_serves(self, cluster: Cluster) -> None:
+        """Large ones are as exact as small ones (contract: prune_journals)."""
+        for number, name in enumerate(("s", "t", "u")):
+            waker = await Waker.begin(cluster, name, event_id="e", text="x" * 8)
+            texts = ["x" * 1000 if number == 1 else "x"] * (300 + number)
+            await waker.wake(entries=[output(text) for text in texts])
+        talk = waker.conversation
+        infos = {row.session_id: row for row in await talk.journals.list_journals(JournalFilter(), 10)}
+        assert await prune(talk, entries=303) == await prune(talk, size=infos["t"].size) == 0
+        assert await prune(talk, entries=301) == 1 + 2
+        assert await prune(talk, size=infos["t"].size - 1 - 10) > 0
+        assert await prune(talk, entries=100, size=100_000) > 0
+        left = await talk.journals.list_journals(JournalFilter(), 10)
+        assert [row.last_seq - row.first_seq + 1 <= 100 and row.size <= 100_000 for row in left] == [True] * 3

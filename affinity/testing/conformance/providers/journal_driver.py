@@ -13,6 +13,7 @@ from affinity.journal import (
     JournalAppend,
     JournalPage,
     JournalQuery,
+    JournalRetention,
     JournalStart,
     JournalWrite,
     NewEntry,
@@ -180,3 +181,17 @@ class Waker:
         """Commit a wake, which must pass."""
         result = await self.commit(await self.new_write(**fields))
         assert result.committed, result
+
+
+async def prune(talk: Conversation, **bounds: Any) -> int:
+    """Remove what can be removed, in small steps, until a round finds nothing; the number of entries."""
+    removed, round_removed = 0, 1
+    while round_removed:
+        round_removed = 0
+        after: int | None = 0
+        while after is not None:
+            step = await talk.journals.prune_journals(JournalRetention(**bounds), limit=3, after=after)
+            assert step.entries <= 3
+            round_removed, after = round_removed + step.entries, step.after
+        removed += round_removed
+    return removed

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from affinity.journal import JournalBirth, JournalFilter, JournalRange, JournalRetention
+from affinity.journal import JournalBirth, JournalFilter, JournalRange
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import state
 from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.journal_driver import KIND, Conversation, Waker, new_start, output
+from affinity.testing.conformance.providers.journal_driver import KIND, Conversation, Waker, new_start, output, prune
 
 
 async def _fork(talk: Conversation, name: str, up_to: int) -> Conversation:
@@ -33,13 +31,6 @@ async def _talk(cluster: Cluster, name: str = "s") -> Conversation:
     waker = await Waker.begin(cluster, name, event_id="e", text="1")
     await waker.wake(entries=[output(str(number)) for number in range(2, 6)])
     return waker.conversation
-
-
-async def _prune(talk: Conversation, **bounds: Any) -> int:
-    removed = 0
-    while step := await talk.journals.prune_journals(JournalRetention(**bounds), limit=100):
-        removed += step
-    return removed
 
 
 class JournalForkRules(Rules):
@@ -90,7 +81,7 @@ class JournalForkRules(Rules):
             for name in ("d", "low"):
                 assert await talks[name].delete()
             assert await talks["s"].journals.list_journals(JournalFilter(), 10) == []
-            assert await _prune(talks["s"], entries=0) == 0
+            assert await prune(talks["s"], entries=0) == 0
             await talks["s"].provider.delete_instance([*talks], force=True)
 
     async def test_retention_keeps_what_forks_have(self, cluster: Cluster) -> None:
@@ -102,15 +93,15 @@ class JournalForkRules(Rules):
         await fork.append(text="own")
         waker = await Waker.of(await cluster.worker("b"), "fork")
         await waker.wake(entries=[output("6")])
-        assert await _prune(talk, size=12) == 0
+        assert await prune(talk, size=12) == 0
         assert await fork.texts() == ["1", "2", "3", "own", "6"]
-        assert await _prune(talk, entries=4) == 2
+        assert await prune(talk, entries=4) == 2
         assert await fork.texts() == ["2", "3", "own", "6"]
         assert (await fork.page()).first_seq == 2
         assert await talk.numbers() == [2, 3, 4, 5]
-        assert await _prune(talk, entries=2) == 4
+        assert await prune(talk, entries=2) == 4
         assert (await fork.numbers(), await talk.numbers()) == ([4, 5], [4, 5])
-        assert await _prune(talk, entries=0) == 4
+        assert await prune(talk, entries=0) == 4
         assert (await fork.page()).first_seq == (await talk.page()).first_seq == 6
         assert (await fork.append(text="next")).seq == 6
 
@@ -119,7 +110,7 @@ class JournalForkRules(Rules):
         talk = await _talk(cluster)
         await talk.append(text="waits")
         fork = await _fork(await _fork(talk, "between", 6), "fork", 6)
-        assert await _prune(talk, entries=0) > 0
+        assert await prune(talk, entries=0) > 0
         assert await fork.texts() == await talk.texts() == ["waits"]
 
     async def test_a_fork_is_as_old_as_itself(self, cluster: Cluster) -> None:
@@ -127,8 +118,8 @@ class JournalForkRules(Rules):
         talk = await _talk(cluster)
         await cluster.advance(100)
         fork = await _fork(talk, "fork", 3)
-        assert await _prune(talk, age=50.0) == 0
+        assert await prune(talk, age=50.0) == 0
         assert await fork.numbers() == [1, 2, 3]
         await cluster.advance(100)
-        await _prune(talk, age=50.0)
+        await prune(talk, age=50.0)
         assert await fork.numbers() == await talk.numbers() == []
