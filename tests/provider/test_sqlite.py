@@ -250,8 +250,8 @@ RARE = {
     "over",
 }
 """Statements that may read a whole table: after a lost reply, for status pages, when a quota is set, when a timeline
-begins, at a migration; all that is suspended, every ten seconds or up to a limit; all pending requests; or, for retention
-by age or by small bounds, all journals.
+begins, at a migration; all that is suspended, every ten seconds or up to a limit; all pending requests; or, for
+retention by age or by small bounds, all journals.
 """
 
 IN_PARTS = {"list_states"}
