@@ -27,6 +27,12 @@ SEQ_MARK: Final = '"$SEQ"'
 """In `JournalAppend.message`: stands for the number of the entry, or of the last one if none is appended."""
 
 
+REFUSAL_MARK: Final = '"\\u001a"'
+"""In the payload of the entry of `JournalAppend.if_refused`: a JSON text that stands for the outcome. No id can be this
+text, which is a control character.
+"""
+
+
 def new_journal_id() -> int:
     """A random journal id: a positive integer of 63 bits."""
     return secrets.randbits(63) or 1
@@ -101,6 +107,9 @@ class JournalAppend:
     closes: bool = False  # afterwards inputs are refused
     sender: str | None = None  # the session whose wake sends it, which must be the parent; None: a client
     unread_limit: int | None = None  # as `NewMessage.unread_limit`
+    # Of a wake: an entry and a message for a journal that is there. They are appended in the same transaction when this
+    # one is refused (its outcome is neither "appended" nor "repeated"), and left out when they are refused in turn.
+    if_refused: JournalAppend | None = None
 
 
 AppendOutcome: TypeAlias = Literal[
@@ -271,7 +280,8 @@ class JournalWrite:
     revisits: Sequence[NewRevisit] = ()
     ended_requests: Sequence[str] = ()  # ids of requests that the wake resolves itself: those that have expired
     ended_revisits: Sequence[str] = ()  # keys of revisits that it has processed; removed before ``revisits`` are added
-    appends: Sequence[JournalAppend] = ()  # to other journals: children, the parent. One that is refused is left out
+    # To other journals: children, the parent. In place of one that is refused, its ``if_refused`` is appended.
+    appends: Sequence[JournalAppend] = ()
     births: Sequence[JournalBirth] = ()  # after the entries and the state; when one is refused, the fence fails
     home: HomeLease | None = None  # of a journal with a home: fenced too
     clear_stream: bool = False  # remove the provisional parts of this journal
@@ -280,7 +290,9 @@ class JournalWrite:
     @property
     def size(self) -> int:
         """Characters of its payloads."""
-        return sum([len(each.payload) for each in self.entries]) + sum([len(each.payload) for each in self.requests])
+        sent = sum([len(each.entry.payload) for each in self.appends if each.entry is not None])
+        kept = sum([len(each.payload) for each in self.entries]) + sum([len(each.payload) for each in self.requests])
+        return kept + sent
 
 
 @frozen(kw_only=True)

@@ -33,14 +33,14 @@ from affinity.conversation.events import (
     UserInterrupt,
     meta_of,
 )
-from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind, interrupt_message, terminate_message
+from affinity.conversation.kinds import ConversationKind, interrupt_message, terminate_message
 from affinity.conversation.lineage import BirthPlanner
 from affinity.conversation.program import Delegation, Failure, WakeOutcome, WakeTask
 from affinity.conversation.stream import Streams, StreamWriter
 from affinity.conversation.trace import WAKE_SPAN, Trace, error_of, root_span
 from affinity.conversation.views import request_of, revisit_of
 from affinity.conversation.wake import Wake, WakeInputs, WakeParts
-from affinity.conversation.writing import WakeWriting
+from affinity.conversation.writing import WakeWriting, end_of_delegation
 from affinity.errors import InvalidOptions, SessionRecordTooNew, SessionWriteConflict
 from affinity.journal import HomeLease, JournalAccess, JournalAppend, JournalFilter, NewEntry, PendingWork
 from affinity.limits import MAX_PAGE
@@ -381,15 +381,7 @@ class _Attempt(Generic[S]):
             cycles=ended["cycles"],
             error=error,
         )
-        entry = NewEntry(
-            kind=event.kind,
-            payload=EventTypes().encode(event),
-            event_id=f"{event.kind}/{ended['id']}",
-            is_input=True,
-        )
-        self.writing.appends.append(
-            JournalAppend(session_id=ended["parent"], kind=ended["parent_kind"], entry=entry, message=WAKE_MESSAGE)
-        )
+        self.writing.appends.append(end_of_delegation(event, ended["parent"], ended["parent_kind"]))
 
     # -- a bad end
 

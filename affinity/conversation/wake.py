@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from affinity.conversation.events import (
     AgentMessage,
     ChildDelegated,
+    ChildEnded,
     EventMeta,
     JournalEntry,
     JournalEvent,
@@ -32,7 +34,7 @@ from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader
 from affinity.conversation.stream import StreamWriter
 from affinity.conversation.trace import Trace, current_span, error_of, inside, part_span, traceparent
 from affinity.conversation.views import PendingRequest, PendingRevisit
-from affinity.conversation.writing import WakeWriting
+from affinity.conversation.writing import WakeWriting, end_of_delegation
 from affinity.errors import (
     ConversationExists,
     ConversationKindMismatch,
@@ -45,6 +47,7 @@ from affinity.errors import (
     UnknownConversation,
 )
 from affinity.journal import (
+    REFUSAL_MARK,
     JournalAccess,
     JournalAppend,
     JournalBirth,
@@ -364,7 +367,7 @@ class Wake(CommonCalls[None]):
     ) -> str:
         """Give work to a child, a conversation of its own with its own journal and state, which is created if there is
         none. It takes effect with the wake's commit. The end of the delegation is an input of this conversation,
-        `ChildEnded`.
+        `ChildEnded`; its outcome is "refused" when the child cannot take it at the commit.
 
         Args:
             conversations: of the child.
@@ -407,9 +410,16 @@ class Wake(CommonCalls[None]):
                 start=spec.start(parent=self.conversation_id),
                 sender=self.conversation_id,
                 unread_limit=MAX_UNREAD_EVENTS,
+                if_refused=self._refused(child_id, delegation),
             )
         )
         return delegation
+
+    def _refused(self, child_id: str, delegation: str) -> JournalAppend:
+        """The end of a delegation that the commit refuses, although the child could take it before."""
+        error = SpanError(type="DelegationRefused", message=json.loads(REFUSAL_MARK))
+        event = ChildEnded(child=child_id, delegation=delegation, outcome="refused", error=error)
+        return end_of_delegation(event, self.conversation_id, self._parts.kind.name)
 
     async def children(self, *, terminated: bool | None = None) -> Sequence[str]:
         """Ids of the children of this conversation, newest first, at most `limits.MAX_PAGE`; those of this wake are not

@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from affinity.conversation.events import EventTypes, JournalEvent
+from affinity.conversation.events import ChildEnded, EventTypes, JournalEvent
+from affinity.conversation.kinds import WAKE_MESSAGE
 from affinity.errors import InvalidInput, PayloadTooLarge
 from affinity.journal import (
     HomeLease,
@@ -22,6 +23,17 @@ from affinity.journal import (
     PendingWork,
 )
 from affinity.limits import MAX_BATCH_BYTES
+
+
+def end_of_delegation(event: ChildEnded, parent: str, parent_kind: str) -> JournalAppend:
+    """The input by which a parent learns of the end of a delegation; it has one end, whoever reports it."""
+    entry = NewEntry(
+        kind=event.kind,
+        payload=EventTypes().encode(event),
+        event_id=f"{event.kind}/{event.delegation}",
+        is_input=True,
+    )
+    return JournalAppend(session_id=parent, kind=parent_kind, entry=entry, message=WAKE_MESSAGE)
 
 
 @dataclass(eq=False)

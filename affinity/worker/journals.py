@@ -72,6 +72,8 @@ class WorkerJournals:
         for append in write.appends:
             self._wakeups.notify_journals(append.session_id)
             self._wakeups.hint_owner(append.session_id)
+            if append.if_refused is not None:  # it may have been
+                self._wakeups.hint_owner(append.if_refused.session_id)
         if any(append.start is not None for append in write.appends) or write.births:
             self._wakeups.hint(None)  # instances that no worker owns yet
 

@@ -102,6 +102,49 @@ async def test_a_child_is_addressed_by_its_direct_parent_only(url: str) -> None:
         }
 
 
+@pytest.mark.parametrize("how", ["terminate", "cancel", "taken"])
+async def test_a_delegation_that_the_commit_refuses_comes_back(url: str, how: str) -> None:
+    """The child could take the work when the wake looked, and cannot when it commits."""
+    child, other = research(answers), make(kind="other")
+    ended: list[ChildEnded] = []
+
+    async def end() -> None:
+        if how == "terminate":
+            await on.talk("c/tea", child).terminate()
+        elif how == "cancel":
+            await on.client.cancel("c/tea")
+            await until(lambda: status(on.talk("c/tea", child), "terminated"))
+        else:
+            await on.talk("c/tea", other).send(UserMessage("first"))
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, UserMessage):
+                wake.append(AgentMessage(await wake.delegate(child, "c/tea", Brief("tea"))))
+                if event.text == "second":
+                    await end()
+            elif isinstance(event, ChildEnded):
+                ended.append(event)
+
+    async def has_ended() -> bool:
+        return bool(ended)
+
+    async with stage(url, handler, child, other) as on:
+        talk = on.talk()
+        if how != "taken":
+            await talk.ask(UserMessage("first"), timeout=30)
+            await until(has_ended)
+            ended.clear()
+        delegation = (await talk.ask(UserMessage("second"), timeout=30)).text
+        await until(has_ended)
+        assert [(each.child, each.delegation, each.outcome) for each in ended] == [("c/tea", delegation, "refused")]
+        assert ended[0].error is not None
+        outcome = "other_kind" if how == "taken" else "closed"
+        assert (ended[0].error.type, ended[0].error.message) == ("DelegationRefused", outcome)
+        assert await until(lambda: status(talk, "idle"))
+        assert len([each for each in await talk.history(kinds=["child.ended"]) if each.event == ended[0]]) == 1
+
+
 async def test_a_child_gives_a_result(sqlite_url: str) -> None:
     async def handler(wake: affinity.Wake, chat: Chat) -> None:
         wake.append(AgentMessage("aside"))

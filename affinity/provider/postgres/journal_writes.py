@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, LiteralString
 
-from affinity.journal import JournalWrite
+from affinity.journal import JournalAppend, JournalWrite, NewEntry
 from affinity.provider.postgres.driver.arrays import Bools, Ints, Texts
 from affinity.provider.postgres.driver.wire import Params
 from affinity.provider.postgres.journals import append_params, call_of
@@ -62,9 +62,33 @@ def _calls(
     if appends := [one for write in writes for one in write.appends]:
         columns = append_params(appends)
         call = call_of("append_journals_1", tuple(columns), _APPEND, only_appends)
-        calls = f"{calls}, (SELECT cardinality(places) FROM {call})"  # noqa: S608 -- literals only
         params |= {_APPEND + name: value for name, value in columns.items()}
+        done: LiteralString = "cardinality(places)"
+        if bounces := _bounces(appends):
+            done = "bounce_journals_1(places, outcomes, %(bounces)s)"
+            params["bounces"] = json.dumps(bounces, ensure_ascii=False)
+        calls = f"{calls}, (SELECT {done} FROM {call})"  # noqa: S608 -- literals only
     return calls, params
+
+
+def _bounces(appends: Sequence[JournalAppend]) -> list[Mapping[str, Any]]:
+    """What is appended in place of those that are refused, each with the place of what it stands for."""
+    found = [(place, one.if_refused) for place, one in enumerate(appends, 1)]
+    return [_bounce(place, other, other.entry) for place, other in found if other and other.entry]
+
+
+def _bounce(place: int, append: JournalAppend, entry: NewEntry) -> Mapping[str, Any]:
+    return {
+        "place": place,
+        "session": append.session_id,
+        "kind": append.kind,
+        "entry_kind": entry.kind,
+        "entry": entry.payload,
+        "event": entry.event_id,
+        "wake": entry.wake_id,
+        "input": entry.is_input,
+        "message": append.message,
+    }
 
 
 def write_params(writes: Sequence[JournalWrite]) -> Params:
@@ -91,7 +115,7 @@ def write_params(writes: Sequence[JournalWrite]) -> Params:
         params["clear"] = Ints(cleared)
     if any(_is_rare(write) for write in writes):
         params["rare"] = json.dumps(_rare(writes), ensure_ascii=False)
-    if also := {one.session_id for write in writes for one in write.appends}:
+    if also := {one.session_id for write in writes for each in write.appends for one in (each, each.if_refused) if one}:
         params["also"] = Texts(also)
     return params
 

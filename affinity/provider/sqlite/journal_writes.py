@@ -51,7 +51,7 @@ class JournalChecker:
         _add(self._tx, writes)
         lineage.create(self._tx, [birth for _, write in writes for birth in write.births])
         if appends := [one for _, write in writes for one in write.appends]:
-            journals.append(self._tx, appends)
+            journals.append_of_wakes(self._tx, appends)
 
     def _fits(self, write: JournalWrite) -> bool:
         head = self._heads.get(write.session_id)

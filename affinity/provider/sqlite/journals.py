@@ -5,11 +5,13 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from affinity.journal import (
+    REFUSAL_MARK,
     SEQ_MARK,
     Answer,
     Appended,
@@ -19,6 +21,7 @@ from affinity.journal import (
     JournalPage,
     JournalQuery,
     JournalStart,
+    NewEntry,
     PendingWork,
     Request,
     Revisit,
@@ -55,6 +58,25 @@ def append(tx: Tx, appends: Sequence[JournalAppend]) -> list[Appended]:
     outcomes = [batch.append(one) for one in appends]
     batch.write()
     return outcomes
+
+
+def append_of_wakes(tx: Tx, appends: Sequence[JournalAppend]) -> None:
+    """Append what wakes send, then what they send in place of what is refused."""
+    outcomes = append(tx, appends)
+    refused = [
+        _bounce(other, other.entry, found.outcome)
+        for one, found in zip(appends, outcomes, strict=True)
+        if found.outcome not in {"appended", "repeated"}
+        and (other := one.if_refused) is not None
+        and other.entry is not None
+    ]
+    if refused:
+        append(tx, refused)
+
+
+def _bounce(append: JournalAppend, entry: NewEntry, outcome: AppendOutcome) -> JournalAppend:
+    """What is sent in place of an append with this outcome."""
+    return replace(append, entry=replace(entry, payload=entry.payload.replace(REFUSAL_MARK, f'"{outcome}"')))
 
 
 def _parent_of(one: JournalAppend, head: Head | None) -> str | None:

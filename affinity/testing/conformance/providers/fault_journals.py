@@ -135,12 +135,13 @@ class JournalWriteOnce:
         waker = await Waker.of(fixtures.clean, name)
         request = NewRequest(request_id="r", kind="confirm", payload="1")
         appends = [new_input(fixtures.name("d"))]
+        appends += [new_input("none", start=None, if_refused=new_input(name, "back", start=None))]
         return cls(fixtures, waker, await waker.new_write(entries=[output()], requests=[request], appends=appends))
 
     async def check(self) -> None:
         """It was committed once."""
         talk = self._waker.conversation
-        assert await talk.texts() == ["hello", "answer"]
+        assert await talk.texts() == ["hello", "answer", "back"]
         assert (await talk.page()).processed == 1
         assert len(await talk.requests()) == 1
         assert await Conversation(talk.provider, self._fixtures.name("d")).texts() == ["hello"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from affinity.journal import NewRequest, NewRevisit
+from affinity.journal import REFUSAL_MARK, JournalAppend, NewRequest, NewRevisit
 from affinity.provider.contract import NewMessage, Quotas, Token, WorkAck
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import TIMEOUTS, message_ids, payloads, state_write, turn
@@ -245,6 +245,67 @@ class JournalWriteRules(Rules):
         assert await Conversation(waker.peer.provider, "child").texts() == ["brief"]
         assert await waker.conversation.texts() == ["hello", "answer"]
 
+    async def test_what_is_refused_comes_back(self, cluster: Cluster) -> None:
+        """In place of each append that is refused its other one is made, in order, with the outcome in its entry, and
+        wakes its instance; not for one that is appended, or repeated (contract: JournalAppend.if_refused).
+        """
+        waker = await Waker.begin(cluster)
+        provider = waker.peer.provider
+        await Conversation(provider, "other").append(start=new_start("other", parent="p"))
+        await Conversation(provider, "closed").append(closes=True)
+        await Conversation(provider, "kind").append(kind="of another kind")
+        await Conversation(provider, "child").append(start=new_start("child", parent="s"), event_id="brief")
+        appends = [
+            new_input("other", sender="s", if_refused=_bounce()),
+            new_input("child", "brief", sender="s", event_id="brief", if_refused=_bounce()),
+            new_input("closed", if_refused=_bounce()),
+            new_input("none", start=None, if_refused=_bounce("child")),
+            new_input("new", start=new_start("new", parent="s"), sender="s", if_refused=_bounce()),
+            new_input("kind", if_refused=_bounce()),
+            new_input("closed", if_refused=_bounce("none")),
+        ]
+        await waker.wake(entries=[output()], appends=appends)
+        assert await waker.conversation.texts() == ["hello", "answer", "not_parent", "closed", "other_kind"]
+        assert await Conversation(provider, "child").texts() == ["hello", "unknown"]
+        assert await Conversation(provider, "new").texts() == ["hello"]
+        assert [entry.is_input for entry in await waker.conversation.entries()] == [True, False, True, True, True]
+        (item,) = [item for item in await waker.peer.take_instances() if item.instance_id == "s"]
+        assert payloads(item) == ["[3]", "[4]", "[5]"]
+
+    async def test_what_comes_back_has_an_event_id(self, cluster: Cluster) -> None:
+        """It is there once, and what was reported under its id before stays (contract: JournalAppend.if_refused)."""
+        waker = await Waker.begin(cluster)
+        other = new_input("none", start=None, if_refused=_bounce(event_id="end"))
+        await waker.wake(appends=[other, other])
+        await waker.wake(appends=[other], wake_id="w2")
+        assert await waker.conversation.texts() == ["hello", "unknown"]
+
+    async def test_nothing_comes_back_to_a_closed_journal(self, cluster: Cluster) -> None:
+        """It is refused as anything else, and the rest of the wake commits (contract: JournalAppend.if_refused)."""
+        waker = await Waker.begin(cluster)
+        write = await waker.new_write(entries=[output()], appends=[new_input("none", start=None, if_refused=_bounce())])
+        await waker.conversation.append(text="bye", closes=True)
+        assert (await waker.commit(write)).committed
+        assert await waker.conversation.texts() == ["hello", "bye", "answer"]
+
+    async def test_an_ack_brings_back_what_is_refused(self, cluster: Cluster) -> None:
+        """The slow path: for the acks that pass, and for no other (contract: JournalAppend.if_refused)."""
+        waker = await Waker.begin(cluster)
+        peer = waker.peer
+        other = Conversation(peer.provider, "other")
+        await other.append()
+        await cluster.enqueue(None, None)
+        items = await peer.take(2)
+        late = await (await Waker.of(peer, "other")).new_write(
+            base=7, appends=[new_input("none", start=None, if_refused=_bounce("other"))]
+        )
+        write = await waker.new_write(appends=[new_input("none", start=None, if_refused=_bounce())])
+        acks = [WorkAck(lock=items[0].lock, message="done", journal=late)]
+        acks += [WorkAck(lock=items[1].lock, message="done", journal=write)]
+        assert await peer.provider.ack_work_item(peer.identity, acks, TIMEOUTS) == [False, True]
+        assert await waker.conversation.texts() == ["hello", "unknown"]
+        assert await other.texts() == ["hello"]
+
     async def test_wakes_append_to_each_other(self, cluster: Cluster) -> None:
         """Two wakes of one batch, each with an input for the other: both commit, without a deadlock of concurrent
         batches (contract: JournalWrite.appends).
@@ -281,3 +342,10 @@ class JournalWriteRules(Rules):
         assert result.committed
         (item,) = [item for item in await waker.peer.take_instances() if item.instance_id == "other"]
         assert sorted(payloads(item)) == ["[1]", "[2]", "message", "start"]
+
+
+def _bounce(session_id: str = "s", event_id: str | None = None) -> JournalAppend:
+    """What is appended when another append is refused: its text is the outcome of that."""
+    append = new_input(session_id, start=None, event_id=event_id)
+    assert append.entry is not None
+    return replace(append, entry=replace(append.entry, payload=REFUSAL_MARK))
