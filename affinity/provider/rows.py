@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from affinity.errors import SessionWriteConflict, WorkerFenced
+from affinity.journal import JournalInfo
 from affinity.provider.contract import (
     LEFT,
     EventOrigin,
@@ -310,6 +311,27 @@ def _to_metadata(row: Columns) -> SessionMetadata:
         labels=labels_of(labels),
         message_count=message_count,
         participants=participants_of(participants),
+    )
+
+
+def to_journal_info(row: Columns, time: Time) -> JournalInfo:
+    """A journal of a listing."""
+    session_id, journal_id, kind, parent, processed, first_seq, last_seq, size, closed, *rest = row
+    pending_requests, pending_revisits, created_at, updated_at = rest
+    return JournalInfo(
+        session_id=session_id,
+        journal_id=journal_id,
+        kind=kind,
+        parent=parent,
+        processed=processed,
+        first_seq=first_seq,
+        last_seq=last_seq,
+        size=size,
+        closed=bool(closed),
+        pending_requests=pending_requests,
+        pending_revisits=pending_revisits,
+        created_at=time(created_at),
+        updated_at=time(updated_at),
     )
 
 

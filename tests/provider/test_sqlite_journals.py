@@ -17,7 +17,7 @@ import anyio
 import pytest
 
 from affinity.journal import JournalPruning, JournalRetention, StreamCursor
-from affinity.provider.sqlite import Clock, SqliteProvider
+from affinity.provider.sqlite import Clock, SqliteProvider, journal_admin
 from affinity.provider.sqlite.driver.database import Database, connect
 from affinity.testing.conformance.providers.builders import message_ids
 from affinity.testing.conformance.providers.journal_driver import Conversation, Waker, new_input, output
@@ -151,6 +151,20 @@ async def test_a_commit_behind_a_stream_waits_for_the_disk(tmp_path: Path) -> No
         database.write(note)
     full, normal = 2, 1
     assert waits == [full, normal, normal, full, full]
+
+
+@pytest.mark.parametrize(
+    ("statement", "index"),
+    [(journal_admin.BY_KIND, "journals_by_kind"), (journal_admin.BY_PARENT, "journals_by_parent")],
+)
+async def test_a_listing_reads_the_index_of_its_condition(tmp_path: Path, statement: str, index: str) -> None:
+    path = tmp_path / "affinity.db"
+    create_file(path)
+    arguments = dict.fromkeys(("before", "before_id", "kind", "prefix", "parent", "closed", "now", "limit"))
+    with closing(sqlite3.connect(path)) as connection:
+        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", arguments)]
+    assert plan[0].startswith(f"SEARCH j USING INDEX {index} ("), plan
+    assert not any("TEMP B-TREE" in step for step in plan)
 
 
 async def test_a_deletion_by_the_release_before_is_cleaned_up(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from psycopg.types.numeric import Int8
 
@@ -12,7 +12,8 @@ from affinity.journal import JournalFilter, JournalInfo, JournalPruning, Journal
 from affinity.limits import PRUNE_WINDOW
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.journals import to_request, to_revisit
-from affinity.provider.postgres.operations import Operations
+from affinity.provider.postgres.operations import Operations, same_time
+from affinity.provider.rows import to_journal_info
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "journal_admin.sql")
@@ -33,7 +34,7 @@ class JournalAdministration(Operations):
             "after_id": after_id,
             "limit": Int8(limit),
         }
-        return [_to_info(*row) for row in await self._connections.misc.run(_SQL["list"], params)]
+        return [to_journal_info(row, same_time) for row in await self._connections.misc.run(_SQL["list"], params)]
 
     async def get_journal_requests(self, session_ids: Sequence[str]) -> Sequence[Sequence[Request]]:
         rows = await self._connections.quick.run(_SQL["requests"], {"session": Texts(session_ids)})
@@ -71,23 +72,3 @@ class JournalAdministration(Operations):
         }
         ((removed, goes_on),) = await self._connections.misc.run(_SQL["prune"], params)
         return JournalPruning(entries=removed, after=goes_on)
-
-
-def _to_info(*row: Any) -> JournalInfo:
-    session_id, journal_id, kind, parent, processed, first_seq, last_seq, size, closed, *rest = row
-    requests, revisits, created_at, updated_at = rest
-    return JournalInfo(
-        session_id=session_id,
-        journal_id=journal_id,
-        kind=kind,
-        parent=parent,
-        processed=processed,
-        first_seq=first_seq,
-        last_seq=last_seq,
-        size=size,
-        closed=closed,
-        pending_requests=requests,
-        pending_revisits=revisits,
-        created_at=created_at,
-        updated_at=updated_at,
-    )

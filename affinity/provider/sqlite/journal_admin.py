@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from affinity.journal import JournalFilter, JournalInfo, JournalPruning, JournalRetention, Request, Revisit
 from affinity.limits import MAX_PAGE, PRUNE_WINDOW
+from affinity.provider.rows import to_journal_info
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.sqlite.journal_rows import read_heads
@@ -20,6 +21,9 @@ SQL: Final = load_statements(__package__, "journal_admin.sql")
 INDEXED_ENTRIES: Final = 64
 INDEXED_BYTES: Final = 65536
 """Journals with more are in the indexes by size: see migration 27."""
+
+BY_KIND: Final = SQL["list"].replace("(:kind IS NULL OR j.kind = :kind)", "j.kind = :kind")
+BY_PARENT: Final = SQL["list"].replace("(:parent IS NULL OR j.parent = :parent)", "j.parent = :parent")
 
 
 def list_journals(tx: Tx, where: JournalFilter, limit: int) -> list[JournalInfo]:
@@ -35,12 +39,12 @@ def list_journals(tx: Tx, where: JournalFilter, limit: int) -> list[JournalInfo]
         "limit": min(limit, MAX_PAGE),
     }
     if where.with_requests:
-        path = "with_requests"
+        statement = SQL["with_requests"]
     elif where.parent is not None:
-        path = "by_parent"
+        statement = BY_PARENT
     else:
-        path = "by_age" if where.kind is None else "by_kind"
-    return [_to_info(row) for row in tx.rows(SQL[path], arguments)]
+        statement = SQL["list"] if where.kind is None else BY_KIND
+    return [to_journal_info(row, instant) for row in tx.rows(statement, arguments)]
 
 
 def get_requests(tx: Tx, session_ids: Sequence[str]) -> list[list[Request]]:
@@ -211,23 +215,3 @@ def _oldest(tx: Tx, at: _Bounds, end: int, retention: JournalRetention) -> list[
 
 def _cutoff(tx: Tx, retention: JournalRetention) -> float:
     return -math.inf if retention.age is None else tx.now - retention.age
-
-
-def _to_info(row: Sequence[Any]) -> JournalInfo:
-    session_id, journal_id, kind, parent, processed, first_seq, last_seq, size, closed, *rest = row
-    pending_requests, pending_revisits, created_at, updated_at = rest
-    return JournalInfo(
-        session_id=session_id,
-        journal_id=journal_id,
-        kind=kind,
-        parent=parent,
-        processed=processed,
-        first_seq=first_seq,
-        last_seq=last_seq,
-        size=size,
-        closed=bool(closed),
-        pending_requests=pending_requests,
-        pending_revisits=pending_revisits,
-        created_at=instant(created_at),
-        updated_at=instant(updated_at),
-    )

@@ -1,4 +1,4 @@
--- by_age: one page of journals, newest first
+-- list: one page of journals, newest first; for those of a kind, or of a parent, its condition becomes that of an index
 SELECT j.session_id, j.journal_id, j.kind, j.parent, j.processed, j.first_seq, j.last_seq, j.size, j.closed,
        (SELECT count(*) FROM journal_requests AS q
         WHERE q.journal_id = j.journal_id AND (q.expires_at IS NULL OR q.expires_at > :now)),
@@ -6,33 +6,7 @@ SELECT j.session_id, j.journal_id, j.kind, j.parent, j.processed, j.first_seq, j
        j.created_at, j.updated_at
 FROM journals AS j
 WHERE j.session_id IS NOT NULL AND (j.created_at, j.session_id) < (:before, :before_id)
-  AND (:prefix IS NULL OR substr(j.session_id, 1, length(:prefix)) = :prefix)
-  AND (:closed IS NULL OR j.closed = :closed)
-ORDER BY j.created_at DESC, j.session_id DESC
-LIMIT :limit;
-
--- by_kind: the same of one kind
-SELECT j.session_id, j.journal_id, j.kind, j.parent, j.processed, j.first_seq, j.last_seq, j.size, j.closed,
-       (SELECT count(*) FROM journal_requests AS q
-        WHERE q.journal_id = j.journal_id AND (q.expires_at IS NULL OR q.expires_at > :now)),
-       (SELECT count(*) FROM journal_revisits AS v WHERE v.journal_id = j.journal_id),
-       j.created_at, j.updated_at
-FROM journals AS j
-WHERE j.session_id IS NOT NULL AND j.kind = :kind AND (j.created_at, j.session_id) < (:before, :before_id)
-  AND (:prefix IS NULL OR substr(j.session_id, 1, length(:prefix)) = :prefix)
-  AND (:closed IS NULL OR j.closed = :closed)
-ORDER BY j.created_at DESC, j.session_id DESC
-LIMIT :limit;
-
--- by_parent: the same of one parent's children
-SELECT j.session_id, j.journal_id, j.kind, j.parent, j.processed, j.first_seq, j.last_seq, j.size, j.closed,
-       (SELECT count(*) FROM journal_requests AS q
-        WHERE q.journal_id = j.journal_id AND (q.expires_at IS NULL OR q.expires_at > :now)),
-       (SELECT count(*) FROM journal_revisits AS v WHERE v.journal_id = j.journal_id),
-       j.created_at, j.updated_at
-FROM journals AS j
-WHERE j.session_id IS NOT NULL AND j.parent = :parent AND (j.created_at, j.session_id) < (:before, :before_id)
-  AND (:kind IS NULL OR j.kind = :kind)
+  AND (:kind IS NULL OR j.kind = :kind) AND (:parent IS NULL OR j.parent = :parent)
   AND (:prefix IS NULL OR substr(j.session_id, 1, length(:prefix)) = :prefix)
   AND (:closed IS NULL OR j.closed = :closed)
 ORDER BY j.created_at DESC, j.session_id DESC
