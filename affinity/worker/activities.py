@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeGuard, cast
+from typing import Any, Final, NamedTuple, TypeGuard
 
 import anyio
 import anyio.to_thread
@@ -35,7 +35,6 @@ from affinity.orchestration.events import ActivityCompleted, ActivityFailed, Act
 from affinity.orchestration.failures import RecordedError, describe_error, recorded, stack_of
 from affinity.orchestration.wire import ActivityTask, decode_task
 from affinity.provider.contract import WaitFailure, WorkAbandon, WorkItem, WorkKey, WorkLock
-from affinity.records import ResourceStore
 from affinity.session.stores import RetryingStore
 from affinity.session.writer import enter_activity
 from affinity.telemetry import enter_session
@@ -132,7 +131,7 @@ class ActivityRunner:
             services.provider.states,
             reading=health.retry,
             writing=health.retry_if_unchanged,
-            resources=cast(ResourceStore, services.provider),
+            resources=services.provider,
         )
         self._journals = WorkerJournals(services)
         self._options = services.options

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import Final, cast
+from typing import Final
 
 import anyio
 from pydantic_core import from_json
 
 from affinity.orchestration.app import Destroyable
-from affinity.records import DurableResource, ResourceStore
+from affinity.records import DurableResource
 from affinity.worker.services import WorkerServices
 
 logger = logging.getLogger("affinity.worker")
@@ -28,7 +28,7 @@ class ResourceSweeper:
     """Destroys the unused ones among the resources that the app includes."""
 
     def __init__(self, services: WorkerServices, resources: tuple[Destroyable, ...]) -> None:
-        self._provider = cast(ResourceStore, services.provider)
+        self._provider = services.provider
         self._health = services.health
         self._lease = services.lease
         self._by_name = {each.name: each for each in resources}

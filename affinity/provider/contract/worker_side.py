@@ -23,9 +23,10 @@ from affinity.provider.contract.work_items import (
     WorkLock,
 )
 from affinity.provider.contract.workers import NO_PROFILE, FleetLoad, WorkerIdentity, WorkerLease, WorkerProfile
+from affinity.records import ResourceStore
 
 
-class WorkerProvider(ProviderConnection, Protocol):
+class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
     """The worker side of a provider."""
 
     async def register_worker(

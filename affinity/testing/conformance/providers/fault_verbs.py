@@ -51,6 +51,7 @@ from affinity.testing.conformance.providers.fault_fixtures import (
     same,
 )
 from affinity.testing.conformance.providers.fault_journals import JOURNAL_VERBS, JournalWriteOnce
+from affinity.testing.conformance.providers.fault_resources import RESOURCE_VERBS
 from affinity.testing.conformance.providers.peer import Peer
 
 Prepare: TypeAlias = Callable[[FaultFixtures], Awaitable[Attempt]]
@@ -685,3 +686,4 @@ def _reading(read: Callable[[Provider, OrchestrationItem], Awaitable[Any]]) -> P
 
 VERBS.update({name: _reading(read) for name, read in READS.items()})
 VERBS.update(JOURNAL_VERBS)
+VERBS.update(RESOURCE_VERBS)

@@ -18,12 +18,12 @@ LABEL = "affinity.resource/box"
 
 
 class ResourceRules(Rules):
-    """`affinity.records.ResourceStore`, as every provider is one."""
+    """`affinity.records.ResourceStore` (contract: WorkerProvider)."""
 
     @pytest.fixture
     async def store(self, cluster: Cluster) -> ResourceStore:
         """Of the test's database."""
-        return cast("ResourceStore", (await cluster.enqueuer()).provider)
+        return (await cluster.enqueuer()).provider
 
     async def test_a_resource_is_begun_created_and_found(self, store: ResourceStore) -> None:
         """Until it is created it is not found (contract: begin_resource, set_resource_handle, get_resource)."""
