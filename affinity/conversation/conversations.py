@@ -229,6 +229,8 @@ class Conversations(Sessions[S]):
         async def wake(ctx: ActivityContext, task: dict[str, Any]) -> dict[str, Any]:
             return cast(dict[str, Any], await runner.run(ctx, cast(WakeTask, task)))
 
+        app.activities[spec.activity].journal_inputs = spec.limits.inputs
+
         @app.orchestration(name=spec.orchestration)
         async def conversation(ctx: OrchestrationContext, start: dict[str, Any]) -> None:
             await Program(ctx, spec.activity, cast(Start, start)).run()

@@ -129,6 +129,10 @@ class ActivityDefinition(Definition):
         super().__init__(name, function)
         self.is_async = _is_async(function)
         """Whether a call returns a coroutine; other activities run in a thread."""
+        self.journal_inputs = 0
+        """How many inputs it begins with, by `JournalAccess.get_pending` of its instance: a worker reads them while it
+        commits the turn that schedules it. 0: it does not begin so.
+        """
 
 
 class OrchestrationDefinition(Definition):

@@ -34,7 +34,7 @@ from affinity.orchestration.app import ActivityDefinition
 from affinity.orchestration.events import ActivityCompleted, ActivityFailed, ActivityFailureKind, Event
 from affinity.orchestration.failures import RecordedError, describe_error, recorded, stack_of
 from affinity.orchestration.wire import ActivityTask, decode_task
-from affinity.provider.contract import WaitFailure, WorkAbandon, WorkItem, WorkKey, WorkLock
+from affinity.provider.contract import Turn, WaitFailure, WorkAbandon, WorkItem, WorkKey, WorkLock
 from affinity.session.stores import RetryingStore
 from affinity.session.writer import enter_activity
 from affinity.telemetry import enter_session
@@ -134,6 +134,7 @@ class ActivityRunner:
             resources=services.provider,
         )
         self._journals = WorkerJournals(services)
+        self._journal_inputs = {name: n for name, each in app.activities.items() if (n := each.journal_inputs)}
         self._options = services.options
         self._lease = services.lease
         self._locks = services.lease.locks
@@ -182,6 +183,15 @@ class ActivityRunner:
         return [*self._running, *([] if waiting is None else [waiting.lock])]
 
     # -- starting
+
+    def read_ahead(self, turn: Turn) -> None:
+        """While a turn is committed, read what the activities begin with that it schedules. Not beside a write to a
+        journal, which the read would miss.
+        """
+        if self._journal_inputs and not turn.journals:
+            for item in turn.work_items:
+                if item.lock_here and (limit := self._journal_inputs.get(item.name)):
+                    self._journals.read_ahead(turn.instance_id, limit)
 
     def start(self, item: WorkItem, task: ActivityTask | None = None) -> None:
         """Begin to run a work item that is locked to this worker; ``task`` spares the decoding of its payload.

@@ -104,7 +104,11 @@ class Fetcher:
         if self._state.locks_uncertain:
             await self._release_unknown_locks()
         self._state.unclaimed_remaining = False
-        due = [await self._fetch_work(generation), await self._fetch_messages(generation)]
+        fetches = [self._fetch_work, self._fetch_messages]
+        if self._state.messages_first:
+            self._state.messages_first = False
+            fetches.reverse()
+        due = [await fetch(generation) for fetch in fetches]
         if self._state.unclaimed_remaining:
             await anyio.sleep(SHARE_SECONDS)
         return max(0.0, min(due))

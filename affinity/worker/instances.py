@@ -389,6 +389,7 @@ class InstanceTable:
             self._return(live.execution.instance_id, inputs[step.consumed :])
         live.committing = True
         self._commits.submit_turn(built, partial(self._apply_outcome, live, built, consumed, unwanted))
+        self._activities.read_ahead(built.turn)
 
     def _latest_version(self, name: str) -> str | None:
         latest = self._app.find_orchestration(name)

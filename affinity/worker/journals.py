@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from affinity.journal import (
     JournalFilter,
@@ -21,6 +22,12 @@ from affinity.journal import (
 from affinity.limits import MAX_BATCH
 from affinity.worker.services import WorkerServices
 
+READ_AHEAD_SECONDS: Final = 0.25
+"""How old what was read ahead may be: a commit takes less, and an activity that waits for longer reads again."""
+
+READ_AHEAD: Final = 1_000
+"""Sessions whose work is read ahead at a time."""
+
 Read: TypeAlias = Callable[[Sequence[str], int], Awaitable[Sequence[PendingWork | None]]]
 
 
@@ -32,10 +39,20 @@ class WorkerJournals:
         self._retry = services.health.retry
         self._wakeups = services.wakeups
         self._pending = SharedReads(self._read_pending)
+        self._ahead: dict[str, tuple[float, asyncio.Future[PendingWork | None]]] = {}
+
+    def read_ahead(self, session_id: str, limit: int) -> None:
+        """Begin to read what the next wake of a session has to do. It will see at least what is committed now."""
+        if len(self._ahead) >= READ_AHEAD:
+            self._ahead.clear()  # of wakes that run elsewhere
+        self._ahead[session_id] = (time.monotonic(), self._pending.submit(session_id, limit))
 
     async def get_pending(self, session_id: str, limit: int) -> PendingWork | None:
-        """What a wake has to do."""
-        return await self._pending.get(session_id, limit)
+        """What a wake has to do; it may have been read ahead."""
+        read_at, ahead = self._ahead.pop(session_id, (0.0, None))
+        if ahead is None or time.monotonic() - read_at > READ_AHEAD_SECONDS:
+            ahead = self._pending.submit(session_id, limit)
+        return await ahead
 
     async def _read_pending(self, session_ids: Sequence[str], limit: int) -> Sequence[PendingWork | None]:
         return await self._retry(partial(self._provider.get_pending, session_ids, limit=limit))
@@ -92,14 +109,15 @@ class SharedReads:
         self._waiting: list[_Waiting] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def get(self, session_id: str, limit: int) -> PendingWork | None:
-        """The answer for one session."""
+    def submit(self, session_id: str, limit: int) -> asyncio.Future[PendingWork | None]:
+        """The answer for one session, to be awaited or not."""
         loop = asyncio.get_running_loop()
         waiting = _Waiting(session_id, limit, loop.create_future())
+        waiting.answer.add_done_callback(_note_error)
         self._waiting.append(waiting)
         if self._task is None:
             self._task = loop.create_task(self._answer_all())
-        return await waiting.answer
+        return waiting.answer
 
     async def _answer_all(self) -> None:
         try:
@@ -132,3 +150,9 @@ class SharedReads:
         for each in waiting:
             if not each.answer.done():
                 each.answer.set_result(found[each.session_id])
+
+
+def _note_error(answer: asyncio.Future[PendingWork | None]) -> None:
+    """An answer that nothing awaits has no error to report."""
+    if not answer.cancelled():
+        answer.exception()

@@ -36,6 +36,8 @@ class FetchState:
 
     may_have_work: bool = False
     """Work may have come that no fetch has seen."""
+    messages_first: bool = False
+    """The next fetch begins with messages: a hint said that there are some."""
     has_backlog: bool = False
     """Work in the queue waits for a free slot: new work of this worker queues behind it."""
     unclaimed_remaining: bool = False
@@ -90,6 +92,7 @@ class Wakeups:
 
     def heed(self, hint: Hint) -> None:
         """Fetch soon. After a hint that all workers have received, each of many waits for a random time."""
+        self._state.messages_first |= hint.messages
         longest = (self._state.workers - FEW_WORKERS) * SPREAD_SECONDS
         if not hint.to_all or longest <= 0.0:
             self.wake_fetcher()

@@ -58,7 +58,7 @@ async def test_reads_that_come_while_one_is_under_way_share_the_next_call() -> N
     found: list[str] = []
 
     async def get(name: str, limit: int = 10) -> None:
-        answer = await shared.get(name, limit)
+        answer = await shared.submit(name, limit)
         assert answer is not None
         found.append(answer.kind)
 
@@ -81,9 +81,9 @@ async def test_a_read_that_fails_fails_for_those_that_shared_it_and_the_next_goe
     reads.error = DataRefused("no")
     reads.go.set()
     with pytest.raises(DataRefused):
-        await shared.get("a", 10)
+        await shared.submit("a", 10)
     reads.error = None
-    assert await shared.get("a", 10) == work("a")
+    assert await shared.submit("a", 10) == work("a")
 
 
 async def test_a_cancelled_reader_does_not_disturb_the_others() -> None:
@@ -92,11 +92,11 @@ async def test_a_cancelled_reader_does_not_disturb_the_others() -> None:
     found: list[PendingWork | None] = []
 
     async def get() -> None:
-        found.append(await shared.get("b", 10))
+        found.append(await shared.submit("b", 10))
 
     async with anyio.create_task_group() as tasks:
         with anyio.move_on_after(0.01):
-            await shared.get("a", 10)
+            await shared.submit("a", 10)
         tasks.start_soon(get)
         await anyio.wait_all_tasks_blocked()
         reads.go.set()

@@ -14,6 +14,7 @@ class Hint:
     work: bool = True  # the queues may have work for it
     cancel: bool = False  # a work item that it has locked may have been removed
     sessions: bool = False  # a session that it holds may have moved
+    messages: bool = False  # the work is messages of instances: to be fetched before work items
     to_all: bool = False  # set by the provider, if it knows: all workers have received it
 
     def merge(self, other: Hint | None) -> Hint:
@@ -24,6 +25,7 @@ class Hint:
             work=self.work or other.work,
             cancel=self.cancel or other.cancel,
             sessions=self.sessions or other.sessions,
+            messages=self.messages or other.messages,
             to_all=self.to_all and other.to_all,
         )
 

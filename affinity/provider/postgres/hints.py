@@ -27,7 +27,7 @@ _NOTIFY: Final = """
 WITH recipient AS (
     SELECT worker_id, hint FROM unnest(%(workers)s, %(hints)s) AS h (worker_id, hint)
     UNION
-    SELECT w.worker_id, 'w'
+    SELECT w.worker_id, 'wm'
     FROM unnest(%(instances)s) AS k (instance_id)
     LEFT JOIN instances i USING (instance_id)
     LEFT JOIN alive_workers w ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation
@@ -104,8 +104,14 @@ def _channel(target: Target, worker_id: str | None) -> str:
 
 
 def _encode(hint: Hint) -> str:
-    return "w" * hint.work + "c" * hint.cancel + "s" * hint.sessions
+    return "w" * hint.work + "c" * hint.cancel + "s" * hint.sessions + "m" * hint.messages
 
 
 def _decode(payload: str, *, to_all: bool) -> Hint:
-    return Hint(work="w" in payload, cancel="c" in payload, sessions="s" in payload, to_all=to_all)
+    return Hint(
+        work="w" in payload,
+        cancel="c" in payload,
+        sessions="s" in payload,
+        messages="m" in payload,
+        to_all=to_all,
+    )

@@ -354,7 +354,7 @@ class SqliteProvider:
         """
         hints.send(self._path, workers)
         if owners_of:
-            hints.send(self._path, {None: Hint()})
+            hints.send(self._path, {None: Hint(messages=True)})
 
     # -- the client
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import anyio
 
 from affinity.provider.contract import Hint, HintSource
@@ -62,9 +64,9 @@ class HintRules(Rules):
         async with a.provider.hints(a.identity) as source:
             for provider in (b.provider, a.provider, await cluster.open()):
                 await provider.wake({}, ["i"])
-                assert (await self._collect(source, 1)).work
+                assert await self._collect(source, 2) == Hint(work=True, messages=True)
             await b.provider.wake({None: Hint(work=False, cancel=True)}, ["i"])
-            assert await self._collect(source, 2) == Hint(work=True, cancel=True)
+            assert await self._collect(source, 3) == Hint(work=True, cancel=True, messages=True)
 
     async def test_for_an_instance_that_nobody_owns_all_are_told(self, cluster: Cluster) -> None:
         """``owners_of`` wakes all workers if the owner is dead or there is none (contract: wake)."""
@@ -96,10 +98,10 @@ class HintRules(Rules):
     @staticmethod
     async def _collect(source: HintSource, kinds: int) -> Hint:
         """Wait for hints until as many kinds as asked for have come."""
-        work = cancel = False
+        merged = Hint(work=False)
         with anyio.fail_after(PATIENCE):
-            while work + cancel < kinds:
+            while merged.work + merged.cancel + merged.messages < kinds:
                 hint = await source.wait(PATIENCE)
                 if hint is not None:
-                    work, cancel = work or hint.work, cancel or hint.cancel
-        return Hint(work=work, cancel=cancel)
+                    merged = replace(hint.merge(merged), to_all=False)
+        return merged

@@ -1,0 +1,96 @@
+"""What an ask does not wait for: reads beside a commit, and messages before work items. Nothing is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+import pytest
+
+from affinity import AgentMessage, RuntimeOptions, UserMessage, Wake
+from affinity.journal import PendingWork
+from affinity.provider import open_provider
+from affinity.provider.contract import FetchOptions, Turn, TurnResult, WorkerIdentity, WorkFetch
+from affinity.provider.postgres import PostgresProvider
+from tests.conversation.application import Chat, stage
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def provider(url: str) -> Any:
+    """The class of the provider of this database."""
+    opened = await open_provider(url)
+    await opened.aclose()
+    return type(opened)
+
+
+async def test_the_work_of_a_wake_is_read_while_its_turn_is_committed(
+    url: str, provider: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_read = anyio.Event()
+    was_read: list[bool] = []
+    commit, read = provider.commit_turn, provider.get_pending
+
+    async def get_pending(self: Any, session_ids: Sequence[str], **options: Any) -> Sequence[PendingWork | None]:
+        is_read.set()
+        return list(await read(self, session_ids, **options))
+
+    async def commit_turn(self: Any, identity: WorkerIdentity, turns: Sequence[Turn], *rest: Any) -> list[TurnResult]:
+        if any(turn.work_items for turn in turns):
+            with anyio.move_on_after(3):
+                await is_read.wait()
+            was_read.append(is_read.is_set())
+        return list(await commit(self, identity, turns, *rest))
+
+    monkeypatch.setattr(provider, "get_pending", get_pending)
+    monkeypatch.setattr(provider, "commit_turn", commit_turn)
+    async with stage(url) as on:
+        assert (await on.talk().ask(UserMessage("one"), timeout=30)).text == "re: one"
+        is_read, was_read = anyio.Event(), []
+        assert (await on.talk().ask(UserMessage("two"), timeout=30)).text == "re: two"
+    assert was_read == [True]
+
+
+async def test_the_work_of_a_wake_is_read_again_when_the_wake_before_it_is_committed_with_its_turn(url: str) -> None:
+    """Otherwise its write would be refused, and it would run twice."""
+    entered, go = anyio.Event(), anyio.Event()
+    runs: list[tuple[int, list[str]]] = []
+
+    async def slow(wake: Wake, chat: Chat) -> None:
+        runs.append((wake.attempt, [event.text for event in wake.events if isinstance(event, UserMessage)]))
+        entered.set()
+        await go.wait()
+        wake.append(AgentMessage("done"))
+
+    async with stage(url, slow) as on:
+        talk = on.talk()
+        await talk.send(UserMessage("one"))
+        await entered.wait()
+        second = await talk.send(UserMessage("two"))
+        await anyio.sleep(0.5)  # until the turn of its signal is committed
+        go.set()
+        await talk.reply(second, timeout=30)
+    assert runs == [(1, ["one"]), (1, ["two"])]
+
+
+async def test_after_a_message_messages_are_fetched_before_work_items(
+    postgres_migrated: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On PostgreSQL: the commits of other processes, which say less, wake a worker on SQLite too."""
+    fetch, go = PostgresProvider.fetch_work_item, anyio.Event()
+    go.set()
+
+    async def wait_and_fetch(self: PostgresProvider, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
+        await go.wait()
+        return await fetch(self, identity, options)
+
+    monkeypatch.setattr(PostgresProvider, "fetch_work_item", wait_and_fetch)
+    options = RuntimeOptions(worker_node_id="w", poll_interval=10.0)
+    async with stage(postgres_migrated, options=options) as on:
+        assert (await on.talk().ask(UserMessage("one"), timeout=30)).text == "re: one"
+        await anyio.sleep(0.3)  # until nothing is fetched any more
+        go = anyio.Event()
+        assert (await on.talk().ask(UserMessage("two"), timeout=30)).text == "re: two"
+        go.set()
