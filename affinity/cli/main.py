@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from affinity.cli import cluster, inspection, instances, worker
+from affinity.cli import cluster, inspection, instances, stop, worker
 from affinity.cli.conversation import conversation
 from affinity.cli.demo import demo
 from affinity.cli.output import printable
@@ -62,7 +62,7 @@ def main(ctx: click.Context, url: str | None) -> None:
       1    the instance failed or was cancelled, or there is none, or it does not allow this (finished, running, …)
       2    the command line or an input is wrong; nothing was changed
       3    the database cannot be reached or refuses; or another process took the worker's name
-      4    the time given to `wait` or `ask` ran out
+      4    the time given to `wait`, `ask` or `stop` ran out
       130  interrupted by Ctrl-C
     """
     ctx.obj = url
@@ -70,6 +70,7 @@ def main(ctx: click.Context, url: str | None) -> None:
 
 for command in (
     worker.worker,
+    stop.stop,
     instances.start,
     instances.raise_event,
     instances.ask,

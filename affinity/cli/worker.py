@@ -50,10 +50,11 @@ def _runtime_options(function: F) -> F:
 def worker(shell: Shell, *, target: str, migrate: bool, log_level: str, **flags: Any) -> None:
     """Run the orchestrations and activities of the app that MODULE:APP names.
 
-    Start as many as you like, on as many machines as you like; with SQLite, on one machine. The first SIGTERM or Ctrl-C
-    drains: running activities end or are given back, and sessions are released. The second stops immediately: running
-    activities are cancelled, and their work is free for other workers. Exit code 0 after SIGTERM, 143 after a second
-    one, 130 after Ctrl-C, 1 when an activity did not end though it was cancelled.
+    Start as many as you like, on as many machines as you like; with SQLite, on one machine. SIGTERM or Ctrl-C drains:
+    running activities end or are given back, and sessions are released. Ctrl-C during the drain stops immediately:
+    running activities are cancelled, and their work is free for other workers. A further SIGTERM changes nothing. Exit
+    code 0 after SIGTERM, 143 when Ctrl-C cut its drain short, 130 after Ctrl-C, 1 when an activity did not end though
+    it was cancelled.
 
     Durations are seconds. Every flag can be given by the environment instead: AFFINITY_WORKER_NODE_ID,
     AFFINITY_MAX_SESSIONS_PER_RUNTIME, AFFINITY_<OPTION>, as `affinity.RuntimeOptions` names them.

@@ -102,7 +102,7 @@ class Worker:
         self._health = DatabaseHealth(self.identity.worker_id)
         self._drain_begun = False
         self.drained = False
-        """Whether a drain came to its end: False after a second signal."""
+        """Whether a drain came to its end: False when SIGINT cut it short."""
         self._entered = False
         self._leaving = anyio.Event()
         self._is_running = False  # an incarnation has begun, and is not over
@@ -167,8 +167,9 @@ class Worker:
     async def serve(self) -> signal.Signals:
         """Run as a process: enter, run until SIGTERM or SIGINT, drain, leave; returns the signal.
 
-        A second signal ends the drain, and one that comes while the worker is still starting ends the start: stop now.
-        Call it instead of the ``async with``, so that no signal can come before its handler.
+        SIGINT during the drain ends it, and a signal that comes while the worker is still starting ends the start: stop
+        now. SIGTERM during the drain changes nothing. Call it instead of the ``async with``, so that no signal can come
+        before its handler.
 
         Raises:
             WorkerFenced, WorkerStalled: as for `wait_ended`; and what entering raises.
@@ -200,8 +201,9 @@ class Worker:
         scope: anyio.CancelScope,
     ) -> None:
         async for number in signals:
+            drains = bool(received)
             received.append(number)
-            if not self._entered or len(received) > 1:
+            if not self._entered or (drains and number is signal.SIGINT):
                 logger.warning("worker %s: %s, stopping now", self.identity.worker_id, number.name)
                 scope.cancel()
             first.set()

@@ -91,12 +91,14 @@ class Pod:
         deadline = time.monotonic() + self.grace
         hook: Any = self._container.get("lifecycle", {}).get("preStop")
         if hook is not None:
-            program, *arguments = hook["exec"]["command"]
-            command = [*entrypoint(), *arguments] if program == "affinity" else [program, *arguments]
+            program, verb, process, *options = hook["exec"]["command"]
+            assert (program, verb, process) == ("affinity", "stop", "1"), "the first process of the container"
+            command = [*entrypoint(), verb, str(self._process.pid), *options]
             with self._log.open("ab") as output:
                 subprocess.run(
                     command, env=self._environment, timeout=self.grace, stdout=output, stderr=output, check=True
                 )
+            assert self._process.poll() is not None, "the hook has returned before the end"
         self._process.send_signal(signal.SIGTERM)
         return deadline
 

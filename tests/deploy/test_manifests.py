@@ -181,7 +181,11 @@ def test_the_environment_is_that_of_a_worker(manifests: Manifests) -> None:
 def test_the_grace_period_is_longer_than_the_longest_drain(manifests: Manifests) -> None:
     options = RuntimeOptions.from_environment(environment(manifests, "pod-0", SECRETS))
     longest = options.drain_timeout + options.worker_lease_timeout + max(SECONDS_TO_STOP, LEAVE_SECONDS)
-    assert pod_template(manifests)["terminationGracePeriodSeconds"] >= longest + 30.0  # a dispose of the application
+    spec = pod_template(manifests)
+    *command, waits = spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    assert command == ["affinity", "stop", "1", "--timeout"]
+    assert float(waits) >= longest + 30.0  # a dispose of the application
+    assert spec["terminationGracePeriodSeconds"] >= float(waits) + 5.0  # until the hook has begun, and for SIGTERM
 
 
 def test_the_pod_s_memory_is_enough_for_its_options(manifests: Manifests) -> None:
@@ -220,7 +224,7 @@ def pod(manifests: Manifests, tmp_path: Path, port: int) -> Iterator[Pod]:
 
 def test_the_probes_are_answered(manifests: Manifests, pod: Pod, port: int) -> None:
     """By a worker of the manifest's own command and environment, on the port of that name, within the startup probe's
-    time; and SIGTERM ends it with exit code 0.
+    time; and the hook ends it with exit code 0.
     """
     (container,) = pod_template(manifests)["containers"]
     (metrics,) = container["ports"]

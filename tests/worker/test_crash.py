@@ -154,14 +154,30 @@ async def test_a_drain_that_takes_too_long_gives_back_without_burning_an_attempt
 
 
 @everywhere
-async def test_a_second_sigterm_stops_now(workers: Workers, client: Client, board: Board) -> None:
+async def test_a_second_sigterm_changes_nothing(workers: Workers, client: Client, board: Board) -> None:
+    """A supervisor may send it after a hook has: what runs ends here, and is not started again."""
+    first = workers.start("first", drain_timeout=60)
+    await client.start("held_walk", 1, instance_id="walk")
+    running = await board.next()
+    for _ in range(2):
+        first.send(signal.SIGTERM)
+        first.wait_log("draining")
+    workers.start("second")
+    await running.answer()
+    assert first.wait() == 0
+    assert [one["worker"] for one in await client.wait("walk", timeout=30)] == ["first"]
+
+
+@everywhere
+async def test_ctrl_c_cuts_a_drain_short(workers: Workers, client: Client, board: Board) -> None:
     first = workers.start("first", drain_timeout=60)
     await client.start("held_walk", 1, instance_id="walk")
     await board.next()
     first.send(signal.SIGTERM)
     first.wait_log("draining")
-    first.send(signal.SIGTERM)
-    assert first.wait() != 0
+    first.send(signal.SIGINT)
+    assert first.wait() == 128 + signal.SIGTERM
+    assert "SIGINT, stopping now" in "\n".join(first.log)
     workers.start("second")
     await (await board.next()).answer()
     assert len(await client.wait("walk", timeout=30)) == 1
