@@ -362,6 +362,7 @@ class JournalPage:
     last_seq: int
     closed: bool
     parent: str | None
+    instance_status: str | None  # of its instance, in the same snapshot; None: there is no instance
     entries: Sequence[Entry]
     more: bool  # of the query, behind these
     # Of the latest attempt of the wake that streams: those behind the cursor, if it is of this attempt, else all.

@@ -224,7 +224,7 @@ class CustomToolUse(RequestEvent):
 class SessionStatusChanged(JournalEvent):
     """The conversation has another status, which does not follow from the entries around it."""
 
-    status: Literal["rescheduling", "terminated"]
+    status: Literal["rescheduling", "running", "terminated"]  # running: it was resumed
     reason: str = ""
     retry_after: float | None = None  # seconds until the next attempt of the wake
     kind: Literal["session.status_changed"] = "session.status_changed"

@@ -9,7 +9,7 @@ replaced by entries that the page shows, or retracted.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
@@ -23,6 +23,7 @@ from affinity.conversation.trace import WAKE_SPAN
 from affinity.errors import InvalidId, InvalidInput, UnknownConversation
 from affinity.journal import Entry, JournalPage, JournalQuery, StreamCursor
 from affinity.limits import MAX_PAGE, check_id
+from affinity.provider.contract import FINISHED
 from affinity.records import frozen
 
 SPAN_COMPLETED: Final = "span.completed"
@@ -154,14 +155,12 @@ class EventFeed(AsyncIterator[FeedItem]):
         reader: PageReader,
         *,
         follow: bool,
-        is_over: Callable[[], Awaitable[bool]],
     ) -> None:
-        """``is_over``: whether the instance of a conversation that is closed has ended, and writes nothing more."""
+        """Called by `Talk.events`."""
         self._journals = journals
         self._conversation_id = conversation_id
         self._reader = reader
         self._follow = follow
-        self._is_over = is_over
         self._position = reader.position
         self._items = self._read()
 
@@ -210,7 +209,6 @@ class EventFeed(AsyncIterator[FeedItem]):
             return
         async with self._journals.changes(self._conversation_id) as change:
             first: JournalPage | None = None
-            over = False
             while True:
                 page = await self._page()
                 first = first or page
@@ -219,17 +217,22 @@ class EventFeed(AsyncIterator[FeedItem]):
                 yield page
                 if page.more:
                     continue
-                if over:
+                if has_ended(page):
                     return
-                over = page.closed and await self._is_over()  # then once more: what it wrote last
-                if not over:
-                    await change.wait()
+                await change.wait()
 
     async def _page(self) -> JournalPage:
         page = await self._journals.read(self._reader.query(self._conversation_id))
         if page is None:
             raise unknown_conversation(self._conversation_id)
         return page
+
+
+def has_ended(page: JournalPage) -> bool:
+    """Whether nothing is written behind the page: the instance has ended, or was deleted after the conversation was
+    terminated. An instance that was deleted before is created again by the next event.
+    """
+    return page.closed if page.instance_status is None else page.instance_status in FINISHED
 
 
 def unknown_conversation(conversation_id: str) -> UnknownConversation:

@@ -157,7 +157,7 @@ class Program:
 
     async def _end(self) -> None:
         """Notify the parent and the children, and close the trace of a wake that was cancelled."""
-        if self.terminated or self.delegations or self.cancelled:
+        if self.terminated or self.delegations or self.cancelled or not self.wakes:  # no wake: inputs may be unread
             await self._attempt({**self._new_task(), "terminated": self.terminated is True})
 
     @property

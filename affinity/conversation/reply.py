@@ -13,6 +13,7 @@ from affinity.errors import WakeFailed
 from affinity.journal import Entry, JournalPage
 
 SESSION_IDLE: Final = "session.idle"
+STATUS_CHANGED: Final = "session.status_changed"
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class ReplyReader:
         self.position = seq
         """Up to where entries are read."""
         self.failure: WakeFailed | None = None
-        """Of the last wake that was to process the input, if it has failed for good and no later one has succeeded."""
+        """Of the last wake that was to process the input, if it has failed for good, and none is to try again."""
         self._conversation_id = conversation_id
         self._seq = seq
         self._types = types
@@ -84,6 +85,8 @@ class ReplyReader:
             self.position = entry.seq
             if entry.wake_id is not None:
                 self._add(entry)
+            elif entry.is_input or _is_resumed(entry):  # a later wake tries again
+                self.failure = None
         return self._reply() if not page.more and self._is_reply() else None
 
     def _add(self, entry: Entry) -> None:
@@ -114,6 +117,11 @@ class ReplyReader:
             _entries=self._wake,
             _types=self._types,
         )
+
+
+def _is_resumed(entry: Entry) -> bool:
+    """The entry is that of `Talk.resume`."""
+    return entry.kind == STATUS_CHANGED and fields_of(entry).get("status") == "running"
 
 
 def _failure(conversation_id: str, entry: Entry) -> WakeFailed | None:

@@ -43,7 +43,7 @@ from affinity.conversation.wake import Wake, WakeInputs, WakeParts
 from affinity.conversation.writing import WakeWriting, end_of_delegation
 from affinity.errors import InvalidOptions, SessionRecordTooNew, SessionWriteConflict
 from affinity.journal import HomeLease, JournalAccess, JournalAppend, JournalFilter, NewEntry, PendingWork
-from affinity.limits import MAX_PAGE
+from affinity.limits import MAX_PAGE, MAX_WAKE_ENTRIES
 from affinity.orchestration import ActivityContext, RetryPolicy
 from affinity.records import SessionState, SessionStore
 from affinity.session import OpenSession
@@ -125,10 +125,12 @@ class WakeRunner(Generic[S]):
             raise InvalidOptions("a wake runs on a worker, whose database has journals")
         task = _of_execution(task, ctx.execution_id)
         read_at = time.monotonic()
-        work = await ctx.journals.get_pending(ctx.instance_id, self._conversations.spec.limits.inputs)
-        if work is None or (work.closed and "terminated" not in task):
+        is_last = "terminated" in task
+        limit = MAX_WAKE_ENTRIES if is_last else self._conversations.spec.limits.inputs
+        work = await ctx.journals.get_pending(ctx.instance_id, limit)
+        if work is None or (work.closed and not is_last):
             return WakeOutcome(outcome="nothing", processed=0 if work is None else work.processed)
-        is_ordinary = "terminated" not in task and "failed" not in task
+        is_ordinary = not is_last and "failed" not in task
         if work.home not in {None, ctx.session_id} and is_ordinary:  # its instance was created again
             return WakeOutcome(outcome="nothing", processed=work.processed, more=True, home=work.home or "")
         attempt = _Attempt(self._conversations, ctx, ctx.journals, task, work, read_at, self._streams_of(ctx.journals))
@@ -446,6 +448,8 @@ class _Attempt(Generic[S]):
             )
         for each in self.delegations:
             self._notify_parent(each, "terminated")
+        if not (self.writing.appends or self.task.get("cancelled")):
+            return self._outcome("nothing")
         self._close(self.work.processed)
         self.ctx.enlist(self.writing)
         return self._outcome("done")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from time import monotonic
 from typing import Any, Final
 
 import anyio
@@ -24,7 +23,7 @@ from affinity.conversation.events import (
     UserInterrupt,
     check_input,
 )
-from affinity.conversation.follow import EventFeed, PageReader, read_position, unknown_conversation
+from affinity.conversation.follow import EventFeed, PageReader, has_ended, read_position, unknown_conversation
 from affinity.conversation.kinds import (
     RESUME_MESSAGE,
     WAKE_MESSAGE,
@@ -46,14 +45,16 @@ from affinity.conversation.views import (
 from affinity.errors import (
     ConversationKindMismatch,
     ConversationTerminated,
+    InstanceNotFinished,
     InvalidInput,
     NotAParent,
     RequestNotPending,
+    UnknownConversation,
     UnknownEntry,
     UnknownInstance,
     WaitTimeout,
 )
-from affinity.journal import Answer, Appended, JournalAppend, JournalQuery, NewEntry
+from affinity.journal import Answer, Appended, JournalAppend, JournalPage, JournalQuery, NewEntry
 from affinity.limits import MAX_PAGE, MAX_UNREAD_EVENTS
 from affinity.orchestration.app import MISSING
 from affinity.provider.contract import FINISHED, InstanceInfo
@@ -61,8 +62,8 @@ from affinity.provider.contract import FINISHED, InstanceInfo
 REPLY_PAGE: Final = 100
 """Entries in one page that is read for a reply."""
 
-INSTANCE_CHECK_SECONDS: Final = 2.0
-"""After which a call that waits for a reply reads whether the instance has ended; later twice as many, and so on."""
+DELETE_SECONDS: Final = 30.0
+"""Default of the time that a child may take to end before it is removed."""
 
 
 class Talk(LineageCalls["Talk"]):
@@ -112,7 +113,8 @@ class Talk(LineageCalls["Talk"]):
             timeout: seconds; None: for ever.
 
         Raises:
-            WakeFailed: the wake has failed for good. The event stays pending: the next one, or `resume`, tries again.
+            WakeFailed: the wake has failed for good. The event stays pending: the next one, or `resume`, tries again,
+                and from then on the reply is that of the new attempt.
             WaitTimeout: there is no reply yet. The event, if it was sent, is processed: ask again with the same id, or
                 wait for the `reply`.
             ConversationTerminated: before the event was processed; or an operator has ended the instance.
@@ -200,10 +202,16 @@ class Talk(LineageCalls["Talk"]):
         Raises:
             UnknownConversation, ConversationTerminated: as for `send`.
         """
-        await self._append(self._new(entry=None, message=RESUME_MESSAGE))
+        event = SessionStatusChanged(status="running", reason="resumed")
+        entry = self._entry(event, self._client.journals.new_event_id(), is_input=False)
+        await self._append(self._new(entry=entry, message=RESUME_MESSAGE))
 
     async def terminate(self, *, reason: str = "", cascade: bool = False) -> None:
         """End the conversation: it takes no more events, and a wake under way is cancelled. Idempotent.
+
+        When an operator has cancelled the instance, it is removed, and another one ends the conversation: it
+        terminates the children, if they are to be, and notifies the parent of delegations that no wake has read. The
+        cancelled one has notified it of the others.
 
         Args:
             reason: for readers.
@@ -215,9 +223,12 @@ class Talk(LineageCalls["Talk"]):
         event = SessionStatusChanged(status="terminated", reason=reason)
         entry = self._entry(event, self._client.journals.new_event_id(), is_input=False)
         append = self._new(entry=entry, message=terminate_message(cascade=cascade), closes=True)
-        appended = await self._append_lasting(append)
-        if appended.outcome != "closed":
-            await self._check(append, appended)
+        while (appended := await self._append_lasting(append)).outcome == "closed":
+            if (await self._page(JournalQuery(session_id=self.conversation_id, limit=1))).closed:
+                return
+            with suppress(UnknownInstance, InstanceNotFinished):  # another call was first
+                await self._client.delete(self.conversation_id)
+        await self._check(append, appended)
 
     async def _send(self, event: JournalEvent, event_id: str | None) -> Appended:
         check_input(event, event_id)
@@ -294,7 +305,8 @@ class Talk(LineageCalls["Talk"]):
 
         Args:
             after: a number of an entry, or `EventFeed.position` of an earlier feed, which is exact within a stream.
-            follow: wait for what comes; the feed ends with the conversation. False: it ends with the last entry.
+            follow: wait for what comes; the feed ends with the conversation, also when an operator has cancelled its
+                instance. False: it ends with the last entry.
             kinds: only entries of these kinds, or classes; empty: all.
             stream: with provisional output.
 
@@ -302,7 +314,7 @@ class Talk(LineageCalls["Talk"]):
             InvalidInput: ``after`` is no position.
         """
         reader = PageReader(self._kind.types, read_position(after), kinds_of(kinds), stream=stream)
-        return EventFeed(self._client.journals, self.conversation_id, reader, follow=follow, is_over=self._has_ended)
+        return EventFeed(self._client.journals, self.conversation_id, reader, follow=follow)
 
     async def trace(self, wake_id: str) -> Sequence[JournalEntry]:
         """All entries of a wake, its attempts that have failed too: spans with their times, and what it appended.
@@ -344,17 +356,48 @@ class Talk(LineageCalls["Talk"]):
             works = bool(page.entries) or bool(await self._client.activities(self.conversation_id, limit=1))
         return status_of(page, instance, works=works, waits=waits)
 
-    async def delete(self, *, cascade: bool = False) -> bool:
+    async def delete(self, *, cascade: bool = False, timeout: float | None = DELETE_SECONDS) -> bool:
         """Remove the conversation: its instance, also while it runs, its state and its journal. Entries that a fork
         continues are kept for it. False: there was none.
 
+        A child is terminated before, and removed when it has ended: then its parent is notified of the end of what it
+        has given to it (`ChildEnded`).
+
         Args:
             cascade: remove its children too, and theirs.
+            timeout: seconds that a child may take to end; None: for ever.
+
+        Raises:
+            WaitTimeout: the child is terminated and not removed: no worker has ended it yet.
         """
+        await self._end_delegations(timeout)
         removed = [self.conversation_id]
         for one in removed if cascade else []:
             removed += [each.conversation_id async for each in self._client.list_conversations(parent=one)]
         return [await self._remove(one) for one in reversed(removed)][-1]
+
+    async def _end_delegations(self, timeout: float | None) -> None:
+        """Terminate a child, and wait for its end, unless its parent has ended."""
+        page = await self._find(self.conversation_id)
+        if page is None or page.parent is None or page.instance_status in FINISHED:
+            return
+        parent = await self._find(page.parent)
+        if parent is None or has_ended(parent):
+            return
+        with anyio.move_on_after(timeout):
+            with suppress(UnknownConversation):  # another call has removed it
+                await self.terminate(reason="it is deleted")
+                async with self.events(after=page.last_seq, follow=True, stream=False) as feed:
+                    async for _ in feed:
+                        pass
+            return
+        raise WaitTimeout(
+            f"conversation {self.conversation_id!r} is terminated, but no worker has ended it within {timeout:g} s: "
+            "repeat the call; or delete its instance before, and its parent is not notified"
+        )
+
+    async def _find(self, conversation_id: str) -> JournalPage | None:
+        return await self._client.journals.read(JournalQuery(session_id=conversation_id, limit=1))
 
     async def _remove(self, conversation_id: str) -> bool:
         instance = False
@@ -368,8 +411,6 @@ class Talk(LineageCalls["Talk"]):
     async def _reply(self, change: Change, seq: int, *, is_new: bool) -> Reply:
         reader = ReplyReader(self.conversation_id, seq, self._kind.types)
         look = not is_new  # an event that was sent before may be processed already
-        checks = _InstanceChecks()
-        has_ended = False
         while True:
             if not look:
                 await change.wait()
@@ -384,34 +425,10 @@ class Talk(LineageCalls["Talk"]):
             look = page.more
             if not look and reader.failure is not None:
                 raise reader.failure
-            if not look and (page.closed or has_ended):
+            if not look and (page.closed or page.instance_status in {None, *FINISHED}):
                 raise ConversationTerminated(self.conversation_id, f"entry {seq} was not processed before its end")
-            if not look and checks.are_due():
-                look = has_ended = await self._has_ended()  # then once more: what it wrote last
 
     async def _instance(self) -> InstanceInfo | None:
         with suppress(UnknownInstance):
             return await self._client._present(self.conversation_id)
         return None
-
-    async def _has_ended(self) -> bool:
-        instance = await self._instance()
-        return instance is None or instance.status in FINISHED
-
-
-class _InstanceChecks:
-    """When a call that waits reads whether the instance has ended without closing the journal, as one that an operator
-    has cancelled: at growing intervals, so that many calls that wait for long cost little.
-    """
-
-    def __init__(self) -> None:
-        self._pause = INSTANCE_CHECK_SECONDS
-        self._next = monotonic() + self._pause
-
-    def are_due(self) -> bool:
-        """Whether to read it now; the next interval begins."""
-        if (now := monotonic()) < self._next:
-            return False
-        self._pause *= 2
-        self._next = now + self._pause
-        return True

@@ -78,8 +78,18 @@ def test_interrupt_terminate_and_delete(url: str) -> None:
     output(url, "terminate", "c5")
     assert "terminated" in refused(FAILED, "conversation", "send", "c5", "hello?", "--url", url)
     assert output(url, "show", "c5")["status"] == "terminated"
-    assert output(url, "delete", "c5", "--yes") == {"deleted": True}
+    assert output(url, "delete", "c5", "--yes", "--timeout", "5") == {"deleted": True}
     assert "there is none" in refused(FAILED, "conversation", "show", "c5", "--url", url)
+
+
+def test_events_that_are_followed_end_with_an_instance_that_was_cancelled(url: str) -> None:
+    ask(url, "c6", "hello")
+    succeed("cancel", "c6", "--url", url)
+    lines = succeed("conversation", "events", "c6", "--follow", "--url", url).splitlines()
+    assert "session.idle" in lines[-1]
+    output(url, "terminate", "c6", "--reason", "closed")
+    assert "terminated" in succeed("conversation", "events", "c6", "--follow", "--url", url).splitlines()[-1]
+    assert output(url, "list", "--terminated")["items"][0]["conversation_id"] == "c6"
 
 
 def test_a_fork_goes_on_from_an_entry_and_knows_its_origin(url: str) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 import affinity
 from affinity import AgentMessage, UserMessage
-from affinity.conversation import ChildEnded
-from affinity.errors import ConversationTerminated, UnknownConversation, UnknownEntry
+from affinity.conversation import ChildEnded, SessionStatusChanged
+from affinity.errors import ConversationTerminated, UnknownConversation, UnknownEntry, WaitTimeout, WakeFailed
 from affinity.journal import JournalPruning, JournalRetention
 from affinity.provider import open_provider
 from tests.conversation.application import Chat, echo, make, stage, status, until
@@ -56,6 +56,197 @@ async def test_a_parent_learns_that_an_operator_has_cancelled_its_child(url: str
         (said,) = await until(lambda: talk.history(kinds=["agent.message"]))
         assert said.event == AgentMessage("terminated")
         assert await until(lambda: status(on.talk("c/child", child), "terminated"))
+
+
+async def test_a_conversation_whose_instance_was_cancelled_is_terminated(url: str) -> None:
+    """The journal is closed, and the children are terminated."""
+    child = make(echo, kind="child")
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, UserMessage):
+                await wake.delegate(child, "c/child", event)
+
+    async with stage(url, handler, child) as on:
+        talk, below = on.talk(), on.talk("c/child", child)
+        await talk.ask(UserMessage("one"), timeout=30)
+        await until(lambda: talk.history(kinds=["child.ended"]))
+        await on.client.cancel("c")
+        assert await until(lambda: status(talk, "terminated"))
+        await talk.terminate(reason="closed", cascade=True)
+        (info,) = [each async for each in on.client.list_conversations(prefix="c", terminated=True, kind="chat")]
+        assert info.conversation_id == "c"
+        assert await until(lambda: status(below, "terminated"))
+        (changed,) = await talk.history(kinds=["session.status_changed"])
+        assert changed.event == SessionStatusChanged("terminated", "closed")
+        await talk.terminate()
+        assert len(await talk.history(kinds=["session.status_changed"])) == 1
+        await on.client.delete("c", force=True)
+        with pytest.raises(ConversationTerminated):  # for good
+            await talk.send(UserMessage("two"))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_feed_ends_with_an_instance_that_an_operator_cancels(url: str, stream: bool) -> None:
+    async with stage(url, echo) as on:
+        talk = on.talk()
+        await talk.ask(UserMessage("one"), timeout=30)
+        seen: list[str] = []
+        with anyio.fail_after(60):
+            async with talk.events(follow=True, stream=stream) as feed:
+                async for item in feed:
+                    seen.append(item.kind if isinstance(item, affinity.JournalEntry) else "")
+                    if seen[-1] == "session.idle":
+                        await on.client.cancel("c")
+        assert seen == [each.kind for each in await talk.history()]
+
+
+async def test_a_feed_goes_on_when_an_operator_has_deleted_the_instance(url: str) -> None:
+    """The next event creates it again."""
+    async with stage(url, echo) as on:
+        talk = on.talk()
+        reply = await talk.ask(UserMessage("one"), timeout=30)
+        await on.client.delete("c", force=True)
+        said: list[str] = []
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as group, talk.events(after=reply.processed, follow=True) as feed:
+                async for item in feed:
+                    if isinstance(item, affinity.JournalEntry) and isinstance(item.event, AgentMessage):
+                        said.append(item.event.text)
+                    if len(said) == 2:
+                        break
+                    if isinstance(item, affinity.JournalEntry) and item.kind == "session.idle":
+                        group.start_soon(_send_later, talk)
+        assert said == ["re: one", "re: two"]
+
+
+async def _send_later(talk: affinity.Talk) -> None:
+    await anyio.sleep(2.5)  # the feed reads once a second
+    await talk.send(UserMessage("two"))
+
+
+async def test_a_child_that_is_deleted_ends_its_delegations(url: str) -> None:
+    """The parent is notified before the child is removed, also of what no wake of the child has read."""
+    begun = anyio.Event()
+
+    async def work(wake: affinity.Wake, chat: Chat) -> None:
+        begun.set()
+        await anyio.sleep_forever()
+
+    child = make(work, kind="child")
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, UserMessage):
+                await wake.delegate(child, "c/child", event)
+            elif isinstance(event, ChildEnded):
+                wake.append(AgentMessage(event.outcome))
+
+    async with stage(url, handler, child) as on:
+        talk, below = on.talk(), on.talk("c/child", child)
+        await talk.ask(UserMessage("one"), timeout=30)
+        await begun.wait()
+        await talk.ask(UserMessage("two"), timeout=30)
+        assert await below.delete(timeout=60) is True
+
+        async def outcomes() -> bool:
+            return len(await talk.history(kinds=["child.ended"])) == 2
+
+        assert await until(outcomes)
+        assert [each.event.outcome for each in await talk.history(kinds=["child.ended"])] == ["terminated"] * 2  # type: ignore[attr-defined]
+        with pytest.raises(UnknownConversation):
+            await below.status()
+        assert await below.delete() is False
+
+
+async def test_a_child_without_its_parent_is_deleted_immediately(url: str) -> None:
+    child = make(echo, kind="child")
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, UserMessage):
+                await wake.delegate(child, f"c/{event.text}", event)
+
+    async with stage(url, handler, child) as on:
+        for name in ("one", "two", "three"):
+            await on.talk().ask(UserMessage(name), timeout=30)
+
+        async def ended() -> bool:
+            return len(await on.talk().history(kinds=["child.ended"])) == 3
+
+        await until(ended)
+    async with affinity.Client(url) as client:  # no worker runs
+        below = client.conversation(child, "c/one")
+        with pytest.raises(WaitTimeout):
+            await below.delete(timeout=0.2)
+        assert await below.status() == "terminated"
+        await client.delete("c/one", force=True)
+        assert await below.delete() is True
+        assert await client.conversation(on.conversations, "c").delete() is True
+        assert await client.conversation(child, "c/two").delete() is True
+
+
+async def test_the_parent_is_notified_by_an_instance_that_was_created_again(url: str) -> None:
+    """An operator has deleted the instance of the child before a wake of it has committed."""
+    begun = anyio.Event()
+
+    async def work(wake: affinity.Wake, chat: Chat) -> None:
+        begun.set()
+        await anyio.sleep_forever()
+
+    child = make(work, kind="child")
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, UserMessage):
+                await wake.delegate(child, "c/child", event)
+
+    async with stage(url, handler, child) as on:
+        talk = on.talk()
+        await talk.ask(UserMessage("one"), timeout=30)
+        await begun.wait()
+        await on.client.delete("c/child", force=True)
+        await on.talk("c/child", child).terminate()
+        (ended,) = await until(lambda: talk.history(kinds=["child.ended"]))
+        assert isinstance(ended.event, ChildEnded)
+        assert ended.event.outcome == "terminated"
+
+
+@pytest.mark.parametrize("how", ["resume", "send"])
+async def test_an_ask_waits_for_the_attempt_that_was_asked_for(url: str, how: str) -> None:
+    """Not for the one that has failed; the failure of the new attempt is that of the call."""
+    go = anyio.Event()
+    runs = 0
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        nonlocal runs, go
+        runs += 1
+        if runs == 1:
+            raise ValueError("first")
+        await go.wait()
+        if runs == 2:
+            raise ValueError("second")
+        await echo(wake, chat)
+
+    async def again(talk: affinity.Talk) -> None:
+        await (talk.resume() if how == "resume" else talk.send(UserMessage("two")))
+
+    async with stage(url, handler, retry=affinity.RetryPolicy(max_attempts=1)) as on:
+        talk = on.talk()
+        for number, expected in enumerate(["first", "second"]):
+            if number:
+                await again(talk)
+                with pytest.raises(WaitTimeout):
+                    await talk.ask(UserMessage("one"), event_id="m-1", timeout=0.5)
+                go.set()
+            with pytest.raises(WakeFailed, match=expected):
+                await talk.ask(UserMessage("one"), event_id="m-1", timeout=30)
+        go = anyio.Event()
+        await again(talk)
+        with pytest.raises(WaitTimeout):
+            await talk.ask(UserMessage("one"), event_id="m-1", timeout=0.5)
+        go.set()
+        assert "re: one" in str((await talk.ask(UserMessage("one"), event_id="m-1", timeout=30)).events)
 
 
 async def _cancel(client: affinity.Client) -> None:

@@ -58,6 +58,7 @@ def page(
         last_seq=entries[-1].seq if entries else 0,
         closed=False,
         parent=None,
+        instance_status="running",
         entries=entries,
         more=more,
         stream=parts,

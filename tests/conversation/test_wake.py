@@ -135,10 +135,10 @@ async def test_resume_of_a_conversation_with_nothing_to_do_runs_nothing(url: str
     async with stage(url) as on:
         talk = on.talk()
         await talk.ask(UserMessage("one"), timeout=30)
-        before = await talk.history(last=1)
+        (before,) = await talk.history(last=1)
         await talk.resume()
         await anyio.sleep(0.3)
-        assert await talk.history(last=1) == before
+        assert kinds(await talk.history(after=before.seq)) == ["session.status_changed"]
         assert (await on.state()).wakes == 1
 
 

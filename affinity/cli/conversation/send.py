@@ -13,6 +13,7 @@ from affinity.cli.output import printable
 from affinity.cli.shell import Command, Shell, command, confirm, with_client
 from affinity.client import Client
 from affinity.conversation import Reply, Talk
+from affinity.conversation.talk import DELETE_SECONDS
 from affinity.orchestration.app import MISSING
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -156,7 +157,8 @@ def resume(shell: Shell, *, conversation_id: str) -> None:
 @click.option("--reason", default="", help="For readers.")
 @command
 def terminate(shell: Shell, *, conversation_id: str, cascade: bool, reason: str) -> None:
-    """End the conversation ID: it takes no more events, and its journal stays.
+    """End the conversation ID: it takes no more events, and its journal stays. So is one ended whose instance was
+    cancelled (`affinity cancel`).
 
     Example:
       affinity conversation terminate chat-7 --cascade
@@ -172,17 +174,25 @@ def terminate(shell: Shell, *, conversation_id: str, cascade: bool, reason: str)
 @click.command(cls=Command, short_help="Remove a conversation.")
 @click.argument("conversation_id", metavar="ID")
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--timeout", type=float, default=DELETE_SECONDS, show_default=True, help="Seconds to wait for a child.")
 @command
-def delete(shell: Shell, *, conversation_id: str, yes: bool) -> None:
+def delete(shell: Shell, *, conversation_id: str, yes: bool, timeout: float) -> None:
     """Remove the conversation ID with its journal, its state and its instance, also while it runs. What a fork of it
     continues is kept for the fork.
+
+    A child is terminated before, so that its parent is notified. Exit code 4: no worker has ended it in time; it is
+    terminated, and not removed.
 
     Example:
       affinity conversation delete chat-7 --yes
     """
     if not yes:
         confirm(f"Remove conversation {printable(conversation_id)!r} with its journal and state?")
-    deleted = _with_talk(shell, conversation_id, Talk.delete)
+
+    async def run(talk: Talk) -> bool:
+        return await talk.delete(timeout=timeout)
+
+    deleted = _with_talk(shell, conversation_id, run)
     shell.show({"deleted": deleted}, lambda: click.echo("removed" if deleted else "there was none"))
 
 

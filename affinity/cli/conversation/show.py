@@ -103,7 +103,7 @@ def requests(shell: Shell, *, conversation_id: str) -> None:
 @click.option("--after", metavar="POSITION", help="Behind this number, or position of a stream.")
 @click.option("--last", type=click.IntRange(1, 1000), metavar="N", help="The last N entries.")
 @click.option("--kind", "kinds", multiple=True, help="Only events of this kind; repeat it for several.")
-@click.option("--follow", is_flag=True, help="Then print further events as they happen, until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Then print further events as they happen, until its end, or Ctrl-C.")
 @click.option("--stream/--no-stream", default=True, show_default=True, help="With --follow: what wakes stream too.")
 @command
 def events(

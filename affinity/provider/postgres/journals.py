@@ -196,7 +196,7 @@ def _to_pending(rows: Sequence[Row], limit: int) -> PendingWork:
 
 def _to_page(session_id: str, rows: Sequence[Row]) -> JournalPage:
     _, journal_id, kind, processed, first_seq, last_seq, closed, parent, found, *_ = rows[0]
-    wake_id, attempt, number, numbers, payloads = rows[0][16:]
+    wake_id, attempt, number, numbers, payloads, status = rows[0][16:]
     entries = [Entry._make(row[9:16]) for row in rows if row[9] is not None]
     return JournalPage(
         journal_id=journal_id,
@@ -206,6 +206,7 @@ def _to_page(session_id: str, rows: Sequence[Row]) -> JournalPage:
         last_seq=last_seq,
         closed=closed,
         parent=parent,
+        instance_status=status,
         entries=entries,
         more=found > len(entries),
         stream=[

@@ -39,9 +39,10 @@ ORDER BY p.n, p.seq
 -- read: a page of each journal, and the stream that is under way; a row for each entry, or one
 SELECT p.n, p.journal_id, p.kind, p.processed, p.first_seq, p.last_seq, p.closed, p.parent, p.found,
     CASE WHEN p.fits THEN p.seq END, p.entry_kind, CASE WHEN p.fits THEN p.payload END, p.event_id, p.wake_id,
-    p.is_input, p.recorded_at, t.wake_id, t.attempt, t.number, parts.numbers, parts.payloads
+    p.is_input, p.recorded_at, t.wake_id, t.attempt, t.number, parts.numbers, parts.payloads,
+    CASE WHEN p.place = 1 THEN (SELECT i.status FROM instances i WHERE i.instance_id = p.session_id) END
 FROM (
-    SELECT q.n, q.lim, j.journal_id, j.kind, j.processed, j.first_seq, j.last_seq, j.closed, j.parent, j.ended_wake,
+    SELECT q.n, q.session_id, q.lim, j.journal_id, j.kind, j.processed, j.first_seq, j.last_seq, j.closed, j.parent, j.ended_wake,
         j.ended_attempt, q.stream_wake, q.stream_attempt, q.stream_number,
         f.seq, f.kind AS entry_kind, f.payload, f.event_id, f.wake_id, f.is_input, f.recorded_at,
         row_number() OVER of_query AS place, count(f.seq) OVER (PARTITION BY q.n) AS found,

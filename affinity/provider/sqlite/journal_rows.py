@@ -33,15 +33,17 @@ class Head:
     dropped: int = 0
     home: str | None = None
     epoch: int | None = 0  # with a home: of the journal's own session
+    instance_status: str | None = None  # if it was read
     ended_wake: str | None = None  # of the batch
     ended_attempt: int | None = None
 
 
-def read_heads(tx: Tx, session_ids: Collection[str]) -> dict[str, Head]:
+def read_heads(tx: Tx, session_ids: Collection[str], *, with_status: bool = False) -> dict[str, Head]:
     """The journals of those of the sessions that have one."""
     if not session_ids:
         return {}
-    heads = [Head(*row) for row in tx.gather(SQL["heads"], {"session_ids": to_json(list(session_ids))})]
+    asked = {"session_ids": to_json(list(session_ids)), "with_status": with_status}
+    heads = [Head(*row) for row in tx.gather(SQL["heads"], asked)]
     return {head.session_id: head for head in heads}
 
 

@@ -359,7 +359,7 @@ def read_revisits(tx: Tx, heads: Sequence[Head]) -> list[list[Revisit]]:
 
 
 def read(tx: Tx, queries: Sequence[JournalQuery], max_bytes: int) -> list[JournalPage | None]:
-    heads = read_heads(tx, {query.session_id for query in queries})
+    heads = read_heads(tx, {query.session_id for query in queries}, with_status=True)
     pages: list[JournalPage | None] = []
     for query in queries:
         head = heads.get(query.session_id)
@@ -385,6 +385,7 @@ def _read_page(tx: Tx, head: Head, query: JournalQuery, max_bytes: int) -> tuple
         last_seq=head.last_seq,
         closed=bool(head.closed),
         parent=head.parent,
+        instance_status=head.instance_status,
         entries=entries,
         more=len(entries) < len(places),
         stream=stream,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from affinity.journal import JournalQuery, NewEntry
+from affinity.journal import JournalQuery, NewEntry, StreamCursor
+from affinity.provider.contract import InstanceUpdate
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.journal_driver import Conversation, Waker, new_input, output
@@ -65,6 +66,19 @@ class JournalReadingRules(Rules):
         while found := await talk.numbers(before=backward[-1] if backward else None, limit=4, newest_first=True):
             backward += found
         assert forward == backward[::-1] == list(range(1, 11))
+
+    async def test_a_page_has_the_status_of_the_instance(self, cluster: Cluster) -> None:
+        """As it is in the snapshot of the page; None when it is gone (contract: JournalPage.instance_status)."""
+        waker = await Waker.begin(cluster)
+        talk = waker.conversation
+        found = [(await talk.page()).instance_status]
+        await waker.commit(await waker.new_write())
+        found.append((await talk.page(after=1, stream=StreamCursor())).instance_status)
+        await waker.commit(await waker.new_write(), update=InstanceUpdate(status="cancelled"))
+        found.append((await talk.page(limit=0)).instance_status)
+        await talk.provider.delete_instance(["s"], force=True)
+        found.append((await talk.page()).instance_status)
+        assert found == ["pending", "running", "cancelled", None]
 
     async def test_around_an_event(self, cluster: Cluster) -> None:
         """An event id gives its entry, and so a place to read around; an unknown one gives none (contract:
