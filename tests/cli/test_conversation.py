@@ -83,13 +83,13 @@ def test_interrupt_terminate_and_delete(url: str) -> None:
 
 
 def test_events_that_are_followed_end_with_an_instance_that_was_cancelled(url: str) -> None:
-    ask(url, "c6", "hello")
-    succeed("cancel", "c6", "--url", url)
-    lines = succeed("conversation", "events", "c6", "--follow", "--url", url).splitlines()
+    ask(url, "c16", "hello")
+    succeed("cancel", "c16", "--url", url)
+    lines = succeed("conversation", "events", "c16", "--follow", "--url", url).splitlines()
     assert "session.idle" in lines[-1]
-    output(url, "terminate", "c6", "--reason", "closed")
-    assert "terminated" in succeed("conversation", "events", "c6", "--follow", "--url", url).splitlines()[-1]
-    assert output(url, "list", "--terminated")["items"][0]["conversation_id"] == "c6"
+    output(url, "terminate", "c16", "--reason", "closed")
+    assert "terminated" in succeed("conversation", "events", "c16", "--follow", "--url", url).splitlines()[-1]
+    assert output(url, "list", "--terminated")["items"][0]["conversation_id"] == "c16"
 
 
 def test_a_fork_goes_on_from_an_entry_and_knows_its_origin(url: str) -> None:
