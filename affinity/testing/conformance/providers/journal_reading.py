@@ -72,7 +72,7 @@ class JournalReadingRules(Rules):
         waker = await Waker.begin(cluster)
         talk = waker.conversation
         found = [(await talk.page()).instance_status]
-        await waker.commit(await waker.new_write())
+        await waker.commit(await waker.new_write(), update=InstanceUpdate(status="running"))
         found.append((await talk.page(after=1, stream=StreamCursor())).instance_status)
         await waker.commit(await waker.new_write(), update=InstanceUpdate(status="cancelled"))
         found.append((await talk.page(limit=0)).instance_status)
