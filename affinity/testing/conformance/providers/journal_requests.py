@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from affinity.journal import Answer, Appended, NewRequest, NewRevisit
@@ -161,6 +163,21 @@ class JournalRequestRules(Rules):
         again = new_revisit("k", 90, reason="third")
         await waker.wake(ended_revisits=["k", "none"], revisits=[again], wake_id="w3")
         assert [(one.key, one.reason) for one in await talk.revisits()] == [("l", ""), ("k", "third")]
+
+    async def test_wakes_race_for_one_revisit(self, cluster: Cluster) -> None:
+        """Of two that commit at the same time, both of the same watermark, one adds it and both commit (contract:
+        NewRevisit).
+        """
+        one = await Waker.begin(cluster)
+        await (await Conversation.open(cluster, "other")).append()
+        other = await Waker.take(cluster, "other")
+        for number in range(10):
+            write = await one.new_write(processed=0, revisits=[new_revisit(f"k{number}", 60)], wake_id="w1")
+            results = await concurrently(
+                partial(one.commit, write), partial(other.commit, replace(write, wake_id="w2"))
+            )
+            assert [result.committed for result in results] == [True, True]
+            assert len(await one.conversation.revisits()) == number + 1
 
     async def test_due_revisits_come_by_priority_and_time(self, cluster: Cluster) -> None:
         """Those that are due reach the wake, the greatest priority first, then the earliest; the next one is announced

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from affinity.journal import REFUSAL_MARK, JournalAppend, NewRequest, NewRevisit
@@ -331,6 +332,22 @@ class JournalWriteRules(Rules):
         for name, sender in (("s", "u"), ("t", "v"), ("u", "s"), ("v", "t")):
             texts = await Conversation(talk.provider, name).texts()
             assert sorted(texts) == ["answer", f"from {sender}", "hello"]
+
+    async def test_a_wake_and_a_sender_race_for_one_event_id(self, cluster: Cluster) -> None:
+        """Each on a connection of its own: the journal has one entry of the id, and all else of the wake commits
+        (contract: NewEntry.event_id).
+        """
+        waker = await Waker.begin(cluster)
+        sender = await Conversation.open(cluster)
+        for number in range(10):
+            entries = [output("wake", event_id=f"e{number}"), output("rest")]
+            write = await waker.new_write(entries=entries, wake_id=f"w{number}")
+            await concurrently(
+                partial(waker.commit, write), partial(sender.append, event_id=f"e{number}", text="sender")
+            )
+            texts = await sender.texts(after=1 + 2 * number)
+            assert (len(texts), texts.count("rest")) == (2, 1)
+        assert await sender.numbers() == list(range(1, 22))
 
     async def test_a_wake_sends_messages_too(self, cluster: Cluster) -> None:
         """Messages of the turn and inputs of the wake both arrive (contract: Turn)."""

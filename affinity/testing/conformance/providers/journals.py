@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from affinity.journal import JournalAppend, NewEntry
 from affinity.provider.contract import InstanceUpdate, NewMessage, Quotas
 from affinity.testing.conformance.providers.base import Rules
@@ -166,6 +168,20 @@ class JournalRules(Rules):
         assert await talks[0].texts() == ["hello", "hello"]
         (item,) = await (await cluster.worker("a")).take_instances()
         assert payloads(item) == ["start", "[1]", "[2]"]
+
+    async def test_senders_race_for_one_event_id(self, cluster: Cluster) -> None:
+        """To a journal that is there, each on a connection of its own: one of them appends, the others get its number,
+        and one message wakes the instance (contract: NewEntry.event_id).
+        """
+        talks = [await Conversation.open(cluster) for _ in range(4)]
+        await talks[0].append()
+        for number in range(2, 12):
+            found = await concurrently(*(partial(talk.append, event_id=f"e{number}") for talk in talks))
+            assert sorted(one.outcome for one in found) == ["appended", "repeated", "repeated", "repeated"]
+            assert {one.seq for one in found} == {number}
+        assert await talks[0].numbers() == list(range(1, 12))
+        (item,) = await (await cluster.worker("a")).take_instances()
+        assert len(item.messages) == len(["start"]) + 11
 
     async def test_an_event_id_is_of_its_journal(self, cluster: Cluster) -> None:
         """Another journal may have the same event id (contract: NewEntry.event_id)."""
