@@ -29,7 +29,7 @@ from affinity.journal import (
     StreamCursor,
     StreamPart,
 )
-from affinity.provider.contract import OrchestrationItem, WorkAck
+from affinity.provider.contract import OrchestrationItem, WorkAck, WorkItem
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.streams import _notices
 from affinity.records import SessionState
@@ -347,6 +347,79 @@ async def test_batches_in_different_orders_do_not_block_each_other(postgres_migr
         await asyncio.gather(*(send(each, batch) for each, batch in zip((one, two, three), batches, strict=True)))
         pages = await one.read_journal([JournalQuery(session_id=name) for name in names])
         assert [page.last_seq for page in pages if page] == [30] * 30
+
+
+@pytest.mark.parametrize("acked", [False, True])
+async def test_a_wake_that_creates_a_child_and_a_sender_to_both_do_not_block_each_other(
+    postgres_migrated: str, admin: psycopg.Connection[Any], acked: bool
+) -> None:
+    """Journals that are there are locked before instances are created: the sender has created nothing when it waits."""
+    async with opened(postgres_migrated) as provider, opened(postgres_migrated) as client:
+        peer = await registered(provider)
+        (first,) = await client.append_journal([said("s")])
+        at = await take(peer, "s")
+        to_child = said("child", start=replace(start("child"), parent="s"), sender="s")
+        write = JournalWrite(
+            session_id="s", journal_id=first.journal_id, base=0, processed=1, wake_id="w", appends=[to_child]
+        )
+        item = await _item(peer, at) if acked else None
+        with administrator(postgres_migrated) as rival:
+            with rival.transaction():
+                rival.execute("SELECT FROM journals WHERE session_id = 's' FOR UPDATE")
+                wake = asyncio.ensure_future(_acked(peer, item, write) if item else _committed(peer, at, write))
+                await until(admin, SOMEBODY_WAITS)
+                append = asyncio.ensure_future(client.append_journal([said("child"), said("s")]))
+                await until(admin, SOMEBODY_WAITS.replace("> 0", "> 1"))
+            assert await wake
+            assert [one.outcome for one in await append] == ["appended", "appended"]
+        pages = await client.read_journal([JournalQuery(session_id=name) for name in ("s", "child")])
+        assert [page.last_seq for page in pages if page] == [2, 2]
+
+
+async def test_acks_of_wakes_that_append_to_each_other_do_not_block_each_other(
+    postgres_migrated: str, admin: psycopg.Connection[Any]
+) -> None:
+    """All journals that a statement writes to are locked in the order of their keys, before a fence is looked at."""
+    async with opened(postgres_migrated) as one, opened(postgres_migrated) as two:
+        peer = await registered(one)
+        beside = replace(peer, provider=two)
+        names = {"s": ("t",), "t": ("r", "s")}
+        found = await one.append_journal([said(name) for name in ("r", *names)])
+        writes = [
+            JournalWrite(
+                session_id=name,
+                journal_id=of.journal_id,
+                base=0,
+                processed=1,
+                wake_id="w",
+                appends=[said(other) for other in others],
+            )
+            for (name, others), of in zip(names.items(), found[1:], strict=True)
+        ]
+        items = [await _item(peer, at) for at in [await take(peer, "s"), await take(peer, "t")]]
+        with administrator(postgres_migrated) as rival:
+            with rival.transaction():
+                rival.execute("SELECT FROM journals WHERE session_id = 'r' FOR UPDATE")
+                second = asyncio.ensure_future(_acked(beside, items[1], writes[1]))
+                await until(admin, SOMEBODY_WAITS)
+                assert await _acked(peer, items[0], writes[0])
+            assert await second
+        pages = await one.read_journal([JournalQuery(session_id=name) for name in "rst"])
+        assert [page.last_seq for page in pages if page] == [2, 2, 2]
+
+
+async def _item(peer: Peer, at: OrchestrationItem) -> WorkItem:
+    assert (await peer.commit_one(at, work_items=[work_item(at, 1)])).committed
+    return await peer.take_one()
+
+
+async def _acked(peer: Peer, item: WorkItem, write: JournalWrite) -> bool:
+    ack = WorkAck(lock=item.lock, message="done", journal=write)
+    return (await peer.provider.ack_work_item(peer.identity, [ack], TIMEOUTS))[0]
+
+
+async def _committed(peer: Peer, at: OrchestrationItem, write: JournalWrite) -> bool:
+    return (await peer.commit_one(at, journals=[write])).committed
 
 
 # --- notifications ----------------------------------------------------------------------------------------------------

@@ -27,6 +27,8 @@ _ONLY_APPENDS: Final[LiteralString] = (
     f" WHERE a.place IN {_PASSED})"
 )
 
+_NO_SESSIONS: Final = Texts([])
+
 
 def sorted_writes(writes: Sequence[JournalWrite]) -> list[JournalWrite]:
     """The writes in the order of the keys of their rows."""
@@ -45,7 +47,7 @@ def write_calls(writes: Sequence[JournalWrite]) -> tuple[LiteralString, Params]:
 def ack_calls(writes: Sequence[JournalWrite]) -> tuple[LiteralString, Params]:
     """The same for the statement of the acks, of which some may not pass."""
     calls, params = _calls(writes, _ONLY_WRITES, _ONLY_APPENDS)
-    params = {**params, **judge_params(writes)}
+    params = {"write_also": _NO_SESSIONS, **params, **judge_params(writes)}
     return calls, {**params, "append_of": Ints([n for n, write in enumerate(writes, 1) for _ in write.appends])}
 
 

@@ -67,6 +67,11 @@ locked AS MATERIALIZED (
     WHERE (SELECT count(*) FROM pinned) >= 0
     ORDER BY r.session_id FOR NO KEY UPDATE OF r
 -- [journal
+), reserved AS MATERIALIZED (
+    -- What the wakes append to, too: all journals of a statement are locked in one order.
+    SELECT j.session_id FROM journals j
+    WHERE j.session_id = ANY (%(write_session)s || %(write_also)s) AND (SELECT count(*) FROM record) >= 0
+    ORDER BY j.session_id FOR NO KEY UPDATE
 ), fenced AS MATERIALIZED (
     SELECT w.n, w.place
     FROM unnest(%(write_ack)s, %(write_session)s, %(write_journal)s, %(write_base)s, %(write_births)s, %(write_home)s,
@@ -75,7 +80,7 @@ locked AS MATERIALIZED (
     JOIN journals j ON j.session_id = w.session_id
     WHERE j.journal_id = w.journal_id AND j.processed = w.base AND w.n IN (SELECT n FROM locked)
       AND (w.births IS NULL AND w.home IS NULL OR births_fit_1(w.births, w.home, w.epoch))
-      AND (SELECT count(*) FROM record) >= 0
+      AND (SELECT count(*) FROM reserved) >= 0
     ORDER BY j.session_id FOR NO KEY UPDATE OF j
 -- journal]
 ), passed AS MATERIALIZED (
