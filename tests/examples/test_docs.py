@@ -185,7 +185,7 @@ def test_every_function_of_the_five_minutes_exists() -> None:
     page = (ROOT / "docs" / "understand" / "architecture.md").read_text()
     section = page.split("## Find it in five minutes", 1)[1].split("\n## ", 1)[0]
     paths = section.split("\n### ")[1:]
-    assert len(paths) == 4
+    assert len(paths) == 5
     for path in paths:
         steps = re.findall(r"^\d\. ", path, re.MULTILINE)
         named = re.findall(r"`([\w/]+\.py):([\w.]+)`", path)
