@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, TypeAlias
 
 from affinity.provider.contract import (
     FINISHED,
-    OFFER_SECONDS,
-    EndedWaits,
     Hint,
     HistoryCursor,
     HistoryPage,
@@ -21,23 +18,17 @@ from affinity.provider.contract import (
     MoveReport,
     NewMessage,
     OrchestrationItem,
-    PlannedMove,
     Provider,
     Quotas,
     Release,
     Reset,
-    WorkAbandon,
-    WorkAck,
 )
 from affinity.records import SessionFilter
 from affinity.testing.conformance.providers.builders import (
     LONG_LEASE,
-    SESSION_LOCK,
     TIMEOUTS,
-    fetch_options,
     message_ids,
     new_instance,
-    state,
     state_write,
     turn,
     work_item,
@@ -52,6 +43,7 @@ from affinity.testing.conformance.providers.fault_fixtures import (
 )
 from affinity.testing.conformance.providers.fault_journals import JOURNAL_VERBS, JournalWriteOnce
 from affinity.testing.conformance.providers.fault_resources import RESOURCE_VERBS
+from affinity.testing.conformance.providers.fault_work import WORK_VERBS
 from affinity.testing.conformance.providers.peer import Peer
 
 Prepare: TypeAlias = Callable[[FaultFixtures], Awaitable[Attempt]]
@@ -63,302 +55,6 @@ VERBS: Final[dict[str, Prepare]] = {}
 def _verb(prepare: Prepare) -> Prepare:
     VERBS[prepare.__name__] = prepare
     return prepare
-
-
-# --- workers
-
-
-@_verb
-async def register_worker(fixtures: FaultFixtures) -> Attempt:
-    newcomer = fixtures.newcomer()
-
-    async def check(_: object) -> None:
-        assert await replace(newcomer, provider=fixtures.clean.provider).renew_lease(LONG_LEASE) is not None
-
-    return Attempt(newcomer.register, check)
-
-
-@_verb
-async def renew_worker(fixtures: FaultFixtures) -> Attempt:
-    async def check(lease: object) -> None:
-        assert lease is not None
-
-    return Attempt(lambda: fixtures.provider.renew_worker(fixtures.me, LONG_LEASE), check)
-
-
-@_verb
-async def drain_worker(fixtures: FaultFixtures) -> Attempt:
-    return returns(0, (await fixtures.registered()).drain)
-
-
-@_verb
-async def set_drain_wanted(fixtures: FaultFixtures) -> Attempt:
-    newcomer = await fixtures.registered()
-
-    async def then() -> None:
-        clean = replace(newcomer, provider=fixtures.clean.provider)
-        assert await clean.provider.free_drained_sessions(clean.identity) == 0
-        assert await clean.provider.set_drain_wanted(clean.worker_id, wanted=False)
-        await clean.leave()
-
-    return returns(True, lambda: fixtures.provider.set_drain_wanted(newcomer.worker_id, wanted=True), then)
-
-
-@_verb
-async def free_drained_sessions(fixtures: FaultFixtures) -> Attempt:
-    newcomer = await fixtures.registered()
-    assert await fixtures.clean.provider.set_drain_wanted(newcomer.worker_id, wanted=True)
-    return returns(0, lambda: fixtures.provider.free_drained_sessions(newcomer.identity))
-
-
-@_verb
-async def release_worker(fixtures: FaultFixtures) -> Attempt:
-    newcomer = await fixtures.registered()
-
-    async def then() -> None:
-        workers = await fixtures.clean.provider.list_workers()
-        assert newcomer.worker_id not in [worker.worker_id for worker in workers if worker.alive]
-
-    return returns(None, newcomer.leave, then)
-
-
-@_verb
-async def exchange_load(fixtures: FaultFixtures) -> Attempt:
-    newcomer = await fixtures.registered()
-
-    async def check(_: object) -> None:
-        told = {worker.worker_id: worker.sessions for worker in (await fixtures.clean.provider.get_load()).workers}
-        assert told[newcomer.worker_id] == fixtures.number
-
-    return Attempt(lambda: newcomer.provider.exchange_load(newcomer.identity, fixtures.number), check)
-
-
-@_verb
-async def get_load(fixtures: FaultFixtures) -> Attempt:
-    async def check(load: Any) -> None:
-        assert fixtures.me.worker_id in [worker.worker_id for worker in load.workers]
-
-    return Attempt(fixtures.provider.get_load, check)
-
-
-@_verb
-async def suspend_rebalancing(fixtures: FaultFixtures) -> Attempt:
-    async def check(_: object) -> None:
-        assert not (await fixtures.clean.provider.get_load()).suspended
-
-    return Attempt(lambda: fixtures.provider.suspend_rebalancing(suspended=False), check)
-
-
-# --- work items
-
-
-@_verb
-async def fetch_work_item(fixtures: FaultFixtures) -> Attempt:
-    """One item that claims its session, one of a session that is held, and one without a session."""
-    held, new = await fixtures.held(), fixtures.name("t")
-    keys = set(await fixtures.cluster.enqueue(held, new, None))
-
-    async def check(fetched: Any) -> None:
-        items = [*fetched.items, *await fixtures.clean.take_all()]
-        assert {item.lock.key for item in items} == keys
-        assert len(items) == len(keys)
-        assert await fixtures.clean.ack(*items) == [True] * len(keys)
-
-    async def recover() -> None:
-        await fixtures.clean.release_unknown()
-
-    return Attempt(lambda: fixtures.provider.fetch_work_item(fixtures.me, fetch_options(10)), check, recover)
-
-
-@_verb
-async def renew_work_item_lock(fixtures: FaultFixtures) -> Attempt:
-    item = await fixtures.item()
-    return returns(
-        [True],
-        lambda: fixtures.provider.renew_work_item_lock(fixtures.me, [item.lock], TIMEOUTS),
-        lambda: fixtures.assert_acks(item),
-    )
-
-
-@_verb
-async def check_work_item(fixtures: FaultFixtures) -> Attempt:
-    item = await fixtures.item()
-    return returns([True], lambda: fixtures.provider.check_work_item([item.lock]), lambda: fixtures.assert_acks(item))
-
-
-@_verb
-async def begin_work_item(fixtures: FaultFixtures) -> Attempt:
-    """A delivery that its fetch did not count, counted once."""
-    await fixtures.cluster.enqueue(None)
-    item = await fixtures.clean.take_one(uncounted_after=0)
-
-    async def then() -> None:
-        assert await fixtures.clean.give_back(item) == [True]
-        await fixtures.assert_comes_again(item, attempts=2)
-
-    return returns(True, lambda: fixtures.provider.begin_work_item(fixtures.me, item.lock, 1), then)
-
-
-@_verb
-async def ack_work_item(fixtures: FaultFixtures) -> Attempt:
-    """With session state and a journal: all is written, once."""
-    session = fixtures.name("s")
-    item = await fixtures.item(session)
-    journal = await JournalWriteOnce.prepare(fixtures)
-    acks = [WorkAck(lock=item.lock, message="done", state=state_write(item), journal=journal.write)]
-
-    async def then() -> None:
-        await journal.check()
-        assert (await fixtures.cluster.record(session)).version == 1
-        assert await fixtures.clean.check(item) == [False]
-
-    return once([True], [False], lambda: fixtures.provider.ack_work_item(fixtures.me, acks, TIMEOUTS), then)
-
-
-@_verb
-async def abandon_work_item(fixtures: FaultFixtures) -> Attempt:
-    item = await fixtures.item()
-    return once(
-        [True],
-        [False],
-        lambda: fixtures.provider.abandon_work_item(fixtures.me, [WorkAbandon(lock=item.lock)]),
-        lambda: fixtures.assert_comes_again(item),
-    )
-
-
-@_verb
-async def release_unknown_locks(fixtures: FaultFixtures) -> Attempt:
-    item = await fixtures.item()
-    return once(
-        1,
-        0,
-        lambda: fixtures.provider.release_unknown_locks(fixtures.me, []),
-        lambda: fixtures.assert_comes_again(item),
-    )
-
-
-@_verb
-async def end_waits(fixtures: FaultFixtures) -> Attempt:
-    (key,) = await fixtures.cluster.enqueue(None, fail_after=1.0)
-    await fixtures.cluster.advance(2.0)
-    attempt = Attempt(lambda: fixtures.provider.end_waits(fixtures.me, limit=10, tag_timeout=None, item_lock=30.0))
-
-    async def check(result: EndedWaits) -> None:
-        found = [item.lock.key for item, _ in result.failed]
-        assert found == [key] or (attempt.unknown and not found)
-        await fixtures.clean.release_unknown()
-        assert await fixtures.clean.ack(await fixtures.clean.take_one()) == [True]  # nothing is left for the next verb
-
-    async def recover() -> None:
-        await fixtures.clean.release_unknown()
-
-    attempt.check, attempt.recover = check, recover
-    return attempt
-
-
-# --- sessions
-
-
-@_verb
-async def check_session(fixtures: FaultFixtures) -> Attempt:
-    session = await fixtures.held()
-
-    async def check(result: Sequence[float | None]) -> None:
-        assert result[0] is not None
-
-    return Attempt(lambda: fixtures.provider.check_session(fixtures.me, [session]), check)
-
-
-@_verb
-async def release_session(fixtures: FaultFixtures) -> Attempt:
-    session = await fixtures.held()
-
-    async def then() -> None:
-        assert await fixtures.clean.holds_for(session) == [None]
-
-    return once(["released"], ["not_held"], lambda: fixtures.provider.release_session([session]), then)
-
-
-@_verb
-async def move_session(fixtures: FaultFixtures) -> Attempt:
-    session = await fixtures.held()
-    plan = PlannedMove(session_id=session, to=fixtures.other.worker_id, within=LONG_LEASE)
-
-    async def then() -> None:
-        assert await fixtures.other.take_moved(session) == [session]
-
-    return returns(["planned"], lambda: fixtures.provider.move_session([plan]), then)
-
-
-@_verb
-async def take_session(fixtures: FaultFixtures) -> Attempt:
-    """A second call finds that the session is there already."""
-    session = fixtures.name("s")
-    await fixtures.cluster.use(fixtures.other, session)
-    assert await fixtures.other.plan(session, fixtures.me.worker_id) == "planned"
-
-    async def check(taken: Any) -> None:
-        assert [one.former for one in taken] == ["b"] or (attempt.unknown and taken == [])
-        assert await fixtures.clean.holds_for(session) != [None]
-
-    attempt = Attempt(
-        lambda: fixtures.provider.take_session(fixtures.me, [session], max_sessions=10**6, session_lock=SESSION_LOCK),
-        check,
-    )
-    return attempt
-
-
-@_verb
-async def release_idle_session(fixtures: FaultFixtures) -> Attempt:
-    """For one new session, which is then claimed. All other held sessions stay."""
-    idle, new = await fixtures.held(), fixtures.name("t")
-    await fixtures.cluster.enqueue(new)
-    await fixtures.cluster.advance(OFFER_SECONDS)
-    full = sum(holder == fixtures.clean.worker_id for holder in (await fixtures.cluster.holders()).values())
-    options = fetch_options(1, max_sessions=full)
-    users = {idle: "no such instance"}
-
-    async def then() -> None:
-        item = await fixtures.clean.take_one(max_sessions=full)
-        assert item.session_id == new
-        await fixtures.assert_acks(item)
-
-    return once(
-        [idle],
-        [],
-        lambda: fixtures.provider.release_idle_session(fixtures.me, options, min_idle=SESSION_LOCK, only_users=users),
-        then,
-    )
-
-
-@_verb
-async def load_state(fixtures: FaultFixtures) -> Attempt:
-    session = await fixtures.saved()
-    return same(fixtures, lambda provider: provider.states.load(session))
-
-
-@_verb
-async def save_state(fixtures: FaultFixtures) -> Attempt:
-    """The first version of a record; the idempotency key tells a repetition."""
-    session = state(fixtures.name("s"))
-    return returns(1, lambda: fixtures.provider.states.save(session, expected_version=0, idempotency_key="once"))
-
-
-@_verb
-async def find_families_of_states(fixtures: FaultFixtures) -> Attempt:
-    session = await fixtures.saved()
-
-    async def found(provider: Provider) -> list[list[str]]:
-        families = await provider.states.families([session, "missing"])
-        return [[row.session_id for row in rows] for rows in families]
-
-    return same(fixtures, found)
-
-
-@_verb
-async def delete_state(fixtures: FaultFixtures) -> Attempt:
-    session = await fixtures.saved()
-    return once([session], [], lambda: fixtures.provider.states.delete([session]))
 
 
 # --- orchestrations
@@ -685,5 +381,6 @@ def _reading(read: Callable[[Provider, OrchestrationItem], Awaitable[Any]]) -> P
 
 
 VERBS.update({name: _reading(read) for name, read in READS.items()})
+VERBS.update(WORK_VERBS)
 VERBS.update(JOURNAL_VERBS)
 VERBS.update(RESOURCE_VERBS)
