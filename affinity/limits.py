@@ -170,6 +170,9 @@ MAX_KIND_BYTES: Final = 64
 MAX_WAKE_ENTRIES: Final = 10_000
 """Entries that one wake appends, or inputs that it reads: some megabytes, and one transaction."""
 
+MAX_STEP_CHILDREN: Final = 1_000
+"""Children that one transaction interrupts, or terminates: the other ones follow in further steps."""
+
 MAX_REQUESTS: Final = 1_000
 """Pending requests of one conversation: each wake reads all of them."""
 

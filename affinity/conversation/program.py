@@ -56,6 +56,13 @@ class Failure(TypedDict):
     final: bool  # it is not retried
 
 
+class ChildrenDone(TypedDict):
+    """Up to where the children are interrupted, or terminated, when they are more than one step takes."""
+
+    seq: int  # of the interrupt; 0: of the termination
+    after: tuple[str, str]  # creation and id of the last one, newest first
+
+
 class WakeTask(TypedDict):
     """The input of the activity."""
 
@@ -66,6 +73,7 @@ class WakeTask(TypedDict):
     cancelled: NotRequired[str]  # id of a wake that was cancelled, and whose trace is open
     failed: NotRequired[Failure]  # close the trace of the wake, which has ended with this error
     terminated: NotRequired[bool]  # the conversation was; True: its children are to be
+    children: NotRequired[ChildrenDone]
 
 
 class WakeOutcome(TypedDict):
@@ -80,6 +88,7 @@ class WakeOutcome(TypedDict):
     attempt: NotRequired[int]  # of the wake; of one that failed
     read: NotRequired[int]  # number of the last input that it was given; of one that failed
     retry_after: NotRequired[float]  # of one that failed: seconds; without it, it failed for good
+    children: NotRequired[ChildrenDone]  # the next wake goes on behind these
 
 
 class Start(TypedDict):
@@ -93,6 +102,7 @@ class Start(TypedDict):
     failed: NotRequired[bool]
     delegations: NotRequired[list[Delegation]]
     cancelled: NotRequired[str]
+    children: NotRequired[ChildrenDone]
     due: NotRequired[bool]
 
 
@@ -123,6 +133,7 @@ class Program:
     """A wake that was cancelled, and whose trace is open."""
     next_due: float | None = None
     delegations: list[Delegation] = field(default_factory=list)
+    children: ChildrenDone | None = None
     status: str | None = None
     signal: DurableFuture[Any] = field(init=False)
 
@@ -131,7 +142,7 @@ class Program:
         self.processed, self.signalled = start.get("processed", 0), start.get("signalled", 0)
         self.next_due, self.is_failed = start.get("next_due"), start.get("failed", False)
         self.delegations, self.cancelled = start.get("delegations", []), start.get("cancelled")
-        self.is_due = start.get("due", False)
+        self.children, self.is_due = start.get("children"), start.get("due", False)
         self.status = "failed" if self.is_failed else None
         self.signal = self.ctx.schedule_wait(SIGNAL)
 
@@ -157,8 +168,13 @@ class Program:
 
     async def _end(self) -> None:
         """Notify the parent and the children, and close the trace of a wake that was cancelled."""
-        if self.terminated or self.delegations or self.cancelled or not self.wakes:  # no wake: inputs may be unread
-            await self._attempt({**self._new_task(), "terminated": self.terminated is True})
+        if not (self.terminated or self.delegations or self.cancelled or self.wakes == 0):  # 0: inputs may be unread
+            return
+        while True:
+            outcome = await self._attempt({**self._new_task(), "terminated": self.terminated is True})
+            self.children = None if outcome is None else outcome.get("children")
+            if self.children is None:
+                return
 
     @property
     def _is_long(self) -> bool:
@@ -178,6 +194,8 @@ class Program:
             rest["delegations"] = self.delegations
         if self.cancelled:
             rest["cancelled"] = self.cancelled
+        if self.children:
+            rest["children"] = self.children
         return rest
 
     # -- signals
@@ -230,6 +248,8 @@ class Program:
             task["delegations"] = self.delegations
         if self.cancelled:
             task["cancelled"] = self.cancelled
+        if self.children:
+            task["children"] = self.children
         return task
 
     async def _wake(self) -> None:
@@ -294,7 +314,7 @@ class Program:
         self.processed = outcome.get("processed", self.processed)
         self.next_due = outcome.get("next_due")
         self.delegations = outcome.get("delegations", self.delegations)
-        self.is_failed = False
+        self.is_failed, self.children = False, outcome.get("children")
         if "home" in outcome:
             self.start["home"] = outcome["home"]
         if outcome["outcome"] == "done":

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, Final, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -31,11 +32,12 @@ from affinity.conversation.events import (
     SpanError,
     StopReason,
     UserInterrupt,
+    kind_of,
     meta_of,
 )
 from affinity.conversation.kinds import ConversationKind, interrupt_message, terminate_message
 from affinity.conversation.lineage import BirthPlanner
-from affinity.conversation.program import Delegation, Failure, WakeOutcome, WakeTask
+from affinity.conversation.program import ChildrenDone, Delegation, Failure, WakeOutcome, WakeTask
 from affinity.conversation.stream import Streams, StreamWriter
 from affinity.conversation.trace import WAKE_SPAN, Trace, error_of, root_span
 from affinity.conversation.views import request_of, revisit_of
@@ -43,7 +45,7 @@ from affinity.conversation.wake import Wake, WakeInputs, WakeParts
 from affinity.conversation.writing import WakeWriting, end_of_delegation
 from affinity.errors import InvalidOptions, SessionRecordTooNew, SessionWriteConflict
 from affinity.journal import HomeLease, JournalAccess, JournalAppend, JournalFilter, NewEntry, PendingWork
-from affinity.limits import MAX_PAGE, MAX_WAKE_ENTRIES
+from affinity.limits import MAX_BATCH_BYTES, MAX_STEP_CHILDREN, MAX_WAKE_ENTRIES
 from affinity.orchestration import ActivityContext, RetryPolicy
 from affinity.records import SessionState, SessionStore
 from affinity.session import OpenSession
@@ -57,6 +59,8 @@ ATTEMPTS: Final = 2**10
 """An attempt's number in streams has the session's epoch above it, by these moduli: an attempt that a drain interrupts
 does not count, and the next one, under another epoch, is greater all the same. Every JSON reader is exact up to 2**53.
 """
+
+USER_INTERRUPT: Final = kind_of(UserInterrupt)
 
 RETRACT_SECONDS: Final = 2.0
 """How long a run that is cancelled takes to retract what it has streamed."""
@@ -158,6 +162,7 @@ class _Attempt(Generic[S]):
     number: int = field(init=False)
     writing: WakeWriting = field(init=False)
     delegations: list[Delegation] = field(init=False)
+    children: ChildrenDone | None = None
 
     def __post_init__(self) -> None:
         self.spec = self.conversations.spec
@@ -203,6 +208,10 @@ class _Attempt(Generic[S]):
         expired = [each for each in self.work.requests if each.expired]
         if not (self.work.inputs or self.work.due or expired):
             return self._outcome("nothing")
+        return self._end_step() if await self._interrupt_children() else await self._wake()
+
+    async def _wake(self) -> WakeOutcome:
+        """Run the handler, and record its end."""
         of = self.writing
         stream = self.streams.open(of.session_id, self.work.journal_id, of.wake_id, of.attempt)
         try:
@@ -231,7 +240,6 @@ class _Attempt(Generic[S]):
         pending = [*entries, *self._expire()]
         self.writing.processed = self.read
         self.writing.ended_revisits += [each.key for each in self.work.due]
-        await self._pass_interrupts_on(entries)
         wake = Wake(self._parts(pending, stream))
         about = {
             "affinity.session_id": wake.conversation_id,
@@ -296,41 +304,55 @@ class _Attempt(Generic[S]):
             )
         return found
 
-    async def _pass_interrupts_on(self, entries: Sequence[JournalEntry]) -> None:
-        """Interrupt the children, if the last interrupt is for them too."""
-        events = [each.event for each in entries if isinstance(each.event, UserInterrupt)]
-        if not events or not events[-1].cascade:
-            return
-        passed = events[-1]
-        self.writing.appends += await self._to_children(
-            NewEntry(
-                kind=passed.kind,
-                payload=EventTypes().encode(passed),
-                event_id=f"interrupt/{self.task['wake']}",
-                is_input=True,
-            ),
-            message=interrupt_message(cancel=passed.cancel),
-            drops=True,
+    async def _interrupt_children(self) -> bool:
+        """Interrupt children, if the last interrupt is for them too; whether there are more of them."""
+        last = next((each for each in reversed(self.work.inputs) if each.kind == USER_INTERRUPT), None)
+        event = None if last is None else self.spec.types.read(last).event
+        if last is None or not (isinstance(event, UserInterrupt) and event.cascade):
+            return False
+        entry = NewEntry(
+            kind=event.kind,
+            payload=EventTypes().encode(event),
+            event_id=f"interrupt/{self.work.journal_id}/{last.seq}",
+            is_input=True,
         )
+        return await self._send_to_children(last.seq, entry, message=interrupt_message(cancel=event.cancel), drops=True)
 
-    async def _to_children(self, entry: NewEntry, **options: Any) -> list[JournalAppend]:
-        where = JournalFilter(parent=self.writing.session_id, closed=False)
-        found: list[JournalAppend] = []
-        while True:
-            page = await self.journals.list(where, MAX_PAGE)
-            found += [
-                JournalAppend(
-                    session_id=each.session_id,
-                    kind=each.kind,
-                    entry=entry,
-                    sender=self.writing.session_id,
-                    **options,
-                )
-                for each in page
-            ]
-            if len(page) < MAX_PAGE:
-                return found
-            where = replace(where, after=(page[-1].created_at, page[-1].session_id))
+    async def _send_to_children(self, seq: int, entry: NewEntry, **options: Any) -> bool:
+        """Send an entry to the next children, as many as one transaction takes; whether there may be more of them.
+
+        Args:
+            seq: as in `ChildrenDone`.
+            entry: its event id is the same in all steps.
+            options: of the appends.
+        """
+        done = self.task.get("children")
+        after = done["after"] if done is not None and done["seq"] == seq else None
+        where = JournalFilter(
+            parent=self.writing.session_id,
+            closed=False,
+            after=None if after is None else (datetime.fromisoformat(after[0]), after[1]),
+        )
+        limit = max(1, min(MAX_STEP_CHILDREN, MAX_BATCH_BYTES // 2 // len(entry.payload.encode())))
+        page = await self.journals.list(where, limit)
+        self.writing.appends += [
+            JournalAppend(
+                session_id=each.session_id, kind=each.kind, entry=entry, sender=self.writing.session_id, **options
+            )
+            for each in page
+        ]
+        if len(page) < limit:
+            return False
+        self.children = ChildrenDone(seq=seq, after=(page[-1].created_at.isoformat(), page[-1].session_id))
+        return True
+
+    def _end_step(self) -> WakeOutcome:
+        """Commit what was sent to some of the children, and nothing else: the next wake goes on."""
+        assert self.children is not None
+        self.ctx.enlist(self.writing)
+        outcome = self._outcome("nothing")
+        outcome["more"], outcome["children"] = True, self.children
+        return outcome
 
     def _has(self, meta: EventMeta) -> bool:
         return any(each["id"] == meta.delegation for each in self.delegations)
@@ -437,15 +459,13 @@ class _Attempt(Generic[S]):
 
     async def _end_children(self, cascade: bool) -> WakeOutcome:
         """The conversation is terminated: notify the parent, and terminate the children, if they are to be."""
-        self._note_begin()
         if cascade:
             event = SessionStatusChanged("terminated", "its parent was terminated")
-            self.writing.appends += await self._to_children(
-                NewEntry(kind=event.kind, payload=EventTypes().encode(event), event_id=f"{event.kind}/parent"),
-                message=terminate_message(cascade=True),
-                closes=True,
-                drops=True,
-            )
+            entry = NewEntry(kind=event.kind, payload=EventTypes().encode(event), event_id=f"{event.kind}/parent")
+            message = terminate_message(cascade=True)
+            if await self._send_to_children(0, entry, message=message, closes=True, drops=True):
+                return self._end_step()
+        self._note_begin()
         for each in self.delegations:
             self._notify_parent(each, "terminated")
         if not (self.writing.appends or self.task.get("cancelled")):

@@ -382,6 +382,7 @@ class Wake(CommonCalls[None]):
             NotAParent: the conversation is there, and this one is not its parent.
             ConversationKindMismatch, ConversationTerminated: it is of another kind, or takes no more events.
             InvalidInput: an argument is out of bounds.
+            NotSerializable, PayloadTooLarge: as `append`.
         """
         check_input(event, None)
         spec = conversations.spec
@@ -400,6 +401,7 @@ class Wake(CommonCalls[None]):
         entry = NewEntry(
             kind=event.kind, payload=spec.types.encode(event, meta), event_id=f"delegation/{delegation}", is_input=True
         )
+        self._writing.measure(entry)
         self._append(ChildDelegated(child_id, delegation, spec.name, cycles))
         self._writing.appends.append(
             JournalAppend(

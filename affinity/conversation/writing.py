@@ -49,7 +49,7 @@ class WakeWriting:
     journals: JournalAccess
     max_entries: int
     size: int = 0
-    """Characters of the handler's entries."""
+    """Characters of the handler's entries, those for children too."""
     processed: int = 0
     """The watermark from now on."""
     entries: list[NewEntry] = field(default_factory=list)
@@ -71,7 +71,15 @@ class WakeWriting:
         """
         if len(self.entries) >= self.max_entries:
             raise InvalidInput(f"the wake has appended {self.max_entries} entries, the limit (ConversationLimits)")
-        self.size += len(self.note(event).payload)
+        self.measure(self.note(event))
+
+    def measure(self, entry: NewEntry) -> None:
+        """Count an entry of the handler, for this journal or another one.
+
+        Raises:
+            PayloadTooLarge: as `append`.
+        """
+        self.size += len(entry.payload)
         if self.size > MAX_BATCH_BYTES // 2:
             raise PayloadTooLarge(f"the wake has appended {self.size} bytes, over the limit of {MAX_BATCH_BYTES // 2}")
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
+import anyio
 import pytest
 from pydantic import JsonValue
 
 import affinity
 from affinity import AgentMessage, ChildEnded, RetryPolicy, ToolConfirmation, UserInterrupt, UserMessage
+from affinity.conversation import running, writing
+from affinity.conversation.writing import WakeWriting
 from affinity.errors import (
     AffinityError,
     ConversationKindMismatch,
     ConversationTerminated,
     NotAParent,
+    PayloadTooLarge,
     UnknownConversation,
     UnknownEntry,
 )
-from tests.conversation.application import Chat, Handler, kinds, make, stage, status, until
+from affinity.journal import JournalWrite
+from tests.conversation.application import Chat, Handler, Stage, kinds, make, stage, status, until
 
 pytestmark = pytest.mark.anyio
 
@@ -257,6 +263,132 @@ async def test_termination_cascades_by_choice(url: str, cascade: bool) -> None:
 
         assert await until(ended)
         assert (await below.status() == "terminated") is cascade
+
+
+@pytest.fixture
+def transactions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Two children in a step; how many appends each write of the parent has, of those with any."""
+    found: list[int] = []
+    prepare = WakeWriting.prepare
+
+    async def counted(self: WakeWriting) -> JournalWrite:
+        write = await prepare(self)
+        if write.appends and self.session_id == "c":
+            found.append(len(write.appends))
+        return write
+
+    monkeypatch.setattr(running, "MAX_STEP_CHILDREN", 2)
+    monkeypatch.setattr(WakeWriting, "prepare", counted)
+    return found
+
+
+async def many(wake: affinity.Wake, chat: Chat) -> None:
+    """Five children, each with a task that does not end."""
+    for event in wake.events:
+        if isinstance(event, UserMessage):
+            for number in range(5):
+                await wake.delegate(patient, f"c/{number}", Brief("tea"))
+        elif isinstance(event, UserInterrupt):
+            wake.append(AgentMessage("interrupted"))
+
+
+async def waits(wake: affinity.Wake, chat: Chat) -> None:
+    if isinstance(wake.events[0], Brief):
+        wake.require(ToolConfirmation("search"))
+
+
+patient = research(waits)
+
+
+async def five(on: Stage) -> list[affinity.Talk]:
+    """The children of `many`, who wait for an answer."""
+    await on.talk().ask(UserMessage("tea"), timeout=30)
+    below = [on.talk(f"c/{number}", patient) for number in range(5)]
+    for child in below:
+        await until(partial(status, child, "requires_action"))
+    return below
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+async def test_many_children_are_interrupted_in_steps(
+    url: str, transactions: list[int], monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Each transaction has a bounded number of them, and of bytes; each child is interrupted once."""
+    monkeypatch.setattr(running, "MAX_BATCH_BYTES", 300_000)
+    async with stage(url, many, patient) as on:
+        below = await five(on)
+        transactions.clear()
+        seq = await on.talk().interrupt(reason="x" * size, cascade=True)
+        assert (await on.talk().reply(seq, timeout=30)).text == "interrupted"
+        for child in below:
+            await until(partial(status, child, "idle"))
+            (passed,) = await child.history(kinds=["user.interrupt"])
+            assert passed.event == UserInterrupt("x" * size, cascade=True)
+        assert transactions == ([2, 2, 1] if size == 10 else [1, 1, 1, 1, 1])
+
+
+async def test_an_interrupt_between_the_steps_of_another_reaches_all_children(
+    url: str, transactions: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare, sent = WakeWriting.prepare, anyio.Event()
+
+    async def interrupted(self: WakeWriting) -> JournalWrite:
+        write = await prepare(self)
+        if self.session_id == "c" and not sent.is_set() and any(each.drops for each in write.appends):
+            sent.set()
+            await on.talk().interrupt(reason="second", cascade=True)
+        return write
+
+    async with stage(url, many, patient) as on:
+        below = await five(on)
+        monkeypatch.setattr(WakeWriting, "prepare", interrupted)
+        seq = await on.talk().interrupt(reason="first", cascade=True)
+        await on.talk().reply(seq, timeout=30)
+        for child in below:
+            passed = await until(partial(child.history, kinds=["user.interrupt"], last=1))
+            assert passed[0].event == UserInterrupt("second", cascade=True)
+        assert [len(await child.history(kinds=["user.interrupt"])) for child in below] == [1, 1, 1, 2, 2]
+
+
+async def test_many_children_are_terminated_in_steps(url: str, transactions: list[int]) -> None:
+    """Also when one of them has ended already, whose journal an operator has left open."""
+    async with stage(url, many, patient) as on:
+        below = await five(on)
+        await on.client.cancel("c/3")
+        await until(lambda: status(below[3], "terminated"))
+        transactions.clear()
+        await on.talk().terminate(cascade=True)
+        for child in below:
+            assert await until(partial(status, child, "terminated"))
+
+        async def ended() -> bool:
+            return (await on.client.status("c")).finished
+
+        assert await until(ended)
+        assert transactions == [2, 2, 1]
+        assert [len(await child.history(kinds=["session.status_changed"])) for child in below] == [1, 1, 1, 0, 1]
+
+
+async def test_the_work_of_children_counts_for_the_size_of_a_wake(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes: list[type[Exception]] = []
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, UserMessage):
+                for number in range(2):
+                    try:
+                        await wake.delegate(child, f"c/{number}", Brief("x" * 600_000))
+                    except PayloadTooLarge as error:
+                        outcomes.append(type(error))
+
+    child = research(answers)
+    monkeypatch.setattr(writing, "MAX_BATCH_BYTES", 2_000_000)
+    async with stage(sqlite_url, handler, child) as on:
+        reply = await on.talk().ask(UserMessage("tea"), timeout=30)
+        assert outcomes == [PayloadTooLarge]
+        assert kinds(reply.entries).count("child.delegated") == 1
 
 
 async def test_the_termination_of_a_child_is_an_event_of_the_parent(url: str) -> None:
