@@ -61,9 +61,9 @@ class WorkerProcess:
         self.name = name
         self.log: list[str] = []
         self._changed = threading.Condition()
-        reader, writer = _FORKS.Pipe(duplex=False)
+        reader, writer = FORKS.Pipe(duplex=False)
         arguments = ["--url", url, "worker", app]
-        self._process = _FORKS.Process(target=_run, args=(arguments, environment, root, anew, writer))
+        self._process = FORKS.Process(target=_run, args=(arguments, environment, root, anew, writer))
         self._process.start()
         writer.close()
         self._reader = threading.Thread(target=self._read, args=(reader,), daemon=True)
@@ -130,7 +130,9 @@ class WorkerProcess:
         self.wait()
 
 
-_FORKS: Final = multiprocessing.get_context("forkserver")
+FORKS: Final = multiprocessing.get_context("forkserver")
+"""What forks processes, of one that has imported what a worker needs."""
+
 _POLLS: Final = threading.Lock()
 _poll: Final = popen_forkserver.Popen.poll
 
@@ -144,7 +146,7 @@ def _poll_alone(popen: popen_forkserver.Popen, flag: int = os.WNOHANG) -> int | 
 
 
 popen_forkserver.Popen.poll = _poll_alone  # type: ignore[method-assign, assignment]
-_FORKS.set_forkserver_preload(
+FORKS.set_forkserver_preload(
     ["affinity.cli.worker", "affinity.provider.postgres", "affinity.provider.sqlite", "tests.apps", "uvloop"]
 )
 

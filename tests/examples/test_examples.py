@@ -1,13 +1,13 @@
-"""The examples run as a reader would run them, each in a process of its own on a fresh SQLite file."""
+"""The examples run, each in a process of its own on a fresh SQLite file."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forks import Fork, run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -30,13 +30,11 @@ def test_every_example_is_known_here() -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs(path: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error", str(path)]
-    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    missing = [text for text in SHOWS[path.stem] if text not in done.stdout]
-    assert not missing, done.stdout
-    word, times = HYDRATIONS.get(path.stem, ("", len(done.stdout) + 1))
-    assert done.stdout.count(word) == times, done.stdout
+    printed = Fork(run_program, str(path), folder=tmp_path).output()
+    missing = [text for text in SHOWS[path.stem] if text not in printed]
+    assert not missing, printed
+    word, times = HYDRATIONS.get(path.stem, ("", len(printed) + 1))
+    assert printed.count(word) == times, printed
     assert not list(tmp_path.iterdir()), "an example leaves nothing in the working directory"
 
 

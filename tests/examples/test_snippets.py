@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from affinity.cli import main
 from tests.conftest import Servers
 from tests.examples.blocks import PAGES, ROOT, SIGNATURES, Block, blocks, program_of
+from tests.forks import Fork, run_program
 
 PYTHON_MARKERS = {"", "part", *SIGNATURES}
 PROGRAMS = [block for block in blocks("python") if not block.marker]
@@ -36,11 +37,11 @@ def name_of(page: Path) -> str:
 
 
 def run(program: Path, folder: Path) -> str:
-    """What a program prints, started as a reader would start it, in an empty directory."""
-    runner = (
-        ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull] if program.stem.startswith("test_") else []
-    )
-    command = [sys.executable, "-W", "error", *runner, str(program)]
+    """What a program prints, in an empty directory. Tests are started as a reader would start them."""
+    if not program.stem.startswith("test_"):
+        return Fork(run_program, str(program), folder=folder).output()
+    options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull]
+    command = [sys.executable, "-W", "error", "-m", "pytest", *options, str(program)]
     done = subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
 import sqlite3
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, closing, contextmanager
 from pathlib import Path
@@ -39,6 +36,9 @@ from affinity.provider.sqlite.driver.database import Database
 from affinity.provider.sqlite.driver.transaction import PORTION
 from affinity.provider.sqlite.migration import MIGRATIONS, migrate
 from affinity.provider.statements import load_statements
+from tests.forks import Fork
+from tests.provider import sqlite_crowd as crowd
+from tests.provider.sqlite_files import create_file
 
 TIMEOUTS = Timeouts(work_item_lock=30.0, session_lock=300.0)
 BIRTH = Birth("born")
@@ -46,14 +46,6 @@ WAIT_SECONDS = 30.0  # seconds of real time for what comes immediately
 
 
 # --- files and migrations -------------------------------------------------------------------------------------------
-
-MIGRATE = """
-import sys
-from pathlib import Path
-import anyio
-from affinity.provider.sqlite import SqliteProvider
-print(anyio.run(SqliteProvider.migrate, Path(sys.argv[1])))
-"""
 
 
 async def test_zero_to_now_equals_step_by_step(tmp_path: Path) -> None:
@@ -67,7 +59,8 @@ async def test_zero_to_now_equals_step_by_step(tmp_path: Path) -> None:
 
 async def test_ten_processes_migrate_at_once(tmp_path: Path) -> None:
     path = tmp_path / "affinity.db"
-    reports = run_processes(MIGRATE, [[str(path)]] * 10)
+    forks = [Fork(crowd.migrate, str(path)) for _ in range(10)]
+    reports = [fork.output().strip() for fork in forks]
     done, found = f"(0, {len(MIGRATIONS)})", f"({len(MIGRATIONS)}, {len(MIGRATIONS)})"
     assert sorted(reports) == sorted([done] + [found] * 9)
     await (await SqliteProvider.open(path)).aclose()
@@ -275,11 +268,18 @@ def statements() -> list[Any]:
     return [pytest.param(sql, id=f"{file}:{name}") for file, name, sql in loaded if name not in RARE | IN_PARTS]
 
 
-@pytest.mark.parametrize("sql", statements())
-async def test_no_statement_scans_a_table(path: Path, sql: LiteralString) -> None:
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connection]:
+    """A migrated file, for what changes nothing in it."""
+    create_file(path := tmp_path_factory.mktemp("empty") / "affinity.db")
     with closing(sqlite3.connect(path)) as connection:
-        arguments: Any = Anything() if ":" in sql else [None] * sql.count("?")
-        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", arguments)]
+        yield connection
+
+
+@pytest.mark.parametrize("sql", statements())
+def test_no_statement_scans_a_table(empty: sqlite3.Connection, sql: LiteralString) -> None:
+    arguments: Any = Anything() if ":" in sql else [None] * sql.count("?")
+    plan = [row[3] for row in empty.execute(f"EXPLAIN QUERY PLAN {sql}", arguments)]
     assert [step for step in plan if step.startswith("SCAN") and not HARMLESS.match(step)] == []
 
 
@@ -317,40 +317,14 @@ class Anything(dict[str, None]):
 
 # --- many processes -------------------------------------------------------------------------------------------------
 
-WORK = """
-import sys
-from pathlib import Path
-import anyio
-from affinity.provider.contract import FetchOptions, Incarnation, Timeouts, WorkAck, WorkerIdentity
-from affinity.provider.sqlite import SqliteProvider
-
-async def main(path, name):
-    provider = await SqliteProvider.open(Path(path))
-    identity = WorkerIdentity(worker_id=name, incarnation=Incarnation(name + "!"))
-    await provider.register_worker(identity, 1_000.0, {})
-    options = FetchOptions(limit=3, max_sessions=100, names=["work"], unknown_after=60.0)
-    acked = 0
-    async with provider.hints(identity) as hints:
-        while (await provider.count_work())["work_items"]:
-            items = (await provider.fetch_work_item(identity, options)).items
-            acks = [WorkAck(lock=item.lock, message=item.payload) for item in items]
-            acked += sum(await provider.ack_work_item(identity, acks, options.timeouts))
-            if not items:
-                await hints.wait(0.05)
-    await provider.aclose()
-    print(acked)
-
-anyio.run(main, *sys.argv[1:])
-"""
-
 
 async def test_eight_processes_share_one_file_without_error_or_loss(path: Path, provider: SqliteProvider) -> None:
     identity = await owner(provider, "i")
     sessions = [None, "s", "t", "u", "v", "w", "x", "y", "z"]
     items = [new_item("i", number, sessions[number % len(sessions)]) for number in range(400)]
     await provider.commit_turn(identity, [new_turn("i", work_items=items)], TIMEOUTS)
-    reports = run_processes(WORK, [[str(path), f"worker {number}"] for number in range(8)])
-    assert sum(json.loads(report) for report in reports) == len(items)
+    forks = [Fork(crowd.work, str(path), f"worker {number}") for number in range(8)]
+    assert sum(int(fork.output()) for fork in forks) == len(items)
     assert (await provider.count_work())["work_items"] == 0
     (found,) = (await provider.fetch_orchestration_item(identity, limit=1, names=[], unknown_after=60.0)).items
     results = [message.payload for message in found.messages if message.payload != "start"]
@@ -361,10 +335,9 @@ async def test_eight_processes_share_one_file_without_error_or_loss(path: Path, 
 
 
 @pytest.fixture
-async def path(tmp_path: Path) -> Path:
+def path(tmp_path: Path) -> Path:
     """A migrated file."""
-    path = tmp_path / "affinity.db"
-    await SqliteProvider.migrate(path)
+    create_file(path := tmp_path / "affinity.db")
     return path
 
 
@@ -411,14 +384,3 @@ def schema(path: Path) -> list[Any]:
     with closing(sqlite3.connect(path)) as connection:
         version = connection.execute("PRAGMA user_version").fetchall()
         return version + connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY name").fetchall()
-
-
-def run_processes(script: str, arguments: list[list[str]]) -> list[str]:
-    """Run a script in several processes at once; what each printed."""
-    processes = [
-        subprocess.Popen([sys.executable, "-W", "error", "-c", script, *args], stdout=subprocess.PIPE, text=True)
-        for args in arguments
-    ]
-    printed = [process.communicate(timeout=100)[0].strip() for process in processes]
-    assert [process.returncode for process in processes] == [0] * len(processes)
-    return printed

@@ -15,9 +15,9 @@ import pytest
 
 from affinity.provider.sqlite import Clock, session_state_list
 from affinity.provider.sqlite.driver.database import Database, connect
-from affinity.provider.sqlite.migration import migrate
 from affinity.provider.sqlite.session_state_list import list_states, with_parts
 from affinity.records import SessionFilter, SessionMetadata, SessionState
+from tests.provider.sqlite_files import create_file
 
 OLD: Final = datetime(2020, 1, 1, tzinfo=UTC)
 YOUNG: Final = datetime(2021, 1, 1, tzinfo=UTC)
@@ -26,8 +26,7 @@ YOUNG: Final = datetime(2021, 1, 1, tzinfo=UTC)
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A migrated file."""
-    path = tmp_path / "affinity.db"
-    migrate(path)
+    create_file(path := tmp_path / "affinity.db")
     return path
 
 
