@@ -13,6 +13,7 @@ MODULES = [
     "affinity.errors",
     "affinity.client",
     "affinity.client.administration",  # the base of `Client`
+    "affinity.conversation",
     "affinity.session",
     "affinity.records",
     "affinity.telemetry",

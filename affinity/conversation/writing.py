@@ -26,7 +26,7 @@ from affinity.limits import MAX_BATCH_BYTES
 
 
 def end_of_delegation(event: ChildEnded, parent: str, parent_kind: str) -> JournalAppend:
-    """The input by which a parent learns of the end of a delegation; it has one end, whoever reports it."""
+    """The input by which a parent learns of the end of a delegation; it has one end, also when it is reported twice."""
     entry = NewEntry(
         kind=event.kind,
         payload=EventTypes().encode(event),

@@ -108,9 +108,8 @@ def remove(tx: Tx, journal_ids: Sequence[int]) -> None:
 class Prunable(NamedTuple):
     """Journals of one step of pruning."""
 
-    entries: dict[
-        int, int
-    ]  # by journal id, in order: the number of those that may be removed, as far as it was asked for
+    # By journal id, in order: the number of those that may be removed, as far as it was counted.
+    entries: dict[int, int]
     abandoned: bool  # there are entries of deleted journals, too
     after: int | None  # where the next step begins
 

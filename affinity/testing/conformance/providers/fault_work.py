@@ -86,8 +86,8 @@ async def exchange_load(fixtures: FaultFixtures) -> Attempt:
     newcomer = await fixtures.registered()
 
     async def check(_: object) -> None:
-        told = {worker.worker_id: worker.sessions for worker in (await fixtures.clean.provider.get_load()).workers}
-        assert told[newcomer.worker_id] == fixtures.number
+        load = {worker.worker_id: worker.sessions for worker in (await fixtures.clean.provider.get_load()).workers}
+        assert load[newcomer.worker_id] == fixtures.number
 
     return Attempt(lambda: newcomer.provider.exchange_load(newcomer.identity, fixtures.number), check)
 
@@ -281,7 +281,7 @@ async def load_state(fixtures: FaultFixtures) -> Attempt:
 
 
 async def save_state(fixtures: FaultFixtures) -> Attempt:
-    """The first version of a record; the idempotency key tells a repetition."""
+    """The first version of a record; a repetition is known by the idempotency key."""
     session = state(fixtures.name("s"))
     return returns(1, lambda: fixtures.provider.states.save(session, expected_version=0, idempotency_key="once"))
 
