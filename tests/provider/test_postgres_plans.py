@@ -11,6 +11,8 @@ from typing import Any, Final
 import psycopg
 import pytest
 
+from affinity.provider.contract import InstanceFilter, InstanceStatus, InstanceUpdate
+from affinity.provider.postgres import PostgresProvider, migration
 from affinity.records import SessionFilter, SessionState
 from affinity.testing.conformance.providers.builders import fetch_options, work_item
 from tests.provider.postgres_plans import CROWDS, MANY, Crowd, check_plans, crowd_tables
@@ -22,6 +24,7 @@ from tests.provider.postgres_stage import (
     session_verbs,
     some_sessions,
     some_work,
+    until,
 )
 
 pytestmark = pytest.mark.anyio
@@ -229,3 +232,81 @@ async def test_a_fetch_of_older_code_does_not_read_what_it_leaves_to_newer(
                 assert not fetched.items
 
             await check(fetch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("crowd", CROWDS)
+async def test_a_page_of_instances_of_a_rare_status_reads_what_it_needs(
+    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
+) -> None:
+    """Among 20,000 others, and of 20,000 with one status; all of them newer than what is asked for."""
+    async with opened(postgres_migrated) as provider:
+        peer = await registered(provider)
+        for name in ("old1", "old2", "old3"):
+            await peer.suspend(await peer.own(name))
+        await peer.commit_one(await peer.own("gone"), update=InstanceUpdate(status="cancelled"))
+        crowd_tables(admin, "unknown")
+        admin.execute(
+            "INSERT INTO suspensions SELECT 'x' || i, 1, 0, '', '', 'w', '', '{}', false, clock(), clock()"
+            " FROM generate_series(1, 20000) i"
+        )
+        admin.execute("UPDATE instances SET status = 'failed' WHERE instance_id LIKE 'sick%'")
+        if crowd == "lopsided":
+            admin.execute("UPDATE instances SET status = 'failed' WHERE instance_id LIKE 'x%'")
+        if crowd != "unknown":
+            admin.execute("VACUUM ANALYZE")
+        async with check_plans(postgres_migrated, monkeypatch) as (watched, check):
+
+            async def ask(**where: Any) -> list[str]:
+                page = partial(watched.list_instances, InstanceFilter(**where), 10)
+                return [row.instance_id for row in await check(page)]
+
+            assert await ask(status=["suspended"]) == ["old3", "old2", "old1"]
+            assert await ask(reason="Nondeterminism") == ["old3", "old2", "old1"]
+            assert await ask(status=["suspended", "cancelled"]) == ["gone", "old3", "old2", "old1"]
+            assert await ask(status=["cancelled"], prefix="go") == ["gone"]
+            assert len(await ask(status=["failed"])) == 10
+            some = await watched.list_instances(InstanceFilter(status=["failed"]), 500)
+            last = (some[-1].created_at, some[-1].instance_id)
+            assert len(await ask(status=["failed", "suspended"], after=last)) == 10
+
+
+async def test_turns_and_ends_of_instances_are_heap_only(
+    postgres_migrated: str, admin: psycopg.Connection[Any]
+) -> None:
+    """No update of an instance, whatever its status becomes, writes to an index of that table."""
+    async with opened(postgres_migrated) as provider:
+        peer = await registered(provider)
+        updates: tuple[InstanceStatus, ...] = ("failed", "cancelled", "completed")
+        for name in updates:
+            at = await peer.own(name)
+            for number in range(3):
+                assert (await peer.commit_one(replace(at, event_count=number), history=["1"])).committed
+            ended = await peer.commit_one(replace(at, event_count=3), update=InstanceUpdate(status=name))
+            assert ended.committed
+        await peer.suspend(await peer.own("suspended"))
+        listed = await provider.list_instances(InstanceFilter(status=["failed", "cancelled", "suspended"]), 10)
+        assert len(listed) == 3
+    await until(
+        admin,
+        "SELECT n_tup_upd >= 13 AND n_tup_hot_upd = n_tup_upd FROM pg_stat_user_tables WHERE relname = 'instances'",
+    )
+
+
+async def test_statuses_of_before_are_listed(postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of instances that had them before the migration."""
+    (number,) = (each.version for each in migration.MIGRATIONS if each.name.endswith("_instances_by_status"))
+    with monkeypatch.context() as patch:
+        patch.setattr(migration, "MIGRATIONS", migration.MIGRATIONS[: number - 1])
+        await PostgresProvider.migrate(postgres_database)
+    with administrator(postgres_database) as admin:
+        for status in ("running", "failed", "suspended"):
+            admin.execute(
+                "INSERT INTO instances (instance_id, name, status, created_at, updated_at)"
+                " VALUES (%s, 'flow', %s, clock(), clock())",
+                [status, status],
+            )
+    await PostgresProvider.migrate(postgres_database)
+    async with opened(postgres_database) as provider:
+        listed = await provider.list_instances(InstanceFilter(status=["suspended", "failed"]), 10)
+        assert [row.instance_id for row in listed] == ["suspended", "failed"]

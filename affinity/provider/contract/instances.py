@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from dataclasses import field
 from datetime import datetime
 from typing import Final, Literal, NamedTuple, NewType, TypeAlias
@@ -18,6 +18,10 @@ InstanceStatus: TypeAlias = Literal["pending", "running", "suspended", "complete
 
 
 FINISHED: Final[frozenset[str]] = frozenset({"completed", "failed", "cancelled"})
+
+
+RARE_STATUSES: Final[frozenset[InstanceStatus]] = frozenset({"suspended", "failed", "cancelled"})
+"""Statuses that few of many instances have."""
 
 
 SWEPT_STATUSES: Final[frozenset[str]] = frozenset({"completed", "cancelled"})
@@ -148,6 +152,15 @@ class InstanceFilter:
     reason: str | None = None  # suspended for this: `Suspension.error_type`
     session_id: str | None = None  # given at their start, or at that of their parents
     after: tuple[datetime, str] | None = None  # keyset cursor: (created_at, instance_id) of the last row seen
+
+    @property
+    def rare_statuses(self) -> Sequence[InstanceStatus]:
+        """The statuses, when few instances have them, so that a walk over all by age would be long; else none: others
+        are asked for, or an index of children or sessions is shorter.
+        """
+        found: Set[InstanceStatus] = {"suspended"} if self.reason is not None and not self.status else {*self.status}
+        is_short = self.parent_id is not None or self.session_id is not None
+        return [] if is_short or not found <= RARE_STATUSES else sorted(found)
 
 
 Delivery: TypeAlias = Literal["delivered", "repeated", "unknown", "finished", "full", "over_quota"]

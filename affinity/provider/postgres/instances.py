@@ -26,8 +26,9 @@ class InstanceOperations(Operations):
 
     async def list_instances(self, where: InstanceFilter, limit: int) -> Sequence[InstanceInfo]:
         after_time, after_id = where.after or (None, None)
+        rare = where.rare_statuses
         params = {
-            "status": Texts(where.status),
+            "status": Texts(rare or where.status),
             "name": where.name,
             "prefix": where.prefix,
             "parent": where.parent_id,
@@ -37,7 +38,8 @@ class InstanceOperations(Operations):
             "after_id": after_id,
             "limit": Int8(limit),
         }
-        return [to_instance(row, same_time) for row in await self._connections.misc.run(_SQL["list"], params)]
+        rows = await self._connections.misc.run(_SQL["list_rare" if rare else "list"], params)
+        return [to_instance(row, same_time) for row in rows]
 
     async def delete_instance(
         self, instance_ids: Sequence[str], *, force: bool = False, tree: bool = True

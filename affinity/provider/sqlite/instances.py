@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import Final
+from itertools import chain
+from typing import Any, Final
 
 from affinity.limits import MAX_PAGE
 from affinity.provider.contract import (
@@ -31,7 +32,7 @@ def get_instances(tx: Tx, instance_ids: Sequence[str]) -> list[InstanceInfo | No
 
 def list_instances(tx: Tx, where: InstanceFilter, limit: int) -> list[InstanceInfo]:
     before, before_id = (math.inf, "") if where.after is None else (where.after[0].timestamp(), where.after[1])
-    arguments = {
+    arguments: dict[str, Any] = {
         "before": before,
         "before_id": before_id,
         "any_status": not where.status,
@@ -43,6 +44,11 @@ def list_instances(tx: Tx, where: InstanceFilter, limit: int) -> list[InstanceIn
         "session_id": where.session_id,
         "limit": min(limit, MAX_PAGE),
     }
+    if rare := where.rare_statuses:
+        pages = [tx.rows(SQL["of_status"], arguments | {"one_status": status}) for status in rare]
+        found = [to_instance(row, instant) for row in chain(*pages)]
+        found.sort(key=lambda each: (each.created_at, each.instance_id), reverse=True)
+        return found[: arguments["limit"]]
     path = "of_session" if where.session_id is not None else "children" if where.parent_id is not None else "instances"
     return [to_instance(row, instant) for row in tx.rows(SQL[path], arguments)]
 

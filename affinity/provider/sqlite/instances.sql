@@ -16,6 +16,19 @@ WHERE (i.created_at, i.instance_id) < (:before, :before_id)
 ORDER BY i.created_at DESC, i.instance_id DESC
 LIMIT :limit;
 
+-- of_status: the same of one status that few instances have
+SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_status, i.output, i.error, i.parent_id,
+       i.owner_worker, i.event_count, i.created_at, i.updated_at, i.birth, i.session_id, s.error_type, s.message, s.suspended_at, s.worker_id, s.code
+FROM instances AS i INDEXED BY instances_by_status
+LEFT JOIN suspensions AS s ON i.status = 'suspended' AND s.instance_id = i.instance_id
+WHERE i.status = :one_status AND i.status IN ('suspended', 'failed', 'cancelled')
+  AND (i.created_at, i.instance_id) < (:before, :before_id)
+  AND (:name IS NULL OR i.name = :name)
+  AND (:prefix IS NULL OR substr(i.instance_id, 1, length(:prefix)) = :prefix)
+  AND (:reason IS NULL OR s.error_type = :reason)
+ORDER BY i.created_at DESC, i.instance_id DESC
+LIMIT :limit;
+
 -- children: the same of one parent's
 SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_status, i.output, i.error, i.parent_id,
        i.owner_worker, i.event_count, i.created_at, i.updated_at, i.birth, i.session_id, s.error_type, s.message, s.suspended_at, s.worker_id, s.code

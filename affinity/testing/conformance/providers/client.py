@@ -180,6 +180,53 @@ class ClientRules(Rules):
         rest = await a.provider.list_instances(where, 10)
         assert [row.instance_id for row in (*first, *rest)] == ["b3", "b2", "b1", "a1"]
 
+    async def test_a_listing_by_status_goes_with_each_change(self, cluster: Cluster) -> None:
+        """A listing has the instances whose status is one of those given, now, in its order, page by page (contract:
+        InstanceFilter.status).
+        """
+        a = await cluster.worker("a")
+        owned = {}
+        for name in ("f1", "s1", "c1", "f2", "d1", "r1", "f3"):
+            owned[name] = await a.own(name)
+            await cluster.advance(1)
+        ends: dict[str, InstanceStatus] = {"f": "failed", "c": "cancelled", "d": "completed"}
+        for name, instance in owned.items():
+            if name[0] in ends:
+                await a.commit_one(instance, update=InstanceUpdate(status=ends[name[0]]))
+        await a.suspend(owned["s1"])
+        await a.commit_one(owned["r1"], update=InstanceUpdate(status="running"))
+        listings: list[tuple[list[InstanceStatus], list[str]]] = [
+            (["failed"], ["f3", "f2", "f1"]),
+            (["suspended", "failed", "cancelled", "failed"], ["f3", "f2", "c1", "s1", "f1"]),
+            (["completed", "failed"], ["f3", "d1", "f2", "f1"]),
+            (["running", "suspended"], ["r1", "s1"]),
+        ]
+        for statuses, names in listings:
+            assert await self._pages(a, statuses) == names
+        for where, names in (
+            (InstanceFilter(status=["failed"], prefix="f2"), ["f2"]),
+            (InstanceFilter(status=["failed"], name="other"), []),
+            (InstanceFilter(status=["failed"], reason="Nondeterminism"), []),
+            (InstanceFilter(status=["failed"], parent_id="f1"), []),
+        ):
+            assert await self._list(a, where) == names
+        reset = Reset(
+            instance_id="f1", birth=owned["f1"].birth, execution_id=1, event_count=0, keep=0, history=[], messages=[]
+        )
+        assert await a.provider.reset_instance(reset)
+        assert list(await a.provider.delete_instance(["f2"])) == ["deleted"]
+        assert list(await a.provider.resume_instance(["s1"])) == ["resumed"]
+        assert await self._pages(a, ["suspended", "failed"]) == ["f3"]
+
+    async def _pages(self, peer: Peer, statuses: Sequence[InstanceStatus]) -> list[str]:
+        """All of a listing by status, two at a time."""
+        seen: list[InstanceInfo] = []
+        while rows := await peer.provider.list_instances(
+            InstanceFilter(status=statuses, after=_keys(seen)[-1] if seen else None), 2
+        ):
+            seen += rows
+        return [row.instance_id for row in seen if row.instance_id != ENQUEUER]
+
     async def test_a_finished_instance_is_deleted_with_all_its_rows(self, cluster: Cluster) -> None:
         """Deletion removes history and all executions, and the id can be used again (contract: delete_instance)."""
         a = await cluster.worker("a")
