@@ -211,7 +211,7 @@ class ClientRules(Rules):
         ):
             assert await self._list(a, where) == names
         reset = Reset(
-            instance_id="f1", birth=owned["f1"].birth, execution_id=1, event_count=0, keep=0, history=[], messages=[]
+            instance_id="f1", birth=owned["f1"].birth, execution_id=1, event_count=1, keep=0, history=[], messages=[]
         )
         assert await a.provider.reset_instance(reset)
         assert list(await a.provider.delete_instance(["f2"])) == ["deleted"]
