@@ -173,6 +173,11 @@ MAX_WAKE_ENTRIES: Final = 10_000
 MAX_STEP_CHILDREN: Final = 1_000
 """Children that one transaction interrupts, or terminates: the other ones follow in further steps."""
 
+MAX_WAKE_SIGNALS: Final = 10_000
+"""Messages that a conversation receives during one wake: two events each, so that the history stays below
+`MAX_HISTORY_EVENTS` with those that came before, and those that are unread. Later ones wait until the wake has ended.
+"""
+
 MAX_REQUESTS: Final = 1_000
 """Pending requests of one conversation: each wake reads all of them."""
 

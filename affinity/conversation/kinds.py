@@ -16,7 +16,14 @@ from pydantic_core import to_json
 from affinity.conversation.events import EventTypes
 from affinity.errors import InvalidOptions
 from affinity.journal import SEQ_MARK, JournalStart
-from affinity.limits import MAX_REQUESTS, MAX_REVISITS, MAX_TIMER_SECONDS, MAX_WAKE_ENTRIES, check_integer
+from affinity.limits import (
+    MAX_REQUESTS,
+    MAX_REVISITS,
+    MAX_TIMER_SECONDS,
+    MAX_WAKE_ENTRIES,
+    MAX_WAKE_SIGNALS,
+    check_integer,
+)
 from affinity.orchestration.events import EventRaised, OrchestrationStarted
 from affinity.orchestration.wire import ANY_EXECUTION, encode_message
 from affinity.records import frozen
@@ -84,8 +91,8 @@ class ConversationKind:
         """What creates a conversation with its first input; ``parent``: the conversation whose wake creates it;
         ``home``: the session on whose lease its wakes run.
         """
-        salt = {"salt": secrets.token_hex(6)}
-        given = to_json(salt if home is None else {**salt, "home": home}).decode()
+        options = {"salt": secrets.token_hex(6), "wake_signals": MAX_WAKE_SIGNALS}
+        given = to_json(options if home is None else {**options, "home": home}).decode()
         started = OrchestrationStarted(name=self.orchestration, version="", input=given)
         message = encode_message(ANY_EXECUTION, started)
         return JournalStart(name=self.orchestration, start=message, birth=secrets.token_hex(8), parent=parent)

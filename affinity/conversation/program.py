@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, NotRequired, TypedDict
 
 from affinity.conversation.kinds import SIGNAL
 from affinity.errors import ActivityError, ActivityPoisoned
-from affinity.limits import MAX_TIMER_SECONDS, truncate
+from affinity.limits import MAX_TIMER_SECONDS, MAX_WAKE_SIGNALS, truncate
 from affinity.orchestration import (
     ActivityFuture,
     DurableFuture,
@@ -31,7 +31,7 @@ WAKES_PER_EXECUTION: Final = 200
 """Wakes after which the instance continues as new: a replay reads about a thousand events."""
 
 SIGNALS_PER_EXECUTION: Final = 5_000
-"""Signals after which it does so too. While a wake runs, later ones wait."""
+"""Signals after which it does so too, before the next wake."""
 
 TIMER_MARGIN: Final = 0.005
 """Seconds by which a timer fires later than a revisit is due: one that fires earlier costs a wake for nothing."""
@@ -92,10 +92,13 @@ class WakeOutcome(TypedDict):
 
 
 class Start(TypedDict):
-    """The input of the orchestration; all but the salt is what one execution leaves to the next."""
+    """The input of the orchestration; all but the salt and the bound is what one execution leaves to the next."""
 
     salt: str  # makes the ids of wakes unique
     home: NotRequired[str]  # session on whose lease the wakes run; by default the conversation's own
+    # Received during one wake at most. It stays as it was when the execution began, so that a later release replays it
+    # with another `limits.MAX_WAKE_SIGNALS`. Executions that an earlier one began are without it.
+    wake_signals: NotRequired[int]
     processed: NotRequired[int]
     signalled: NotRequired[int]
     next_due: NotRequired[float]
@@ -115,6 +118,8 @@ class Program:
     start: Start
     wakes: int = 0
     signals: int = 0
+    received: int = 0
+    """Signals since the last wake began."""
     processed: int = 0
     """The watermark, as far as known."""
     signalled: int = 0
@@ -183,7 +188,13 @@ class Program:
 
     def _rest(self) -> Start:
         """What the next execution goes on with."""
-        rest = Start(salt=self.start["salt"], processed=self.processed, signalled=self.signalled, due=self.is_due)
+        rest = Start(
+            salt=self.start["salt"],
+            wake_signals=MAX_WAKE_SIGNALS,
+            processed=self.processed,
+            signalled=self.signalled,
+            due=self.is_due,
+        )
         if "home" in self.start:
             rest["home"] = self.start["home"]
         if self.next_due is not None:
@@ -219,6 +230,7 @@ class Program:
         """Take the signal that has come, and wait for the next one."""
         data = await self.signal
         self.signals += 1
+        self.received += 1
         self.signal = self.ctx.schedule_wait(SIGNAL)
         match data:
             case {"type": "wake", "seq": int(seq)}:
@@ -256,6 +268,7 @@ class Program:
         """Run one wake, with all its attempts."""
         task = self._new_task()
         self.is_due = self.is_interrupted = self.is_resumed = False
+        self.received = 0
         while (outcome := await self._attempt(task)) is not None:
             if outcome["outcome"] != "failed":
                 return self._succeed(outcome)
@@ -275,7 +288,7 @@ class Program:
         activity = self._schedule(task)
         is_last = "terminated" in task
         while True:
-            receives = self.signals < SIGNALS_PER_EXECUTION and not is_last
+            receives = self._has_room(self.signals < SIGNALS_PER_EXECUTION) and not is_last
             try:
                 await self.ctx.wait_any(activity, *([self.signal] if receives else []))
             except OrchestrationCancelledSignal:
@@ -293,6 +306,11 @@ class Program:
             return await activity
         except ActivityError as error:
             return await self._close(task, error)
+
+    def _has_room(self, before: bool) -> bool:
+        """Whether the history has room for another signal during this wake; ``before``: what earlier releases found."""
+        most = self.start.get("wake_signals")
+        return before if most is None else self.received < most
 
     def _schedule(self, task: WakeTask) -> ActivityFuture[WakeOutcome]:
         return self.ctx.schedule_activity(self.activity, task).on_session(self.home)
@@ -337,8 +355,9 @@ class Program:
         """Wait before the next attempt, or until `resume`; False: interrupted, or terminated."""
         timer = self.ctx.schedule_timer(min(seconds, MAX_TIMER_SECONDS))
         while not timer.settled and not self.is_resumed:
-            await self.ctx.wait_any(timer, self.signal)
-            if self.signal.settled:
+            receives = self._has_room(True)
+            await self.ctx.wait_any(timer, *([self.signal] if receives else []))
+            if receives and self.signal.settled:
                 await self._receive()
             if self.terminated is not None or self.is_interrupted:
                 break

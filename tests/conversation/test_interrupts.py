@@ -7,6 +7,7 @@ import pytest
 
 import affinity
 from affinity import AgentMessage, ConfirmationAnswer, ToolConfirmation, UserInterrupt, UserMessage
+from affinity.conversation import program
 from affinity.errors import ConversationTerminated, RequestNotPending
 from tests.conversation.application import Chat, kinds, stage, status, until
 
@@ -95,6 +96,28 @@ async def test_an_interrupt_cancels_the_run_if_that_is_requested(url: str) -> No
         ]
         assert spans[0].wake_id != spans[1].wake_id
         assert len(await talk.history(kinds=["agent.message"])) == 1
+
+
+async def test_an_interrupt_is_received_after_many_events(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when there are more of them than one execution takes."""
+    monkeypatch.setattr(program, "SIGNALS_PER_EXECUTION", 3)
+    entered = anyio.Event()
+
+    async def slow(wake: affinity.Wake, chat: Chat) -> None:
+        if not entered.is_set():
+            entered.set()
+            await anyio.sleep_forever()
+        wake.append(AgentMessage(f"{len(wake.pending)} {wake.interrupt is not None}"))
+
+    async with stage(url, slow) as on:
+        talk = on.talk()
+        await talk.send(UserMessage("first"))
+        await entered.wait()
+        for number in range(5):
+            await talk.send(UserMessage(f"{number}"))
+        seq = await talk.interrupt(cancel_running=True)
+        assert (await talk.reply(seq, timeout=30)).text == "7 True"
+        assert len(await on.client.executions("c")) > 1
 
 
 async def test_an_interrupt_without_cancel_lets_the_run_end(url: str) -> None:
