@@ -158,9 +158,9 @@ async def test_events_with_keys_reach_both_releases(before: Path, empty_url: str
             await ask_twice(3)
             with pytest.raises(NoReply):
                 await client.ask("t", Word(""), timeout=PATIENCE)
-            told = await client.wait("t", timeout=PATIENCE)
-            assert [(one["word"], one["heard"]) for one in told] == [("1", 1), ("2", 2), ("3", 3)]
-            assert [one["code"] for one in told] == [str(before), CODE, str(before)]
+            words = await client.wait("t", timeout=PATIENCE)
+            assert [(one["word"], one["heard"]) for one in words] == [("1", 1), ("2", 2), ("3", 3)]
+            assert [one["code"] for one in words] == [str(before), CODE, str(before)]
 
 
 def test_the_release_before_reads_what_this_one_writes(before: Path) -> None:
