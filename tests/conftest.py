@@ -6,6 +6,7 @@ from tests import compiled  # isort: skip -- before all that it is to share
 
 import gc
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -27,6 +28,18 @@ PROCESSES_PER_CORE: Final = 2
 
 MAX_PROCESSES: Final = 8
 """Each may start two PostgreSQL servers."""
+
+VERSIONED: Final = {
+    "provider",
+    "test_stores.py",
+    "test_connections.py",
+    "test_faults.py",
+    "test_lost_tail.py",
+    "test_outage.py",
+}
+"""Directories and files whose tests depend on the version of PostgreSQL."""
+
+REPEATS: Final = (pytest.mark.slow, pytest.mark.repeats)
 
 
 def pytest_configure() -> None:
@@ -52,8 +65,17 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         option.dist = "worksteal"
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes a minute starts before everything else."""
+    """What takes a minute starts before everything else. What the older PostgreSQL repeats of the newer one, where
+    the version makes no difference, is for `--all`.
+    """
+    names = {item.nodeid for item in items}
+    for item in items:
+        newer = re.sub(r"\bold\b", "new", item.nodeid)
+        if newer != item.nodeid and newer in names and VERSIONED.isdisjoint(item.path.parts):
+            for mark in REPEATS:
+                item.add_marker(mark)
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
 
 
@@ -202,12 +224,15 @@ def any_url(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) ->
             yield _database(servers.server(request.param), stack, servers.template(request.param))
 
 
-@pytest.fixture
-def all_urls(sqlite_url: str, servers: Servers) -> Iterator[dict[str, str]]:
-    """The URLs of three migrated databases at once: SQLite, the old PostgreSQL, the new PostgreSQL."""
+@pytest.fixture(params=[("sqlite", "new"), pytest.param(("old",), marks=REPEATS)], ids="+".join)
+def all_urls(request: pytest.FixtureRequest, servers: Servers) -> Iterator[dict[str, str]]:
+    """The URLs of migrated databases: of SQLite and the new PostgreSQL at once, and of the old PostgreSQL."""
     with ExitStack() as stack:
-        yield {"sqlite": sqlite_url} | {
-            age: _database(servers.server(age), stack, servers.template(age)) for age in ("old", "new")
+        yield {
+            name: request.getfixturevalue("sqlite_url")
+            if name == "sqlite"
+            else _database(servers.server(name), stack, servers.template(name))
+            for name in request.param
         }
 
 

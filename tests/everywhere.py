@@ -1,5 +1,5 @@
-"""Rules that mostly wait, played on every database at the same time: each on a thread of its own, with an event loop,
-worker processes, a client and a board of its own.
+"""Rules that mostly wait, played on several databases at the same time: each on a thread of its own, with an event
+loop, worker processes, a client and a board of its own.
 """
 
 from __future__ import annotations

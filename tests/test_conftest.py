@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import Servers, pytest_cmdline_main
+from tests.conftest import Servers, pytest_cmdline_main, pytest_collection_modifyitems
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -58,10 +58,36 @@ def test_slow_tests_are_left_out_of_the_whole_suite_only(given: dict[str, Any], 
     assert config.option.markexpr == marks
 
 
+class Collected(SimpleNamespace):
+    """As much of an item as the hook asks."""
+
+    def get_closest_marker(self, _: str) -> None:
+        """It has none."""
+
+
+@pytest.mark.parametrize(
+    ("path", "marks"),
+    [("tests/worker/test_a.py", ["slow", "repeats"]), ("tests/worker/test_faults.py", []), ("tests/provider/b.py", [])],
+)
+def test_what_the_older_postgresql_repeats_is_left_out(path: str, marks: list[str]) -> None:
+    """Where the version makes no difference, and the newer one is there."""
+    found: list[tuple[str, str]] = []
+    items: Any = [
+        Collected(
+            nodeid=f"{path}::{name}",
+            path=Path(path),
+            add_marker=lambda mark, name=name: found.append((name, mark.name)),
+        )
+        for name in ("both[old-x]", "both[new-x]", "alone[old]", "neither")
+    ]
+    pytest_collection_modifyitems(items)
+    assert found == [("both[old-x]", mark) for mark in marks]
+
+
 def test_ci_runs_the_slow_tests() -> None:
     """After README's command, which leaves them out."""
     command = (ROOT / ".ci" / "run").read_text()
-    assert command.index('"$test_command"') < command.index("-m pytest -m slow")
+    assert command.index('"$test_command"') < command.index("-m pytest -m 'slow and not repeats'")
 
 
 def _runs(pid: int) -> bool:

@@ -1,19 +1,23 @@
-"""What is slow of the tests that come from the conformance suite."""
+"""What is slow of the tests that are the same on every database, or on both versions of PostgreSQL."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Final
 
 import pytest
 
-_FAULTS = "test_every_verb_survives["
+_FAULTS: Final = "test_every_verb_survives["
+_OLDER: Final = re.compile(r"\[.*\bold\b")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """The conformance suite on the older PostgreSQL, and every verb against every fault on both: the newer one, and the
-    faults on SQLite, are part of each run.
+    """The conformance suite and the calls of one connection on the older PostgreSQL, and every verb against every fault
+    on both: the newer one, and the faults on SQLite, are part of each run.
     """
     for item in items:
-        if "TestPostgres" in item.nodeid and ("[old" in item.name or item.name.startswith(_FAULTS)):
+        suite, connection = "TestPostgres" in item.nodeid, item.path.name == "test_postgres_connections.py"
+        if (suite and item.name.startswith(_FAULTS)) or ((suite or connection) and _OLDER.search(item.name)):
             item.add_marker(pytest.mark.slow)
