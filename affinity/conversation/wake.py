@@ -27,6 +27,7 @@ from affinity.conversation.events import (
     check_input,
     check_output,
 )
+from affinity.conversation.follow import has_ended
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind, seconds_of
 from affinity.conversation.lineage import BirthPlanner
 from affinity.conversation.lineage_calls import CommonCalls
@@ -440,8 +441,8 @@ class Wake(CommonCalls[None]):
             raise ConversationKindMismatch(child_id, f"it is of kind {page.kind!r}, not {kind!r}")
         if page.parent != self.conversation_id:
             raise NotAParent(child_id, f"it is no child of {self.conversation_id!r}")
-        if page.closed:
-            raise ConversationTerminated(child_id, "it was terminated, and takes no more events")
+        if page.closed or has_ended(page):
+            raise ConversationTerminated(child_id, "it has ended, and takes no more events")
 
     # -- lineage
 

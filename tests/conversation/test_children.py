@@ -97,14 +97,19 @@ async def test_a_child_is_addressed_by_its_direct_parent_only(url: str) -> None:
         await on.talk("b").ask(UserMessage("stranger"), timeout=30)
         await on.talk("b").ask(UserMessage("a"), timeout=30)
         await on.talk("b").ask(UserMessage("b"), timeout=30)
+        await on.talk("a").ask(UserMessage("a/other"), timeout=30)
         await on.talk("a/child", child).terminate()
-        await on.talk("a").ask(UserMessage("a/child"), timeout=30)
+        await on.client.cancel("a/other")
+        await until(lambda: status(on.talk("a/other", child), "terminated"))
+        for name in ("child", "other"):
+            await on.talk("a").ask(UserMessage(f"a/{name}"), timeout=30)
         assert outcomes == {
             "b a/child": NotAParent,
             "b stranger": NotAParent,
             "b a": ConversationKindMismatch,
             "b b": NotAParent,
             "a a/child": ConversationTerminated,
+            "a a/other": ConversationTerminated,
         }
 
 

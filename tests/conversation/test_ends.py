@@ -213,7 +213,7 @@ async def test_the_parent_is_notified_by_an_instance_that_was_created_again(url:
 
 
 @pytest.mark.parametrize("how", ["resume", "send"])
-async def test_an_ask_waits_for_the_attempt_that_was_asked_for(url: str, how: str) -> None:
+async def test_an_ask_waits_for_the_attempt_that_was_requested(url: str, how: str) -> None:
     """Not for the one that has failed; the failure of the new attempt is that of the call."""
     go = anyio.Event()
     runs = 0
