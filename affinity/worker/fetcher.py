@@ -44,6 +44,12 @@ ROOM_SECONDS = 0.5
 ASSIGNED_SECONDS = 0.1
 """Between two attempts to take a session that is to move here, while work of it runs on its holder."""
 
+FEW_MESSAGES = 50
+"""A fetch of fewer messages has probably taken all that were visible."""
+
+SETTLE_SECONDS = 0.01
+"""After such a fetch, the time until the next one, which finds when a message becomes visible; hints come sooner."""
+
 FETCH_LIMIT = 200
 """Work items, and instances, that one fetch takes at most: one statement stays short."""
 
@@ -80,6 +86,7 @@ class Fetcher:
         self._tags = worker_tags(services.options)
         self._activity_names = frozenset(app.activities) | needs_met(sessions.listeners)
         self._orchestration_names = orchestration_names(app)
+        self._work_at = 0.0  # monotonic time at which the next work items may be visible
 
     async def fetch(self) -> None:
         """Fetch while there is room and work; then wait."""
@@ -96,7 +103,8 @@ class Fetcher:
             with anyio.move_on_after(pause):
                 await self._wakeups.fetch_wanted.wait()
             self._wakeups.fetch_wanted = anyio.Event()
-            self._state.may_have_work |= pause > 0
+            self._state.work_wanted |= time.monotonic() >= self._work_at
+            self._state.may_have_work |= pause > 0 and self._state.work_wanted
 
     async def _fetch_once(self) -> float:
         """Fetch from both queues once; returns the seconds until the next fetch is due."""
@@ -104,14 +112,14 @@ class Fetcher:
         if self._state.locks_uncertain:
             await self._release_unknown_locks()
         self._state.unclaimed_remaining = False
-        fetches = [self._fetch_work, self._fetch_messages]
-        if self._state.messages_first:
-            self._state.messages_first = False
-            fetches.reverse()
-        due = [await fetch(generation) for fetch in fetches]
+        if self._state.work_wanted:
+            self._state.work_wanted = False
+            self._work_at = 0.0  # in case that this fails
+            self._work_at = time.monotonic() + await self._fetch_work(generation)
+        pause = await self._fetch_messages(generation)
         if self._state.unclaimed_remaining:
             await anyio.sleep(SHARE_SECONDS)
-        return max(0.0, min(due))
+        return max(0.0, min(self._work_at - time.monotonic(), pause))
 
     async def _release_unknown_locks(self) -> None:
         """After a lost reply: free the items that are locked to this worker without its knowledge. No turn may be in
@@ -234,7 +242,10 @@ class Fetcher:
             return 0.0
         self._state.unclaimed_remaining |= fetched.unclaimed_remaining
         if fetched.items:
-            return 0.0 if self._instances.deliver(fetched.items) else self._options.poll_interval
+            found = sum([len(item.messages) for item in fetched.items])
+            if not self._instances.deliver(fetched.items):
+                return self._options.poll_interval
+            return SETTLE_SECONDS if found < FEW_MESSAGES and not fetched.unclaimed_remaining else 0.0
         if fetched.claim_lost:
             return 0.0
         return self._options.poll_interval if fetched.next_due is None else fetched.next_due

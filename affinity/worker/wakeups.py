@@ -36,8 +36,8 @@ class FetchState:
 
     may_have_work: bool = False
     """Work may have come that no fetch has seen."""
-    messages_first: bool = False
-    """The next fetch begins with messages: a hint said that there are some."""
+    work_wanted: bool = True
+    """The next fetch is of work items too, and not only of messages."""
     has_backlog: bool = False
     """Work in the queue waits for a free slot: new work of this worker queues behind it."""
     unclaimed_remaining: bool = False
@@ -88,14 +88,20 @@ class Wakeups:
     def wake_fetcher(self) -> None:
         """Fetch soon: there may be work."""
         self._state.may_have_work = True
+        self._want_work()
+
+    def _want_work(self) -> None:
+        self._state.work_wanted = True
         self.fetch_wanted.set()
 
     def heed(self, hint: Hint) -> None:
         """Fetch soon. After a hint that all workers have received, each of many waits for a random time."""
-        self._state.messages_first |= hint.messages
         longest = (self._state.workers - FEW_WORKERS) * SPREAD_SECONDS
         if not hint.to_all or longest <= 0.0:
-            self.wake_fetcher()
+            if hint.only_messages:
+                self.fetch_wanted.set()
+            else:
+                self.wake_fetcher()
         elif not self._is_spread:
             self._is_spread = True
             asyncio.get_running_loop().call_later(random.uniform(0.0, longest), self._wake_spread)  # noqa: S311
@@ -113,13 +119,13 @@ class Wakeups:
         """Fetch if work may wait for the slot that has become free."""
         state = self._state
         if state.may_have_work or state.has_backlog or state.waits_for_memory:
-            self.fetch_wanted.set()
+            self._want_work()
 
     def wake_for_memory(self) -> None:
         """Fetch if a fetch waits for the memory that messages, results or replays have freed."""
         if self._state.waits_for_memory:
             self._state.waits_for_memory = False
-            self.fetch_wanted.set()
+            self._want_work()
 
     # -- all workers
 

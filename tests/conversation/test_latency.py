@@ -1,4 +1,4 @@
-"""What an ask does not wait for: reads beside a commit, and messages before work items. Nothing is timed."""
+"""What an ask does not wait for: reads beside a commit, and fetches of work items. Nothing is timed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from affinity import AgentMessage, RuntimeOptions, UserMessage, Wake
 from affinity.journal import PendingWork
 from affinity.provider import open_provider
-from affinity.provider.contract import FetchOptions, Turn, TurnResult, WorkerIdentity, WorkFetch
+from affinity.provider.contract import FetchOptions, Hint, Turn, TurnResult, WorkerIdentity, WorkFetch
 from affinity.provider.postgres import PostgresProvider
 from tests.conversation.application import Chat, stage
 
@@ -75,7 +75,7 @@ async def test_the_work_of_a_wake_is_read_again_when_the_wake_before_it_is_commi
     assert runs == [(1, ["one"]), (1, ["two"])]
 
 
-async def test_after_a_message_messages_are_fetched_before_work_items(
+async def test_a_message_is_fetched_without_a_fetch_of_work_items(
     postgres_migrated: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On PostgreSQL: the commits of other processes, which say less, wake a worker on SQLite too."""
@@ -94,3 +94,41 @@ async def test_after_a_message_messages_are_fetched_before_work_items(
         go = anyio.Event()
         assert (await on.talk().ask(UserMessage("two"), timeout=30)).text == "re: two"
         go.set()
+
+
+async def test_work_that_becomes_visible_is_fetched_beside_a_stream_of_messages(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though each hint is about messages only."""
+    fetches, rounds = 0, 0
+
+    async def fetch_work(generation: int) -> float:
+        nonlocal fetches
+        fetches += 1
+        return 0.1  # until the next item is visible
+
+    async def fetch_messages(generation: int) -> float:
+        nonlocal rounds
+        rounds += 1
+        await anyio.sleep(0.001)
+        wakeups.heed(Hint(only_messages=True))
+        return 60.0
+
+    async with stage(url) as on:
+        fetcher = on.workers[0].runtime.fetcher
+        wakeups = fetcher._wakeups
+        monkeypatch.setattr(fetcher, "_fetch_work", fetch_work)
+        monkeypatch.setattr(fetcher, "_fetch_messages", fetch_messages)
+        wakeups.wake_fetcher()
+        with anyio.fail_after(30):
+            while fetches < 5:
+                await anyio.sleep(0.01)
+    assert rounds > 2 * fetches
+
+
+def test_a_hint_about_work_is_not_lost_among_those_about_messages() -> None:
+    messages, none = Hint(only_messages=True), Hint(work=False, cancel=True)
+    assert messages.merge(messages).only_messages
+    assert none.merge(messages) == Hint(work=True, cancel=True, only_messages=True)
+    for merged in (messages.merge(Hint()), Hint().merge(messages), none.merge(none)):
+        assert not merged.only_messages

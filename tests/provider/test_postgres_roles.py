@@ -122,6 +122,10 @@ async def test_hints_come_between_calls_and_with_them(
             assert await stuck == [(1,)]
             assert await source.wait(PATIENCE) == Hint(work=False, cancel=True)
             assert await source.wait(0.0) is None
+            await other.wake({}, ["an instance"])  # that no worker owns: a hint to all
+            assert await source.wait(PATIENCE) == Hint(only_messages=True, to_all=True)
+            await other.wake({"a": Hint()}, ["an instance"])
+            assert await source.wait(PATIENCE) in {Hint(), Hint(only_messages=True, to_all=True)}
         await other.wake({"a": Hint()})
         assert await peer.take(1) == []
         assert watcher.execute("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'").fetchone() == (0,)

@@ -14,18 +14,19 @@ class Hint:
     work: bool = True  # the queues may have work for it
     cancel: bool = False  # a work item that it has locked may have been removed
     sessions: bool = False  # a session that it holds may have moved
-    messages: bool = False  # the work is messages of instances: to be fetched before work items
+    only_messages: bool = False  # the work is messages of instances, and no work items
     to_all: bool = False  # set by the provider, if it knows: all workers have received it
 
     def merge(self, other: Hint | None) -> Hint:
         """Both hints in one."""
         if other is None:
             return self
+        only = [hint.only_messages for hint in (self, other) if hint.work]
         return Hint(
             work=self.work or other.work,
             cancel=self.cancel or other.cancel,
             sessions=self.sessions or other.sessions,
-            messages=self.messages or other.messages,
+            only_messages=bool(only) and all(only),
             to_all=self.to_all and other.to_all,
         )
 

@@ -104,7 +104,7 @@ def _channel(target: Target, worker_id: str | None) -> str:
 
 
 def _encode(hint: Hint) -> str:
-    return "w" * hint.work + "c" * hint.cancel + "s" * hint.sessions + "m" * hint.messages
+    return "w" * hint.work + "c" * hint.cancel + "s" * hint.sessions + "m" * hint.only_messages
 
 
 def _decode(payload: str, *, to_all: bool) -> Hint:
@@ -112,6 +112,6 @@ def _decode(payload: str, *, to_all: bool) -> Hint:
         work="w" in payload,
         cancel="c" in payload,
         sessions="s" in payload,
-        messages="m" in payload,
+        only_messages="m" in payload,
         to_all=to_all,
     )
