@@ -53,6 +53,12 @@ class SimulatedCluster(TurnSteps, ScriptSteps):
                 await self._start(f"w{step.worker}")
             case do.Create() | do.Send() | do.Delete():
                 await self._client(step)
+            case do.AppendInput():
+                await self._append(step)
+            case do.PruneJournals():
+                await self._prune_journals(step.most)
+            case do.DeleteJournal():
+                await self._delete_journal(f"i{step.instance}")
             case do.ResumeInstance():
                 await self._resume_instance(f"i{step.instance}")
             case do.ResetInstance():
@@ -106,6 +112,8 @@ class SimulatedCluster(TurnSteps, ScriptSteps):
                 await self._renew_locks(worker)
             case do.ReleaseUnknownLocks():
                 await self._release_unknown_locks(worker)
+            case do.ReadPending():
+                await self._read_pending(worker, f"i{step.instance}")
             case do.HandOver():
                 await self._hand_over(worker, step)
             case do.SuspendInstance():
@@ -149,7 +157,7 @@ class SimulatedCluster(TurnSteps, ScriptSteps):
             await self._resume_instance(name)
         last = self.workers["last"]
         await self._sweep(LONG)
-        for _ in range(50):
+        for _ in range(500):
             if not self.model.items() and not self.model.messages():
                 break
             await self._drain_queues(last)
@@ -178,6 +186,7 @@ class SimulatedCluster(TurnSteps, ScriptSteps):
         for name, execution in keys:
             found = await read_whole_history(self.provider, name, execution)
             expect(f"history of {name}", found, self.model.instances[name].histories[execution])
+        await self._check_journals()
         for number in range(do.SESSIONS):
             self._judge_record(f"s{number}", await self.provider.states.load(f"s{number}"))
 
@@ -186,6 +195,8 @@ class SimulatedCluster(TurnSteps, ScriptSteps):
         self.model.delete(names, force=True)
         deletions = await self.provider.delete_instance(names, force=True)
         expect("running, by force", "running" in deletions, False)  # a child is unknown when its parent took it along
+        for name in sorted(self.model.journals):
+            await self._delete_journal(name)
         records = sorted(self.model.records)
         expect("removed", list(await self.provider.states.delete(records)), records)
         self.model.records.clear()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final, NamedTuple
 
+from affinity.journal import PendingWork
 from affinity.provider.contract import (
     OrchestrationItem,
     Provider,
@@ -58,6 +59,7 @@ class SimulatedWorker:
     coroutines: dict[str, Coroutine] = field(default_factory=dict)
     work: dict[WorkKey, WorkItem] = field(default_factory=dict)
     cache: dict[str, CachedRecord] = field(default_factory=dict)
+    pending: dict[str, PendingWork] = field(default_factory=dict)  # of journals, as they were read last
     late: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
 
 

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final
 
+from affinity.journal import SEQ_MARK, JournalAppend, JournalStart, JournalWrite
 from affinity.provider.contract import (
     FINISHED,
+    Birth,
     Incarnation,
     NewInstance,
     NewMessage,
@@ -29,6 +31,7 @@ from affinity.provider.contract import (
     WorkLock,
 )
 from affinity.records import StateWrite
+from tests.model.journals import ModelJournal
 
 # No sum of whole seconds, by which plans let time pass, comes near the end of one of these.
 LEASE: Final = 15.5
@@ -61,6 +64,8 @@ class ModelItem:
     until: float = 0.0
     attempts: int = 0
     failures: int = 0
+    order: tuple[int, int] | None = None  # the commit, and its place there; None: it is not ordered
+    was_first: bool = False  # it was delivered: of the ordered items of its session it is the first, until it is gone
 
 
 @dataclass
@@ -76,6 +81,7 @@ class ModelInstance:
     messages: list[ModelMessage] = field(default_factory=list)
     items: dict[WorkKey, ModelItem] = field(default_factory=dict)
     watches: dict[str, str] = field(default_factory=dict)
+    keys: set[str] = field(default_factory=set)  # of the messages that it has got
     needs_code: bool = False  # as it was suspended last
     tried: set[str] = field(default_factory=set)  # code versions that have suspended it at this point
     tried_at: tuple[int, int] = (0, 0)  # execution and number of events
@@ -127,6 +133,8 @@ class Reference:
     workers: dict[str, ModelLease] = field(default_factory=dict)
     instances: dict[str, ModelInstance] = field(default_factory=dict)
     records: dict[str, ModelRecord] = field(default_factory=dict)
+    journals: dict[str, ModelJournal] = field(default_factory=dict)
+    commits: int = 0
 
     # -- reading
 
@@ -162,6 +170,18 @@ class Reference:
         """Whether somebody may fetch the item, as far as its own lock goes."""
         taken = item.token is not None and item.until > self.now and self.is_alive(item.holder)
         return item.visible_at <= self.now and not taken
+
+    def is_blocked(self, item: ModelItem) -> bool:
+        """Whether an ordered item of the same session comes before it. Of two that different instances have queued in
+        one commit, any does until one of them was delivered.
+        """
+        return item.order is not None and any(
+            other.was_first
+            or other.order[0] < item.order[0]
+            or (other.order[0] == item.order[0] and other.key[0] == item.key[0] and other.order[1] < item.order[1])
+            for other in self.items()
+            if other is not item and other.order is not None and other.session_id == item.session_id
+        )
 
     def visible(self, instance: ModelInstance, exclude: Iterable[str] = ()) -> list[ModelMessage]:
         """The messages that a fetch of the instance gives, in order."""
@@ -225,8 +245,12 @@ class Reference:
         instance = self.instances.get(new.instance_id)
         if instance is None:
             return "unknown"
+        if new.key is not None and new.key in instance.keys:
+            return "repeated"
         if instance.finished:
             return "finished"
+        if new.key is not None:
+            instance.keys.add(new.key)
         self.numbers += 1
         message = ModelMessage(new.payload, self.now + max(0.0, new.delay), self.numbers, new.timer, ordered)
         instance.messages.append(message)
@@ -279,6 +303,7 @@ class Reference:
         item = self.instances[got.lock.key.instance_id].items[got.lock.key]
         item.token, item.holder, item.until = got.lock.token, identity, self.now + ITEM_LOCK
         item.attempts += 1
+        item.was_first = True
 
     def unlock(self, item: ModelItem, *, counted: bool) -> None:
         """The item is anyone's again."""
@@ -316,6 +341,56 @@ class Reference:
         kept = epoch if epoch is not None or old is None else old.epoch
         self.records[session_id] = ModelRecord(content, (old.version if old else 0) + 1, kept, key)
 
+    # -- journals
+
+    def append(self, new: JournalAppend) -> tuple[str, int, bool]:
+        """Append an input from outside: the outcome, its number, and whether the journal is new."""
+        journal, instance = self.journals.get(new.session_id), self.instances.get(new.session_id)
+        refusal = self._find_refusal(new, journal, instance)
+        seq = None if journal is None or new.entry is None else journal.find(new.entry.event_id)
+        if seq is not None:
+            return ("repeated", seq, False)
+        if refusal is not None:
+            return (refusal, 0, False)
+        if instance is None and new.start is not None:
+            start = new.start
+            self.create(
+                NewInstance(
+                    instance_id=new.session_id,
+                    name=start.name,
+                    start=start.start,
+                    birth=Birth(start.birth),
+                    version=None,
+                )
+            )
+        if journal is None:
+            assert new.start is not None
+            journal = self.journals[new.session_id] = ModelJournal(new.start.journal_id)
+        created = journal.last_seq == 0
+        journal.append(new)
+        if new.message is not None:
+            text = new.message.replace(SEQ_MARK, str(journal.last_seq))
+            self.send(NewMessage(instance_id=new.session_id, payload=text))
+        return ("appended", journal.last_seq, created)
+
+    def _find_refusal(
+        self, new: JournalAppend, journal: ModelJournal | None, instance: ModelInstance | None
+    ) -> str | None:
+        if journal is None and new.start is None:
+            return "unknown"
+        if (journal is not None and journal.closed) or (instance is not None and instance.finished):
+            return "closed"
+        if new.answers is not None:
+            request = None if journal is None else journal.requests.get(new.answers.request_id)
+            if request is None or request.is_expired(self.now):
+                return "not_pending"
+        return "unknown" if instance is None and new.start is None and new.message is not None else None
+
+    def fits_journal(self, write: JournalWrite) -> bool:
+        """Whether what a wake writes passes its fence."""
+        journal = self.journals.get(write.session_id)
+        return journal is not None and (journal.journal_id, journal.processed) == (write.journal_id, write.base)
+
     # -- turns
 
     def judge(
@@ -325,15 +400,17 @@ class Reference:
         if not self.is_alive(identity):
             return [False] * len(sent)
         spent: set[WorkLock] = set()
-        written: set[str] = set()
+        written: set[tuple[str, str]] = set()
         verdicts = []
         for one in sent:
             turn = one.turn
-            names = {write.new.session_id for write in turn.states}
+            names = {("state", write.new.session_id) for write in turn.states}
+            names |= {("journal", write.session_id) for write in turn.journals}
             passes = (
                 self._is_current(identity, turn, one.birth)
                 and all(self.find(lock) and lock not in spent for lock in turn.acks)
                 and all(self.fits(write, sessions) for write in turn.states)
+                and all(self.fits_journal(write) for write in turn.journals)
                 and not names & written
             )
             verdicts.append(passes)
@@ -380,13 +457,16 @@ class Reference:
         instance.histories[instance.execution_id] = [*kept, *one.history]
         instance.status, instance.owner = "running", None
         instance.items.clear()
-        timers = {m.timer[1]: m.visible_at for m in instance.messages if m.timer and m.timer[0] == one.execution_id}
+        timers = {m.timer[1]: m for m in instance.messages if m.timer and m.timer[0] == one.execution_id}
         instance.messages = [m for m in instance.messages if not m.timer or m.timer[0] != one.execution_id]
         first = min([self.now, *(m.visible_at for m in instance.messages)]) - 1
         for message in one.messages:
             self.send(message)
             sent = instance.messages[-1]
-            sent.visible_at = first if sent.timer is None else timers.get(sent.timer[1], sent.visible_at)
+            if sent.timer is None:
+                sent.visible_at = first
+            elif (before := timers.get(sent.timer[1])) is not None:
+                sent.visible_at, sent.number = before.visible_at, before.number
         for item in one.work_items:
             self._queue(instance, item)
 
@@ -403,6 +483,7 @@ class Reference:
     def commit(self, passed: Sequence[SentTurn]) -> None:
         """Apply the turns that pass, all at once."""
         turns = [one.turn for one in passed]
+        self.commits += 1
         for one in passed:
             self._consume(one)
             self._advance(self.instances[one.turn.instance_id], one.turn)
@@ -423,6 +504,8 @@ class Reference:
     def _advance(self, instance: ModelInstance, turn: Turn) -> None:
         for lock in turn.acks:
             del self.instances[lock.key.instance_id].items[lock.key]
+        for one in turn.journals:
+            self.journals[one.session_id].write(one, self.now)
         for write in turn.states:
             self.write(write.new.session_id, write.new.state.decode(), epoch=write.epoch)
         instance.histories[instance.execution_id] += turn.history
@@ -437,7 +520,8 @@ class Reference:
 
     def _queue(self, instance: ModelInstance, new: NewWorkItem) -> None:
         visible_at = self.now + max(0.0, new.delay)
-        instance.items[new.key] = ModelItem(new.key, new.payload, new.session_id, visible_at)
+        order = (self.commits, len(instance.items)) if new.ordered else None
+        instance.items[new.key] = ModelItem(new.key, new.payload, new.session_id, visible_at, order=order)
 
     def _cancel(self, instance: ModelInstance, turn: Turn) -> None:
         for number in turn.cancel_activities:
@@ -448,6 +532,12 @@ class Reference:
             instance.messages.clear()
             instance.items.clear()
             instance.watches.clear()
+
+
+def _instance_of(name: str, start: JournalStart) -> NewInstance:
+    return NewInstance(
+        instance_id=name, name=start.name, start=start.start, birth=Birth(start.birth), version=start.version
+    )
 
 
 def _without(messages: Sequence[ModelMessage], texts: Iterable[str]) -> list[ModelMessage]:

@@ -35,8 +35,9 @@ class ScriptSteps(ClusterState):
                     (created,) = await self.provider.create_instance([new])
                     expect(f"{name} created", created, self.model.create(new))
             case do.Send():
+                key = None if step.key is None else f"k{step.key}"
                 for _ in range(times):
-                    message = NewMessage(instance_id=name, payload=self._tag("event"), delay=float(step.delay))
+                    message = NewMessage(instance_id=name, payload=self._tag("event"), delay=float(step.delay), key=key)
                     (delivery,) = await self.provider.send_message([message])
                     expect(f"delivery to {name}", delivery, self.model.send(message))
             case do.Delete():

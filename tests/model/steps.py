@@ -85,6 +85,12 @@ class TurnStep:
     watch: int | None = None  # session
     hold: int | None = None  # session
     release: int | None = None  # session
+    ordered: bool = False  # new work of sessions
+    wake: int | None = None  # journal to which a wake writes what it makes of what the worker has read of it
+    says: int | None = None  # event id of an entry of the wake
+    asks: int | None = None  # a request
+    expires: bool = False
+    revisit: int | None = None  # key
     foreign: bool = False  # it names messages of other instances, too
     cancel: Literal["", "new", "all"] = ""  # activities and timers: those of this turn, or all of the execution
     end: End = ""
@@ -207,7 +213,40 @@ class Create:
 class Send:
     instance: int
     delay: int = 0
+    key: int | None = None
     reply: Reply = "heard"
+
+
+@dataclass(frozen=True)
+class AppendInput:
+    """A client appends an input to the journal of an instance."""
+
+    instance: int
+    event: int | None = None
+    start: bool = True  # creates the journal, and the instance
+    wakes: bool = True  # with a message
+    answers: int | None = None
+    drops: bool = False
+    closes: bool = False
+    reply: Reply = "heard"
+
+
+@dataclass(frozen=True)
+class ReadPending:
+    """A worker reads what a wake has to do."""
+
+    worker: int
+    instance: int
+
+
+@dataclass(frozen=True)
+class PruneJournals:
+    most: int = 3
+
+
+@dataclass(frozen=True)
+class DeleteJournal:
+    instance: int
 
 
 @dataclass(frozen=True)
@@ -276,6 +315,7 @@ PlanStep: TypeAlias = (
     StartWorker | Renew | Resume | Drain | Leave | FetchWork | FetchInstances | Commit | Deliver | Ack | Checkpoint
     | GiveBack | RenewLocks | ReleaseUnknownLocks | HandOver | SuspendInstance | Retry | ResumeInstance | ResetInstance
     | ReleaseSession | MakeRoom
+    | AppendInput | ReadPending | PruneJournals | DeleteJournal
     | Create | Send | Delete | Load | Save | Remove | FinishWrites | Pass | RunSweep | Remember | LoseTail
 )  # fmt: skip
 
@@ -287,6 +327,7 @@ _instance: Final = st.sampled_from([0, 0, 0, 1, 1, 2, 3])
 _session: Final = st.sampled_from([0, 0, 1])
 _script: Final = st.integers(0, SCRIPTS - 1)
 _which: Final = st.integers(0, 2)
+_event: Final = st.sampled_from([None, None, 0, 1])
 _delay: Final = st.sampled_from([0, 0, 0, 7, 50])
 
 
@@ -315,6 +356,12 @@ _any_turns: Final = st.builds(
     watch=st.sampled_from([None, None, 0, 1]),
     hold=st.sampled_from([None, None, None, 0, 1]),
     release=st.sampled_from([None, None, None, 0, 1]),
+    ordered=st.booleans(),
+    wake=st.sampled_from([None, None, 0, 0, 1]),
+    says=_event,
+    asks=_event,
+    expires=st.booleans(),
+    revisit=_event,
     foreign=st.booleans(),
     cancel=st.sampled_from(["", "", "", "new", "all"]),
     end=st.sampled_from(["", "", "", "", "", "", "continue", "complete", "fail", "cancel"]),
@@ -326,6 +373,18 @@ _turns: Final = st.builds(
 )
 
 _creates: Final = st.builds(Create, _instance, _usual)
+_appends: Final = st.builds(
+    AppendInput,
+    st.sampled_from([0, 0, 0, 1, 2]),
+    _event,
+    st.sampled_from([True, True, True, False]),
+    st.sampled_from([True, True, False]),
+    st.sampled_from([None, None, None, 0, 1]),
+    st.sampled_from([False, False, False, True]),
+    st.sampled_from([False] * 5 + [True]),
+    _usual,
+)
+_reads: Final = st.builds(ReadPending, _worker, st.sampled_from([0, 0, 1]))
 _deletes: Final = st.builds(Delete, _instance, st.booleans(), st.booleans())
 _instances: Final = st.builds(FetchInstances, _worker, st.sampled_from([10, 10, 1]), st.booleans(), _usual)
 _commits: Final = st.builds(Commit, _worker, st.lists(_turns, min_size=1, max_size=3).map(tuple), _late)
@@ -343,7 +402,11 @@ _KINDS: Final[tuple[tuple[int, SearchStrategy[PlanStep]], ...]] = (
     (5, _acks),
     (5, _saves),
     (4, st.builds(Deliver, _worker)),
-    (4, st.builds(Send, _instance, _delay, _usual)),
+    (5, st.builds(Send, _instance, _delay, _event, _usual)),
+    (8, _appends),
+    (6, _reads),
+    (1, st.builds(PruneJournals, st.sampled_from([0, 1, 3]))),
+    (1, st.builds(DeleteJournal, st.sampled_from([0, 1]))),
     (4, st.builds(Pass, st.sampled_from([1, 7, 10, 20, 40, 70, 200]))),
     (2, _deletes),
     (2, _loads),
@@ -383,6 +446,28 @@ def _serve(instance: int, worker: int, step: TurnStep) -> Plan:
 def _work(worker: int, step: TurnStep) -> Plan:
     """A worker does work, and takes the result into a turn."""
     return [FetchWork(worker), Commit(worker, (step,))]
+
+
+def _converse(instance: int, worker: int, step: TurnStep, then: AppendInput, seconds: int) -> Plan:
+    """A wake; more comes, and time passes, before the next one; and a wake of what was read long ago."""
+    wake = replace(step, wake=instance, asks=step.asks or 0, expires=seconds > 1, revisit=step.revisit or 0, end="")
+    fresh: Plan = [StartWorker(worker), Delete(instance), DeleteJournal(instance)]
+    first: Plan = [AppendInput(instance), ReadPending(worker, instance), FetchInstances(worker)]
+    more: Plan = [replace(then, instance=instance), Pass(seconds), Renew(worker), ReadPending(worker, instance)]
+    late: Plan = [Commit(worker, (wake,), "lost"), FetchInstances(worker), Commit(worker, (wake,))]
+    return [*fresh, *first, Commit(worker, (wake,)), *more, *late, ReadPending(worker, instance)]
+
+
+def _send_again(instance: int, key: int, worker: int) -> Plan:
+    """A sender repeats a message, before and after the instance has read it."""
+    send = Send(instance, key=key)
+    return [Create(instance), send, send, FetchInstances(worker), Commit(worker), send]
+
+
+def _queue_in_order(instance: int, worker: int, step: TurnStep) -> Plan:
+    """Several ordered items of one session, from two turns."""
+    queue = replace(step, schedule=(0, 0), ordered=True, cancel="", end="")
+    return [*_serve(instance, worker, queue), Commit(worker, (queue,)), FetchWork(worker), FetchWork(worker)]
 
 
 def _use_again(instance: int, worker: int, late: TurnStep | None) -> Plan:
@@ -436,6 +521,9 @@ _held_up: Final = st.one_of(
 _EPISODES: Final[tuple[SearchStrategy[Plan], ...]] = (
     st.builds(_serve, _instance, _worker, _turns),
     st.builds(_work, _worker, _turns),
+    st.builds(_converse, _instance, _worker, _turns, _appends, st.sampled_from([1, 10, 10, 40])),
+    st.builds(_send_again, _instance, st.integers(0, 1), _worker),
+    st.builds(_queue_in_order, _instance, _worker, _turns),
     st.builds(_use_again, _instance, _worker, st.none() | _turns),
     st.builds(_write_meanwhile, _instance, _worker, _held_up, st.booleans()),
     st.builds(_write_again, _session, _saves),

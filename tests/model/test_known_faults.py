@@ -1,16 +1,19 @@
-"""The model finds faults that were fixed once, when the fix is taken out."""
+"""The model finds faults that were fixed once, when the fix is taken out, and rules that are left out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+from affinity.journal import Appended, JournalAppend, PendingWork
 from affinity.provider.contract import (
     Birth,
+    Delivery,
     NewInstance,
+    NewMessage,
     OrchestrationFetch,
     OrchestrationItem,
     Provider,
@@ -95,6 +98,94 @@ class TakesNamesForInstances(FaultyProvider):
         return replace(turn, birth=self.births.get(turn.instance_id, turn.birth))
 
 
+class ForgetsKeys(FaultyProvider):
+    """An instance gets a message again."""
+
+    async def send_message(self, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
+        return await self.provider.send_message([replace(message, key=None) for message in messages])
+
+
+class IgnoresOrder(FaultyProvider):
+    """Ordered items are as others."""
+
+    def faulty(self, turn: Turn) -> Turn:
+        return replace(turn, work_items=[replace(item, ordered=False) for item in turn.work_items])
+
+
+class ChangesInputs(FaultyProvider):
+    """Inputs are appended without a part of them."""
+
+    without: ClassVar[Mapping[str, Any]]
+
+    async def append_journal(self, appends: Sequence[JournalAppend]) -> Sequence[Appended]:
+        return await self.provider.append_journal([self.changed(one) for one in appends])
+
+    def changed(self, one: JournalAppend) -> JournalAppend:
+        """The input, without a part of it."""
+        return replace(one, **self.without)
+
+
+class ForgetsEventIds(ChangesInputs):
+    """An input is appended again."""
+
+    def changed(self, one: JournalAppend) -> JournalAppend:
+        return one if one.entry is None else replace(one, entry=replace(one.entry, event_id=None))
+
+
+class KeepsWhatAnInputDrops(ChangesInputs):
+    without: ClassVar[Mapping[str, Any]] = {"drops": False}
+
+
+class StaysOpen(ChangesInputs):
+    without: ClassVar[Mapping[str, Any]] = {"closes": False}
+
+
+class TakesAnyAnswer(ChangesInputs):
+    without: ClassVar[Mapping[str, Any]] = {"answers": None}
+
+
+class ChangesWakes(FaultyProvider):
+    """Wakes are committed with another part in place of theirs."""
+
+    without: ClassVar[Mapping[str, Any]]
+
+    def faulty(self, turn: Turn) -> Turn:
+        return replace(turn, journals=[replace(write, **self.without) for write in turn.journals])
+
+
+class KeepsRevisitsThatAreDone(ChangesWakes):
+    without: ClassVar[Mapping[str, Any]] = {"ended_revisits": ()}
+
+
+class KeepsRequestsThatHaveExpired(ChangesWakes):
+    without: ClassVar[Mapping[str, Any]] = {"ended_requests": ()}
+
+
+class ForgetsRevisits(ChangesWakes):
+    without: ClassVar[Mapping[str, Any]] = {"revisits": ()}
+
+
+class TakesAnyWatermark(FaultyProvider):
+    """A wake is committed though the watermark has moved since it read."""
+
+    async def commit_turn(
+        self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts
+    ) -> Sequence[TurnResult]:
+        names = [write.session_id for turn in turns for write in turn.journals]
+        works = dict(zip(names, await self.provider.get_pending(names, limit=1), strict=True)) if names else {}
+        return await super().commit_turn(identity, [self._without_fence(turn, works) for turn in turns], timeouts)
+
+    def _without_fence(self, turn: Turn, works: Mapping[str, PendingWork | None]) -> Turn:
+        found = [(write, works[write.session_id]) for write in turn.journals]
+        return replace(
+            turn,
+            journals=[
+                write if work is None else replace(write, base=work.processed, journal_id=work.journal_id)
+                for write, work in found
+            ],
+        )
+
+
 class TakesVersionsForRecords(FaultyProvider):
     """A record is whichever has the version."""
 
@@ -120,7 +211,23 @@ def database(request: pytest.FixtureRequest) -> ModelDatabase:
 
 
 @pytest.mark.parametrize(
-    "worse", [KeepsWhatItsTurnCancels, LosesWhatIsSentToItsChild, TakesNamesForInstances, TakesVersionsForRecords]
+    "worse",
+    [
+        KeepsWhatItsTurnCancels,
+        LosesWhatIsSentToItsChild,
+        TakesNamesForInstances,
+        TakesVersionsForRecords,
+        ForgetsKeys,
+        IgnoresOrder,
+        ForgetsEventIds,
+        KeepsWhatAnInputDrops,
+        StaysOpen,
+        TakesAnyAnswer,
+        KeepsRevisitsThatAreDone,
+        KeepsRequestsThatHaveExpired,
+        ForgetsRevisits,
+        TakesAnyWatermark,
+    ],
 )
 def test_the_contract(
     look: Look, database: ModelDatabase, worse: Callable[[Provider], FaultyProvider], monkeypatch: pytest.MonkeyPatch

@@ -32,6 +32,7 @@ from tests.model.cluster_state import (
     SimulatedWorker,
     expect,
 )
+from tests.model.journal_steps import JournalSteps
 from tests.model.leases import Violation
 from tests.model.reference import HOLD, SentTurn
 from tests.model.work_steps import WorkSteps
@@ -45,7 +46,7 @@ _ENDS: Final[dict[str, InstanceUpdate | None]] = {
 }
 
 
-class TurnSteps(WorkSteps):
+class TurnSteps(WorkSteps, JournalSteps):
     """Carries out the steps of a worker that concern instances."""
 
     # -- orchestrations
@@ -140,6 +141,7 @@ class TurnSteps(WorkSteps):
                 delay=float(step.delay),
                 lock_here=step.here,
                 claim_here=step.here and step.claim,
+                ordered=step.ordered and session is not None,
             )
             for session in step.schedule
         ]
@@ -162,6 +164,7 @@ class TurnSteps(WorkSteps):
             consumed=[m.id for m in consumed] + (foreign if step.foreign else []),
             acks=[item.lock for item in acks],
             states=self._state_writes(worker, acks) if step.saves else [],
+            journals=[] if step.wake is None else self._wake(worker, step),
             work_items=work,
             messages=messages,
             instances=children,
@@ -226,7 +229,8 @@ class TurnSteps(WorkSteps):
             expect("locks that are lost", passes, False)
             assert live
         for session_id in result.conflicts:
-            if session_id not in {write.new.session_id for write in one.turn.states}:
+            written = {write.new.session_id for write in one.turn.states}
+            if session_id not in written | {write.session_id for write in one.turn.journals}:
                 raise Violation(f"a conflict over {session_id}, which the turn does not write")
 
     def _judge_places(self, worker: SimulatedWorker, sent: Turn, result: TurnResult) -> None:
@@ -244,6 +248,8 @@ class TurnSteps(WorkSteps):
                 continue
             if not (queued and new.lock_here and not new.delay and not draining):
                 raise Violation(f"{new.key} is locked here: queued {queued}, {new}")
+            if self.model.is_blocked(instance.items[new.key]):
+                raise Violation(f"{new.key} is locked here, and another ordered item of its session is before it")
             self.model.lock(worker.identity, place.item)
             row = self.sessions.get(new.session_id) if new.session_id is not None else None
             if new.session_id is not None and not self._holds(worker, row):
@@ -263,6 +269,8 @@ class TurnSteps(WorkSteps):
             if worker.coroutines.get(sent.instance_id) is live:
                 del worker.coroutines[sent.instance_id]
             return
+        for written in sent.journals:
+            worker.pending.pop(written.session_id, None)
         for place in result.placed:
             if place.item is not None:
                 await self._take(worker, place.item)

@@ -140,6 +140,8 @@ class WorkSteps(ClusterState):
             raise Violation(f"{worker.identity} fetched {got.lock.key} and is not alive")
         if not self.model.is_free(item):
             raise Violation(f"{got.lock.key} was fetched by {worker.identity}, and is locked or not visible")
+        if self.model.is_blocked(item):
+            raise Violation(f"{got.lock.key} was fetched, and another ordered item of {item.session_id} is before it")
         expect("item", (got.payload, got.session_id), (item.text, item.session_id))
         expect("attempts, failures", (got.attempts, got.failures), (item.attempts + 1, item.failures))
 
