@@ -23,6 +23,7 @@ from bench.scenarios.size import size
 from bench.scenarios.soak import soak
 from bench.scenarios.sqlite import sqlite
 from bench.scenarios.state import state
+from bench.scenarios.tags import tags
 from bench.scenarios.turns import history, latency, turns
 
 SCENARIOS: dict[str, Callable[[Run], Report]] = {
@@ -42,6 +43,7 @@ SCENARIOS: dict[str, Callable[[Run], Report]] = {
     "sqlite": sqlite,
     "state": state,
     "order": order,
+    "tags": tags,
     "conversation": conversation,
     "fleet": fleet,
     "size": size,
@@ -51,5 +53,17 @@ SCENARIOS: dict[str, Callable[[Run], Report]] = {
 LONG = ("fleet", "size", "soak")
 """Not part of ``all``."""
 
-ON_SQLITE = ("turns", "latency", "history", "fanout", "failover", "rollout", "sqlite", "state", "order", "conversation")
+ON_SQLITE = (
+    "turns",
+    "latency",
+    "history",
+    "fanout",
+    "failover",
+    "rollout",
+    "sqlite",
+    "state",
+    "order",
+    "tags",
+    "conversation",
+)
 """Those that ``--provider sqlite`` knows; the others count what only a PostgreSQL server tells."""

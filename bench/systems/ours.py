@@ -44,6 +44,10 @@ class OurClient:
         routes = {one: _route(walk, names) for one, names in sessions.items()}
         self._start({one: route.model_copy(update={"ordered": ordered}) for one, route in routes.items()})
 
+    def start_tagged(self, tags: Mapping[str, str | None], walk: Walk) -> None:
+        """Start one walk for each id, on its own session, with the tag that is given for it."""
+        self._start({one: _route(walk, []).model_copy(update={"tag": tag}) for one, tag in tags.items()})
+
     def start_with_state(self, sessions: Mapping[str, Sequence[str]], walk: Walk, size: int) -> None:
         """The same for workers of the app ``stateful``: each turn changes its session's state of ``size`` bytes."""
         self._start({one: Told(**dict(_route(walk, names)), size=size) for one, names in sessions.items()})

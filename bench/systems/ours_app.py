@@ -38,6 +38,7 @@ class Route(BaseModel):
     pause: float = 0.0
     sessions: list[str] = []  # empty: the instance's own
     ordered: bool = False
+    tag: str | None = None
 
 
 class Flood(BaseModel):
@@ -78,12 +79,12 @@ async def step(context: ActivityContext, this: Step) -> Stamp:
 async def walk(context: OrchestrationContext, route: Route) -> list[Stamp]:
     """Turns, one after the other."""
     sessions = route.sessions or [context.instance_id]
-    return [
-        await context.schedule_activity(step, Step(turn=turn, pause=route.pause)).on_session(
-            sessions[turn % len(sessions)], ordered=route.ordered
-        )
-        for turn in range(route.turns + 1)
-    ]
+    made = []
+    for turn in range(route.turns + 1):
+        work = context.schedule_activity(step, Step(turn=turn, pause=route.pause))
+        work = work.on_session(sessions[turn % len(sessions)], ordered=route.ordered)
+        made.append(await (work if route.tag is None else work.with_tag(route.tag)))
+    return made
 
 
 class Stay(BaseModel):
