@@ -80,6 +80,9 @@ class JournalSteps(ClusterState):
             {key for key, due_at in journal.revisits.items() if due_at <= now},
         )
         expect(f"what {name} has to do", found, wanted)
+        due = journal.find_next_due(now)
+        soon = work.next_due is not None and due is not None and abs(work.next_due - due) < 0.5
+        expect(f"{name}: {work.next_due} s until something is due, and {due}", soon or work.next_due is due, True)
         worker.pending[name] = work
         return work
 

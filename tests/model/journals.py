@@ -47,6 +47,11 @@ class ModelJournal:
         """Inputs that no wake has processed."""
         return [entry for entry in self.entries if entry.is_input and entry.seq > self.processed]
 
+    def find_next_due(self, now: float) -> float | None:
+        """Seconds until a revisit is due, or a request expires."""
+        times = [*self.revisits.values(), *(request.expires_at for request in self.requests.values())]
+        return min((at - now for at in times if at is not None and at > now), default=None)
+
     def find(self, event_id: str | None) -> int | None:
         """The number of the entry with an event id."""
         return next((e.seq for e in self.entries if event_id is not None and e.event_id == event_id), None)

@@ -454,8 +454,9 @@ def _converse(instance: int, worker: int, step: TurnStep, then: AppendInput, sec
     fresh: Plan = [StartWorker(worker), Delete(instance), DeleteJournal(instance)]
     first: Plan = [AppendInput(instance), ReadPending(worker, instance), FetchInstances(worker)]
     more: Plan = [replace(then, instance=instance), Pass(seconds), Renew(worker), ReadPending(worker, instance)]
+    answer: Plan = [AppendInput(instance, answers=wake.asks), ReadPending(worker, instance)]
     late: Plan = [Commit(worker, (wake,), "lost"), FetchInstances(worker), Commit(worker, (wake,))]
-    return [*fresh, *first, Commit(worker, (wake,)), *more, *late, ReadPending(worker, instance)]
+    return [*fresh, *first, Commit(worker, (wake,)), PruneJournals(1), *more, *late, *answer]
 
 
 def _send_again(instance: int, key: int, worker: int) -> Plan:
