@@ -301,9 +301,10 @@ class ChildDelegated(JournalEvent):
     kind: Literal["child.delegated"] = "child.delegated"
 
 
-ChildOutcome: TypeAlias = Literal["completed", "max_cycles", "failed", "terminated", "refused"]
-"""How a delegation has ended: done, its cycles used up, a wake failed for good, the child was terminated, or it could
-not take the work when the parent's wake committed: then the error's message is an `affinity.journal.AppendOutcome`.
+ChildOutcome: TypeAlias = Literal["completed", "max_cycles", "failed", "terminated"]
+"""How a delegation has ended: done, its cycles used up, a wake failed for good, or the child was terminated. ``failed``
+too when it could not take the work at the commit of the parent's wake: then the error is a ``DelegationRefused``, whose
+message is an `affinity.journal.AppendOutcome`.
 """
 
 

@@ -368,7 +368,8 @@ class Wake(CommonCalls[None]):
     ) -> str:
         """Give work to a child, a conversation of its own with its own journal and state, which is created if there is
         none. It takes effect with the wake's commit. The end of the delegation is an input of this conversation,
-        `ChildEnded`; its outcome is "refused" when the child cannot take it at the commit.
+        `ChildEnded`; when the child cannot take the work at the commit, its outcome is "failed", and the type of its
+        error ``DelegationRefused``.
 
         Args:
             conversations: of the child.
@@ -421,7 +422,7 @@ class Wake(CommonCalls[None]):
     def _refused(self, child_id: str, delegation: str) -> JournalAppend:
         """The end of a delegation that the commit refuses, although the child could take it before."""
         error = SpanError(type="DelegationRefused", message=json.loads(REFUSAL_MARK))
-        event = ChildEnded(child=child_id, delegation=delegation, outcome="refused", error=error)
+        event = ChildEnded(child=child_id, delegation=delegation, outcome="failed", error=error)
         return end_of_delegation(event, self.conversation_id, self._parts.kind.name)
 
     async def children(self, *, terminated: bool | None = None) -> Sequence[str]:

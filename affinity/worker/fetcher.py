@@ -91,7 +91,7 @@ class Fetcher:
     async def fetch(self) -> None:
         """Fetch while there is room and work; then wait."""
         while True:
-            pause = self._options.poll_interval * random.uniform(0.7, 1.0)  # noqa: S311 -- jitter, not a secret
+            pause = self._options.poll_interval
             try:
                 # Without a lease there is nothing to fetch; but the lease renewer waits for an answer that is missing.
                 if self._lease.is_alive or (self._lease.is_expired and self._lease.calls.waits("fetch")):
@@ -103,8 +103,7 @@ class Fetcher:
             with anyio.move_on_after(pause):
                 await self._wakeups.fetch_wanted.wait()
             self._wakeups.fetch_wanted = anyio.Event()
-            self._state.work_wanted |= time.monotonic() >= self._work_at
-            self._state.may_have_work |= pause > 0 and self._state.work_wanted
+            self._state.may_have_work |= pause > 0 and self._wants_work()
 
     async def _fetch_once(self) -> float:
         """Fetch from both queues once; returns the seconds until the next fetch is due."""
@@ -112,14 +111,22 @@ class Fetcher:
         if self._state.locks_uncertain:
             await self._release_unknown_locks()
         self._state.unclaimed_remaining = False
-        if self._state.work_wanted:
+        if self._wants_work():
             self._state.work_wanted = False
             self._work_at = 0.0  # in case that this fails
-            self._work_at = time.monotonic() + await self._fetch_work(generation)
+            due = await self._fetch_work(generation)
+            self._work_at = time.monotonic() + min(due, self._poll())
         pause = await self._fetch_messages(generation)
         if self._state.unclaimed_remaining:
             await anyio.sleep(SHARE_SECONDS)
         return max(0.0, min(self._work_at - time.monotonic(), pause))
+
+    def _wants_work(self) -> bool:
+        return self._state.work_wanted or time.monotonic() >= self._work_at
+
+    def _poll(self) -> float:
+        """Seconds after which to fetch without a hint."""
+        return self._options.poll_interval * random.uniform(0.7, 1.0)  # noqa: S311 -- jitter, not a secret
 
     async def _release_unknown_locks(self) -> None:
         """After a lost reply: free the items that are locked to this worker without its knowledge. No turn may be in
@@ -136,6 +143,7 @@ class Fetcher:
             for lock in delivered:
                 self._lease.delivered.pop(lock, None)
             self._state.locks_uncertain = False
+            self._state.work_wanted = True
 
     # -- work items
 

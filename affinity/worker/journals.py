@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
@@ -25,10 +26,18 @@ from affinity.worker.services import WorkerServices
 READ_AHEAD_SECONDS: Final = 0.25
 """How old what was read ahead may be: a commit takes less, and an activity that waits for longer reads again."""
 
-READ_AHEAD: Final = 1_000
-"""Sessions whose work is read ahead at a time."""
-
 Read: TypeAlias = Callable[[Sequence[str], int], Awaitable[Sequence[PendingWork | None]]]
+
+
+class _Ahead(NamedTuple):
+    """What is read ahead for one wake."""
+
+    limit: int
+    read_at: float  # monotonic time
+    answer: asyncio.Future[PendingWork | None]
+
+    def is_old(self, now: float) -> bool:
+        return now - self.read_at > READ_AHEAD_SECONDS
 
 
 class WorkerJournals:
@@ -39,20 +48,29 @@ class WorkerJournals:
         self._retry = services.health.retry
         self._wakeups = services.wakeups
         self._pending = SharedReads(self._read_pending)
-        self._ahead: dict[str, tuple[float, asyncio.Future[PendingWork | None]]] = {}
+        self._ahead: dict[str, _Ahead] = {}  # by session, oldest first
 
     def read_ahead(self, session_id: str, limit: int) -> None:
         """Begin to read what the next wake of a session has to do. It will see at least what is committed now."""
-        if len(self._ahead) >= READ_AHEAD:
-            self._ahead.clear()  # of wakes that run elsewhere
-        self._ahead[session_id] = (time.monotonic(), self._pending.submit(session_id, limit))
+        self._forget_old()
+        self._ahead.pop(session_id, None)
+        self._ahead[session_id] = _Ahead(limit, time.monotonic(), self._pending.submit(session_id, limit))
+
+    def _forget_old(self) -> None:
+        """Forget what was read for wakes that run elsewhere, or not at all."""
+        now = time.monotonic()
+        while self._ahead and next(iter(self._ahead.values())).is_old(now):
+            del self._ahead[next(iter(self._ahead))]
 
     async def get_pending(self, session_id: str, limit: int) -> PendingWork | None:
         """What a wake has to do; it may have been read ahead."""
-        read_at, ahead = self._ahead.pop(session_id, (0.0, None))
-        if ahead is None or time.monotonic() - read_at > READ_AHEAD_SECONDS:
-            ahead = self._pending.submit(session_id, limit)
-        return await ahead
+        ahead, now = self._ahead.pop(session_id, None), time.monotonic()
+        if ahead is None or ahead.limit != limit or ahead.is_old(now):
+            return await self._pending.submit(session_id, limit)
+        work = await ahead.answer
+        if work is None or work.next_due is None:
+            return work
+        return replace(work, next_due=max(0.0, work.next_due - (now - ahead.read_at)))
 
     async def _read_pending(self, session_ids: Sequence[str], limit: int) -> Sequence[PendingWork | None]:
         return await self._retry(partial(self._provider.get_pending, session_ids, limit=limit))

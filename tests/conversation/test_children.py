@@ -148,7 +148,7 @@ async def test_a_delegation_that_the_commit_refuses_comes_back(url: str, how: st
             ended.clear()
         delegation = (await talk.ask(UserMessage("second"), timeout=30)).text
         await until(has_ended)
-        assert [(each.child, each.delegation, each.outcome) for each in ended] == [("c/tea", delegation, "refused")]
+        assert [(each.child, each.delegation, each.outcome) for each in ended] == [("c/tea", delegation, "failed")]
         assert ended[0].error is not None
         outcome = "other_kind" if how == "taken" else "closed"
         assert (ended[0].error.type, ended[0].error.message) == ("DelegationRefused", outcome)

@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from affinity import AgentMessage, RuntimeOptions, UserMessage, Wake
+from affinity.errors import Contention
 from affinity.journal import PendingWork
 from affinity.provider import open_provider
 from affinity.provider.contract import FetchOptions, Hint, Turn, TurnResult, WorkerIdentity, WorkFetch
@@ -124,6 +125,47 @@ async def test_work_that_becomes_visible_is_fetched_beside_a_stream_of_messages(
             while fetches < 5:
                 await anyio.sleep(0.01)
     assert rounds > 2 * fetches
+
+
+async def test_work_items_are_fetched_while_fetches_of_messages_fail(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetches = 0
+
+    async def fetch_work(generation: int) -> float:
+        nonlocal fetches
+        fetches += 1
+        return 0.01
+
+    async def fail(generation: int) -> float:
+        raise Contention("each time")
+
+    async with stage(url) as on:
+        fetcher = on.workers[0].runtime.fetcher
+        monkeypatch.setattr(fetcher, "_fetch_work", fetch_work)
+        monkeypatch.setattr(fetcher, "_fetch_messages", fail)
+        fetcher._wakeups.wake_fetcher()
+        with anyio.fail_after(30):
+            while fetches < 3:
+                await anyio.sleep(0.01)
+
+
+async def test_items_whose_locks_were_freed_after_a_lost_reply_are_fetched_with_a_hint_about_messages(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = RuntimeOptions(worker_node_id="w", poll_interval=60.0)
+    fetched = anyio.Event()
+
+    async def fetch_work(generation: int) -> float:
+        fetched.set()
+        return 60.0
+
+    async with stage(url, options=options) as on:
+        fetcher = on.workers[0].runtime.fetcher
+        await anyio.sleep(0.3)  # until nothing is fetched any more
+        monkeypatch.setattr(fetcher, "_fetch_work", fetch_work)
+        fetcher._state.locks_uncertain = True
+        fetcher._wakeups.heed(Hint(only_messages=True))
+        with anyio.fail_after(30):
+            await fetched.wait()
 
 
 def test_a_hint_about_work_is_not_lost_among_those_about_messages() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import pytest
@@ -13,7 +16,7 @@ from affinity.orchestration.engine import Step
 from affinity.orchestration.events import ActivityCompleted, Event
 from affinity.provider.contract import Token, WorkKey, WorkLock
 from affinity.records import SessionMetadata, SessionState, StateWrite
-from affinity.worker.journals import SharedReads
+from affinity.worker.journals import READ_AHEAD_SECONDS, SharedReads, WorkerJournals
 from affinity.worker.live import Input, staged_of, unwanted_results
 from affinity.worker.results import StagedResult
 
@@ -27,13 +30,14 @@ class Reads:
         self.calls: list[tuple[Sequence[str], int]] = []
         self.go = anyio.Event()
         self.error: Exception | None = None
+        self.next_due: float | None = None
 
     async def __call__(self, session_ids: Sequence[str], limit: int) -> Sequence[PendingWork | None]:
         self.calls.append((session_ids, limit))
         await self.go.wait()
         if self.error is not None:
             raise self.error
-        return [work(session_id) for session_id in session_ids]
+        return [replace(work(session_id), next_due=self.next_due) for session_id in session_ids]
 
 
 def work(kind: str) -> PendingWork:
@@ -101,6 +105,51 @@ async def test_a_cancelled_reader_does_not_disturb_the_others() -> None:
         await anyio.wait_all_tasks_blocked()
         reads.go.set()
     assert found == [work("b")]
+
+
+def journals(reads: Reads) -> WorkerJournals:
+    async def retry(call: Callable[[], Awaitable[Any]]) -> Any:
+        return await call()
+
+    async def get_pending(session_ids: Sequence[str], *, limit: int) -> Sequence[PendingWork | None]:
+        return await reads(session_ids, limit)
+
+    provider = SimpleNamespace(get_pending=get_pending)
+    services = SimpleNamespace(provider=provider, health=SimpleNamespace(retry=retry), wakeups=None)
+    return WorkerJournals(services)  # type: ignore[arg-type]
+
+
+async def test_what_was_read_ahead_serves_one_wake_that_reads_as_much() -> None:
+    """A wake that reads more than was read ahead reads for itself."""
+    reads = Reads()
+    reads.go.set()
+    of = journals(reads)
+    of.read_ahead("a", 10)
+    await anyio.wait_all_tasks_blocked()
+    assert await of.get_pending("a", 10) == work("a")
+    assert reads.calls == [(["a"], 10)]
+    assert await of.get_pending("a", 10) == work("a")
+    assert reads.calls == [(["a"], 10)] * 2
+    of.read_ahead("a", 10)
+    await of.get_pending("a", 20)
+    assert reads.calls[2:] == [(["a"], 10), (["a"], 20)]
+
+
+async def test_what_was_read_ahead_grows_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = Reads()
+    reads.go.set()
+    reads.next_due = 5.0
+    of, now = journals(reads), 100.0
+    monkeypatch.setattr("affinity.worker.journals.time", SimpleNamespace(monotonic=lambda: now))
+    of.read_ahead("a", 10)
+    now += READ_AHEAD_SECONDS / 2
+    assert await of.get_pending("a", 10) == replace(work("a"), next_due=5.0 - READ_AHEAD_SECONDS / 2)
+    of.read_ahead("a", 10)
+    of.read_ahead("b", 10)
+    now += 2 * READ_AHEAD_SECONDS
+    assert await of.get_pending("a", 10) == replace(work("a"), next_due=5.0)
+    of.read_ahead("c", 10)
+    assert list(of._ahead) == ["c"]
 
 
 def write(session_id: str = "s") -> JournalWrite:
