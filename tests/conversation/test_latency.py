@@ -151,12 +151,12 @@ async def test_work_items_are_fetched_while_fetches_of_messages_fail(url: str, m
 async def test_items_whose_locks_were_freed_after_a_lost_reply_are_fetched_with_a_hint_about_messages(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = RuntimeOptions(worker_node_id="w", poll_interval=60.0)
+    options = RuntimeOptions(worker_node_id="w", poll_interval=14.0)
     fetched = anyio.Event()
 
     async def fetch_work(generation: int) -> float:
         fetched.set()
-        return 60.0
+        return 14.0
 
     async with stage(url, options=options) as on:
         fetcher = on.workers[0].runtime.fetcher
@@ -164,7 +164,7 @@ async def test_items_whose_locks_were_freed_after_a_lost_reply_are_fetched_with_
         monkeypatch.setattr(fetcher, "_fetch_work", fetch_work)
         fetcher._state.locks_uncertain = True
         fetcher._wakeups.heed(Hint(only_messages=True))
-        with anyio.fail_after(30):
+        with anyio.fail_after(8):
             await fetched.wait()
 
 

@@ -22,9 +22,17 @@ class Look(Protocol):
     """Carries plans out; raises what the first one that fails has found, after making it as short as it can be."""
 
     def __call__(
-        self, plans: SearchStrategy[Any], cluster: type[Runner], *, usual: int, made_plain: bool = True
+        self,
+        plans: SearchStrategy[Any],
+        cluster: type[Runner],
+        *,
+        usual: int,
+        made_plain: bool = True,
+        seed: int | None = None,
     ) -> None:
-        """``usual``: how many plans, unless `--model-examples` says otherwise; the same ones each time."""
+        """``usual``: how many plans, unless `--model-examples` says otherwise; the same ones each time. ``seed``: of
+        other plans, as `--model-seed`.
+        """
         ...
 
 
@@ -69,9 +77,17 @@ def look(request: pytest.FixtureRequest, runner: asyncio.Runner, database: Model
     """Looks for defects on the database of the test."""
     failed: list[Any] = []  # the plan that failed last
 
-    def run(plans: SearchStrategy[Any], cluster: type[Runner], *, usual: int, made_plain: bool = True) -> None:
+    def run(
+        plans: SearchStrategy[Any],
+        cluster: type[Runner],
+        *,
+        usual: int,
+        made_plain: bool = True,
+        seed: int | None = None,
+    ) -> None:
         examples: int | None = request.config.getoption("model_examples")
-        seed: int | None = request.config.getoption("model_seed")
+        chosen: int | None = request.config.getoption("model_seed")
+        seed = seed if chosen is None else chosen
 
         def carry_out(plan: list[Any]) -> None:
             runner.run(cluster(database).run(plan))

@@ -211,27 +211,33 @@ def database(request: pytest.FixtureRequest) -> ModelDatabase:
 
 
 @pytest.mark.parametrize(
-    "worse",
+    ("worse", "seed"),
     [
-        KeepsWhatItsTurnCancels,
-        LosesWhatIsSentToItsChild,
-        TakesNamesForInstances,
-        TakesVersionsForRecords,
-        ForgetsKeys,
-        IgnoresOrder,
-        ForgetsEventIds,
-        KeepsWhatAnInputDrops,
-        StaysOpen,
-        TakesAnyAnswer,
-        KeepsRevisitsThatAreDone,
-        KeepsRequestsThatHaveExpired,
-        ForgetsRevisits,
-        TakesAnyWatermark,
+        (KeepsWhatItsTurnCancels, 1),
+        (LosesWhatIsSentToItsChild, 1),
+        (TakesNamesForInstances, 19),
+        (TakesVersionsForRecords, 1),
+        (ForgetsKeys, 1),
+        (IgnoresOrder, 2),
+        (ForgetsEventIds, 4),
+        (KeepsWhatAnInputDrops, 6),
+        (StaysOpen, 6),
+        (TakesAnyAnswer, 1),
+        (KeepsRevisitsThatAreDone, 1),
+        (KeepsRequestsThatHaveExpired, 1),
+        (ForgetsRevisits, 1),
+        (TakesAnyWatermark, 10),
     ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_the_contract(
-    look: Look, database: ModelDatabase, worse: Callable[[Provider], FaultyProvider], monkeypatch: pytest.MonkeyPatch
+    look: Look,
+    database: ModelDatabase,
+    worse: Callable[[Provider], FaultyProvider],
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The seed is one with which few plans find it."""
     real = database.provider
 
     async def provider(timeline: Timeline | None = None) -> Provider:
@@ -239,7 +245,7 @@ def test_the_contract(
 
     monkeypatch.setattr(database, "provider", provider)
     with pytest.raises(Violation):
-        look(PLANS, SimulatedCluster, usual=USUAL, made_plain=False)
+        look(PLANS, SimulatedCluster, usual=USUAL, made_plain=False, seed=seed)
 
 
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
@@ -260,7 +266,7 @@ def test_a_script_that_writes_during_a_first_claim(look: Look, monkeypatch: pyte
         statement = statement.replace(part, without)
     monkeypatch.setattr(session_store, "_SQL", {**session_store._SQL, verb: statement})
     with pytest.raises(Violation):
-        look(PLANS, SimulatedCluster, usual=USUAL, made_plain=False)
+        look(PLANS, SimulatedCluster, usual=USUAL, made_plain=False, seed=3)
 
 
 def test_a_lost_tail_that_no_worker_detects(

@@ -100,7 +100,7 @@ async def test_a_paused_worker_whose_session_moved_writes_no_checkpoint(
     first = workers.start("first", APP)
     await client.start("journey", ["a"], instance_id="i")
     late = await board.next()
-    first.send(signal.SIGSTOP)
+    first.pause()
     workers.start("second", APP)
     call = await board.next()
     assert (call["worker"], call["step"]) == ("second", "a")

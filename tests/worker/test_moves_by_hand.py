@@ -4,7 +4,6 @@ runs twice, no turn is lost, and the state is right.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 
 import anyio
@@ -137,7 +136,7 @@ async def test_a_worker_that_is_killed_as_a_session_moves_to_it(workers: Workers
     await _start(client, Plan(session_id="kept", rounds=8, pause=0.5))
     assert await _until_held(client, "kept") == "a"
     b = workers.start("b", APP)
-    b.send(signal.SIGSTOP)
+    b.pause()
     assert await client.move_session("kept", "b", within=60.0) == "planned"
     b.end()
     turns = await _result(client, "kept")
