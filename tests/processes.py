@@ -14,6 +14,7 @@ import signal
 import sqlite3
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from multiprocessing import forkserver, popen_forkserver
@@ -113,9 +114,17 @@ class WorkerProcess:
         """
         while True:
             self.send(signal.SIGSTOP)
+            self._wait_until_stopped()
             if _is_writable(self.url):
                 return
             self.send(signal.SIGCONT)
+
+    def _wait_until_stopped(self) -> None:
+        """A thread that waits for the disk stops when the disk has answered, and may take a lock before."""
+        end = time.monotonic() + PATIENCE
+        while not _is_stopped(self.pid):
+            assert time.monotonic() < end, f"{self.name} does not stop"
+            time.sleep(0.001)
 
     def wait(self) -> int:
         self._process.join(PATIENCE)
@@ -168,6 +177,12 @@ def _run(arguments: Sequence[str], environment: Mapping[str, str], root: Path, a
         other = {**environment, "PYTHONPATH": str(ROOT)}
         os.execve(sys.executable, [sys.executable, "-m", "affinity", *arguments], other)  # noqa: S606
     main(arguments)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether all threads of the process are; True too where there is no /proc to look at."""
+    threads = Path(f"/proc/{pid}/task").glob("*/stat")
+    return all(thread.read_text().rpartition(")")[2].split()[0] == "T" for thread in threads)
 
 
 def _is_writable(url: str) -> bool:
