@@ -226,7 +226,7 @@ def any_url(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) ->
 
 @pytest.fixture(params=[("sqlite", "new"), pytest.param(("old",), marks=REPEATS)], ids="+".join)
 def all_urls(request: pytest.FixtureRequest, servers: Servers) -> Iterator[dict[str, str]]:
-    """The URLs of migrated databases: of SQLite and the new PostgreSQL at once, and of the old PostgreSQL."""
+    """The URLs of migrated databases: of SQLite and the new PostgreSQL together, and of the old PostgreSQL."""
     with ExitStack() as stack:
         yield {
             name: request.getfixturevalue("sqlite_url")

@@ -144,7 +144,7 @@ async def test_tools_read_other_sessions_of_the_same_agent(sqlite_url: str) -> N
         if wake.conversation_id == "reader":
             found.extend(kinds(await wake.read("other", kinds=["user.message"])))
             with pytest.raises(UnknownConversation):
-                await wake.read("nobody")
+                await wake.read("missing")
 
     async with stage(sqlite_url, handler) as on:
         await on.talk("other").ask(UserMessage("x"), timeout=30)
