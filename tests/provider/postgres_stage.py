@@ -101,10 +101,10 @@ def hot_verbs(peer: Peer, at: list[OrchestrationItem]) -> list[Callable[[], Awai
         hand.update({item.lock.key.activity_id: item for item in await peer.take(10)})
         assert len(hand) == 3
 
-    async def fused(at: OrchestrationItem) -> None:
-        """The second time it is expected that the work stays here."""
-        here = replace(work_item(at, 9 + at.event_count, "s"), lock_here=True)
-        (place,) = (await peer.commit_one(at, acks=[hand[1].lock], work_items=[here])).placed
+    async def stay_here(at: OrchestrationItem, *numbers: int) -> None:
+        """With one item it is a fused turn."""
+        here = [replace(work_item(at, number, "s"), lock_here=True) for number in numbers]
+        place, *_ = (await peer.commit_one(at, acks=[hand[1].lock], work_items=here)).placed
         assert place.item is not None
         hand[1] = place.item
 
@@ -124,8 +124,8 @@ def hot_verbs(peer: Peer, at: list[OrchestrationItem]) -> list[Callable[[], Awai
 
     return [
         fetch,
-        partial(fused, second),
-        partial(fused, replace(second, event_count=2)),
+        partial(stay_here, second, 10),
+        partial(stay_here, replace(second, event_count=2), 11, 12),
         peer.fetch,
         peer.fetch_instances,
         lambda: peer.renew(hand[2], hand[3]),

@@ -18,8 +18,8 @@ from tests.provider.postgres_stage import administrator, opened, registered
 
 pytestmark = pytest.mark.anyio
 
-Kind: TypeAlias = Literal["here", "placed", "check"]
-"""What the server is asked: to lock all new work to its committer, to place each item, or which turns do not pass."""
+Kind: TypeAlias = Literal["fused", "here", "placed", "check"]
+"""What is asked: to commit a fused turn, to lock all new work here, to place each item, or which turns do not pass."""
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def asked(provider: PostgresProvider, monkeypatch: pytest.MonkeyPatch) -> list[K
     run = connection.run
 
     async def noting(statement: LiteralString, params: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        placed: Kind = "placed" if "item_here" in (params or {}) else "here"
-        kinds.append("check" if statement == turns._CHECK_FENCES else placed)
+        one: dict[LiteralString, Kind] = {turns._CHECK_FENCES: "check", turns._COMMIT_FUSED: "fused"}
+        kinds.append(one.get(statement) or ("placed" if "item_here" in (params or {}) else "here"))
         return await run(statement, params)
 
     monkeypatch.setattr(connection, "run", noting)
@@ -203,6 +203,75 @@ async def test_work_that_stays_here_is_written_and_answered_as_if_it_were_placed
     assert wrote["here"] == wrote["placed"]
 
 
+@pytest.mark.parametrize("session", ["s", None])
+async def test_a_fused_turn_alone_writes_what_it_writes_in_a_batch(
+    provider: PostgresProvider, admin: psycopg.Connection[Any], asked: list[Kind], session: str | None
+) -> None:
+    """Of a session, which it touches, or of none."""
+    peer = await registered(provider)
+    said, wrote = {}, {}
+    for kind in ("fused", "here"):
+        at, (done,) = await with_sessions(peer, f"{kind}-i", session and f"{kind}-s")
+        more = [turn(await peer.own("other"))] if kind == "here" else []
+        admin.execute(
+            "UPDATE sessions SET locked_until = clock() + interval '1 s' WHERE session_id = %s", [f"{kind}-s"]
+        )
+        asked.clear()
+        one = replace(fused(at, done, 2, done.session_id), history=["one", "two", "three"])
+        result, *_ = await peer.commit(one, *more)
+        assert asked == [kind]
+        said[kind], wrote[kind] = placed([result], kind), rows(admin, kind)
+        (place,) = result.placed
+        assert place.item is not None
+        assert place.item.session_epoch == done.session_epoch
+        assert await peer.check(place.item) == [True]
+        recorded = "SELECT recorded_at IS NOT NULL, recorded_events, recorded_by FROM history WHERE instance_id = %s"
+        assert admin.execute(recorded + " ORDER BY event_id OFFSET 1", [f"{kind}-i"]).fetchall() == [
+            (True, 3, "a"),
+            (False, None, None),
+            (False, None, None),
+        ]
+    assert not admin.execute("SELECT FROM sessions WHERE locked_until < clock() + interval '2 s'").fetchall()
+    assert said["fused"] == said["here"]
+    assert wrote["fused"] == wrote["here"]
+
+
+@pytest.mark.parametrize("session", ["s", None])
+async def test_a_fused_turn_whose_result_is_of_another_session_is_committed(
+    provider: PostgresProvider, asked: list[Kind], session: str | None
+) -> None:
+    """Its work is locked here if its own session is held here."""
+    peer = await registered(provider)
+    at, (done, _) = await with_sessions(peer, "i", "t", "s")
+    (result,) = await peer.commit(fused(at, done, 3, session))
+    assert asked[-2:] == ["fused", "here"]
+    assert result.placed[0].item is not None
+
+
+@pytest.mark.parametrize("change", ["birth", "events", "ack", "execution"])
+async def test_a_fused_turn_that_does_not_pass_is_refused(
+    provider: PostgresProvider, admin: psycopg.Connection[Any], asked: list[Kind], change: str
+) -> None:
+    """Nothing of it is left, and the caller learns which lock was lost."""
+    peer = await registered(provider)
+    at, (done,) = await with_sessions(peer, "i", "s")
+    before = rows(admin, "i")
+    one = fused(at, done, 2, "s")
+    lost = done.lock._replace(token=Token("dead"))
+    changes: dict[str, dict[str, Any]] = {
+        "birth": {"birth": "another"},
+        "events": {"event_count": 7},
+        "ack": {"acks": [lost]},
+        "execution": {"execution_id": 2},
+    }
+    asked.clear()
+    (result,) = await peer.commit(replace(one, **changes[change]))
+    assert not result.committed
+    assert result.lost_acks == ([lost] if change == "ack" else [])
+    assert asked == ["fused", "here", "check"]
+    assert rows(admin, "i") == before
+
+
 Spoil: TypeAlias = Literal["expired", "somebody's", "new epoch", "gone", "draining", "delayed", "offered"]
 
 
@@ -210,7 +279,7 @@ Spoil: TypeAlias = Literal["expired", "somebody's", "new epoch", "gone", "draini
 async def test_work_that_was_asked_to_stay_here_is_placed_where_it_belongs(
     provider: PostgresProvider, admin: psycopg.Connection[Any], asked: list[Kind], spoil: Spoil
 ) -> None:
-    """In one call, whatever happened to its session meanwhile."""
+    """In one call, or in the one behind the fused turn's, whatever happened to its session meanwhile."""
     peer = await registered(provider)
     await registered(provider, "b")
     at, (done,) = await with_sessions(peer, "i", "s")
@@ -231,7 +300,7 @@ async def test_work_that_was_asked_to_stay_here_is_placed_where_it_belongs(
     (told,) = await peer.commit(fused(after(at), told.placed[0].item, 3, "s", **fields.get(spoil, {})))
     assert told.committed
     (place,) = told.placed
-    assert asked == ["placed" if spoil in fields else "here"]
+    assert asked == (["placed"] if spoil in fields else ["fused"] if spoil == "new epoch" else ["fused", "here"])
     if spoil == "new epoch":
         assert place.item is not None
         assert (place.item.session_epoch,) == admin.execute("SELECT epoch FROM sessions").fetchone()

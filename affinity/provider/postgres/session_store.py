@@ -12,7 +12,7 @@ from psycopg.errors import UniqueViolation
 from psycopg.types.numeric import Int8
 
 from affinity.errors import Contention
-from affinity.provider.postgres.driver.arrays import ArrayColumn, Blobs, Ints, Texts
+from affinity.provider.postgres.driver.arrays import Blobs, Ints, Packed, Texts
 from affinity.provider.postgres.driver.connections import Connections
 from affinity.provider.postgres.driver.wire import Params
 from affinity.provider.postgres.operations import same_time
@@ -141,7 +141,7 @@ def _conditions(where: SessionFilter) -> Params:
     }
 
 
-def state_columns(writes: Sequence[StateWrite]) -> dict[LiteralString, ArrayColumn]:
+def state_columns(writes: Sequence[StateWrite]) -> dict[LiteralString, Packed]:
     """Writes that go with results as columns."""
     news = [write.new for write in writes]
     metadata = [new.metadata for new in news]

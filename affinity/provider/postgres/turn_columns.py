@@ -13,10 +13,10 @@ from affinity.provider.contract import (
     SessionHold,
     Turn,
 )
-from affinity.provider.postgres.driver.arrays import ArrayColumn, Bools, Floats, Ints, Texts
+from affinity.provider.postgres.driver.arrays import Bools, Floats, Int, Ints, Packed, Text, Texts
 from affinity.provider.postgres.session_store import state_columns
 
-Columns: TypeAlias = dict[LiteralString, ArrayColumn]
+Columns: TypeAlias = dict[LiteralString, Packed]
 
 RESTRICT: Final[LiteralString] = (
     "restrict_items_1(%(restricted_instance)s, %(restricted_execution)s, %(restricted_activity)s, %(restricted_tag)s,"
@@ -187,6 +187,32 @@ def _item_columns(sent: Sequence[Sequence[NewWorkItem]], items: Sequence[NewWork
         "item_session": Texts([item.session_id for item in items]),
         "item_payload": Texts([item.payload for item in items]),
         "here": Texts(sorted({item.session_id for item in items if item.lock_here and item.session_id is not None})),
+    }
+
+
+def fused_params(turns: Sequence[Turn]) -> Columns | None:
+    """The arguments of ``commit_fused_turn_1``; None for a batch of another kind."""
+    if len(turns) != 1:
+        return None
+    turn = turns[0]
+    if len(turn.acks) != 1 or len(turn.work_items) != 1:
+        return None
+    (ack,), (item,) = turn.acks, turn.work_items
+    is_plain = item.lock_here and not (item.claim_here or item.ordered or item.is_restricted) and item.delay <= 0
+    if not is_plain or turn.journals or turn.replies or turn.release_sessions or any(_needs(turns)):
+        return None
+    return {
+        "instance": Text(turn.instance_id),
+        "birth": Text(turn.birth),
+        "execution": Int(turn.execution_id),
+        "events": Int(turn.event_count),
+        "event": Texts(turn.history),
+        "ack_activity": Int(ack.key.activity_id),
+        "ack_token": Text(ack.token),
+        "item_activity": Int(item.key.activity_id),
+        "item_name": Text(item.name),
+        "item_session": Text(item.session_id),
+        "item_payload": Text(item.payload),
     }
 
 

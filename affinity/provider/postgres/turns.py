@@ -4,6 +4,8 @@ States of one batch::
 
     sent ──all turns pass──► committed
     sent ──one does not──► refused: nothing is written ──`check_fences`──► sent again without the turns that do not pass
+    sent as a fused turn ──it passes, and its work is to run here──► committed
+    sent as a fused turn ──otherwise──► nothing is written; sent as any other batch
 
 `check_fences` only reads. A turn that does not pass never passes later, since a fence that has moved never moves back.
 A turn that passes is checked again by the next commit.
@@ -36,8 +38,10 @@ from affinity.provider.postgres.releasing import release_params
 from affinity.provider.postgres.turn_columns import (
     REPLY,
     RESTRICT,
+    Columns,
     commit_columns,
     fence_check_columns,
+    fused_params,
     reply_params,
     restriction_params,
     sent_items,
@@ -49,6 +53,7 @@ from affinity.records import constructor
 
 _SQL: Final = load_statements(__package__, "turns.sql")
 _CHECK_FENCES: Final = _SQL["check_fences"]
+_COMMIT_FUSED: Final = _SQL["commit_fused"]
 
 _result: Final = constructor(TurnResult)
 
@@ -64,6 +69,11 @@ class TurnOperations(Operations):
     async def commit_turn(
         self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts
     ) -> Sequence[TurnResult]:
+        if fused := fused_params(turns):
+            try:
+                return [await self._commit_fused(identity, turns[0], timeouts, fused)]
+            except Contention as error:
+                _check_refused(error)
         outcomes: dict[str, TurnResult] = {}
         if _writes_twice(turns):
             outcomes = await self._check_fences(identity, turns)
@@ -73,13 +83,32 @@ class TurnOperations(Operations):
                 break
             try:
                 outcomes.update(await self._commit(identity, left, timeouts))
-            except Contention as error:  # nothing was written
-                if error.code not in _NOT_ALL_PASS:
-                    raise
+            except Contention as error:
+                _check_refused(error)
                 outcomes.update(await self._check_fences(identity, left))
         else:
             raise Contention("a batch of turns was refused again and again, each time for another turn")
         return [outcomes[turn.instance_id] for turn in turns]
+
+    async def _commit_fused(
+        self, identity: WorkerIdentity, turn: Turn, timeouts: Timeouts, fused: Columns
+    ) -> TurnResult:
+        """Commit this turn, and lock its one work item to the caller.
+
+        Raises:
+            Contention: it does not pass, or its item is not to be locked; nothing was written.
+        """
+        token = f"{self._token(identity)}.1"
+        params = {
+            "worker": identity.worker_id,
+            "incarnation": identity.incarnation,
+            "token": token,
+            **lengths(timeouts),
+            **fused,
+        }
+        ((epoch,),) = await self._connections.commit.run(_COMMIT_FUSED, params)
+        item = to_locked_item(turn.work_items[0], Token(token), epoch)
+        return _result(committed=True, placed=[Placed(item, None)])
 
     async def _commit(
         self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts
@@ -158,6 +187,12 @@ _instance_id = attrgetter("instance_id")
 
 _NOT_ALL_PASS: Final = frozenset({BATCH_REFUSED, UniqueViolation.sqlstate})
 """Codes of a batch of which some turn does not pass: refused, or the first version of a record is there already."""
+
+
+def _check_refused(error: Contention) -> None:
+    """Raise what does not say that a batch was refused, with nothing written."""
+    if error.code not in _NOT_ALL_PASS:
+        raise error
 
 
 def _placed(turn: Turn, sent: Sequence[NewWorkItem], places: list[Placed]) -> list[Placed]:

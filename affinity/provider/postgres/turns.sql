@@ -29,3 +29,12 @@ FROM unnest(%(write_session)s, %(write_journal)s, %(write_base)s, %(write_births
 LEFT JOIN journals j ON j.session_id = w.session_id AND j.journal_id = w.journal_id
 WHERE j.processed IS DISTINCT FROM w.base
    OR (w.births IS NOT NULL OR w.home IS NOT NULL) AND NOT births_fit_1(w.births, w.home, w.epoch)
+
+-- commit_fused: one plain turn that takes one result and queues one item, to run here; refused also when it is not to
+SELECT commit_fused_turn_1(
+    _worker => %(worker)s, _incarnation => %(incarnation)s, _token => %(token)s,
+    _item_lock => %(item_lock)s, _session_lock => %(session_lock)s, _touch_below => %(touch_below)s,
+    _instance => %(instance)s, _birth => %(birth)s, _execution => %(execution)s, _events => %(events)s, _event => %(event)s,
+    _ack_activity => %(ack_activity)s, _ack_token => %(ack_token)s,
+    _item_activity => %(item_activity)s, _item_name => %(item_name)s, _item_session => %(item_session)s,
+    _item_payload => %(item_payload)s)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from affinity.limits import MAX_BATCH
 
 _EMPTY = struct.Struct("!iiI")  # dimensions, whether there are NULLs, element type
 _HEAD = struct.Struct("!iiIii")  # the same, then length and lower bound
 _LENGTH = struct.Struct("!i").pack
+_BIGINT = struct.Struct("!q").pack
 _INT = struct.Struct("!iq").pack
 _FLOAT = struct.Struct("!id").pack
 _NULL = _LENGTH(-1)
@@ -35,27 +36,44 @@ def _ints(length: int) -> Callable[..., bytes]:
     return struct.Struct("!" + length * "iq").pack
 
 
-class ArrayColumn:
-    """The values of one column of a batch, as PostgreSQL receives an array of them."""
+class Packed:
+    """A parameter as PostgreSQL receives it: all values of one column of a batch, or one value."""
 
     __slots__ = ("packed",)
 
-    array: ClassVar[int]  # oid of the array's type
-    packed: bytes
-
-    def __init__(self, values: Iterable[Any]) -> None:
-        raise NotImplementedError
+    oid: ClassVar[int]  # of its type
+    packed: bytes | None
 
 
-class Texts(ArrayColumn):
-    """``text[]``, in UTF-8, which is the encoding of every connection of ours.
+class Text(Packed):
+    """``text``, in UTF-8, which is the encoding of every connection of ours.
 
     Raises:
-        UnicodeEncodeError: a value is no text: it has half of a surrogate pair.
+        UnicodeEncodeError: the value is no text: it has half of a surrogate pair.
     """
 
     __slots__ = ()
-    array = 1009
+    oid = 25
+
+    def __init__(self, value: str | None) -> None:
+        self.packed = None if value is None else value.encode()
+
+
+class Int(Packed):
+    """``bigint``."""
+
+    __slots__ = ()
+    oid = 20
+
+    def __init__(self, value: int) -> None:
+        self.packed = _BIGINT(value)
+
+
+class Texts(Packed):
+    """``text[]``; see `Text`."""
+
+    __slots__ = ()
+    oid = 1009
 
     def __init__(self, values: Iterable[str | None]) -> None:
         parts: list[bytes] = []
@@ -70,11 +88,11 @@ class Texts(ArrayColumn):
         self.packed = _head(25, length) + b"".join(parts)
 
 
-class Blobs(ArrayColumn):
+class Blobs(Packed):
     """``bytea[]``."""
 
     __slots__ = ()
-    array = 1001
+    oid = 1001
 
     def __init__(self, values: Iterable[bytes | None]) -> None:
         parts: list[bytes] = []
@@ -85,11 +103,11 @@ class Blobs(ArrayColumn):
         self.packed = _head(17, length) + b"".join(parts)
 
 
-class Ints(ArrayColumn):
+class Ints(Packed):
     """``bigint[]``."""
 
     __slots__ = ()
-    array = 1016
+    oid = 1016
 
     def __init__(self, values: Iterable[int | None]) -> None:
         values = list(values)
@@ -102,22 +120,22 @@ class Ints(ArrayColumn):
         self.packed = _head(20, len(values)) + packed
 
 
-class Floats(ArrayColumn):
+class Floats(Packed):
     """``double precision[]``."""
 
     __slots__ = ()
-    array = 1022
+    oid = 1022
 
     def __init__(self, values: Iterable[float | None]) -> None:
         parts = [_NULL if value is None else _FLOAT(8, value) for value in values]
         self.packed = _head(701, len(parts)) + b"".join(parts)
 
 
-class Bools(ArrayColumn):
+class Bools(Packed):
     """``boolean[]``."""
 
     __slots__ = ()
-    array = 1000
+    oid = 1000
 
     def __init__(self, values: Iterable[bool | None]) -> None:
         parts = [_BOOLS[value] for value in values]

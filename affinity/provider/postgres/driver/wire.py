@@ -46,7 +46,7 @@ from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus, Format, TransactionStatus
 from psycopg.pq.abc import PGresult
 
-from affinity.provider.postgres.driver.arrays import ArrayColumn
+from affinity.provider.postgres.driver.arrays import Packed
 
 Row: TypeAlias = tuple[Any, ...]
 Params: TypeAlias = Mapping[str, Any]
@@ -324,11 +324,11 @@ def _shape(statement: LiteralString, params: Params) -> _Shape:
     commit.
     """
     names = dict.fromkeys(found["name"] for found in _PLACEHOLDER.finditer(statement) if found["name"] is not None)
-    columns = tuple(name for name in names if isinstance(params[name], ArrayColumn))
+    columns = tuple(name for name in names if isinstance(params[name], Packed))
     others = tuple(name for name in names if name not in columns)
     numbers = {name: f"${number}" for number, name in enumerate(others + columns, 1)}
     query = _PLACEHOLDER.sub(lambda found: numbers[found["name"]] if found["name"] is not None else "%", statement)
-    types = tuple(params[name].array for name in columns)
+    types = tuple(params[name].oid for name in columns)
     return _Shape(query.encode(), others, columns, types, (Format.BINARY,) * len(columns))
 
 
