@@ -16,6 +16,7 @@ from bench.measures import MEDIAN_TURN, RATE, Bar, Report, over_rounds
 from bench.places import SqlitePlace
 from bench.processes import WorkerFailed, WorkerProcess
 from bench.run import Run
+from bench.scenarios.conversation import check_parts
 from bench.scenarios.state import Shape, check
 from bench.systems import SYSTEMS
 from bench.systems.base import Client, FloodingClient, System, WaitingClient, module_launch
@@ -57,6 +58,21 @@ def test_a_turn_counts_once_the_next_has_begun() -> None:
     walked = Walked(began=9.0, walks=[Walk(turns=2).check(stamps(0, 1, 2))] * 3)
     assert (walked.turns, walked.seconds, walked.rate) == (6, 3.0, 2.0)
     assert walked.gaps == [1.0] * 6
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_last_tokens_of_a_stream_may_be_missed() -> None:
+    """The commit of the wake replaces them."""
+    for came in (3, 5):
+        check_parts(range(1, came + 1), 5)
+
+
+@pytest.mark.parametrize("numbers", [[1, 2], [2, 3, 4], [1, 3, 4], [1, 3, 2], [1, 1, 2, 3], [1, 2, 3, 4, 5, 6]])
+def test_a_stream_has_no_gap_no_repetition_and_most_of_its_tokens(numbers: list[int]) -> None:
+    with pytest.raises(WrongResults):
+        check_parts(numbers, 5)
 
 
 # --- state ------------------------------------------------------------------------------------------------------------
