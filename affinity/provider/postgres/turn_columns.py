@@ -24,6 +24,9 @@ RESTRICT: Final[LiteralString] = (
 )
 """Called behind a statement that has queued work items; for `restriction_params`."""
 
+CONSUME: Final[LiteralString] = "consume_messages_1(%(consumed_of)s, %(consumed)s)"
+"""Called behind the commit; for `consume_params`."""
+
 REPLY: Final[LiteralString] = "reply_messages_1(%(reply_instance)s, %(reply_birth)s, %(reply_key)s, %(reply)s)"
 """Called behind the commit; for `reply_params`."""
 
@@ -101,6 +104,15 @@ def reply_params(turns: Sequence[Turn]) -> Columns:
     }
 
 
+def consume_params(turns: Sequence[Turn]) -> Columns:
+    """The parameters of `CONSUME`."""
+    consumed = [(turn.instance_id, message) for turn in turns for message in turn.consumed]
+    return {
+        "consumed_of": Texts([instance_id for instance_id, _ in consumed]),
+        "consumed": Ints([message for _, message in consumed]),
+    }
+
+
 def fence_check_columns(turns: Sequence[Turn]) -> Columns:
     """The parameters of ``check_fences``. Acks and states are numbered through all turns, in their order."""
     acks = [ack for turn in turns for ack in turn.acks]
@@ -135,7 +147,7 @@ def _needs(turns: Sequence[Turn]) -> _Needs:
             updates = True
             removals = removals or finishes(turn)
             holds = holds or ends(turn)
-        if turn.consumed or turn.messages or turn.instances or turn.cancel_activities or turn.cancel_timers:
+        if turn.messages or turn.instances or turn.cancel_activities or turn.cancel_timers:
             removals = True
         if turn.holds or turn.ended_holds or turn.watches:
             holds = True
@@ -199,7 +211,7 @@ def fused_params(turns: Sequence[Turn]) -> Columns | None:
         return None
     (ack,), (item,) = turn.acks, turn.work_items
     is_plain = item.lock_here and not (item.claim_here or item.ordered or item.is_restricted) and item.delay <= 0
-    if not is_plain or turn.journals or turn.replies or turn.release_sessions or any(_needs(turns)):
+    if not is_plain or turn.consumed or turn.journals or turn.replies or turn.release_sessions or any(_needs(turns)):
         return None
     return {
         "instance": Text(turn.instance_id),
@@ -238,12 +250,9 @@ def _update_columns(turns: Sequence[Turn]) -> Columns:
 
 
 def _removal_columns(turns: Sequence[Turn]) -> Columns:
-    consumed = [(n, message) for n, turn in _numbered(turns) for message in turn.consumed]
     cancelled = [(n, activity) for n, turn in _numbered(turns) for activity in turn.cancel_activities]
     timers = [(n, timer) for n, turn in _numbered(turns) for timer in turn.cancel_timers]
     return {
-        "consume_turn": Ints([n for n, _ in consumed]),
-        "consume_id": Ints([message for _, message in consumed]),
         "cancel_turn": Ints([n for n, _ in cancelled]),
         "cancel_activity": Ints([activity for _, activity in cancelled]),
         "timer_turn": Ints([n for n, _ in timers]),

@@ -36,10 +36,12 @@ from affinity.provider.postgres.journal_writes import judge_params, sorted_write
 from affinity.provider.postgres.operations import Operations
 from affinity.provider.postgres.releasing import release_params
 from affinity.provider.postgres.turn_columns import (
+    CONSUME,
     REPLY,
     RESTRICT,
     Columns,
     commit_columns,
+    consume_params,
     fence_check_columns,
     fused_params,
     reply_params,
@@ -141,6 +143,9 @@ class TurnOperations(Operations):
         if restricted := [item for of_turn in sent for item in of_turn if item.is_restricted]:
             call = call.replace("SELECT ", f"SELECT {RESTRICT}, ", 1)
             params.update(restriction_params(restricted))
+        if any(turn.consumed for turn in turns):
+            call = call.replace("SELECT ", f"SELECT {CONSUME}, ", 1)
+            params.update(consume_params(turns))
         ((*_, held, epochs, locked, holders),) = await self._connections.commit.run(call, params)
         answer = _Answer(token, dict(zip(held or (), epochs or (), strict=True)), locked, holders)
         numbers = count(1)

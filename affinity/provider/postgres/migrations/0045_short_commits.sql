@@ -66,3 +66,11 @@ BEGIN
         _worker, _incarnation, _token, moment + _item_lock * interval '1 s', 1, moment);
     RETURN held_epoch;
 END $$;
+
+-- Removes messages that turns have consumed. Called behind a commit: an argument of `commit_turns_3` for them brings all that
+-- a turn may remove, and most turns that consume messages remove nothing else.
+CREATE FUNCTION consume_messages_1(_instance text[], _id bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM orchestrator_queue o USING unnest(_instance, _id) AS c (instance_id, id)
+    WHERE o.id = c.id AND o.instance_id = c.instance_id;
+END $$;
