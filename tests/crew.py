@@ -62,7 +62,7 @@ class Crew:
         while True:
             await anyio.sleep(KILL_EVERY / 2)
             self._paused = self._dice.choice(NAMES)
-            self._crew[self._paused].send(signal.SIGSTOP)
+            await to_thread.run_sync(self._crew[self._paused].pause)
             await anyio.sleep(self._pause)
             self._crew[self._paused].send(signal.SIGCONT)
             self._paused = None
