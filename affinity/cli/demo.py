@@ -1,4 +1,4 @@
-"""The command: options, signals, exit codes."""
+"""The command: options, signals, exit codes, and the report."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import secrets
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -17,13 +16,14 @@ import click
 from pydantic_core import to_json
 from rich.console import Console
 
+from affinity.cli.output import printable
 from affinity.cli.shell import SIGNALLED, Command, check_call
-from affinity.demo.conversations import DATASET_SIZE, Conversation, load_conversations
-from affinity.demo.display import DemoOutcome, Display, print_differences, print_summary
+from affinity.demo.conversations import DATASET_SIZE, load_conversations
+from affinity.demo.display import LEASE_SECONDS, RECOVERY_SLACK, DemoReport, Display
 from affinity.demo.run import DemoFailed, DemoPlan, run_demo
 
-PIPE_WIDTH: Final = 120
-"""Columns where the output is no terminal."""
+MAX_DIFFERENCES: Final = 20
+"""Differences that are printed; of the others only their number."""
 
 
 @click.command(cls=Command, short_help="Replay real conversations, kill a worker, verify the result.")
@@ -65,62 +65,77 @@ def demo(
     if workers == 1 and not no_kill:
         raise click.UsageError("--workers 1: when one is killed none is left; use 2 or more, or --no-kill")
     run = f"demo-{secrets.token_hex(4)}"
-    plan = DemoPlan(run=run, url=url or ctx.obj, workers=workers, kill=not no_kill, seed=seed)
-    chosen = load_conversations(conversations, seed)
-    with _run_folder() as folder:
-        ended = anyio.run(_run_until_signalled, plan, chosen, folder)
-        if isinstance(ended, DemoOutcome):
-            _print(ended, as_json)
-            if ended.differences:
-                raise DemoFailed("the result differs from the data set")
-    if isinstance(ended, signal.Signals):
-        click.echo("interrupted; all workers have ended", err=True)
-        ctx.exit(SIGNALLED + ended)
+    chosen = {f"{run}-chat-{each.id}": each for each in load_conversations(conversations, seed)}
+    plan = DemoPlan(run=run, url=url or ctx.obj, workers=workers, kill=not no_kill, seed=seed, conversations=chosen)
+    with ExitStack() as at_exit:
+        folder = Path(tempfile.mkdtemp(prefix="affinity-demo-"))
+        at_exit.callback(shutil.rmtree, folder)
+        try:
+            report = anyio.run(_run_until_signalled, plan, folder)
+            _print(report, as_json=as_json)
+        except DemoFailed:
+            at_exit.pop_all()
+            click.echo(f"The workers' logs and the transcripts are kept in {folder}", err=True)
+            raise
 
 
-@contextmanager
-def _run_folder() -> Iterator[Path]:
-    """A folder that is removed after the run, unless the run has failed."""
-    folder = Path(tempfile.mkdtemp(prefix="affinity-demo-"))
-    try:
-        yield folder
-    except DemoFailed:
-        click.echo(f"The workers' logs and the transcripts are kept in {folder}", err=True)
-        raise
-    except BaseException:
-        shutil.rmtree(folder)
-        raise
-    shutil.rmtree(folder)
-
-
-async def _run_until_signalled(
-    plan: DemoPlan, conversations: Sequence[Conversation], folder: Path
-) -> DemoOutcome | signal.Signals:
-    """How the run ended; or, when SIGINT or SIGTERM has cancelled it, the signal."""
+async def _run_until_signalled(plan: DemoPlan, folder: Path) -> DemoReport:
+    """Run the demo; SIGINT or SIGTERM cancels it, and ends the command when all is cleaned up."""
     received: list[signal.Signals] = []
 
     def stop(number: signal.Signals) -> None:
         received.append(number)
         scope.cancel()
 
-    display = Display(_console(stderr=True))
+    display = Display(Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True))
     with anyio.CancelScope() as scope, display.opened():
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop, number)
-        return await run_demo(plan, conversations, folder=folder, display=display)
-    return received[0]
+        return await run_demo(plan, folder, display)
+    click.echo("interrupted; all workers have ended", err=True)
+    raise click.exceptions.Exit(SIGNALLED + received[0])
 
 
-def _print(outcome: DemoOutcome, as_json: bool) -> None:
+def _print(report: DemoReport, *, as_json: bool) -> None:
+    """Print the result.
+
+    Raises:
+        DemoFailed: something differs from the data set.
+    """
     if as_json:
-        click.echo(to_json(outcome.report, indent=2))
-        print_differences(_console(stderr=True), outcome)
+        click.echo(to_json(report, exclude={"differences", "story"}, indent=2))
     else:
-        print_summary(_console(stderr=False), outcome)
+        _print_summary(report)
+    for difference in report.differences[:MAX_DIFFERENCES]:
+        click.secho(printable(difference), fg="red", err=as_json)
+    if (more := len(report.differences) - MAX_DIFFERENCES) > 0:
+        click.secho(f"and {more} more differences", fg="red", err=as_json)
+    if report.differences:
+        raise DemoFailed("the result differs from the data set")
 
 
-def _console(*, stderr: bool) -> Console:
-    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = PIPE_WIDTH
-    return console
+def _print_summary(report: DemoReport) -> None:
+    """Print what happened, and the numbers with their meaning."""
+    click.echo("\n".join(report.story))
+    rows: list[tuple[object, str]] = [
+        (f"{report.transcripts_verified}/{report.sessions}", "transcripts equal to the data set"),
+        (f"{report.states_agreed}/{report.sessions}", "states that agree with the history of their session"),
+        (report.turns, f"turns, {report.turns_per_second:.0f} a second on {report.provider}"),
+        (report.lost_turns, "turns lost"),
+        (report.duplicated_results, "results recorded twice"),
+        (report.turns_off_holder, "turns on a worker that did not hold the session"),
+        (report.migrated_sessions, "sessions moved to another worker"),
+        (report.hydrations, "transcripts read from the database: a session's first turn, and after a move"),
+        (report.refused_writes, "writes of a transcript refused, or never confirmed"),
+    ]
+    if report.recovery_seconds is not None:
+        late = ", later than it should be" if report.recovery_seconds > LEASE_SECONDS + RECOVERY_SLACK else ""
+        bound = f"bound: {LEASE_SECONDS:g} s worker lease + {RECOVERY_SLACK:g} s"
+        meaning = f"from the kill until the last orphaned session was served again ({bound}){late}"
+        rows.append((f"{report.recovery_seconds:.1f} s", meaning))
+    width = max(len(str(value)) for value, _ in rows)
+    for value, meaning in rows:
+        click.echo(f"{click.style(str(value).rjust(width), bold=True)}  {meaning}")
+    if not report.differences:
+        text = "Every transcript is complete, in order, without duplicates, and the history agrees."
+        click.secho(text, bold=True, fg="green")

@@ -10,24 +10,23 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from functools import reduce
 from typing import Final
 
 import anyio
 from pydantic import BaseModel
 
 from affinity.demo.conversations import NO_DIGEST, ChatMessage, extend_digest
+from affinity.errors import SessionLoadFailed
 from affinity.orchestration import ActivityContext, App, OrchestrationContext, RetryPolicy
 from affinity.records import SessionMetadata, SessionStore
-from affinity.session import Sessions, scratch
+from affinity.session import Sessions
 
 EVENT: Final = "message"  # name of the external event that carries a message
 THINK_SECONDS: Final = 0.05  # duration of a turn without its bookkeeping; it stands for the time of a model
 
 RETRY: Final = RetryPolicy(max_attempts=5, initial_interval=0.1, non_retryable=(ValueError,))
 """A turn that cannot open its transcript is retried. A turn that finds a wrong transcript is not."""
-
-
-# --- the state of a session -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,6 @@ class Transcript(BaseModel):
     """The state of a session: its messages in order."""
 
     lines: list[TranscriptLine] = []
-    digests: list[str] = scratch([])  # of the transcript up to each line; in memory only
 
     def add(self, position: int, line: TranscriptLine) -> None:
         """Append the line of a turn.
@@ -59,9 +57,7 @@ class Transcript(BaseModel):
     @property
     def digest(self) -> str:
         """Digest of all lines."""
-        for line in self.lines[len(self.digests) :]:
-            self.digests.append(extend_digest(self.digests[-1] if self.digests else NO_DIGEST, line.message))
-        return self.digests[-1] if self.digests else NO_DIGEST
+        return reduce(extend_digest, (line.message for line in self.lines), NO_DIGEST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,35 +66,27 @@ class StoredTranscript:
 
     version: int = 0  # number of writes
     lines: tuple[TranscriptLine, ...] = ()
-
-
-def transcript_kind(run: str) -> str:
-    """The kind of the session records of a run."""
-    return f"{run}.transcript"
+    error: str | None = None  # why it cannot be read
 
 
 def transcripts_of(run: str, *, max_sessions: int = 1) -> Sessions[Transcript]:
     """The transcripts of a run, of which up to ``max_sessions`` are in memory."""
     return Sessions(
         Transcript,
-        kind=transcript_kind(run),
+        kind=f"{run}.transcript",
         metadata=lambda transcript: SessionMetadata(message_count=len(transcript.lines)),
         max_sessions=max_sessions,
     )
 
 
 async def read_transcript(transcripts: Sessions[Transcript], store: SessionStore, session_id: str) -> StoredTranscript:
-    """The transcript of a session in the database; an empty one when there is no record.
-
-    Raises:
-        SessionLoadFailed: the record cannot be read.
-    """
+    """The transcript of a session in the database; an empty one when there is no record, or none that can be read."""
     opening = transcripts.open(session_id, store=store, auto_save=False)
-    async with opening as transcript:
-        return StoredTranscript(version=opening.version, lines=tuple(transcript.lines))
-
-
-# --- the orchestration ------------------------------------------------------------------------------------------------
+    try:
+        async with opening as transcript:
+            return StoredTranscript(version=opening.version, lines=tuple(transcript.lines))
+    except SessionLoadFailed as error:
+        return StoredTranscript(error=str(error))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import importlib
 import json
 import random
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final
@@ -44,11 +44,17 @@ def load_conversations(count: int, seed: int) -> Sequence[Conversation]:
     Raises:
         click.ClickException: the data set is not installed; the message tells how to install it.
     """
-    records = _read_dataset()
+    try:
+        package = importlib.import_module("chitchat_dataset")
+    except ModuleNotFoundError:
+        raise click.ClickException("the package chitchat-dataset is missing: pip install 'affinity[demo]'") from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # it leaves its file to the garbage collector
+        records = package.Dataset()
     ids = sorted(records)
     random.Random(seed).shuffle(ids)  # noqa: S311 -- a sample, not a secret
     ids.sort(key=lambda conversation_id: len(records[conversation_id]["messages"]) == 1)
-    return [_conversation(conversation_id, records[conversation_id]["messages"]) for conversation_id in ids[:count]]
+    return [Conversation(one, tuple(map(_message, records[one]["messages"]))) for one in ids[:count]]
 
 
 def extend_digest(digest: str, message: ChatMessage) -> str:
@@ -57,22 +63,10 @@ def extend_digest(digest: str, message: ChatMessage) -> str:
     return hashlib.sha256(line.encode()).hexdigest()[:16]
 
 
-def digests(messages: Sequence[ChatMessage]) -> Sequence[str]:
+def digests(messages: Iterable[ChatMessage]) -> Sequence[str]:
     """Digest of the transcript after each of its messages."""
     return list(accumulate(messages, extend_digest, initial=NO_DIGEST))[1:]
 
 
-def _read_dataset() -> Mapping[str, Any]:
-    try:
-        package = importlib.import_module("chitchat_dataset")
-    except ModuleNotFoundError:
-        raise click.ClickException("the package chitchat-dataset is missing: pip install 'affinity[demo]'") from None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # it leaves its file to the garbage collector
-        dataset: Mapping[str, Any] = package.Dataset()
-    return dataset
-
-
-def _conversation(conversation_id: str, messages: Sequence[Any]) -> Conversation:
-    said = (ChatMessage(lines[0]["sender"], tuple(line["text"] for line in lines)) for lines in messages)
-    return Conversation(conversation_id, tuple(said))
+def _message(lines: Sequence[Any]) -> ChatMessage:
+    return ChatMessage(lines[0]["sender"], tuple(line["text"] for line in lines))

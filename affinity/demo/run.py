@@ -13,23 +13,21 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
-from itertools import takewhile
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import quote
 
 import anyio
 import click
 
 from affinity.client import Client, ExternalEvent, Start
-from affinity.demo.app import EVENT, THINK_SECONDS, TurnReply, orchestration_name, transcript_kind, transcripts_of
+from affinity.demo.app import EVENT, THINK_SECONDS, TurnReply, orchestration_name, transcripts_of
 from affinity.demo.conversations import Conversation
-from affinity.demo.display import LEASE_SECONDS, DemoOutcome, DemoReport, Display, counted
-from affinity.demo.verify import read_records, recovery_seconds, verify
+from affinity.demo.display import LEASE_SECONDS, DemoReport, Display, counted
+from affinity.demo.verify import Holders, read_records, recovery_seconds, verify
 from affinity.demo.worker import DemoWorker, WorkerSettings, start_workers
 from affinity.errors import ProviderError, SessionLoadFailed
 from affinity.limits import MAX_BATCH, MAX_PAGE
@@ -45,16 +43,12 @@ OPENING: Final = 0.25  # part of the run in which conversations open
 RAISED_AT_ONCE: Final = 500  # messages, so that a feed that is late does not block the loop
 TICK_SECONDS: Final = 0.05  # between two rounds of the loop: the precision of the messages' times
 SNAPSHOT_SECONDS: Final = 0.25  # between two, or four times the duration of one: they must not become the load
-START_SECONDS: Final = 60.0  # that workers may take to register
-STALL_SECONDS: Final = LEASE_SECONDS + 30.0  # without any progress after which the run has failed
+STALL_SECONDS: Final = 60.0  # without any progress after which the run has failed
 CLEAN_UP_SECONDS: Final = 10.0  # to remove the data of the run from a database that it shares
 
 
 class DemoFailed(click.ClickException):
     """The run could not come to its end."""
-
-
-# --- the plan ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,18 +59,14 @@ class DemoPlan:
     url: str | None = field(repr=False)  # None: a fresh SQLite file; may hold a password
     workers: int
     kill: bool
-    seed: int  # chooses the conversations, and spreads their messages over time
+    seed: int  # spreads the messages over time
+    conversations: Mapping[str, Conversation] = field(repr=False)  # by session, whose id is that of the instance too
 
-    @property
-    def session_prefix(self) -> str:
-        """The prefix of the ids of all sessions of the run, which are those of their instances too."""
-        return f"{self.run}-chat-"
-
-    def settings(self, number: int, *, url: str, sessions: int) -> WorkerSettings:
+    def settings(self, number: int, url: str) -> WorkerSettings:
         """Settings of a worker. The survivors of a kill have room for all sessions."""
         options = RuntimeOptions.make(
             worker_node_id=f"{self.run}-worker-{number}",
-            max_sessions_per_runtime=math.ceil(sessions / max(1, self.workers - 1)),
+            max_sessions_per_runtime=math.ceil(len(self.conversations) / max(1, self.workers - 1)),
             worker_lease_timeout=LEASE_SECONDS,
             drain_timeout=3.0,
             unregistered_timeout=30 * 86_400.0,  # unknown work belongs to other users of the database
@@ -93,9 +83,6 @@ def schedule(conversations: Mapping[str, Conversation], seed: int) -> Iterator[t
     for session_id, messages in lengths.items():
         opens = chance.uniform(0.0, seconds * OPENING)
         yield from ((opens + (seconds - opens) * n / messages, session_id) for n in range(messages))
-
-
-# --- the database -----------------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -120,279 +107,199 @@ async def export_transcripts(provider: Provider, run: str, folder: Path, display
     """Write the transcripts of a failed run to the folder, as ``affinity sessions export`` would write them."""
     try:
         async with await anyio.open_file(folder / "transcripts.jsonl", "w", encoding="utf-8") as file:
-            async for line in SessionManager(provider.states).export(SessionFilter(kind=transcript_kind(run))):
+            async for line in SessionManager(provider.states).export(SessionFilter(kind=transcripts_of(run).kind)):
                 await file.write(f"{line}\n")
     except (ProviderError, SessionLoadFailed) as error:
         display.say(f"not all transcripts could be read: {error}")
 
 
-# --- the run ----------------------------------------------------------------------------------------------------------
-
-
-class Snapshot(NamedTuple):
-    """The database at one moment."""
-
-    sessions: Sequence[SessionInfo]  # of this run
-    registered: AbstractSet[str]  # workers whose lease is alive
-    turns: int  # messages in the states of the sessions
-
-    def held_by(self, worker: str) -> Sequence[SessionInfo]:
-        """Sessions that this worker holds."""
-        return [session for session in self.sessions if session.held and session.worker_id == worker]
-
-
-class KilledWorker(NamedTuple):
-    """The worker that was killed."""
-
-    worker: DemoWorker
-    at: float  # Unix seconds
-    orphans: Sequence[str]  # sessions that the table gives it after its death
-    running: int  # of these, how many had a turn under way
-
-
-class Observer:
-    """Takes snapshots of a run through the database, and records all holders that it ever saw."""
-
-    def __init__(self, plan: DemoPlan, provider: Provider) -> None:
-        self._prefix, self._where = plan.session_prefix, SessionFilter(kind=transcript_kind(plan.run))
-        self._provider, self._states = provider, SessionManager(provider.states)
-        self.holders: dict[str, dict[int, str]] = {}  # that the ``sessions`` table named, by session and epoch
-
-    @property
-    def migrated(self) -> int:
-        """Sessions that were seen on more than one worker."""
-        return sum(len(set(epochs.values())) > 1 for epochs in self.holders.values())
-
-    async def snapshot(self) -> Snapshot:
-        """Read the database."""
-        registered = {worker.worker_id for worker in await self._provider.list_workers() if worker.alive}
-        turns = sum([state.metadata.message_count or 0 async for state in self._states.list(self._where)])
-        return Snapshot(await self.sessions(), registered, turns)
-
-    async def sessions(self) -> Sequence[SessionInfo]:
-        """The sessions of this run."""
-        found: list[SessionInfo] = []
-        after = self._prefix
-        while page := await self._provider.list_sessions(after=after, limit=MAX_PAGE):
-            ours = [session for session in page if session.session_id.startswith(self._prefix)]
-            found += ours
-            if len(ours) < len(page):
-                break
-            after = page[-1].session_id
-        for session in found:
-            # The first one stays: should an epoch ever change hands, the turns of the second are off their holder.
-            self.holders.setdefault(session.session_id, {}).setdefault(session.epoch, session.worker_id)
-        return found
-
-
-async def run_demo(
-    plan: DemoPlan, conversations: Sequence[Conversation], *, folder: Path, display: Display
-) -> DemoOutcome:
-    """Replay ``conversations`` and verify the result.
-
-    Args:
-        plan: workers, database, and whether one is killed.
-        conversations: what to replay.
-        folder: for the logs, the transcripts of a failed run, and the database unless the plan names one.
-        display: where to show it.
+async def run_demo(plan: DemoPlan, folder: Path, display: Display) -> DemoReport:
+    """Replay the conversations and verify the result. The folder is for the logs, the transcripts of a failed run, and
+    the database unless the plan names one.
 
     Raises:
         DemoFailed: a worker ended by itself, or the run stalled.
         InvalidUrl, ProviderError: the database is wrong, or refuses.
     """
     url = plan.url or f"sqlite:///{quote(str(folder / 'affinity.db'))}"
-    by_session = {f"{plan.session_prefix}{each.id}": each for each in conversations}
-    settings = [plan.settings(n + 1, url=url, sessions=len(by_session)) for n in range(plan.workers)]
+    settings = [plan.settings(n + 1, url) for n in range(plan.workers)]
     await migrate(url)
     async with (
-        open_database(url, list(by_session) if plan.url else [], display) as provider,
+        open_database(url, list(plan.conversations) if plan.url else [], display) as provider,
         Client.from_provider(provider) as client,
     ):
         text = f"Starting {counted(plan.workers, 'worker')} on {provider.dialect}; worker lease {LEASE_SECONDS:g} s."
         display.say(text)
-        run = _DemoRun(plan, by_session, provider, client, display)
         try:
             with start_workers(settings, folder) as workers:
-                await run.play(workers)
-            outcome = await run.outcome()  # the workers have ended: the database is complete
+                run = _DemoRun(plan, workers, client, display)
+                await run.play()
+            report = await run.report(provider.dialect)  # the workers have ended: the database is complete
         except DemoFailed:
             await export_transcripts(provider, plan.run, folder, display)
             raise
-        if outcome.differences:
+        if report.differences:
             await export_transcripts(provider, plan.run, folder, display)
-        return outcome
+        return report
+
+
+async def read_holders(client: Client, *, after: int) -> Holders:
+    """The workers to which sessions have moved after an epoch."""
+    holders: dict[str, dict[int, str]] = {}
+    while moves := await client.session_moves(after=after, limit=MAX_PAGE):
+        for move in moves:
+            holders.setdefault(move.session_id, {})[move.epoch] = move.to_worker
+        after = moves[-1].epoch
+    return holders
 
 
 class _DemoRun:
     """The state of a run."""
 
-    def __init__(
-        self,
-        plan: DemoPlan,
-        conversations: Mapping[str, Conversation],  # by session
-        provider: Provider,
-        client: Client,
-        display: Display,
-    ) -> None:
-        self._plan, self._conversations, self._client, self._display = plan, conversations, client, display
-        self._dialect, self._observer = provider.dialect, Observer(plan, provider)
-        self._workers: Sequence[DemoWorker] = []
-        self._total = sum(len(conversation.messages) for conversation in conversations.values())
-        self._raised = dict.fromkeys(conversations, 0)
-        self._due = sorted(schedule(conversations, plan.seed), reverse=True)  # the next one is the last
-        self._began_at = self._began = 0.0  # Unix seconds, monotonic
-        self._killed: KilledWorker | None = None
+    def __init__(self, plan: DemoPlan, workers: Sequence[DemoWorker], client: Client, display: Display) -> None:
+        self._plan, self._workers, self._client, self._display = plan, workers, client, display
+        self._due = sorted(schedule(plan.conversations, plan.seed), reverse=True)  # the next one is the last
+        self._left = {one: [*reversed(each.messages)] for one, each in plan.conversations.items()}  # likewise
+        self._total = len(self._due)
+        self._began_at, self._began = time.time(), time.monotonic()
+        self._victim: DemoWorker | None = None
+        self._orphans: Sequence[str] = ()  # sessions that the victim held when it died
+        self._story: list[str] = []
         self._done, self._done_at = -1, 0.0  # turns, and when (monotonic) there was one more
+        self._held: Mapping[str, int] = {}  # sessions, by worker whose lease is alive
+        self._epoch = 0  # of the last move before the run
+        self._holders: Holders = {}
 
-    async def play(self, workers: Sequence[DemoWorker]) -> None:
+    async def play(self) -> None:
         """Wait until the workers hold their leases, then raise the messages until all conversations have ended.
 
         Raises:
-            DemoFailed: a worker ended by itself or did not register, or the run stalled.
+            DemoFailed: a worker ended by itself, or the run stalled.
         """
-        self._workers, deadline = workers, time.monotonic() + START_SECONDS
-        while missing := await self._not_registered():
-            if time.monotonic() > deadline:
-                logs = "".join(worker.log_tail() for worker in missing)
-                raise DemoFailed(f"{counted(len(missing), 'worker')} did not register within {START_SECONDS:g} s{logs}")
+        self._epoch = max([move.epoch for move in await self._client.session_moves(limit=1)], default=0)
+        missing = {worker.name for worker in self._workers}
+        while missing:
+            await self._look()
+            missing -= self._held.keys()
             await anyio.sleep(TICK_SECONDS)
-        self._began_at, self._began, snapshot_at = time.time(), time.monotonic(), 0.0
-        while True:
+        self._began_at, self._began, look_at, ended = time.time(), time.monotonic(), 0.0, False
+        while not ended:
             await self._raise_due()
-            if (began := time.monotonic()) >= snapshot_at:
-                await self._act(await self._observer.snapshot())
-                if not self._due and not await self._open_instances(limit=1):
-                    await self._observer.sessions()
-                    return
-                snapshot_at = time.monotonic() + max(SNAPSHOT_SECONDS, 4 * (time.monotonic() - began))
+            if (began := time.monotonic()) >= look_at:
+                ended = not self._due and not await self._unfinished()
+                await self._look()
+                self._display.show(str(self))
+                if self._plan.kill and self._victim is None and self._done * 2 >= self._total:
+                    await self._kill()
+                look_at = time.monotonic() + max(SNAPSHOT_SECONDS, 4 * (time.monotonic() - began))
             await anyio.sleep(TICK_SECONDS)
 
-    async def _not_registered(self) -> Sequence[DemoWorker]:
-        self._check_workers()
-        registered = (await self._observer.snapshot()).registered
-        return [worker for worker in self._workers if worker.name not in registered]
-
-    async def outcome(self) -> DemoOutcome:
+    async def report(self, provider: str) -> DemoReport:
         """Read the histories and states, and verify them.
 
         Raises:
             DemoFailed: the conversations were over before a worker could be killed.
         """
-        plan, killed, recovery = self._plan, self._killed, None
-        if plan.kill and killed is None:
+        plan, victim, recovery = self._plan, self._victim, None
+        if plan.kill and victim is None:
             raise DemoFailed("the conversations were over before a worker could be killed: replay more of them")
-        records = await read_records(self._client, self._conversations, transcripts_of(plan.run))
-        verdict = verify(records, self._observer.holders, {each.name: each.process.pid for each in self._workers})
+        records = await read_records(self._client, plan.conversations, transcripts_of(plan.run))
+        verdict = verify(records, self._holders, {each.name: each.process.pid for each in self._workers})
         replies = [reply for record in records for reply in record.replies]
         seconds = max((reply.answered_at for reply in replies), default=0.0) - self._began_at
-        if killed is not None:
-            found = recovery_seconds(records, killed=killed.worker.name, killed_at=killed.at, orphans=killed.orphans)
-            recovery = round(found or 0.0, 2)
-        numbers = asdict(verdict)
-        differences = numbers.pop("differences")
-        report = DemoReport(
-            provider=self._dialect,
+        what = f"{counted(len(records), 'conversation')} of chitchat-dataset as sessions"
+        self._story.insert(0, f"Replayed {what} over {counted(plan.workers, 'worker')} in {seconds:.0f} s.")
+        if victim is not None:
+            killed, at = victim.name, victim.killed_at
+            recovery = recovery_seconds(records, killed=killed, killed_at=at, orphans=self._orphans) or 0.0
+            again = sum(reply.attempt > 1 for reply in replies)
+            self._story.append(f"Turns that had been started there and were run again by the survivors: {again}.")
+        return DemoReport(
+            provider=provider,
             workers=plan.workers,
             sessions=len(records),
             turns=self._total,
-            killed_workers=int(killed is not None),
-            recovery_seconds=recovery,
+            killed_workers=int(victim is not None),
+            recovery_seconds=recovery if recovery is None else round(recovery, 2),
             turns_per_second=round(len(replies) / max(seconds, TICK_SECONDS), 1),
             hydrations=sum_of_workers(replies, lambda reply: reply.hydrations),
             refused_writes=sum_of_workers(replies, lambda reply: reply.refused),
-            **numbers,
+            story=tuple(self._story),
+            **asdict(verdict),
         )
-        story = tuple(self._story(replies, seconds))
-        return DemoOutcome(report=report, differences=differences, story=story)
 
     # -- messages
 
     async def _raise_due(self) -> None:
         elapsed = time.monotonic() - self._began
-        due = [one for _, one in takewhile(lambda entry: entry[0] <= elapsed, reversed(self._due[-RAISED_AT_ONCE:]))]
-        del self._due[len(self._due) - len(due) :]
+        due: list[str] = []
+        while self._due and self._due[-1][0] <= elapsed and len(due) < RAISED_AT_ONCE:
+            due.append(self._due.pop()[1])
         await self._raise_next(due)
 
-    async def _raise_next(self, session_ids: Collection[str]) -> None:
+    async def _raise_next(self, session_ids: Sequence[str]) -> None:
         """Raise the next message of each of these conversations, if there is one; those without any are started."""
-        new = dict.fromkeys(session_id for session_id in session_ids if not self._raised[session_id])
+        lengths = {one: len(self._plan.conversations[one].messages) for one in session_ids}
         name = orchestration_name(self._plan.run)
-        await self._client.start_many(Start(name, len(self._conversations[one].messages), one) for one in new)
-        events = []
-        for session_id in session_ids:
-            position = self._raised[session_id]
-            for message in self._conversations[session_id].messages[position : position + 1]:
-                events.append(ExternalEvent(session_id, EVENT, message))
-                self._raised[session_id] += 1
+        new = [Start(name, length, one) for one, length in lengths.items() if len(self._left[one]) == length]
+        await self._client.start_many(new)
+        events = [ExternalEvent(one, EVENT, self._left[one].pop()) for one in session_ids if self._left[one]]
         await self._client.raise_events(events)
-
-    def _left(self, session: SessionInfo) -> int:
-        """Messages of a conversation that are not raised yet."""
-        return len(self._conversations[session.session_id].messages) - self._raised[session.session_id]
 
     # -- workers
 
-    async def _act(self, snapshot: Snapshot) -> None:
-        """Show the run; fail when a worker has crashed or the run has stalled; kill a worker half-way."""
-        now, moved = time.monotonic(), counted(self._observer.migrated, "session")
-        progress = f"{now - self._began:5.1f} s  {snapshot.turns}/{self._total} turns, {moved} moved"
-        self._display.show("; ".join([progress, *(_describe_worker(worker, snapshot) for worker in self._workers)]))
-        self._check_workers()
-        if snapshot.turns != self._done:
-            self._done, self._done_at = snapshot.turns, now
-        if now - self._done_at > STALL_SECONDS:
-            raise DemoFailed(await self._describe_stall(snapshot))
-        if self._plan.kill and self._killed is None and snapshot.turns * 2 >= self._total:
-            await self._kill(snapshot)
-
-    def _check_workers(self) -> None:
+    async def _look(self) -> None:
+        """Look at the database; fail when a worker has crashed, or the run has stalled."""
+        self._held = {worker.worker_id: worker.sessions for worker in await self._client.workers() if worker.alive}
+        states = self._client.session_manager.list(SessionFilter(kind=transcripts_of(self._plan.run).kind))
+        done = sum([state.metadata.message_count or 0 async for state in states])
+        # Always from the first one: a move may be committed after one with a later epoch.
+        self._holders = await read_holders(self._client, after=self._epoch)
         for worker in self._workers:
-            if not (worker.alive or worker.killed):
+            if not (worker.alive or worker.killed_at):
                 raise DemoFailed(worker.describe_end())
+        if done != self._done:
+            self._done, self._done_at = done, time.monotonic()
+        if time.monotonic() - self._done_at > STALL_SECONDS:
+            sessions = {session.session_id: session for session in await self._sessions()}
+            lines = [f"no progress for {STALL_SECONDS:g} s: {self}"]
+            lines += [f"  {one}: {sessions.get(one)}" for one in await self._unfinished()]
+            raise DemoFailed("\n".join(lines) + "".join(each.log_tail() for each in self._workers if each.alive))
 
-    async def _kill(self, snapshot: Snapshot) -> None:
-        """Kill the worker with the most unfinished sessions, in the middle of a turn: not while it has none to run."""
-        held = {each: [one for one in snapshot.held_by(each.name) if self._left(one)] for each in self._workers}
-        victim = max(held, key=lambda worker: len(held[worker]))
-        if not any(session.queued for session in held[victim]):
-            return
-        at = time.time()
-        victim.kill()
-        orphans = [session for session in await self._observer.sessions() if session.worker_id == victim.name]
-        # All orphans get work now: the recovery is measured from here.
-        await self._raise_next(session_ids := [session.session_id for session in orphans])
-        self._display.say(f"Killed {victim}, which held {counted(len(orphans), 'session')}.")
-        self._killed = KilledWorker(victim, at, session_ids, sum(session.queued > 0 for session in orphans))
+    async def _sessions(self) -> Sequence[SessionInfo]:
+        return [session async for session in self._client.sessions() if session.session_id in self._left]
 
-    # -- for people
-
-    async def _open_instances(self, *, limit: int) -> Sequence[str]:
-        page = await self._client.list_page(
-            prefix=self._plan.session_prefix, status=("pending", "running"), limit=limit
-        )
+    async def _unfinished(self) -> Sequence[str]:
+        """Some of the conversations that have not ended."""
+        page = await self._client.list_page(prefix=self._plan.run, status=("pending", "running"), limit=5)
         return [instance.instance_id for instance in page.items]
 
-    def _story(self, replies: Sequence[TurnReply], seconds: float) -> Iterator[str]:
-        what = f"{counted(len(self._conversations), 'conversation')} of chitchat-dataset as sessions"
-        yield f"Replayed {what} over {counted(self._plan.workers, 'worker')} in {seconds:.0f} s."
-        if (killed := self._killed) is not None:
-            held = f"{counted(len(killed.orphans), 'session')}, {killed.running} of them with a turn under way"
-            yield f"Half-way, {killed.worker} was killed with SIGKILL; it held {held}."
-            again = sum(reply.attempt > 1 for reply in replies)
-            yield f"Turns that had been started there and were run again by the survivors: {again}."
+    def __str__(self) -> str:
+        """The time, the turns, the moves, and the sessions that each worker holds, in one line."""
+        moved = sum(len(set(self._holders.get(one, {}).values())) > 1 for one in self._left)
+        progress = f"{self._done}/{self._total} turns, {counted(moved, 'session')} moved"
+        parts = [f"{time.monotonic() - self._began:5.1f} s  {progress}"]
+        for worker in self._workers:
+            held = self._held.get(worker.name)
+            alive = "has no lease" if held is None else counted(held, "session")
+            parts.append(f"{worker.title} {'killed' if worker.killed_at else alive}")
+        return "; ".join(parts)
 
-    async def _describe_stall(self, snapshot: Snapshot) -> str:
-        sessions = {session.session_id: session for session in snapshot.sessions}
-        lines = [f"no progress for {STALL_SECONDS:g} s; {snapshot.turns} of {self._total} turns are done"]
-        lines += [f"  {one}: {sessions.get(one)}" for one in await self._open_instances(limit=5)]
-        return "\n".join(lines) + "".join(worker.log_tail() for worker in self._workers if worker.alive)
-
-
-def _describe_worker(worker: DemoWorker, snapshot: Snapshot) -> str:
-    if worker.killed:
-        return f"{worker.title} killed"
-    held = counted(len(snapshot.held_by(worker.name)), "session")
-    return f"{worker.title} {held if worker.name in snapshot.registered else 'has no lease'}"
+    async def _kill(self) -> None:
+        """Kill the worker with the most unfinished sessions, in the middle of a turn: not while it has none to run."""
+        held = [one for one in await self._sessions() if one.held and self._left[one.session_id]]
+        counts = Counter(session.worker_id for session in held)
+        victim = max(self._workers, key=lambda worker: counts[worker.name])
+        if not any(session.queued for session in held if session.worker_id == victim.name):
+            return
+        victim.kill()
+        orphans = [session for session in await self._sessions() if session.worker_id == victim.name]
+        self._victim, self._orphans = victim, [session.session_id for session in orphans]
+        await self._raise_next(self._orphans)  # all have work now: the recovery is measured from here
+        running = sum(session.queued > 0 for session in orphans)
+        what = f"{counted(len(orphans), 'session')}, {running} of them with a turn under way"
+        self._story.append(f"Half-way, {victim} was killed with SIGKILL; it held {what}.")
+        self._display.say(self._story[-1])
 
 
 def sum_of_workers(replies: Iterable[TurnReply], count: Callable[[TurnReply], int]) -> int:

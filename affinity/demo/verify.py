@@ -7,8 +7,8 @@
 A turn is *lost* unless its message is at its place in the state, and a reply to it, with the digest that the transcript
 must have there, is in the history. State and history *agree* if each line of the state was added by the same run of the
 turn (worker, epoch, attempt) whose result is in the history, and the state was written once for each result.
-A turn ran *off its holder* if the ``sessions`` table had another worker for its session at its epoch, if two processes
-worked under one epoch, or if an older epoch came after a newer one.
+A turn ran *off its holder* if its session had moved to another worker at its epoch, if two processes worked under one
+epoch, or if an older epoch came after a newer one.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from affinity.client import Client, HistoryRecord, Instance
 from affinity.demo.app import StoredTranscript, Summary, Transcript, TranscriptLine, TurnReply, read_transcript
 from affinity.demo.conversations import Conversation, digests
 from affinity.demo.display import counted
-from affinity.errors import SessionLoadFailed, UnknownInstance
+from affinity.errors import UnknownInstance
 from affinity.session import Sessions
 
 Holders: TypeAlias = Mapping[str, Mapping[int, str]]
-"""The workers that the ``sessions`` table named: by session, then by epoch."""
+"""The workers to which the sessions moved: by session, then by epoch."""
 
 SHOWN: Final = 3  # differences of one kind, for one conversation
 _REPLIES: Final = TypeAdapter(list[TurnReply])
@@ -67,9 +67,6 @@ class Verdict:
     differences: tuple[str, ...] = ()
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
 async def read_records(
     client: Client, conversations: Mapping[str, Conversation], transcripts: Sessions[Transcript]
 ) -> Sequence[ConversationRecord]:
@@ -80,11 +77,7 @@ async def read_records(
             instance, history = await client.status(session_id), await client.history(session_id)
         except UnknownInstance:
             instance, history = None, []
-        try:
-            stored: StoredTranscript | SessionLoadFailed
-            stored = await read_transcript(transcripts, client.session_store, session_id)
-        except SessionLoadFailed as error:
-            stored = error
+        stored = await read_transcript(transcripts, client.session_store, session_id)
         records.append(read_record(session_id, conversation, instance, history, stored))
     return records
 
@@ -94,55 +87,37 @@ def read_record(
     conversation: Conversation,
     instance: Instance | None,
     history: Sequence[HistoryRecord],
-    stored: StoredTranscript | SessionLoadFailed,
+    stored: StoredTranscript,
 ) -> ConversationRecord:
     """The record of one conversation, from its instance, its history and its state."""
     results = [event for event in history if event.type == "activity_completed"]
     first = {result.fields["schedule_id"]: result for result in reversed(results)}
     replies = [each.fields["result"] for each in results if first[each.fields["schedule_id"]] is each]
+    faults = []
+    if instance is None:
+        faults.append("its instance is gone")
+    elif instance.error is not None:
+        faults.append(f"its orchestration has {instance.status}: {instance.error.type}: {instance.error.message}")
+    for failed in (event.fields for event in history if event.type == "activity_failed"):
+        what = f"{failed['error_type']}: {failed['message']}"
+        faults.append(f"the turn of event {failed['schedule_id']} has failed: {what}")
+    for event_id in sorted(first.keys() - {each.event_id for each in history if each.type == "activity_scheduled"}):
+        faults.append(f"the history has a result of event {event_id}, which is no turn")
+    if stored.error is not None:
+        faults.append(f"its state cannot be read: {stored.error}")
     return ConversationRecord(
         session_id=session_id,
         conversation=conversation,
         replies=_REPLIES.validate_python(replies),
         repeated=len(results) - len(replies),
-        faults=[*_faults(instance, history, first.keys(), stored)],
+        faults=faults,
         summary=_SUMMARY.validate_python(instance.output if instance is not None else None),
-        stored=stored if isinstance(stored, StoredTranscript) else StoredTranscript(),
+        stored=stored,
     )
 
 
-def _faults(
-    instance: Instance | None,
-    history: Sequence[HistoryRecord],
-    answered: Iterable[int],
-    stored: StoredTranscript | SessionLoadFailed,
-) -> Iterator[str]:
-    """What failed, results of what was never scheduled, and a state that cannot be read."""
-    if instance is None:
-        yield "its instance is gone"
-    elif instance.error is not None:
-        yield f"its orchestration has {instance.status}: {instance.error.type}: {instance.error.message}"
-    for event in history:
-        if event.type == "activity_failed":
-            what = f"{event.fields['error_type']}: {event.fields['message']}"
-            yield f"the turn of event {event.fields['schedule_id']} has failed: {what}"
-    for event_id in sorted(set(answered) - {each.event_id for each in history if each.type == "activity_scheduled"}):
-        yield f"the history has a result of event {event_id}, which is no turn"
-    if isinstance(stored, SessionLoadFailed):
-        yield f"its state cannot be read: {stored}"
-
-
-# --- comparing --------------------------------------------------------------------------------------------------------
-
-
 def verify(records: Sequence[ConversationRecord], holders: Holders, processes: Mapping[str, int]) -> Verdict:
-    """Compare all records with the data set and with each other.
-
-    Args:
-        records: one for each conversation.
-        holders: the workers that the ``sessions`` table named.
-        processes: process ids by worker.
-    """
+    """Compare all records with the data set and with each other; ``processes`` are process ids by worker."""
     differences = [[*_differences(record)] for record in records]
     disagreements = [[*_disagreements(record)] for record in records]
     off_holder = [_off_holder(record, holders, processes) for record in records]
@@ -166,13 +141,8 @@ def verify(records: Sequence[ConversationRecord], holders: Holders, processes: M
 def recovery_seconds(
     records: Iterable[ConversationRecord], *, killed: str, killed_at: float, orphans: Iterable[str]
 ) -> float | None:
-    """Seconds until the last session with work left was served elsewhere; None when none had work left.
-
-    Args:
-        records: of all conversations.
-        killed: the worker that was killed.
-        killed_at: Unix seconds.
-        orphans: the sessions that it held when it died.
+    """Seconds from the death of a worker (``killed_at``, Unix seconds) until the last session with work left was served
+    elsewhere; None when none had any.
     """
     orphaned = set(orphans)
     served = [
@@ -240,8 +210,7 @@ def _run_of(row: TranscriptLine | TurnReply) -> tuple[str, int, int]:
 
 def _off_holder(record: ConversationRecord, holders: Holders, processes: Mapping[str, int]) -> set[int]:
     """Positions of turns that ran in another process than the worker's, under an epoch of another worker, or under an
-    epoch that is older than one before it. An epoch for which the table named no worker belongs to the first that used
-    it.
+    epoch that is older than one before it. An epoch without a known move belongs to the first worker that used it.
     """
     found = {reply.position for reply in record.replies if processes.get(reply.worker_id) != reply.pid}
     seen = dict(holders.get(record.session_id, {}))

@@ -43,7 +43,7 @@ class DemoWorker:
     def __init__(self, settings: WorkerSettings, folder: Path) -> None:
         self.name = settings.options.worker_node_id
         self.title = self.name.removeprefix(f"{settings.run}-")
-        self.killed = False
+        self.killed_at = 0.0  # Unix seconds
         self._log = folder / f"{self.name}.log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(  # noqa: S603 -- this interpreter, on a module of ours
@@ -68,18 +68,16 @@ class DemoWorker:
 
     def kill(self) -> None:
         """Send SIGKILL."""
-        self.killed = True
+        self.killed_at = time.time()
         self.process.kill()
 
     def end(self, timeout: float) -> None:
         """Wait for its end; after ``timeout`` seconds, kill it."""
-        try:
-            self.process.wait(max(0.0, timeout))
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        with self.process:
+            try:
+                self.process.wait(max(0.0, timeout))
+            except subprocess.TimeoutExpired:
+                self.process.kill()
 
     def describe_end(self) -> str:
         """How the process ended, and the end of its log."""

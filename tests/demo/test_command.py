@@ -12,7 +12,7 @@ from click.testing import Result
 
 from affinity.cli import demo as command
 from affinity.cli import main
-from affinity.demo.display import DemoOutcome, DemoReport
+from affinity.demo.display import DemoReport
 from affinity.demo.run import DemoFailed
 from tests.commands import new_runner
 
@@ -40,8 +40,8 @@ def ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Has the next run end like this; its folder is made in ``tmp_path``."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
-    def ends(outcome: DemoOutcome | Exception) -> None:
-        async def run_demo(*_: object, **__: object) -> DemoOutcome:
+    def ends(outcome: DemoReport | Exception) -> None:
+        async def run_demo(*_: object, **__: object) -> DemoReport:
             if isinstance(outcome, Exception):
                 raise outcome
             return outcome
@@ -51,8 +51,8 @@ def ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return ends
 
 
-def outcome(*differences: str) -> DemoOutcome:
-    report = DemoReport(
+def outcome(*differences: str) -> DemoReport:
+    return DemoReport(
         provider="sqlite",
         workers=3,
         sessions=2,
@@ -68,8 +68,9 @@ def outcome(*differences: str) -> DemoOutcome:
         turns_per_second=100.0,
         states_agreed=2,
         refused_writes=0,
+        differences=differences,
+        story=("Once upon a time.",),
     )
-    return DemoOutcome(report=report, differences=differences, story=("Once upon a time.",))
 
 
 def invoke(*arguments: str) -> Result:

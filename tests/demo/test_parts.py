@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
 from typing import cast
@@ -13,8 +14,8 @@ import click
 import pytest
 from rich.console import Console
 
-from affinity.client import open_store
-from affinity.demo.app import THINK_SECONDS, Transcript, TranscriptLine, TurnReply, transcript_kind, transcripts_of
+from affinity.client import Client, open_store
+from affinity.demo.app import THINK_SECONDS, Transcript, TranscriptLine, TurnReply, transcripts_of
 from affinity.demo.conversations import (
     DATASET_SIZE,
     NO_DIGEST,
@@ -28,15 +29,14 @@ from affinity.demo.display import Display
 from affinity.demo.run import (
     SHORTEST_SECONDS,
     DemoPlan,
-    Observer,
     export_transcripts,
     open_database,
+    read_holders,
     schedule,
     sum_of_workers,
 )
-from affinity.provider.contract import Incarnation, Provider, SessionInfo, WorkerInfo
-from affinity.records import SessionFilter, SessionMetadata, SessionState
-from affinity.session import MemorySessionStore
+from affinity.provider.contract import SessionMove
+from affinity.records import SessionFilter
 
 HELLO, HI, BYE = (ChatMessage("ann", ("hello", "there")), ChatMessage("bob", ("hi",)), ChatMessage("ann", ("bye",)))
 
@@ -108,69 +108,57 @@ def test_counts_of_workers_add_up() -> None:
     assert sum_of_workers(replies, lambda reply: reply.refused) == 12
 
 
-# --- a look from outside ----------------------------------------------------------------------------------------------
+# --- moves ------------------------------------------------------------------------------------------------------------
 
 
-class Table:
-    """The parts of a database that an `Observer` looks at."""
+class Moves:
+    """A client with the moves of some sessions, in short pages."""
 
-    def __init__(self) -> None:
-        self.states = MemorySessionStore()
-        self.held: dict[str, SessionInfo] = {}
+    def __init__(self, *moves: tuple[int, str, str]) -> None:
+        self._moves = moves
 
-    async def list_workers(self) -> Sequence[WorkerInfo]:
-        return []
-
-    async def list_sessions(self, *, after: str, limit: int) -> Sequence[SessionInfo]:
-        return [self.held[session_id] for session_id in sorted(self.held) if session_id > after][:limit]
-
-    async def turn(self, session_id: str, messages: int, worker: str, epoch: int) -> None:
-        """The worker has taken the session's transcript to so many messages."""
-        metadata = SessionMetadata(kind=transcript_kind(PLAN.run), message_count=messages)
-        await self.states.save(SessionState(session_id=session_id, state=b"", metadata=metadata), epoch=epoch)
-        self.held[session_id] = SessionInfo(
-            session_id=session_id,
-            worker_id=worker,
-            incarnation=Incarnation("i"),
-            epoch=epoch,
-            held=True,
-            expires_in=1.0,
-            idle=0.0,
-            queued=0,
-        )
+    async def session_moves(self, *, after: int, limit: int) -> Sequence[SessionMove]:
+        assert limit >= 2
+        return [
+            SessionMove(
+                session_id=session_id,
+                from_worker=None,
+                to_worker=worker,
+                epoch=epoch,
+                reason="new",
+                moved_at=datetime.now(UTC),
+                queued=0,
+                hydrate_seconds=None,
+                hydrate_bytes=None,
+            )
+            for epoch, session_id, worker in self._moves
+            if epoch > after
+        ][:2]
 
 
-PLAN = DemoPlan(run="r", url=None, workers=2, kill=False, seed=0)
-
-
-async def test_a_snapshot_counts_turns_and_moves() -> None:
-    table = Table()
-    observer = Observer(PLAN, cast(Provider, table))
-    await table.turn("r-chat-1", 3, "a", epoch=1)
-    await table.turn("r-chat-2", 1, "b", epoch=2)
-    await table.turn("s-chat-1", 1, "b", epoch=1)
-    assert ((await observer.snapshot()).turns, observer.migrated) == (5, 0)
-    await table.turn("r-chat-1", 5, "b", epoch=3)
-    snapshot = await observer.snapshot()
-    assert (snapshot.turns, observer.migrated) == (7, 1)
-    assert observer.holders == {"r-chat-1": {1: "a", 3: "b"}, "r-chat-2": {2: "b"}}
-    assert [session.session_id for session in snapshot.held_by("b")] == ["r-chat-1", "r-chat-2"]
+async def test_holders_are_those_of_all_moves_of_the_run() -> None:
+    moves = Moves((4, "r-chat-1", "z"), (5, "r-chat-1", "a"), (6, "r-chat-2", "b"), (9, "r-chat-1", "b"))
+    holders = await read_holders(cast(Client, moves), after=4)
+    assert holders == {"r-chat-1": {5: "a", 9: "b"}, "r-chat-2": {6: "b"}}
 
 
 # --- the database -----------------------------------------------------------------------------------------------------
 
 
+RUN = "r"
+
+
 async def test_a_failed_run_keeps_its_transcripts_and_leaves_none(sqlite_url: str, tmp_path: Path) -> None:
     output = StringIO()
     display = Display(Console(file=output))
-    transcripts = transcripts_of(PLAN.run)
+    transcripts = transcripts_of(RUN)
     async with open_store(sqlite_url) as store:
         async with transcripts_of("another").open("another-chat", store=store) as foreign:
             foreign.add(0, line(HI))
         async with open_database(sqlite_url, ["r-chat-1"], display) as provider:
             async with transcripts.open("r-chat-1", store=store) as transcript:
                 transcript.add(0, line(HELLO))
-            await export_transcripts(provider, PLAN.run, tmp_path, display)
+            await export_transcripts(provider, RUN, tmp_path, display)
         (kept,) = (tmp_path / "transcripts.jsonl").read_text().splitlines()
         assert json.loads(kept)["state"]["lines"][0]["message"]["sender"] == "ann"
         assert [state.session_id for state in await store.list(SessionFilter(), 10)] == ["another-chat"]
@@ -199,7 +187,7 @@ def test_a_replay_is_as_long_as_its_messages_need() -> None:
 
 
 def test_the_survivors_can_hold_all_sessions() -> None:
-    plan = DemoPlan(run="r", url=None, workers=3, kill=True, seed=0)
-    options = [plan.settings(number, url="", sessions=101).options for number in (1, 2, 3)]
+    plan = DemoPlan(run="r", url=None, workers=3, kill=True, seed=0, conversations=chats(*range(101)))
+    options = [plan.settings(number, url="").options for number in (1, 2, 3)]
     assert sum(each.max_sessions_per_runtime for each in options[1:]) >= 101
     assert len({each.worker_node_id for each in options}) == 3

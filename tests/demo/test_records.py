@@ -13,7 +13,6 @@ from affinity.client.views import instance_of, record_of
 from affinity.demo.app import StoredTranscript, Summary, TranscriptLine, TurnReply, read_transcript, transcripts_of
 from affinity.demo.conversations import ChatMessage, Conversation, digests
 from affinity.demo.verify import ConversationRecord, Verdict, read_record, verify
-from affinity.errors import SessionLoadFailed
 from affinity.orchestration import events as ev
 from affinity.orchestration.wire import encode_event
 from affinity.provider.contract import InstanceInfo
@@ -62,9 +61,7 @@ def read(*events: ev.Event, info: InstanceInfo | None) -> ConversationRecord:
     return judged(info, events, StoredTranscript())
 
 
-def judged(
-    info: InstanceInfo | None, events: Sequence[ev.Event], stored: StoredTranscript | SessionLoadFailed
-) -> ConversationRecord:
+def judged(info: InstanceInfo | None, events: Sequence[ev.Event], stored: StoredTranscript) -> ConversationRecord:
     history = [record_of(event_id, encode_event(event)) for event_id, event in enumerate(events, 1)]
     return read_record("s", CHAT, None if info is None else instance_of(info), history, stored)
 
@@ -141,9 +138,12 @@ async def test_a_state_that_was_written_by_other_code() -> None:
 
 
 async def test_a_state_that_cannot_be_read_is_a_difference() -> None:
-    error = SessionLoadFailed("s", "damaged")
-    record = judged(instance(), HISTORY, error)
-    assert record.stored == StoredTranscript()
-    (trouble,) = record.faults
+    store = await store_of_two_turns()
+    record = await store.load("s")
+    assert record is not None
+    await store.save(SessionState(session_id="s", state=b"?", encoding=record.encoding, metadata=record.metadata))
+    stored = await read_transcript(TRANSCRIPTS, store, "s")
+    assert stored.lines == ()
+    (trouble,) = judged(instance(), HISTORY, stored).faults
     assert "its state cannot be read" in trouble
-    assert "damaged" in trouble
+    assert str(stored.error) in trouble
