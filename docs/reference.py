@@ -12,7 +12,8 @@ MODULES = [
     "affinity",
     "affinity.errors",
     "affinity.client",
-    "affinity.client.administration",  # the base of `Client`
+    "affinity.client.administration",  # the base of `Client`, and the base of that:
+    "affinity.client.inspection",
     "affinity.conversation",
     "affinity.session",
     "affinity.records",

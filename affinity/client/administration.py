@@ -1,18 +1,15 @@
-"""The client's calls for operators: inspect, list, resume, reset, release, delete and prune."""
+"""The client's calls for operators: resume, reset, release, move, drain, delete and prune."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias
 
 import anyio
 
-from affinity.client.background import ClientBase
 from affinity.client.calls import (
     PruneProgress,
     batches,
@@ -22,47 +19,12 @@ from affinity.client.calls import (
     check_resumption,
     no_progress,
     retry,
-    unknown_instance,
 )
-from affinity.client.moves import follow_moves
+from affinity.client.inspection import Inspection
 from affinity.client.resets import build_reset, cut_history
-from affinity.client.views import (
-    ExecutionSummary,
-    HistoryRecord,
-    Instance,
-    InstanceTree,
-    Page,
-    PendingActivity,
-    WorkStatistics,
-    activity_of,
-    cursor_of,
-    execution_of,
-    instance_of,
-    read_cursor,
-    record_of,
-    tree_of,
-)
 from affinity.errors import Contention, InvalidInput, ProviderError, UnknownWorker
-from affinity.limits import MAX_COUNT, MAX_PAGE, MAX_RETENTION_SECONDS, SCRAPE_COUNT, check_id
-from affinity.provider.contract import (
-    FINISHED,
-    FleetLoad,
-    Hint,
-    HistoryCursor,
-    HistoryPage,
-    InstanceFilter,
-    InstanceStatus,
-    MoveFilter,
-    MoveReason,
-    PlannedMove,
-    Quotas,
-    Resumption,
-    SessionInfo,
-    SessionMove,
-    SessionRelease,
-    WorkerDemand,
-    WorkerInfo,
-)
+from affinity.limits import MAX_RETENTION_SECONDS, check_id
+from affinity.provider.contract import FINISHED, Hint, HistoryCursor, PlannedMove, Quotas, Resumption, SessionRelease
 from affinity.provider.history import history_pages
 
 MOVE_SECONDS: Final = 60.0
@@ -89,297 +51,8 @@ class PrunedInstances:
     instances: int  # they, and all their sub-orchestrations
 
 
-class Administration(ClientBase):
-    """Calls of operators on instances, sessions and workers."""
-
-    # -- looking
-
-    async def status(self, instance_id: str) -> Instance:
-        """The instance as it is now.
-
-        Raises:
-            UnknownInstance: there is none.
-            InvalidId: the id is refused.
-        """
-        return instance_of(await self._present(instance_id))
-
-    async def history(self, instance_id: str, *, execution_id: int | None = None) -> Sequence[HistoryRecord]:
-        """The events of one execution of an instance, oldest first; by default of the current one. See `iter_history`
-        for a history that may be too large to be in memory as a whole.
-
-        Raises:
-            UnknownInstance: there is none.
-            InvalidId: the id is refused.
-        """
-        return [record async for record in self.iter_history(instance_id, execution_id=execution_id)]
-
-    async def iter_history(
-        self, instance_id: str, *, execution_id: int | None = None, after: int = 0
-    ) -> AsyncIterator[HistoryRecord]:
-        """As `history`, read page by page: at most `limits.MAX_BATCH_BYTES` at a time. ``after``: the last event that
-        is not wanted.
-
-        Raises:
-            UnknownInstance, InvalidId: as for `history`.
-        """
-        execution = (await self.status(instance_id)).execution_id if execution_id is None else execution_id
-        origins = await retry(partial(self._provider.read_origins, instance_id, execution))
-        known = {origin.event_id: origin for origin in origins}
-        event_ids = count(after + 1)
-        async for texts in history_pages(self._read_page, HistoryCursor(instance_id, execution, after)):
-            for text, event_id in zip(texts, event_ids, strict=False):
-                yield record_of(event_id, text, known.get(event_id))
-
-    async def _read_page(self, at: HistoryCursor) -> HistoryPage:
-        (page,) = await retry(partial(self._provider.read_history, [at]))
-        return page
-
-    async def executions(
-        self, instance_id: str, *, limit: int = 100, before: int | None = None
-    ) -> Sequence[ExecutionSummary]:
-        """The executions of an instance whose histories are kept, and the current one; newest first.
-
-        Args:
-            instance_id: the instance.
-            limit: executions at most, from 1 to `limits.MAX_PAGE`.
-            before: only those before this one: the last of the page before.
-
-        Raises:
-            UnknownInstance: there is none.
-            InvalidInput: the id is refused, or a limit out of range.
-        """
-        _check_limit(limit, MAX_PAGE)
-        instance = await self._present(instance_id)
-        rows = await retry(partial(self._provider.list_executions, instance_id, limit, before=before))
-        return [execution_of(row, instance) for row in rows]
-
-    async def activities(self, instance_id: str, *, limit: int = 100) -> Sequence[PendingActivity]:
-        """Activities of an instance that have no result yet, oldest first: which run, which wait for a worker, which
-        wait for their next attempt, and why.
-
-        Args:
-            instance_id: the instance.
-            limit: activities at most, from 1 to `limits.MAX_PAGE`.
-
-        Raises:
-            UnknownInstance: there is none.
-            InvalidInput: the id is refused, or a limit out of range.
-        """
-        _check_limit(limit, MAX_PAGE)
-        await self._present(instance_id)
-        rows = await retry(partial(self._provider.list_work_items, instance_id, limit))
-        return [activity_of(row) for row in rows]
-
-    async def tree(self, instance_id: str, *, limit: int = MAX_PAGE) -> InstanceTree:
-        """An instance with its sub-orchestrations and theirs.
-
-        Args:
-            instance_id: the instance at the root.
-            limit: instances at most, from 1 to `limits.MAX_PAGE`.
-
-        Raises:
-            UnknownInstance: there is none.
-            InvalidInput: the id is refused, or a limit out of range.
-        """
-        _check_limit(limit, MAX_PAGE)
-        root = check_id(instance_id, "instance id")
-        members = await retry(partial(self._provider.list_tree, root, limit + 1))
-        if not members:
-            raise unknown_instance(root)
-        return tree_of(root, members, limit)
-
-    async def statistics(self, *, limit: int = MAX_COUNT) -> WorkStatistics:
-        """How many instances there are of each status, what is in the queues, and how long the oldest work has waited.
-
-        Args:
-            limit: where each count of the queues stops, from 1 to `limits.MAX_COUNT`. Instances are all counted, by
-                pages.
-
-        Raises:
-            InvalidInput: a limit out of range.
-        """
-        _check_limit(limit, MAX_COUNT)
-        queues = await retry(partial(self._provider.measure_queues, limit))
-        counts: Counter[InstanceStatus] = Counter()
-        page = await retry(partial(self._provider.count_instances, SCRAPE_COUNT))
-        counts.update(page.counts)
-        while page.after is not None:
-            page = await retry(partial(self._provider.count_instances, SCRAPE_COUNT, after=page.after))
-            counts.update(page.counts)
-        return WorkStatistics(
-            instances={status: counts[status] for status in get_args(InstanceStatus)},
-            work_items=queues.work_items,
-            messages=queues.messages,
-            oldest_work_item=queues.oldest_work_item,
-            oldest_message=queues.oldest_message,
-            waiting_sessions=queues.waiting_sessions,
-        )
-
-    async def list_page(
-        self,
-        *,
-        status: Collection[InstanceStatus] = (),
-        name: str | None = None,
-        prefix: str | None = None,
-        parent_id: str | None = None,
-        reason: str | None = None,
-        session_id: str | None = None,
-        after: str | None = None,
-        limit: int = 100,
-    ) -> Page:
-        """Some instances, newest first.
-
-        Args:
-            status: any of these; empty: all.
-            name: of the orchestration.
-            prefix: of the instance id.
-            parent_id: the instance that they are sub-orchestrations of.
-            reason: for which they are suspended: `Suspension.error_type`.
-            session_id: that they were started with, or their parents.
-            after: `Page.next` of the page before.
-            limit: instances on the page, from 1 to `limits.MAX_PAGE`.
-
-        Raises:
-            InvalidInput: a limit out of range, or a cursor that is none.
-        """
-        _check_limit(limit, MAX_PAGE)
-        cursor = None if after is None else read_cursor(after)
-        where = InstanceFilter(
-            status=status,
-            name=name,
-            prefix=prefix,
-            parent_id=parent_id,
-            reason=reason,
-            session_id=session_id,
-            after=cursor,
-        )
-        rows = await retry(partial(self._provider.list_instances, where, limit))
-        return Page(items=[*map(instance_of, rows)], next=cursor_of(rows[-1]) if len(rows) == limit else None)
-
-    async def list_instances(
-        self,
-        *,
-        status: Collection[InstanceStatus] = (),
-        name: str | None = None,
-        prefix: str | None = None,
-        parent_id: str | None = None,
-        reason: str | None = None,
-        session_id: str | None = None,
-    ) -> AsyncIterator[Instance]:
-        """All instances that fit, newest first, read page by page; see `list_page`."""
-        after: str | None = None
-        while True:
-            page = await self.list_page(
-                status=status,
-                name=name,
-                prefix=prefix,
-                parent_id=parent_id,
-                reason=reason,
-                session_id=session_id,
-                after=after,
-                limit=MAX_PAGE,
-            )
-            for instance in page.items:
-                yield instance
-            if (after := page.next) is None:
-                return
-
-    async def sessions(self) -> AsyncIterator[SessionInfo]:
-        """All sessions that have a row, by id, with their present or last holder; read page by page."""
-        after: str | None = None
-        while True:
-            rows = await retry(partial(self._provider.list_sessions, after=after, limit=MAX_PAGE))
-            for row in rows:
-                yield row
-            if len(rows) < MAX_PAGE:
-                return
-            after = rows[-1].session_id
-
-    async def session_moves(
-        self,
-        *,
-        session_id: str | None = None,
-        worker_id: str | None = None,
-        reason: MoveReason | None = None,
-        after: int | None = None,
-        before: int | None = None,
-        limit: int = 100,
-    ) -> Sequence[SessionMove]:
-        """Moves of sessions with their reasons, in the order of their epochs: with ``after`` the first ones after that
-        epoch, otherwise the last ones.
-
-        Args:
-            session_id: of one session.
-            worker_id: from this worker or to it.
-            reason: with this reason.
-            after: an epoch; the last one of a page gives the next page.
-            before: an epoch; the first one of a page gives the page before.
-            limit: moves at most, from 1 to `limits.MAX_PAGE`.
-
-        Raises:
-            InvalidInput: a limit out of range, or ``after`` together with ``before``.
-        """
-        _check_limit(limit, MAX_PAGE)
-        if after is not None and before is not None:
-            raise InvalidInput("after and before contradict each other: give one of them")
-        where = MoveFilter(session_id=session_id, worker_id=worker_id, reason=reason)
-        page = partial(self._provider.list_session_moves, where, after=after, before=before, limit=limit)
-        return await retry(page)
-
-    def follow_session_moves(
-        self,
-        *,
-        session_id: str | None = None,
-        worker_id: str | None = None,
-        reason: MoveReason | None = None,
-        after: int | None = None,
-        poll_interval: float = 1.0,
-    ) -> AsyncIterator[SessionMove]:
-        """Each move once, as it happens; without end. What its hydrate costs is not known yet: see `session_moves`.
-
-        Args:
-            session_id: of one session.
-            worker_id: from this worker or to it.
-            reason: with this reason.
-            after: begin after this epoch; None: with the next move.
-            poll_interval: seconds between two looks.
-        """
-        where = MoveFilter(session_id=session_id, worker_id=worker_id, reason=reason)
-        return follow_moves(self._provider, where, after, poll_interval)
-
-    async def workers(self) -> Sequence[WorkerInfo]:
-        """All workers by id, alive or not."""
-        return await retry(self._provider.list_workers)
-
-    async def desired_workers(self) -> WorkerDemand:
-        """How many workers the sessions need that are held, or wait for a holder. Work without a session is not
-        counted: keep at least one worker for it.
-        """
-        return await retry(self._provider.desired_workers)
-
-    async def load(self) -> FleetLoad:
-        """How full the live workers are, as they said last, and whether rebalancing is suspended."""
-        return await retry(self._provider.get_load)
-
-    async def suspend_rebalancing(self, *, suspended: bool = True) -> None:
-        """Have no worker offer sessions to others any more, or (False) again. Offers that were made stay, while their
-        sessions are idle.
-        """
-        await retry(partial(self._provider.suspend_rebalancing, suspended=suspended))
-
-    async def quotas(self) -> Quotas:
-        """The limits of this database; off by default."""
-        return await retry(self._provider.get_quotas)
-
-    async def set_quotas(self, quotas: Quotas) -> None:
-        """Replace all limits of this database, for all clients and workers. On PostgreSQL only the role that migrated
-        may do so.
-
-        Raises:
-            InvalidOptions: a limit is no integer from 1 to `limits.MAX_QUOTA`.
-            AccessDenied: this role may not set limits.
-        """
-        await retry(partial(self._provider.set_quotas, check_quotas(quotas)))
+class Administration(Inspection):
+    """Calls of operators that change instances, sessions and workers."""
 
     # -- suspended instances
 
@@ -462,8 +135,6 @@ class Administration(ClientBase):
         self._waker.wake()
         return release
 
-    # -- removing
-
     async def move_session(
         self, session_id: str, to: str, *, within: float = MOVE_SECONDS, wait: bool = False
     ) -> SessionMoveOutcome:
@@ -516,7 +187,13 @@ class Administration(ClientBase):
                 return "given_up"
             await anyio.sleep(MOVE_POLL_SECONDS)
 
-    # -- workers
+    # -- workers and limits
+
+    async def suspend_rebalancing(self, *, suspended: bool = True) -> None:
+        """Have no worker offer sessions to others any more, or (False) again. Offers that were made stay, while their
+        sessions are idle.
+        """
+        await retry(partial(self._provider.suspend_rebalancing, suspended=suspended))
 
     async def drain_worker(self, worker_id: str) -> None:
         """Drain a worker without ending it: it takes nothing new, finishes what runs, and gives its sessions up as
@@ -543,6 +220,16 @@ class Administration(ClientBase):
             raise UnknownWorker(f"there is no worker {name!r}")
         with suppress(ProviderError):  # only a hint: it learns it with its next renewal
             await self._provider.wake({name: Hint()})
+
+    async def set_quotas(self, quotas: Quotas) -> None:
+        """Replace all limits of this database, for all clients and workers. On PostgreSQL only the role that migrated
+        may do so.
+
+        Raises:
+            InvalidOptions: a limit is no integer from 1 to `limits.MAX_QUOTA`.
+            AccessDenied: this role may not set limits.
+        """
+        await retry(partial(self._provider.set_quotas, check_quotas(quotas)))
 
     # -- deleting
 
@@ -618,8 +305,3 @@ class Administration(ClientBase):
             executions, more = executions + pruned.executions, pruned.limit_reached
             progress(executions)
         return executions
-
-
-def _check_limit(limit: int, most: int) -> None:
-    if not 1 <= limit <= most:
-        raise InvalidInput(f"limit = {limit!r}: must be from 1 to {most}")
