@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from heapq import nsmallest
 from types import TracebackType
@@ -34,12 +34,19 @@ Watch = Callable[[], AbstractAsyncContextManager[JournalWatch]]
 
 
 class Change:
-    """One wait for changes of one journal, again and again."""
+    """One wait for changes of one journal, again and again.
 
-    __slots__ = ("_has_changed", "_waiting", "notified_at", "session_id")
+    Args:
+        session_id: of the journal.
+        only_wakes: wait for what wakes have written, and not for inputs and provisional parts.
+        now: the loop's time.
+    """
 
-    def __init__(self, session_id: str, now: float) -> None:
+    __slots__ = ("_has_changed", "_waiting", "notified_at", "only_wakes", "session_id")
+
+    def __init__(self, session_id: str, only_wakes: bool, now: float) -> None:
         self.session_id = session_id
+        self.only_wakes = only_wakes
         self.notified_at = now  # by the loop's clock
         self._has_changed = False
         self._waiting: asyncio.Future[None] | None = None
@@ -72,10 +79,10 @@ class Changes:
 
     Args:
         watch: subscribes to hints.
-        on_hint: called with the sessions of each hint.
+        on_hint: called with each hint.
     """
 
-    def __init__(self, watch: Watch, on_hint: Callable[[Collection[str]], None] = lambda _: None) -> None:
+    def __init__(self, watch: Watch, on_hint: Callable[[Mapping[str, bool]], None] = lambda _: None) -> None:
         self._watch = watch
         self._on_hint = on_hint
         self._changes: dict[str, set[Change]] = {}
@@ -84,11 +91,11 @@ class Changes:
         self._closed = False
         self._next_poll = 0.0
 
-    def of(self, session_id: str) -> ChangeScope:
+    def of(self, session_id: str, *, only_wakes: bool = False) -> ChangeScope:
         """Changes of a journal from now on, for one ``async with``, whose beginning raises `ClientError` when the
-        client was closed.
+        client was closed; see `Change`.
         """
-        return ChangeScope(self, session_id)
+        return ChangeScope(self, session_id, only_wakes)
 
     def add(self, change: Change) -> None:
         """Notify it of changes."""
@@ -113,12 +120,13 @@ class Changes:
         if self._closed:
             raise ClientError("the client is closed")
 
-    def notify(self, session_ids: Collection[str]) -> None:
-        """These may have changed; empty: any may have."""
+    def notify(self, changed: Mapping[str, bool]) -> None:
+        """These may have changed, as `JournalWatch.wait` gives them."""
         now = asyncio.get_running_loop().time()
-        for session_id in session_ids or list(self._changes):
+        for session_id, of_wake in (changed or dict.fromkeys(self._changes, True)).items():
             for change in self._changes.get(session_id, ()):
-                change.notify(now)
+                if of_wake or not change.only_wakes:
+                    change.notify(now)
 
     async def run(self) -> None:
         """Receive hints until cancelled."""
@@ -128,7 +136,7 @@ class Changes:
                 try:
                     async with self._watch() as watch:
                         self._ready.set()
-                        self.notify(())  # there was no hint for what came before
+                        self.notify({})  # there was no hint for what came before
                         await self._receive(watch)
                     self._ready.clear()
                 except ProviderError as error:
@@ -173,9 +181,9 @@ class ChangeScope:
 
     __slots__ = ("_change", "_changes")
 
-    def __init__(self, changes: Changes, session_id: str) -> None:
+    def __init__(self, changes: Changes, session_id: str, only_wakes: bool) -> None:
         self._changes = changes
-        self._change = Change(session_id, asyncio.get_running_loop().time())
+        self._change = Change(session_id, only_wakes, asyncio.get_running_loop().time())
 
     async def __aenter__(self) -> Change:
         self._changes.add(self._change)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Final, Protocol
@@ -33,7 +33,7 @@ from affinity.journal import (
     Revisit,
 )
 from affinity.limits import PRUNE_EVENTS
-from affinity.provider.contract.journal_side import JournalProvider
+from affinity.provider.contract.journal_side import JournalProvider, merge_changes
 
 logger = logging.getLogger("affinity.client")
 
@@ -65,7 +65,7 @@ class Journals:
         self._changes = Changes(provider.watch_journals, self._on_hint)
         self._known = LRUCache[str, None](KNOWN)
         self._event_ids = map((secrets.token_hex(8) + "-{:x}").format, count())
-        self._changed: set[str] = set()
+        self._changed: dict[str, bool] = {}  # by session, whether by more than inputs
         self._notice = asyncio.Event()
 
     async def run(self) -> None:
@@ -92,9 +92,9 @@ class Journals:
         """A page of a journal; None: there is none. See `Batcher.submit` for what the future raises."""
         return self._reads.submit(query)
 
-    def changes(self, session_id: str) -> ChangeScope:
+    def changes(self, session_id: str, *, only_wakes: bool = False) -> ChangeScope:
         """Waits for changes of a journal from now on; see `Changes.of`."""
-        return self._changes.of(session_id)
+        return self._changes.of(session_id, only_wakes=only_wakes)
 
     async def prune(self, retention: JournalRetention, after: int, *, dry_run: bool) -> JournalPruning:
         """See `JournalProvider.prune_journals`."""
@@ -118,7 +118,7 @@ class Journals:
         (result,) = await retry(partial(self._provider.create_journals, [birth]))
         if result.outcome == "created":
             self._waker.wake()
-            self._notify([birth.session_id])
+            self._notify({birth.session_id: True})
         return result
 
     async def lineage(self, session_id: str) -> Sequence[JournalLineage]:
@@ -128,7 +128,7 @@ class Journals:
     async def delete(self, session_ids: Sequence[str]) -> Sequence[bool]:
         """See `JournalProvider.delete_journal`."""
         deleted = await retry(partial(self._provider.delete_journal, session_ids))
-        self._notify(session_ids)
+        self._notify(dict.fromkeys(session_ids, True))
         return deleted
 
     async def _append(self, appends: Sequence[JournalAppend]) -> Sequence[Appended]:
@@ -143,27 +143,30 @@ class Journals:
             self._waker.wake()
         else:
             self._waker.wake_owners([append.session_id for append in added if append.message is not None])
-        self._notify([append.session_id for append in added])
+        self._notify({append.session_id: False for append in added if append.entry and append.entry.is_input})
+        self._notify({append.session_id: True for append in added if not (append.entry and append.entry.is_input)})
         return found
 
-    def _notify(self, session_ids: Collection[str]) -> None:
+    def _notify(self, changed: Mapping[str, bool]) -> None:
         """Notify the readers of all processes, soon."""
-        self._changed.update(session_ids)
+        merge_changes(self._changed, changed)
         self._notice.set()
 
-    def _on_hint(self, session_ids: Collection[str]) -> None:
-        self._changed.difference_update(session_ids)
+    def _on_hint(self, changed: Mapping[str, bool]) -> None:
+        for session_id, of_wake in changed.items():
+            if of_wake:
+                self._changed.pop(session_id, None)
 
     async def _send_notices(self) -> None:
         while True:
             await self._notice.wait()
             await anyio.sleep(NOTIFY_SECONDS)
-            changed, self._changed = self._changed, set()
+            changed, self._changed = self._changed, {}
             self._notice.clear()
-            if not changed:
-                continue
             try:
-                await self._provider.notify_journals(changed)
+                for only_inputs in (False, True):
+                    session_ids = [each for each, of_more in changed.items() if of_more is not only_inputs]
+                    await self._provider.notify_journals(session_ids, only_inputs=only_inputs)
             except ProviderError as error:
                 logger.debug("a change of a journal was not announced: %s", error)
 

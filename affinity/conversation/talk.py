@@ -121,7 +121,7 @@ class Talk(LineageCalls["Talk"]):
             ClientError, InvalidInput: as for `send`.
         """
         with anyio.move_on_after(timeout):
-            async with self._client.journals.changes(self.conversation_id) as change:
+            async with self._client.journals.changes(self.conversation_id, only_wakes=True) as change:
                 appended = await self._send(event, event_id)
                 return await self._reply(change, appended.seq, is_new=appended.outcome == "appended")
         raise WaitTimeout(f"conversation {self.conversation_id!r} has not replied within {timeout:g} s; it goes on")
@@ -135,7 +135,7 @@ class Talk(LineageCalls["Talk"]):
             WakeFailed, WaitTimeout, ConversationTerminated: as for `ask`.
         """
         with anyio.move_on_after(timeout):
-            async with self._client.journals.changes(self.conversation_id) as change:
+            async with self._client.journals.changes(self.conversation_id, only_wakes=True) as change:
                 return await self._reply(change, seq, is_new=False)
         raise WaitTimeout(f"conversation {self.conversation_id!r} has not replied within {timeout:g} s; it goes on")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
 
@@ -99,7 +99,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.opened = 0
-        self.hints: list[Collection[str] | Exception] = []
+        self.hints: list[Mapping[str, bool] | Exception] = []
         self._came = anyio.Event()
 
     @asynccontextmanager
@@ -107,11 +107,11 @@ class Watch:
         self.opened += 1
         yield self
 
-    def hint(self, hint: Collection[str] | Exception) -> None:
+    def hint(self, hint: Mapping[str, bool] | Exception) -> None:
         self.hints.append(hint)
         self._came.set()
 
-    async def wait(self, timeout: float) -> Collection[str] | None:
+    async def wait(self, timeout: float) -> Mapping[str, bool] | None:
         with anyio.move_on_after(timeout):
             await self._came.wait()
         self._came = anyio.Event()
@@ -144,14 +144,14 @@ async def test_a_hint_ends_the_waits_for_its_journal_only(monkeypatch: pytest.Mo
         for each in (first, second, other):
             with anyio.move_on_after(0.05):
                 await each.wait()  # what came before the subscription was open
-        watch.hint({"a", "z"})
+        watch.hint({"a": True, "z": True})
         with anyio.fail_after(10):
             await first.wait()
             await second.wait()
         with anyio.move_on_after(0.05) as scope:
             await other.wait()
         assert scope.cancelled_caught
-        watch.hint(())
+        watch.hint({})
         with anyio.fail_after(10):
             await other.wait()
     assert watch.opened == 1
@@ -162,9 +162,27 @@ async def test_a_hint_that_comes_before_the_wait_is_not_lost(monkeypatch: pytest
     async with watching(Watch()) as changes, changes.of("a") as change:
         with anyio.fail_after(10):
             await change.wait()
-        changes.notify(["a"])
+        changes.notify({"a": True})
         with anyio.fail_after(10):
             await change.wait()
+
+
+async def test_inputs_end_no_wait_for_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes_module, "SAFETY_SECONDS", 100.0)
+    async with watching(Watch()) as changes, changes.of("a") as reader, changes.of("a", only_wakes=True) as ask:
+        changes.notify({"a": True})
+        for each in (reader, ask):
+            with anyio.fail_after(10):
+                await each.wait()
+        changes.notify({"a": False})
+        with anyio.fail_after(10):
+            await reader.wait()
+        with anyio.move_on_after(0.05) as scope:
+            await ask.wait()
+        assert scope.cancelled_caught
+        changes.notify({"a": True})
+        with anyio.fail_after(10):
+            await ask.wait()
 
 
 async def test_without_hints_those_that_wait_longest_look_once_a_second() -> None:

@@ -31,7 +31,7 @@ from affinity.journal import (
 )
 from affinity.provider.contract import OrchestrationItem, WorkAck, WorkItem
 from affinity.provider.postgres import PostgresProvider
-from affinity.provider.postgres.streams import _notices
+from affinity.provider.postgres.streams import _JournalListener, _notices
 from affinity.records import SessionState
 from affinity.testing.conformance.providers.builders import ORCHESTRATION, TIMEOUTS, message_ids, work_item
 from affinity.testing.conformance.providers.peer import Peer
@@ -471,9 +471,33 @@ async def test_a_slow_reader_is_notified_that_any_journal_may_have_changed(
         for batch in range(3):
             await provider.notify_journals([f"{batch} {n}" for n in range(11)])
         await provider.notify_journals(["last"])
-        assert await watch.wait(PATIENCE) == ()
+        assert await watch.wait(PATIENCE) == {}
         await provider.notify_journals(["again"])
         assert set(await watch.wait(PATIENCE) or ()) == {"again"}
+
+
+async def test_a_notice_of_inputs_names_the_same_sessions_to_the_release_before(
+    postgres_migrated: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes each line for the id of a session, and there is none whose id is empty."""
+    notices: list[list[str]] = []
+    receive = _JournalListener.receive
+
+    def note(self: _JournalListener, channel: str, payload: str) -> None:
+        notices.append(payload.split("\n"))
+        receive(self, channel, payload)
+
+    monkeypatch.setattr(_JournalListener, "receive", note)
+    many = [f"session {n} " + "x" * 200 for n in range(100)]
+    async with opened(postgres_migrated) as provider, provider.watch_journals() as watch:
+        await provider.notify_journals(many, only_inputs=True)
+        assert await watch.wait(PATIENCE) == dict.fromkeys(many, False)
+        await provider.notify_journals(["a", "b"], only_inputs=True)
+        await provider.notify_journals(["b"])
+        await provider.notify_journals(["b"], only_inputs=True)
+        assert await watch.wait(PATIENCE) == {"a": False, "b": True}
+    assert len(notices) > 4
+    assert {line for notice in notices for line in notice} == {"", "a", "b", *many}
 
 
 async def test_a_fork_has_the_state_of_its_last_entry(postgres_migrated: str, admin: psycopg.Connection[Any]) -> None:

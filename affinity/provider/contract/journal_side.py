@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -30,14 +30,21 @@ from affinity.provider.contract.connection import ProviderConnection
 class JournalWatch(Protocol):
     """A subscription to changes of journals."""
 
-    async def wait(self, timeout: float) -> Collection[str] | None:
+    async def wait(self, timeout: float) -> Mapping[str, bool] | None:
         """Ids of sessions whose journals, or whose streams, may have changed since the last call, waiting at most
         ``timeout`` seconds for one; empty: any may have. None when nothing came. A hint: it may be lost or superfluous.
+        The value is False when only inputs and provisional parts have come, and no entry of a wake.
 
         Raises:
             ConnectionLost: the subscription broke; open a new one.
         """
         ...
+
+
+def merge_changes(before: dict[str, bool], changed: Mapping[str, bool]) -> None:
+    """Add changes, as `JournalWatch.wait` gives them."""
+    for session_id, of_wake in changed.items():
+        before[session_id] = of_wake or before.get(session_id, False)
 
 
 class JournalProvider(ProviderConnection, Protocol):
@@ -127,7 +134,7 @@ class JournalProvider(ProviderConnection, Protocol):
         """
         ...
 
-    async def notify_journals(self, session_ids: Collection[str]) -> None:
+    async def notify_journals(self, session_ids: Collection[str], *, only_inputs: bool = False) -> None:
         """Notify the subscribers of all processes that these journals have changed, or instances of these ids have
         replied to messages; called after the commit.
         """

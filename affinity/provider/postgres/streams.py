@@ -7,7 +7,7 @@ one: it does not wait for the disk, since its table is not logged.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 from typing import Final
@@ -17,7 +17,7 @@ from psycopg.types.numeric import Int8
 
 from affinity.errors import ConnectionLost, ProviderError
 from affinity.journal import StreamPart
-from affinity.provider.contract.journal_side import JournalWatch
+from affinity.provider.contract.journal_side import JournalWatch, merge_changes
 from affinity.provider.postgres.driver.arrays import Ints, Texts
 from affinity.provider.postgres.hints import UNSUBSCRIBE_TIMEOUT
 from affinity.provider.postgres.operations import Operations
@@ -29,6 +29,9 @@ _NOTIFY: Final = "SELECT pg_notify(%(channel)s, n) FROM unnest(%(notices)s) AS n
 
 _MAX_NOTICE_BYTES: Final = 7_999
 """Of the payload of one notification: PostgreSQL's own limit."""
+
+_MINOR: Final = ""
+"""First line of a notice of inputs and of provisional parts; releases that do not know it take it for another id."""
 
 _MAX_WATCHED: Final = 10_000
 """Session ids that wait for one subscriber; beyond, it is notified that any journal may have changed."""
@@ -48,7 +51,7 @@ class StreamOperations(Operations):
             "number": Ints(part.number for part in parts),
             "payload": Texts(part.payload for part in parts),
             "channel": self._journal_channel,
-            "notices": Texts(_notices(dict.fromkeys(part.session_id for part in parts))),
+            "notices": Texts(_notices(dict.fromkeys(part.session_id for part in parts), is_minor=True)),
         }
         await self._connections.quick.run(_SQL["write"], params)
 
@@ -74,9 +77,10 @@ class StreamOperations(Operations):
             with anyio.move_on_after(UNSUBSCRIBE_TIMEOUT, shield=True), suppress(ProviderError):
                 await connections.fetch.unsubscribe(listener)
 
-    async def notify_journals(self, session_ids: Collection[str]) -> None:
+    async def notify_journals(self, session_ids: Collection[str], *, only_inputs: bool = False) -> None:
         if session_ids:
-            params = {"channel": self._journal_channel, "notices": Texts(_notices(session_ids))}
+            notices = Texts(_notices(session_ids, is_minor=only_inputs))
+            params = {"channel": self._journal_channel, "notices": notices}
             await self._connections.quick.run(_NOTIFY, params)
 
     @property
@@ -90,7 +94,7 @@ class _JournalListener:
 
     def __init__(self, channel: str) -> None:
         self._channel = channel
-        self._ids: set[str] = set()
+        self._ids: dict[str, bool] = {}
         self._is_full = False
         self._error: Exception | None = None
         self._changed = anyio.Event()
@@ -100,7 +104,7 @@ class _JournalListener:
         if channel == self._channel:
             self._is_full = self._is_full or len(self._ids) > _MAX_WATCHED
             if not self._is_full:
-                self._ids.update(payload.split("\n"))
+                merge_changes(self._ids, _read(payload))
             self._changed.set()
 
     def end(self, error: Exception) -> None:
@@ -108,7 +112,7 @@ class _JournalListener:
         self._error = error
         self._changed.set()
 
-    async def wait(self, timeout: float) -> Collection[str] | None:
+    async def wait(self, timeout: float) -> Mapping[str, bool] | None:
         with anyio.move_on_after(timeout):
             await self._changed.wait()
         if self._error is not None:
@@ -116,21 +120,27 @@ class _JournalListener:
         if not self._changed.is_set():
             return None
         self._changed = anyio.Event()
-        ids, self._ids = self._ids, set()
+        ids, self._ids = self._ids, {}
         is_full, self._is_full = self._is_full, False
-        return () if is_full else ids
+        return {} if is_full else ids
 
 
-def _notices(session_ids: Collection[str]) -> Iterator[str]:
+def _read(notice: str) -> Mapping[str, bool]:
+    """The ids, as `JournalWatch.wait` gives them."""
+    first, *others = notice.split("\n")
+    return dict.fromkeys(others, False) if first == _MINOR else dict.fromkeys([first, *others], True)
+
+
+def _notices(session_ids: Collection[str], *, is_minor: bool = False) -> Iterator[str]:
     """The ids as payloads of as few notifications as they fit into. An id has no control characters."""
-    notice: list[str] = []
-    size = -1
+    head = [_MINOR] if is_minor else []
+    notice, size = [*head], len(head) - 1
     for session_id in session_ids:
         length = len(session_id.encode()) + 1
         if size + length > _MAX_NOTICE_BYTES:
             yield "\n".join(notice)
-            notice, size = [], -1
+            notice, size = [*head], len(head) - 1
         notice.append(session_id)
         size += length
-    if notice:
+    if notice != head:
         yield "\n".join(notice)

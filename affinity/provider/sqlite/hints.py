@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 import anyio
 
 from affinity.provider.contract import Hint
+from affinity.provider.contract.journal_side import merge_changes
 
 _registry: Final[defaultdict[Path, set[Subscription]]] = defaultdict(set)
 _journal_registry: Final[defaultdict[Path, set[JournalSubscription]]] = defaultdict(set)
@@ -108,7 +109,7 @@ class JournalSubscription(_Mailbox):
     def __init__(self, path: Path, watch: Callable[[int], None]) -> None:
         super().__init__(watch)
         self._path = path
-        self._changed: set[str] | None = None
+        self._changed: dict[str, bool] | None = None
         self._any = False  # any journal may have changed
 
     def open(self) -> None:
@@ -121,21 +122,24 @@ class JournalSubscription(_Mailbox):
         with _registry_lock:
             _remove(_journal_registry, self._path, self)
 
-    async def wait(self, timeout: float) -> Collection[str] | None:
+    async def wait(self, timeout: float) -> Mapping[str, bool] | None:
         await self.wait_for_hint(timeout)
-        changed = frozenset[str]() if self._any else self._changed
+        changed = {} if self._any else self._changed
         self._changed, self._any = None, False
         return changed
 
-    def receive(self, session_ids: Collection[str]) -> None:
-        """Add sessions whose journals have changed, none for any; on this subscription's own loop."""
-        self._any = self._any or not session_ids
-        self._changed = {*(self._changed or ()), *session_ids}
+    def receive(self, changed: Mapping[str, bool]) -> None:
+        """Add sessions whose journals have changed, none for any, as `wait` gives them; on this subscription's own
+        loop.
+        """
+        self._any = self._any or not changed
+        self._changed = self._changed or {}
+        merge_changes(self._changed, changed)
         self.notify()
 
-    def post(self, session_ids: Collection[str]) -> None:
+    def post(self, changed: Mapping[str, bool]) -> None:
         """As `receive`, from any thread."""
-        self.call(self.receive, session_ids)
+        self.call(self.receive, changed)
 
 
 _S = TypeVar("_S")
@@ -147,12 +151,12 @@ def _remove(registry: defaultdict[Path, set[_S]], path: Path, subscription: _S) 
         del registry[path]
 
 
-def send_journals(path: Path, session_ids: Collection[str]) -> None:
-    """Notify the readers of this process on one file that journals have changed."""
+def send_journals(path: Path, changed: Mapping[str, bool]) -> None:
+    """Notify the readers of this process on one file that journals have changed, as `JournalWatch.wait` gives it."""
     with _registry_lock:
         subscriptions = list(_journal_registry[path]) if path in _journal_registry else []
     for subscription in subscriptions:
-        subscription.post(session_ids)
+        subscription.post(changed)
 
 
 def send(path: Path, workers: Mapping[str | None, Hint]) -> None:

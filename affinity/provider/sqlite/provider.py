@@ -506,7 +506,7 @@ class SqliteProvider:
 
     async def write_stream(self, parts: Sequence[StreamPart]) -> None:
         await self._writer.call(Database.write_unsynced, streams.write, parts)
-        await self.notify_journals({part.session_id for part in parts})
+        await self.notify_journals({part.session_id for part in parts}, only_inputs=True)
 
     async def create_journals(self, births: Sequence[JournalBirth]) -> Sequence[BirthResult]:
         return await self._write(lineage.create, births)
@@ -543,10 +543,10 @@ class SqliteProvider:
     def watch_journals(self) -> AbstractAsyncContextManager[JournalWatch]:
         return self._watch_journals()
 
-    async def notify_journals(self, session_ids: Collection[str]) -> None:
+    async def notify_journals(self, session_ids: Collection[str], *, only_inputs: bool = False) -> None:
         """Readers of other processes see the commit that the hint is about."""
         if session_ids:
-            hints.send_journals(self._path, frozenset(session_ids))
+            hints.send_journals(self._path, dict.fromkeys(session_ids, not only_inputs))
 
     # -- how
 
@@ -597,7 +597,7 @@ class SqliteProvider:
         for subscription in self._subscriptions:
             subscription.receive(Hint())
         for watch in self._watches:
-            watch.receive(())
+            watch.receive({})
 
 
 def _open(path: Path, clock: Clock, max_wait: float, timeline: Timeline | None = None) -> Database:

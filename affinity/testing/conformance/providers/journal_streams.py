@@ -158,6 +158,7 @@ class JournalStreamRules(Rules):
             for change in (
                 lambda: talk.journals.notify_journals(["s"]),
                 lambda: other.journals.notify_journals(["s", "t"]),
+                lambda: other.journals.notify_journals(["s", "t"], only_inputs=True),
                 lambda: other.journals.write_stream([part]),
                 lambda: talk.journals.retract_stream("s", journal_id, "w1", 1),
             ):
