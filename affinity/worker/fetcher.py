@@ -44,12 +44,6 @@ ROOM_SECONDS = 0.5
 ASSIGNED_SECONDS = 0.1
 """Between two attempts to take a session that is to move here, while work of it runs on its holder."""
 
-FEW_MESSAGES = 50
-"""A fetch of fewer messages has probably taken all that were visible."""
-
-SETTLE_SECONDS = 0.01
-"""After such a fetch, the time until the next one, which finds when a message becomes visible; hints come sooner."""
-
 FETCH_LIMIT = 200
 """Work items, and instances, that one fetch takes at most: one statement stays short."""
 
@@ -249,11 +243,8 @@ class Fetcher:
         if generation != self._lease.generation:
             return 0.0
         self._state.unclaimed_remaining |= fetched.unclaimed_remaining
-        if fetched.items:
-            found = sum([len(item.messages) for item in fetched.items])
-            if not self._instances.deliver(fetched.items):
-                return self._options.poll_interval
-            return SETTLE_SECONDS if found < FEW_MESSAGES and not fetched.unclaimed_remaining else 0.0
+        if fetched.items and not self._instances.deliver(fetched.items):
+            return self._options.poll_interval
         if fetched.claim_lost:
             return 0.0
         return self._options.poll_interval if fetched.next_due is None else fetched.next_due

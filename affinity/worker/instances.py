@@ -174,13 +174,15 @@ class InstanceTable:
         later fetch has them all, in order.
 
         Returns:
-            Whether another fetch may find more. False when everything that came waits for a turn, a release or a
-            suspension to be written, which wakes the fetcher.
+            False when everything that came waits for a turn, a release or a suspension to be written, which wakes the
+            fetcher: to fetch before finds nothing else.
         """
         items = [item for item in items if item.instance_id not in self._released]
         if not items:
             return False
         current = {item.instance_id for item in items if self._keep_if_current(item)}  # may give messages back
+        if any(item.instance_id in self._gave_back for item in items):
+            self._wakeups.wake_fetcher()
         items = [item for item in items if item.instance_id not in self._gave_back | self._released]
         uncached = self._release_other_suspects([item for item in items if item.instance_id not in current])
         for item in items:

@@ -87,7 +87,7 @@ class OrchestrationFetch:
 
     items: Sequence[OrchestrationItem]
     claim_lost: bool
-    next_due: float | None
+    next_due: float | None  # seconds until a message becomes visible that is ours or unclaimed; 0: some may be left
     unclaimed_remaining: bool = False  # as in `WorkFetch`
     fenced: bool = False  # another process has the caller's name: it gets nothing
 

@@ -57,11 +57,16 @@ class OrchestrationOperations(Operations):
         }
         rows = await self._connections.fetch.run(_SQL["fetch"], params)
         items = [_item(list(group)) for id_, group in groupby(rows, key=lambda row: row[3]) if id_ is not None]
-        raced, next_due, left, *_, fenced = rows[0]
-        if items:
-            return OrchestrationFetch(items=items, claim_lost=False, next_due=None, unclaimed_remaining=left)
-        due = None if next_due is None else max(0.0, next_due)
-        return OrchestrationFetch(items=[], claim_lost=raced, next_due=due, fenced=fenced)
+        more, next_due, left, *_, fenced = rows[0]
+        if items and (more or left):
+            next_due = 0.0
+        return OrchestrationFetch(
+            items=items,
+            claim_lost=more and not items,
+            next_due=None if next_due is None else max(0.0, next_due),
+            unclaimed_remaining=bool(items and left),
+            fenced=fenced and not items,
+        )
 
     async def read_history(
         self, cursors: Sequence[HistoryCursor], *, max_bytes: int = MAX_BATCH_BYTES

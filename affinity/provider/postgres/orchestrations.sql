@@ -101,9 +101,21 @@ WITH seen AS MATERIALIZED (
 ), removed AS (
     DELETE FROM orchestrator_queue o USING orphans x WHERE o.id = x.id
 )
-SELECT i.raced, i.next_due, (SELECT shared AND n > most FROM share), g.instance_id, g.birth, g.execution_id, g.name,
-    g.version, g.event_count, g.claims, g.unknown_for, m.id, m.payload, g.session_id, i.fenced
-FROM (SELECT) one
+SELECT r.more, r.next_due, (SELECT shared AND n > most FROM share), g.instance_id, g.birth, g.execution_id, g.name,
+    g.version, g.event_count, g.claims, g.unknown_for, m.id, m.payload, g.session_id, r.fenced
+FROM (
+    SELECT (SELECT count(*) FROM chosen) > (SELECT count(*) FROM got) -- lost to others, or to the bounds below
+        OR (SELECT count(*) FROM chosen) >= %(limit)s OR (SELECT count(*) FROM seen) >= %(scan)s
+        OR EXISTS (SELECT FROM got WHERE messages >= %(messages)s)
+        OR EXISTS (SELECT FROM waiting WHERE before >= %(max_bytes)s) AS more,
+    extract(epoch FROM least(
+        (SELECT o.visible_at FROM orchestrator_queue o WHERE o.route = %(route)s AND o.visible_at > (SELECT clock())
+         ORDER BY o.visible_at LIMIT 1),
+        (SELECT o.visible_at FROM orchestrator_queue o WHERE o.route = 'new' AND o.visible_at > (SELECT clock())
+         ORDER BY o.visible_at LIMIT 1)
+    ) - clock())::float8 AS next_due,
+    EXISTS (SELECT FROM workers WHERE worker_id = %(worker)s AND incarnation <> %(incarnation)s) AS fenced
+) r
 LEFT JOIN (
     got g CROSS JOIN LATERAL (
         SELECT o.id, o.payload, o.visible_at FROM orchestrator_queue o
@@ -112,15 +124,6 @@ LEFT JOIN (
         ORDER BY o.visible_at, o.id LIMIT g.messages
     ) m
 ) ON true
-LEFT JOIN LATERAL (
-    SELECT EXISTS (SELECT FROM chosen) AS raced, extract(epoch FROM least(
-        (SELECT o.visible_at FROM orchestrator_queue o WHERE o.route = %(route)s AND o.visible_at > (SELECT clock())
-         ORDER BY o.visible_at LIMIT 1),
-        (SELECT o.visible_at FROM orchestrator_queue o WHERE o.route = 'new' AND o.visible_at > (SELECT clock())
-         ORDER BY o.visible_at LIMIT 1)
-    ) - clock())::float8 AS next_due,
-    EXISTS (SELECT FROM workers WHERE worker_id = %(worker)s AND incarnation <> %(incarnation)s) AS fenced
-) i ON g.instance_id IS NULL
 ORDER BY g.rank, g.first, g.instance_id, m.visible_at, m.id
 
 -- read_history: the next events of some executions, in order, as many as fit into the limits

@@ -105,11 +105,8 @@ def _look(tx: Tx, identity: WorkerIdentity, options: InstanceFetchOptions) -> Or
     search.scan(search.own)
     if search.stale or (unowned and not search.full):
         return None
-    if search.found:
-        search.read_messages()
-        return search.answer()
-    due = tx.value(SQL["next_due"], {**search.arguments, "draining": draining})
-    return OrchestrationFetch(items=(), claim_lost=False, next_due=None if due is None else due - tx.now)
+    search.read_messages()
+    return search.answer(draining)
 
 
 def _take(tx: Tx, identity: WorkerIdentity, options: InstanceFetchOptions) -> OrchestrationFetch:
@@ -125,7 +122,7 @@ def _take(tx: Tx, identity: WorkerIdentity, options: InstanceFetchOptions) -> Or
         search.repair()
     search.read_messages()
     search.take()
-    return search.answer()
+    return search.answer(draining)
 
 
 def _nothing(tx: Tx, identity: WorkerIdentity) -> OrchestrationFetch:
@@ -157,6 +154,7 @@ class _Search:
         self._unowned: set[str] = set()
         self._raced = False
         self._left = False
+        self._cut = False  # a bound of messages or of bytes has left some
 
     @property
     def full(self) -> bool:
@@ -202,6 +200,8 @@ class _Search:
         payloads = read_payloads(self._tx, SQL["payloads"], [row_id for _, row_id in ids], self._max_bytes)
         for (instance_id, row_id), payload in zip(ids, payloads.values(), strict=False):
             self._messages.setdefault(instance_id, []).append(QueuedMessage(row_id, payload))
+        most = max([len(messages) for messages in self._messages.values()], default=0)
+        self._cut = len(payloads) < len(ids) or most == MAX_BATCH
         self.found = {name: row for name, row in self.found.items() if name in self._messages}
         self._unowned.intersection_update(self.found)
 
@@ -211,12 +211,20 @@ class _Search:
             self._tx.many(SQL["take"], list(self._unowned), self.arguments)
             reroute_instances(self._tx, self._unowned, self.own)
 
-    def answer(self) -> OrchestrationFetch:
+    def answer(self, draining: bool) -> OrchestrationFetch:
         """What was found, with its messages."""
         items = [self._item(row, self._messages[row[0]]) for row in self.found.values()]
+        more = self._raced or self._left or self._cut or self.full
         return OrchestrationFetch(
-            items=items, claim_lost=self._raced and not items, next_due=None, unclaimed_remaining=self._left
+            items=items,
+            claim_lost=self._raced and not items,
+            next_due=0.0 if items and more else self._next_due(draining),
+            unclaimed_remaining=self._left,
         )
+
+    def _next_due(self, draining: bool) -> float | None:
+        due = self._tx.value(SQL["next_due"], {**self.arguments, "draining": draining})
+        return None if due is None else due - self._tx.now
 
     def _see(self, row: list[Any], route: str, most: int) -> None:
         instance_id, owner, incarnation = row[0], row[8], row[9]

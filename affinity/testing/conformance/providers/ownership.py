@@ -106,6 +106,18 @@ class OwnershipRules(Rules):
         fetched = await (await cluster.worker("a")).fetch_instances()
         assert (list(fetched.items), fetched.claim_lost, fetched.next_due) == ([], False, None)
 
+    async def test_what_is_due_is_known_with_what_was_fetched(self, cluster: Cluster) -> None:
+        """``next_due`` regards the messages that a fetch has left (contract: OrchestrationFetch)."""
+        a = await cluster.worker("a")
+        await a.provider.create_instance([new_instance("i"), new_instance("j"), new_instance("k", delay=60)])
+        first = await a.fetch_instances(1)
+        assert (len(first.items), first.next_due) == (1, 0.0)
+        excluded = [message.id for message in first.items[0].messages]
+        second = await a.fetch_instances(10, exclude=excluded)
+        assert len(second.items) == 1
+        assert second.next_due is not None
+        assert 50 < second.next_due <= 60
+
     async def test_racing_workers_share_the_instances(self, cluster: Cluster) -> None:
         """Of workers that race for instances, exactly one takes each (contract: owned instance)."""
         peers = [await cluster.worker(name) for name in "ab"]
