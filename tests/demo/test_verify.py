@@ -216,8 +216,8 @@ def test_an_older_epoch_after_a_newer_one() -> None:
     assert verdict.turns_off_holder == 1
 
 
-def test_a_worker_that_the_table_did_not_name() -> None:
-    """All records agree with each other, and the ``sessions`` table says otherwise."""
+def test_a_worker_to_which_the_session_has_not_moved() -> None:
+    """All records agree with each other, and the log of moves says otherwise."""
     assert judge(record(), {"s": {1: "b"}}).turns_off_holder == 6
 
 
