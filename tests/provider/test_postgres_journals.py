@@ -122,6 +122,9 @@ async def test_statements_on_journals_read_what_they_need(
             batch = [said("s", "a"), said("s", "first"), said("new"), said("s", "b", message=None)]
             outcomes = [one.outcome for one in await check(partial(watched.append_journal, batch))]
             assert outcomes == ["appended", "repeated", "appended", "appended"]
+            batch = [replace(said(each, "c"), start=None) for each in ("t", "new", "none")]
+            outcomes = [one.outcome for one in await check(partial(watched.append_journal, batch))]
+            assert outcomes == ["appended", "appended", "unknown"]
             (pending, *_) = await check(partial(watched.get_pending, ["s", "new", "none"], limit=10))
             assert pending is not None
             assert len(pending.inputs) == 3
