@@ -166,6 +166,7 @@ async def client(postgres_database: str) -> AsyncIterator[Client]:
         yield client
 
 
+@pytest.mark.first
 @pytest.mark.slow
 async def test_autoscaling_loses_and_doubles_nothing(
     workload: Callable[..., Workload], client: Client, place: Path
@@ -195,6 +196,7 @@ async def test_autoscaling_loses_and_doubles_nothing(
     assert [n for n in moves(await load.end()) if n] == [1] * half
 
 
+@pytest.mark.first
 @pytest.mark.slow
 async def test_scale_in_hands_sessions_over(workload: Callable[..., Workload], client: Client, place: Path) -> None:
     """From two pods to four, and to one, with the sessions on all of them, and none left to a next start."""
@@ -221,6 +223,7 @@ async def registered(client: Client, workers: int) -> None:
             await anyio.sleep(0.1)
 
 
+@pytest.mark.first
 @pytest.mark.slow
 async def test_a_restart_of_each_pod_moves_each_session_at_most_once(
     workload: Callable[..., Workload], client: Client, place: Path
