@@ -27,6 +27,10 @@ SEQ_MARK: Final = '"$SEQ"'
 """In `JournalAppend.message`: stands for the number of the entry, or of the last one if none is appended."""
 
 
+ASLEEP_MARK: Final = '"$ASLEEP"'
+"""In `JournalAppend.message`: stands for whether the instance has a work item asleep."""
+
+
 REFUSAL_MARK: Final = '"\\u001a"'
 """In the payload of the entry of `JournalAppend.if_refused`: a JSON text that stands for the outcome. No id can be this
 text, which is a control character.
@@ -98,9 +102,9 @@ class JournalAppend:
     session_id: str
     kind: str  # of the conversation; a journal of another kind is left alone
     entry: NewEntry | None  # None: only the message, for a journal that is there and open
-    message: (
-        str | None
-    )  # payload for the instance; `SEQ_MARK` in it becomes the journal's last number; None: wakes nothing
+    # Payload for the instance; `SEQ_MARK` in it becomes the journal's last number, `ASLEEP_MARK` ``true`` or ``false``.
+    # Not sent by an input (`NewEntry.is_input`) that queues a work item which was asleep. None: wakes nothing.
+    message: str | None
     start: JournalStart | None = None
     answers: Answer | None = None  # refused unless this request is pending; it is resolved then
     drops: bool = False  # removes all pending requests and revisits
@@ -138,6 +142,8 @@ class Appended(NamedTuple):
     seq: int = 0  # of the entry, when it was appended now or before
     journal_id: int = 0
     created: bool = False  # the journal is new
+    woken: bool = False  # a work item that was asleep is queued, in place of the message
+    holder: str | None = None  # of the session of that item: the worker that is to fetch it; None: any may
 
 
 @frozen(kw_only=True)

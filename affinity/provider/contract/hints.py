@@ -15,18 +15,20 @@ class Hint:
     cancel: bool = False  # a work item that it has locked may have been removed
     sessions: bool = False  # a session that it holds may have moved
     only_messages: bool = False  # the work is messages of instances, and no work items
+    only_own: bool = False  # the work is items of sessions that the worker holds, and no messages
     to_all: bool = False  # set by the provider, if it knows: all workers have received it
 
     def merge(self, other: Hint | None) -> Hint:
         """Both hints in one."""
         if other is None:
             return self
-        only = [hint.only_messages for hint in (self, other) if hint.work]
+        both = [hint for hint in (self, other) if hint.work]
         return Hint(
             work=self.work or other.work,
             cancel=self.cancel or other.cancel,
             sessions=self.sessions or other.sessions,
-            only_messages=bool(only) and all(only),
+            only_messages=bool(both) and all(hint.only_messages for hint in both),
+            only_own=bool(both) and all(hint.only_own for hint in both),
             to_all=self.to_all and other.to_all,
         )
 

@@ -55,6 +55,11 @@ class NewWorkItem:
     # It has a session, and cannot be fetched or locked before all ordered items of that session are gone that were
     # committed before it, of whatever instance; within a batch, that come before it.
     ordered: bool = False
+    # Kept out of the queue until an append with an input queues it in place of its message (`JournalAppend.message`);
+    # until then it is no work of its session, and no verb of the queue shows it. The journal is that of the instance's
+    # id. Queued at once, locked to nobody, if that has inputs behind its watermark after the commit, or if there is
+    # none. An instance has one such item, the last; it is gone with its execution. Without the options below and above.
+    asleep: bool = False
 
     tag: str | None = None  # only workers with this tag may take it, or claim its session for it
     # Seconds that it waits unlocked, from when it is visible and from each give-back, until `WorkerProvider.end_waits`
@@ -121,6 +126,9 @@ class FetchOptions:
     max_bytes: int = MAX_BATCH_BYTES
     timeouts: Timeouts = field(default_factory=lambda: Timeouts(work_item_lock=30.0, session_lock=300.0))
     tags: WorkerTags = NO_TAGS  # as the caller registered them
+    # After a `Hint.only_own`: items of sessions that the caller holds, and no others. Of the answer only ``items``,
+    # ``claim_lost`` and ``limit_reached`` count.
+    only_own: bool = False
 
 
 @frozen(kw_only=True)

@@ -104,7 +104,7 @@ def _channel(target: Target, worker_id: str | None) -> str:
 
 
 def _encode(hint: Hint) -> str:
-    return "w" * hint.work + "c" * hint.cancel + "s" * hint.sessions + "m" * hint.only_messages
+    return "w" * hint.work + "c" * hint.cancel + "s" * hint.sessions + "m" * hint.only_messages + "o" * hint.only_own
 
 
 def _decode(payload: str, *, to_all: bool) -> Hint:
@@ -113,5 +113,6 @@ def _decode(payload: str, *, to_all: bool) -> Hint:
         cancel="c" in payload,
         sessions="s" in payload,
         only_messages="m" in payload,
+        only_own="o" in payload,
         to_all=to_all,
     )
