@@ -161,6 +161,7 @@ class Waker:
         self._provider = provider
         self._for_all = False
         self._instances: set[str] = set()
+        self._holders: set[str] = set()
         self._pending = anyio.Event()
 
     def wake(self) -> None:
@@ -173,6 +174,13 @@ class Waker:
         self._instances.update(instance_ids)
         if self._instances:
             self._pending.set()
+
+    def wake_holder(self, worker_id: str | None) -> None:
+        """Wake the worker that holds the session of new work; None: no worker does."""
+        if worker_id is None:
+            return self.wake()
+        self._holders.add(worker_id)
+        self._pending.set()
 
     async def run(self) -> None:
         """Send hints until cancelled."""
@@ -190,14 +198,19 @@ class Waker:
         pending, self._pending = self._pending, anyio.Event()
         for_all, self._for_all = self._for_all, False
         instances, self._instances = self._instances, set()
+        holders, self._holders = self._holders, set()
         try:
-            await self._provider.wake({None: Hint()} if for_all else {}, () if for_all else instances)
+            if for_all:
+                await self._provider.wake({None: Hint()})
+            else:
+                await self._provider.wake(dict.fromkeys(holders, Hint(only_own=True)), instances)
         except ProviderError as error:
             logger.debug("a wake-up hint was not sent: %s", error)
         except anyio.get_cancelled_exc_class():  # for `flush`
             self._pending = pending
             self._for_all |= for_all
             self._instances |= instances
+            self._holders |= holders
             raise
 
 

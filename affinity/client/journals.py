@@ -47,11 +47,16 @@ KNOWN: Final = 10_000
 """Journals that a client remembers, so that an event for one of them does not carry what would create it."""
 
 
+_THERE: Final = frozenset({"appended", "repeated"})
+"""Outcomes of entries that are there."""
+
+
 class Waker(Protocol):
     """Wakes workers; see `affinity.client.background.Waker`."""
 
     def wake(self) -> None: ...
     def wake_owners(self, instance_ids: Iterable[str]) -> None: ...
+    def wake_holder(self, worker_id: str | None) -> None: ...
 
 
 class Journals:
@@ -138,11 +143,17 @@ class Journals:
                 self._known[append.session_id] = None
             else:
                 self._known.pop(append.session_id, None)
-        added = [append for append, one in zip(appends, found, strict=True) if one.outcome in {"appended", "repeated"}]
+        added = [append for append, one in zip(appends, found, strict=True) if one.outcome in _THERE]
         if any(one.created for one in found):
             self._waker.wake()
         else:
-            self._waker.wake_owners([append.session_id for append in added if append.message is not None])
+            for one in found:
+                if one.woken:
+                    self._waker.wake_holder(one.holder)
+            sent = [
+                append for append, one in zip(appends, found, strict=True) if one.outcome in _THERE and not one.woken
+            ]
+            self._waker.wake_owners([append.session_id for append in sent if append.message is not None])
         self._notify({append.session_id: False for append in added if append.entry and append.entry.is_input})
         self._notify({append.session_id: True for append in added if not (append.entry and append.entry.is_input)})
         return found

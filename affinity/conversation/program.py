@@ -2,7 +2,8 @@
 
 States of a conversation's instance::
 
-    idle ──an input, a revisit that is due, resume──► waking ──done──► idle
+    idle ──an input, a revisit that is due, resume──► waking ──done──► idle, or waking and asleep
+                                                        │        asleep ──an input──► it runs
                                                         │ ├──cancelled by an interrupt──► waking, as another wake
                                                         │ └──failed──► rescheduling ──the pause is over──► waking
                                                         └──failed for good──► failed ──an input, resume──► waking
@@ -10,6 +11,10 @@ States of a conversation's instance::
 
 The journal is authoritative for what is pending. A signal is a hint that there may be something: a wake reads the
 journal, and one that finds nothing changes nothing. A signal whose input a wake has processed already is dropped.
+
+Where nothing will be due, the next wake is scheduled when one ends, asleep: the next input queues it in its own
+transaction, and sends no signal (`affinity.provider.contract.NewWorkItem.asleep`). So an input costs the instance no
+turn of its own.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ from affinity.orchestration import (
     OrchestrationCancelledSignal,
     OrchestrationContext,
 )
+from affinity.orchestration.events import LATEST
 
 WAKES_PER_EXECUTION: Final = 200
 """Wakes after which the instance continues as new: a replay reads about a thousand events."""
@@ -72,6 +78,7 @@ class WakeTask(TypedDict):
     delegations: NotRequired[list[Delegation]]
     cancelled: NotRequired[str]  # id of a wake that was cancelled, and whose trace is open
     failed: NotRequired[Failure]  # close the trace of the wake, which has ended with this error
+    slept: NotRequired[bool]  # the cancelled wake was asleep, unless there are inputs
     terminated: NotRequired[bool]  # the conversation was; True: its children are to be
     children: NotRequired[ChildrenDone]
 
@@ -116,6 +123,8 @@ class Program:
     ctx: OrchestrationContext
     activity: str
     start: Start
+    sleeps: bool
+    """Wakes are scheduled asleep. False: as the release before does, whose executions go on as they began."""
     wakes: int = 0
     signals: int = 0
     received: int = 0
@@ -136,6 +145,10 @@ class Program:
     """The pause before the next attempt is over."""
     cancelled: str | None = None
     """A wake that was cancelled, and whose trace is open."""
+    slept: bool = False
+    """That wake was asleep when the instance was cancelled, unless an input has come."""
+    is_asleep: bool = False
+    """The wake that is scheduled sleeps."""
     next_due: float | None = None
     delegations: list[Delegation] = field(default_factory=list)
     children: ChildrenDone | None = None
@@ -161,8 +174,8 @@ class Program:
         try:
             while self.terminated is None:
                 if self._is_long:
-                    self.ctx.continue_as_new(self._rest())
-                if self.is_due:
+                    self.ctx.continue_as_new(self._rest(), version=LATEST)
+                if self.is_due or self._may_sleep:
                     await self._wake()
                 else:
                     await self._wait()
@@ -180,6 +193,14 @@ class Program:
             self.children = None if outcome is None else outcome.get("children")
             if self.children is None:
                 return
+
+    @property
+    def _may_sleep(self) -> bool:
+        """The next wake is to be scheduled before there is something to do: not the first one, whose signal comes with
+        the start, nor one that something else than an input may begin.
+        """
+        begun = self.wakes > 0 or self.processed > 0
+        return self.sleeps and begun and not self.is_failed and self.next_due is None
 
     @property
     def _is_long(self) -> bool:
@@ -240,6 +261,7 @@ class Program:
                 self.is_interrupted |= more.get("cancel") is True
             case {"type": "terminate", **more}:
                 self.terminated = more.get("cascade") is True
+                self.is_asleep &= more.get("asleep") is True
             case {"type": "resume"}:
                 self.is_due = self.is_resumed = True
             case _:
@@ -260,16 +282,20 @@ class Program:
             task["delegations"] = self.delegations
         if self.cancelled:
             task["cancelled"] = self.cancelled
+        if self.slept:
+            task["slept"] = True
         if self.children:
             task["children"] = self.children
         return task
 
     async def _wake(self) -> None:
-        """Run one wake, with all its attempts."""
+        """Run one wake, with all its attempts; asleep until there is an input, unless it is due."""
         task = self._new_task()
+        self.is_asleep = not self.is_due
         self.is_due = self.is_interrupted = self.is_resumed = False
         self.received = 0
         while (outcome := await self._attempt(task)) is not None:
+            self.is_asleep = False
             if outcome["outcome"] != "failed":
                 return self._succeed(outcome)
             if (pause := outcome.get("retry_after")) is None:
@@ -286,6 +312,7 @@ class Program:
     async def _attempt(self, task: WakeTask) -> WakeOutcome | None:
         """Run the activity once; None: the conversation was terminated, or interrupted, meanwhile."""
         activity = self._schedule(task)
+        activity.asleep = self.is_asleep
         is_last = "terminated" in task
         while True:
             receives = self._has_room(self.signals < SIGNALS_PER_EXECUTION) and not is_last
@@ -293,14 +320,17 @@ class Program:
                 await self.ctx.wait_any(activity, *([self.signal] if receives else []))
             except OrchestrationCancelledSignal:
                 activity.cancel()
-                self.cancelled = task["wake"]
+                self.cancelled, self.slept = task["wake"], self.is_asleep
+                self.is_asleep = False
                 raise
             if activity.settled:
                 break
             await self._receive()
             if self.is_interrupted or self.terminated is not None:
                 activity.cancel()
-                self.cancelled = task["wake"]
+                if self.terminated is None or not self.is_asleep:
+                    self.cancelled = task["wake"]
+                self.is_asleep = False
                 return None
         try:
             return await activity

@@ -134,6 +134,8 @@ class WakeRunner(Generic[S]):
         work = await ctx.journals.get_pending(ctx.instance_id, limit)
         if work is None or (work.closed and not is_last):
             return WakeOutcome(outcome="nothing", processed=0 if work is None else work.processed)
+        if task.get("slept") and not work.inputs:  # no input had woken it
+            task = WakeTask(**{name: value for name, value in task.items() if name != "cancelled"})  # type: ignore[typeddict-item]
         is_ordinary = not is_last and "failed" not in task
         if work.home not in {None, ctx.session_id} and is_ordinary:  # its instance was created again
             return WakeOutcome(outcome="nothing", processed=work.processed, more=True, home=work.home or "")

@@ -45,6 +45,7 @@ class ActivityFuture(CommandFuture[T]):
         "_tag",
         "_timeout",
         "_wait",
+        "asleep",
         "scheduled",
     )
 
@@ -65,6 +66,10 @@ class ActivityFuture(CommandFuture[T]):
         self._tag: str | None = None
         self._wait: float | None = None
         self._fail_after: float | None = None
+        self.asleep = False
+        """To be set before the next await: it runs when the journal with the instance's id has an input. For an activity
+        on a session, with no other option; an instance has one such at a time.
+        """
         self.scheduled: ev.ActivityScheduled | None = None
         """The recorded command."""
 
@@ -155,6 +160,7 @@ class ActivityFuture(CommandFuture[T]):
             self._tag,
             self._wait,
             self._fail_after,
+            self.asleep,
         )
 
     def _scheduled(self, recorded: ev.Event) -> None:

@@ -475,6 +475,8 @@ class InstanceTable:
     def _place(self, built: BuiltTurn, placed: Sequence[Placed]) -> None:
         is_shared = False
         for place, task, wanted in zip(placed, built.tasks, built.turn.work_items, strict=True):
+            if place.asleep:
+                continue
             if place.item is not None:
                 self._activities.start(place.item, task)
             elif place.holder is None and wanted.claim_here:

@@ -31,6 +31,14 @@ WITH recipient AS (
     FROM unnest(%(instances)s) AS k (instance_id)
     LEFT JOIN instances i USING (instance_id)
     LEFT JOIN alive_workers w ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation
+    UNION
+    -- An append of a wake may have queued their next work item.
+    SELECT CASE WHEN q.route ^@ 'w:' THEN substr(q.route, 3) END, CASE WHEN q.route ^@ 'w:' THEN 'wo' ELSE 'w' END
+    FROM unnest(%(instances)s) AS k (instance_id) CROSS JOIN LATERAL (
+        SELECT q.route, q.lock_token FROM worker_queue q WHERE q.instance_id = k.instance_id
+        ORDER BY q.instance_id DESC, q.execution_id DESC, q.activity_id DESC LIMIT 1
+    ) q
+    WHERE q.lock_token IS NULL
 )
 SELECT pg_notify('affinity_' || left(encode(sha256(convert_to(name, 'UTF8')), 'hex'), 40), hint)
 FROM (SELECT concat_ws(' ', %(schema)s::text, worker_id) AS name, hint FROM recipient) named

@@ -354,7 +354,7 @@ class SqliteProvider:
         """
         hints.send(self._path, workers)
         if owners_of:
-            hints.send(self._path, {None: Hint(only_messages=True)})
+            hints.send(self._path, {None: Hint()})
 
     # -- the client
 
