@@ -67,8 +67,8 @@ class ActivityFuture(CommandFuture[T]):
         self._wait: float | None = None
         self._fail_after: float | None = None
         self.asleep = False
-        """To be set before the next await: it runs when the journal with the instance's id has an input. For an activity
-        on a session, with no other option; an instance has one such at a time.
+        """To be set before the next await: it runs when the journal with the instance's id has an input. Only on a
+        session, without its other options; an instance has one such activity at a time.
         """
         self.scheduled: ev.ActivityScheduled | None = None
         """The recorded command."""

@@ -1,4 +1,4 @@
-"""The orchestration of a conversation, on histories made by hand: which signals it receives during a wake."""
+"""The orchestration of a conversation, on histories made by hand: which signals it receives, and which wakes sleep."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ from tests.orchestration.harness import Live, new_events
 
 async def conversation(ctx: OrchestrationContext, start: dict[str, Any]) -> None:
     """That of the conversations of each kind."""
-    await Program(ctx, "chat.wake", Start(salt="s", **start)).run()  # type: ignore[typeddict-item]
+    await Program(ctx, "chat.wake", Start(**{"salt": "s", **start}), sleeps=False).run()  # type: ignore[typeddict-item]
+
+
+async def sleeper(ctx: OrchestrationContext, start: dict[str, Any]) -> None:
+    """The same, of the version that schedules wakes asleep."""
+    await Program(ctx, "chat.wake", Start(**{"salt": "s", **start}), sleeps=True).run()  # type: ignore[typeddict-item]
 
 
 @pytest.fixture(autouse=True)
@@ -102,3 +107,101 @@ def test_an_execution_that_an_earlier_release_began_keeps_its_bound() -> None:
     live.complete(wake_of(live), '{"outcome":"done","processed":1}')
     assert isinstance(live.outcome, ev.ContinuedAsNew)
     assert json.loads(live.outcome.input)["wake_signals"] == 5
+
+
+def asleep(step: Step) -> list[bool]:
+    """Of the activities that a step schedules, which sleep."""
+    return [each.asleep for each in new_events(step) if isinstance(each, ev.ActivityScheduled)]
+
+
+DONE = '{"outcome":"done","processed":1}'
+
+
+def sleeping() -> Live:
+    """A conversation whose first wake has ended, and whose next one sleeps."""
+    live = begin_asleep()
+    assert asleep(live.complete(wake_of(live), DONE)) == [True]
+    return live
+
+
+def begin_asleep(**start: Any) -> Live:
+    """As `begin`, of the version that schedules wakes asleep."""
+    live = Live(sleeper)
+    live.start(to_json({"wake_signals": 5, **start}).decode())
+    assert asleep(signal(live, "wake", seq=1)) == [False]  # the first one begins with the instance
+    return live
+
+
+def test_the_next_wake_sleeps() -> None:
+    live = sleeping()
+    tasks = [json.loads(each.input)["wake"] for each in live.history if isinstance(each, ev.ActivityScheduled)]
+    assert tasks == ["s-1-1", "s-1-2"]
+    assert asleep(live.complete(wake_of(live), '{"outcome":"done","processed":2}')) == [True]
+
+
+def test_the_next_wake_does_not_sleep_while_there_is_something_to_do() -> None:
+    live = sleeping()
+    assert asleep(live.complete(wake_of(live), '{"outcome":"done","processed":1,"more":true}')) == [False]
+    signal(live, "wake", seq=9)  # sent before the wake was put to sleep
+    assert asleep(live.complete(wake_of(live), '{"outcome":"done","processed":8}')) == [False]
+
+
+def test_a_late_signal_of_a_processed_input_runs_nothing() -> None:
+    live = sleeping()
+    signal(live, "wake", seq=2)
+    assert asleep(live.complete(wake_of(live), '{"outcome":"done","processed":2}')) == [True]
+
+
+@pytest.mark.parametrize("outcome", ['{"outcome":"done","processed":1,"next_due":5}', '{"outcome":"failed"}'])
+def test_a_conversation_that_waits_for_more_than_an_input_does_not_sleep(outcome: str) -> None:
+    """A revisit that is due, or a failure that only a signal ends: a timer, or the signal, begins the next wake."""
+    live = begin_asleep()
+    assert asleep(live.complete(wake_of(live), outcome)) == []
+    assert asleep(signal(live, "wake", seq=2)) == [False]
+
+
+def test_a_failed_attempt_of_a_wake_that_has_slept_is_repeated_awake() -> None:
+    live = sleeping()
+    step = live.complete(wake_of(live), '{"outcome":"failed","attempt":1,"retry_after":60}')
+    (timer,) = [n for n, each in enumerate(live.history, 1) if isinstance(each, ev.TimerCreated)]
+    assert asleep(step) == []
+    assert asleep(live.feed(ev.TimerFired(timer))) == [False]
+
+
+def test_an_interrupt_cancels_a_wake_that_has_slept() -> None:
+    """An input that finds a wake asleep sends no signal: this one runs."""
+    live = sleeping()
+    step = signal(live, "interrupt", seq=3, cancel=True)
+    assert ev.ActivityCancelled in kinds(step)
+    (again,) = [each for each in new_events(step) if isinstance(each, ev.ActivityScheduled)]
+    assert not again.asleep
+    assert json.loads(again.input)["cancelled"] == "s-1-2"
+
+
+@pytest.mark.parametrize("was_asleep", [True, False])
+def test_a_termination_says_whether_a_wake_was_asleep(was_asleep: bool) -> None:
+    """Only one that was not has a trace to be closed."""
+    live = sleeping()
+    step = signal(live, "terminate", cascade=False, asleep=was_asleep)
+    last = [json.loads(each.input) for each in new_events(step) if isinstance(each, ev.ActivityScheduled)]
+    assert [task["cancelled"] for task in last] == ([] if was_asleep else ["s-1-2"])
+    assert (live.outcome is not None) is was_asleep
+
+
+def test_an_operator_who_cancels_does_not_know_it() -> None:
+    live = sleeping()
+    step = live.feed(ev.CancelRequested("stop"))
+    (last,) = [json.loads(each.input) for each in new_events(step) if isinstance(each, ev.ActivityScheduled)]
+    assert (last["cancelled"], last["slept"]) == ("s-1-2", True)
+
+
+def test_an_execution_that_continues_sleeps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And in the latest version: those of the one before go over to it."""
+    monkeypatch.setattr(program, "WAKES_PER_EXECUTION", 1)
+    live = begin(wake_signals=5)
+    (outcome,) = [
+        each for each in new_events(live.complete(wake_of(live), DONE)) if isinstance(each, ev.ContinuedAsNew)
+    ]
+    assert outcome.version == ev.LATEST
+    again = Live(sleeper)
+    assert asleep(again.start(outcome.input)) == [True]
