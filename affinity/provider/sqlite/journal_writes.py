@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from affinity.journal import JournalWrite
+from affinity.journal import Appended, JournalWrite
 from affinity.provider.sqlite import journals, lineage, streams
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.journal_rows import EntryWriter, Head, read_heads, read_numbers
@@ -43,15 +43,19 @@ class JournalChecker:
             self._born.update(birth.session_id for birth in write.births)
 
     def write_accepted(self) -> None:
-        """Write what was accepted, then create and append to other journals."""
+        """Write what was accepted to the journals of the wakes."""
         writes = [(self._heads[session_id], write) for session_id, write in self._passed.items()]
         if not writes:
             return
         _end(self._tx, writes)
         _add(self._tx, writes)
-        lineage.create(self._tx, [birth for _, write in writes for birth in write.births])
-        if appends := [one for _, write in writes for one in write.appends]:
-            journals.append_of_wakes(self._tx, appends)
+
+    def write_to_others(self) -> dict[str, Appended]:
+        """Create and append to other journals, as accepted; by session, the appends that have woken an item."""
+        writes = self._passed.values()
+        lineage.create(self._tx, [birth for write in writes for birth in write.births])
+        appends = [one for write in writes for one in write.appends]
+        return journals.append_of_wakes(self._tx, appends) if appends else {}
 
     def _fits(self, write: JournalWrite) -> bool:
         head = self._heads.get(write.session_id)

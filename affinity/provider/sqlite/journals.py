@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from affinity.journal import (
+    ASLEEP_MARK,
     REFUSAL_MARK,
     SEQ_MARK,
     Answer,
@@ -28,7 +29,7 @@ from affinity.journal import (
 )
 from affinity.provider.contract import FINISHED, NewInstance, NewMessage
 from affinity.provider.contract.instances import Birth
-from affinity.provider.sqlite import messages, quotas, streams
+from affinity.provider.sqlite import messages, quotas, sessions, streams
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import PORTION, Tx, to_json
 from affinity.provider.sqlite.journal_rows import (
@@ -60,8 +61,8 @@ def append(tx: Tx, appends: Sequence[JournalAppend]) -> list[Appended]:
     return outcomes
 
 
-def append_of_wakes(tx: Tx, appends: Sequence[JournalAppend]) -> None:
-    """Append what wakes send, then what they send in place of what is refused."""
+def append_of_wakes(tx: Tx, appends: Sequence[JournalAppend]) -> dict[str, Appended]:
+    """Append what wakes send, then what they send in place of what is refused; by session, what has woken an item."""
     outcomes = append(tx, appends)
     refused = [
         _bounce(other, other.entry, found.outcome)
@@ -70,8 +71,8 @@ def append_of_wakes(tx: Tx, appends: Sequence[JournalAppend]) -> None:
         and (other := one.if_refused) is not None
         and other.entry is not None
     ]
-    if refused:
-        append(tx, refused)
+    outcomes += append(tx, refused) if refused else []
+    return {one.session_id: found for one, found in zip([*appends, *refused], outcomes, strict=True) if found.woken}
 
 
 def _bounce(append: JournalAppend, entry: NewEntry, outcome: AppendOutcome) -> JournalAppend:
@@ -89,6 +90,8 @@ def _parent_of(one: JournalAppend, head: Head | None) -> str | None:
 class _InstanceRow(NamedTuple):
     name: str
     status: str
+    is_asleep: int = 0  # a work item of it
+    item_session: str | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -105,6 +108,8 @@ class _AppendBatch:
         self._writer = EntryWriter(tx, self._read_numbers(appends))
         rows = tx.gather(SQL["instances"], {"session_ids": to_json(list(session_ids))})
         self._instances = {instance_id: _InstanceRow(*row) for instance_id, *row in rows}
+        self._asleep = {name: row.item_session for name, row in self._instances.items() if row.is_asleep}
+        self._leases = sessions.read_leases(tx, {name for name in self._asleep.values() if name is not None})
         self._requests = self._read_requests(appends)
         self._room = _Room(tx, appends)
         self._resolved: list[tuple[int, str]] = []
@@ -152,7 +157,9 @@ class _AppendBatch:
             return "unknown"
         if one.sender is not None:  # a wake
             return None
-        return self._room.find_refusal(one, is_new=is_missing and one.start is not None)
+        return self._room.find_refusal(
+            one, is_new=is_missing and one.start is not None, is_sent=one.message is not None and not self._wakes(one)
+        )
 
     def _accept(self, one: JournalAppend, head: Head | None) -> Appended:
         created = head is None
@@ -166,10 +173,19 @@ class _AppendBatch:
         if one.entry is not None:
             self._writer.add(head, one.entry)
         self._settle(one, head)
+        outcome = Appended("appended", head.last_seq if one.entry is not None else 0, head.journal_id, created)
+        if self._wakes(one):
+            lease = self._leases.get(self._asleep.pop(one.session_id) or "")
+            return outcome._replace(woken=True, holder=lease.serving if lease is not None and lease.held else None)
         if one.message is not None:
             text = one.message.replace(SEQ_MARK, str(head.last_seq))
+            text = text.replace(ASLEEP_MARK, "true" if one.session_id in self._asleep else "false")
             self._messages.append(NewMessage(instance_id=one.session_id, payload=text))
-        return Appended("appended", head.last_seq if one.entry is not None else 0, head.journal_id, created)
+        return outcome
+
+    def _wakes(self, one: JournalAppend) -> bool:
+        """Whether the entry queues a work item that is asleep: a trigger does it."""
+        return one.session_id in self._asleep and one.entry is not None and one.entry.is_input
 
     def _create_instance(self, session_id: str, start: JournalStart) -> None:
         self._instances[session_id] = _InstanceRow(start.name, "pending")
@@ -238,8 +254,8 @@ class _Room:
         if self._most.instances is not None:
             self._instances = tx.value(quotas.SQL["counted"])
 
-    def find_refusal(self, one: JournalAppend, *, is_new: bool) -> AppendOutcome | None:
-        """Why there is no room; None: there was, and now there is less."""
+    def find_refusal(self, one: JournalAppend, *, is_new: bool, is_sent: bool) -> AppendOutcome | None:
+        """Why there is no room; None: there was, and now there is less. ``is_sent``: the message is."""
         unread = self._unread.get(one.session_id, 0)
         size = self._sizes.get(one.session_id, 0)
         start = one.start.start if one.start is not None and is_new else None
@@ -252,11 +268,11 @@ class _Room:
             quota = self._most.unread_events
             if unread >= (one.unread_limit if quota is None else min(one.unread_limit, quota)):
                 return "full"
-            size += len(one.message.encode())
+            size += len(one.message.encode()) if is_sent else 0
             if most_bytes is not None and size > most_bytes:
                 return "over_quota"
         self._instances += start is not None
-        self._unread[one.session_id] = unread + (one.message is not None)
+        self._unread[one.session_id] = unread + is_sent
         self._sizes[one.session_id] = size
         return None
 
