@@ -1,8 +1,8 @@
-"""Work items asleep. An input queues that of its journal by a trigger (migration 29)."""
+"""Work items asleep: those that an input of their journal queues. Triggers remove them with their execution."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from affinity.provider.contract import NewWorkItem, WorkKey
@@ -20,3 +20,9 @@ def put(tx: Tx, items: Sequence[NewWorkItem]) -> set[WorkKey]:
     put = [item for item in items if item.key.instance_id not in busy]
     tx.many(SQL["put"], [(item.key, item.name, item.session_id, item.payload) for item in put])
     return {item.key for item in put}
+
+
+def wake(tx: Tx, routes: Mapping[str, str]) -> None:
+    """Queue the items of instances, in order, each on its route."""
+    tx.many(SQL["wake"], list(routes.items()), {"now": tx.now})
+    tx.many(SQL["remove"], list(routes))

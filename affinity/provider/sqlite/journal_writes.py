@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from affinity.journal import Appended, JournalWrite
+from affinity.journal import JournalWrite
 from affinity.provider.sqlite import journals, lineage, streams
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.journal_rows import EntryWriter, Head, read_heads, read_numbers
@@ -50,12 +50,12 @@ class JournalChecker:
         _end(self._tx, writes)
         _add(self._tx, writes)
 
-    def write_to_others(self) -> dict[str, Appended]:
-        """Create and append to other journals, as accepted; by session, the appends that have woken an item."""
+    def write_to_others(self) -> None:
+        """Create and append to other journals, as accepted."""
         writes = self._passed.values()
         lineage.create(self._tx, [birth for write in writes for birth in write.births])
-        appends = [one for write in writes for one in write.appends]
-        return journals.append_of_wakes(self._tx, appends) if appends else {}
+        if appends := [one for write in writes for one in write.appends]:
+            journals.append_of_wakes(self._tx, appends)
 
     def _fits(self, write: JournalWrite) -> bool:
         head = self._heads.get(write.session_id)

@@ -29,7 +29,7 @@ from affinity.journal import (
 )
 from affinity.provider.contract import FINISHED, NewInstance, NewMessage
 from affinity.provider.contract.instances import Birth
-from affinity.provider.sqlite import messages, quotas, sessions, streams
+from affinity.provider.sqlite import asleep, messages, quotas, sessions, streams
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import PORTION, Tx, to_json
 from affinity.provider.sqlite.journal_rows import (
@@ -42,6 +42,7 @@ from affinity.provider.sqlite.journal_rows import (
     read_segments,
 )
 from affinity.provider.sqlite.payloads import portions
+from affinity.provider.sqlite.sessions import FREE, NEW
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "journals.sql")
@@ -61,8 +62,8 @@ def append(tx: Tx, appends: Sequence[JournalAppend]) -> list[Appended]:
     return outcomes
 
 
-def append_of_wakes(tx: Tx, appends: Sequence[JournalAppend]) -> dict[str, Appended]:
-    """Append what wakes send, then what they send in place of what is refused; by session, what has woken an item."""
+def append_of_wakes(tx: Tx, appends: Sequence[JournalAppend]) -> None:
+    """Append what wakes send, then what they send in place of what is refused."""
     outcomes = append(tx, appends)
     refused = [
         _bounce(other, other.entry, found.outcome)
@@ -71,8 +72,8 @@ def append_of_wakes(tx: Tx, appends: Sequence[JournalAppend]) -> dict[str, Appen
         and (other := one.if_refused) is not None
         and other.entry is not None
     ]
-    outcomes += append(tx, refused) if refused else []
-    return {one.session_id: found for one, found in zip([*appends, *refused], outcomes, strict=True) if found.woken}
+    if refused:
+        append(tx, refused)
 
 
 def _bounce(append: JournalAppend, entry: NewEntry, outcome: AppendOutcome) -> JournalAppend:
@@ -115,6 +116,7 @@ class _AppendBatch:
         self._resolved: list[tuple[int, str]] = []
         self._dropped: list[int] = []
         self._new_instances: list[NewInstance] = []
+        self._woken: dict[str, str] = {}  # routes of their items
         self._messages: list[NewMessage] = []
 
     def append(self, one: JournalAppend) -> Appended:
@@ -136,6 +138,7 @@ class _AppendBatch:
         self._tx.many(SQL["resolve"], self._resolved)
         self._tx.many(SQL["drop_requests"], self._dropped)
         self._tx.many(SQL["drop_revisits"], self._dropped)
+        asleep.wake(self._tx, self._woken)
         _, outbox = messages.insert_new(self._tx, self._new_instances) if self._new_instances else ([], [])
         messages.send(self._tx, [*outbox, *self._messages])
 
@@ -175,8 +178,7 @@ class _AppendBatch:
         self._settle(one, head)
         outcome = Appended("appended", head.last_seq if one.entry is not None else 0, head.journal_id, created)
         if self._wakes(one):
-            lease = self._leases.get(self._asleep.pop(one.session_id) or "")
-            return outcome._replace(woken=True, holder=lease.serving if lease is not None and lease.held else None)
+            return outcome._replace(woken=True, holder=self._wake(one.session_id))
         if one.message is not None:
             text = one.message.replace(SEQ_MARK, str(head.last_seq))
             text = text.replace(ASLEEP_MARK, "true" if one.session_id in self._asleep else "false")
@@ -184,8 +186,16 @@ class _AppendBatch:
         return outcome
 
     def _wakes(self, one: JournalAppend) -> bool:
-        """Whether the entry queues a work item that is asleep: a trigger does it."""
-        return one.session_id in self._asleep and one.entry is not None and one.entry.is_input
+        """Whether it is to queue a work item that is asleep."""
+        is_input = one.entry is not None and one.entry.is_input
+        return is_input and one.message is not None and one.session_id in self._asleep
+
+    def _wake(self, session_id: str) -> str | None:
+        """Queue the item of an instance; the worker that is to fetch it."""
+        item_session = self._asleep.pop(session_id)
+        lease = None if item_session is None else self._leases.get(item_session)
+        self._woken[session_id] = FREE if item_session is None else NEW if lease is None else lease.route
+        return lease.serving if lease is not None and lease.held else None
 
     def _create_instance(self, session_id: str, start: JournalStart) -> None:
         self._instances[session_id] = _InstanceRow(start.name, "pending")

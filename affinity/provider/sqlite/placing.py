@@ -16,6 +16,8 @@ from affinity.provider.sqlite.work_items import SQL
 NOT_QUEUED: Final = Placed(item=None, holder=None)
 """The place of an item that its own turn cancels."""
 
+ASLEEP: Final = Placed(item=None, holder=None, asleep=True)
+
 
 class OrderPlacer:
     """Gives ordered items of one transaction their places behind those that are in the queue."""

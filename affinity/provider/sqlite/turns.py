@@ -10,11 +10,10 @@ which may wake them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from affinity.journal import Appended
 from affinity.provider.contract import (
     FINISHED,
     InstanceUpdate,
@@ -30,7 +29,7 @@ from affinity.provider.sqlite import asleep, holds, releasing, replies, sessions
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.sqlite.journal_writes import JournalChecker
 from affinity.provider.sqlite.messages import insert_new, send
-from affinity.provider.sqlite.placing import NOT_QUEUED, WorkItemPlacer
+from affinity.provider.sqlite.placing import ASLEEP, NOT_QUEUED, WorkItemPlacer
 from affinity.provider.sqlite.session_states import FenceChecker
 from affinity.provider.sqlite.tokens import Tokens
 from affinity.provider.sqlite.work_items import HeldItemRow, find, remove
@@ -67,11 +66,10 @@ def commit(
     checker.write_accepted()
     journals.write_accepted()
     sleeping = asleep.put(tx, [item for one in passed for item in _sleepers(one.turn)])
-    woken = journals.write_to_others()
-    places = {key: _place_asleep(woken.get(key.instance_id)) for key in sleeping}
+    journals.write_to_others()
     named = {item.session_id for one in passed for item in one.turn.work_items if item.session_id is not None}
     placer = WorkItemPlacer(tx, tokens, identity, named, may_lock=not caller.draining)
-    placed = iter([_place(placer, one.turn, places) for one in passed])
+    placed = iter([_place(placer, one.turn, sleeping) for one in passed])
     placer.queue(timeouts.work_item_lock)
     acked = {held.session_id for one in passed for held in one.acked if held.session_id is not None}
     sessions.touch(tx, identity, acked | placer.sessions_here, timeouts.session_lock, placer.leases)
@@ -178,17 +176,14 @@ def _sleepers(turn: Turn) -> list[NewWorkItem]:
     return [item for item in sleepers if item.key.activity_id not in turn.cancel_activities]
 
 
-def _place_asleep(woken: Appended | None) -> Placed:
-    """The place of an item that was put to sleep; ``woken``: by an append of the same batch."""
-    return Placed(None, None, asleep=True) if woken is None else Placed(None, woken.holder)
-
-
-def _place(placer: WorkItemPlacer, turn: Turn, sleeping: Mapping[WorkKey, Placed]) -> list[Placed]:
+def _place(placer: WorkItemPlacer, turn: Turn, sleeping: Collection[WorkKey]) -> list[Placed]:
     given_up = set(turn.cancel_activities)
     return [
         NOT_QUEUED
         if _finishes(turn) or item.key.activity_id in given_up or (item.asleep and _continues(turn))
-        else sleeping.get(item.key) or placer.place(item)
+        else ASLEEP
+        if item.key in sleeping
+        else placer.place(item)
         for item in turn.work_items
     ]
 

@@ -11,14 +11,15 @@ CREATE TABLE sleeping_items (
     payload      TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- Triggers, so that inputs, ends and deletions by the release before wake and remove them too.
-
--- The route is that of a new item; a tag of the session is added to it as to all. An item that is in the queue already
--- must not refuse the input.
-CREATE TRIGGER sleeping_item_woken AFTER INSERT ON journal_entries
-WHEN NEW.is_input AND EXISTS (
-    SELECT 1 FROM journals AS j CROSS JOIN sleeping_items AS z ON z.instance_id = j.session_id
-    WHERE j.journal_id = NEW.journal_id)
+-- The release before knows no such items, and sends a message with each input: that wakes. The route is that of a new item;
+-- a tag of the session is added to it as to all. An item that is in the queue already must not refuse the input.
+CREATE TRIGGER sleeping_item_woken AFTER INSERT ON orchestrator_queue
+WHEN EXISTS (
+    SELECT 1 FROM sleeping_items AS z
+    CROSS JOIN journals AS j ON j.session_id = z.instance_id
+    CROSS JOIN journal_entries AS i INDEXED BY journal_entries_inputs
+        ON i.journal_id = j.journal_id AND i.is_input AND i.seq > j.processed
+    WHERE z.instance_id = NEW.instance_id)
 BEGIN
     INSERT INTO worker_queue (
         instance_id, execution_id, activity_id, name, session_id, route, visible_at, enqueued_at, payload
@@ -28,20 +29,20 @@ BEGIN
                 WHEN w.worker_id IS NULL THEN 'new'
                 WHEN n.worker_id IS NULL THEN 'w:' || w.worker_id
                 ELSE 'new:' || n.worker_id END,
-           NEW.recorded_at, NEW.recorded_at, z.payload
-    FROM journals AS j
-    CROSS JOIN sleeping_items AS z ON z.instance_id = j.session_id
-    LEFT JOIN sessions AS s ON s.session_id = z.session_id AND s.locked_until > NEW.recorded_at
+           NEW.visible_at, NEW.visible_at, z.payload
+    FROM sleeping_items AS z
+    LEFT JOIN sessions AS s ON s.session_id = z.session_id AND s.locked_until > NEW.visible_at
     LEFT JOIN workers AS w
-        ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND w.locked_until > NEW.recorded_at
+        ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND w.locked_until > NEW.visible_at
     LEFT JOIN workers AS n
-        ON n.worker_id = s.next_worker AND (s.next_until <= NEW.recorded_at) IS NOT TRUE
-        AND n.locked_until > NEW.recorded_at AND NOT n.draining
-    WHERE j.journal_id = NEW.journal_id
+        ON n.worker_id = s.next_worker AND (s.next_until <= NEW.visible_at) IS NOT TRUE
+        AND n.locked_until > NEW.visible_at AND NOT n.draining
+    WHERE z.instance_id = NEW.instance_id
     ON CONFLICT DO NOTHING;
-    DELETE FROM sleeping_items WHERE instance_id = (SELECT session_id FROM journals WHERE journal_id = NEW.journal_id);
+    DELETE FROM sleeping_items WHERE instance_id = NEW.instance_id;
 END;
 
+-- By triggers, as the statements of the release before end and delete instances too.
 CREATE TRIGGER sleeping_item_ended AFTER UPDATE OF status, execution_id ON instances
 WHEN NEW.execution_id <> OLD.execution_id OR NEW.status IN ('completed', 'failed', 'cancelled')
 BEGIN
