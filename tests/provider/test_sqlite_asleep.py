@@ -17,8 +17,9 @@ from affinity.provider.sqlite import SqliteProvider
 from affinity.testing.conformance.providers.builders import work_item
 from affinity.testing.conformance.providers.journal_driver import Conversation, Waker, new_input
 from affinity.testing.conformance.providers.peer import Peer
+from affinity.testing.conformance.providers.resets import reset
 from tests.provider.sqlite_files import create_file
-from tests.provider.sqlite_steps import FEW, MUCH, cost_in_steps, fill_tables, opened_file, steps
+from tests.provider.sqlite_steps import FEW, MUCH, Verb, cost_in_steps, fill_tables, opened_file, steps
 
 __all__ = ["steps"]
 
@@ -42,7 +43,7 @@ CROWD: Final = (
     " SELECT j.journal_id, j.last_seq + i, 'agent.message', 0, 0, '1'"
     " FROM journals AS j, numbers WHERE j.session_id = 's'",
     "UPDATE journals SET last_seq = last_seq + (SELECT count(*) FROM numbers) WHERE session_id = 's'",
-    "INSERT INTO sleeping_items SELECT 'z' || i, 1, 1, 'work', 'z' || i, '' FROM numbers",
+    "INSERT INTO asleep_items SELECT 'z' || i, 1, 1, 'work', 'z' || i, '' FROM numbers",
 )
 
 
@@ -83,7 +84,7 @@ def run(path: Path, *statements: str) -> None:
 
 def count_asleep(path: Path) -> int:
     with closing(sqlite3.connect(path)) as connection:
-        (number,) = connection.execute("SELECT count(*) FROM sleeping_items").fetchone()
+        (number,) = connection.execute("SELECT count(*) FROM asleep_items").fetchone()
         return int(number)
 
 
@@ -125,6 +126,17 @@ async def test_an_item_that_is_queued_already_refuses_no_input(path: Path, peer:
     assert count_asleep(path) == 0
 
 
+async def test_a_reset_puts_items_to_sleep(path: Path, peer: Peer) -> None:
+    waker = await sleeping(peer)
+    item = sleeper(waker)
+    again = replace(item, key=item.key._replace(execution_id=2))
+    assert await reset(peer, waker.at, 1, work_items=[again])
+    assert await peer.take() == []
+    assert (await waker.conversation.append()).woken
+    assert (await peer.take_one()).lock.key == again.key
+    assert count_asleep(path) == 0
+
+
 async def test_sleeping_and_waking_cost_the_same_among_many(tmp_path: Path, steps: Iterator[int]) -> None:
     costs = []
     for rows in (FEW, MUCH):
@@ -134,7 +146,7 @@ async def test_sleeping_and_waking_cost_the_same_among_many(tmp_path: Path, step
             await waker.wake()
             fill_tables(path, CROWD, rows)
             write = await waker.new_write()
-            verbs = [
+            verbs: list[Verb] = [
                 partial(waker.commit, write, work_items=[sleeper(waker)]),
                 partial(waker.conversation.journals.append_journal, [new_input()]),
             ]

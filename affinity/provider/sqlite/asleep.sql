@@ -16,7 +16,7 @@ WHERE j.journal_id IS NULL OR EXISTS (
 );
 
 -- put: items to sleep, each in place of the one before of its instance
-REPLACE INTO sleeping_items (instance_id, execution_id, activity_id, name, session_id, payload)
+REPLACE INTO asleep_items (instance_id, execution_id, activity_id, name, session_id, payload)
 SELECT value ->> '$[0][0]', value ->> '$[0][1]', value ->> '$[0][2]', value ->> 1, value ->> 2, value ->> 3
 FROM json_each(:rows);
 
@@ -26,14 +26,14 @@ INSERT INTO worker_queue (
 )
 SELECT z.instance_id, z.execution_id, z.activity_id, z.name, z.session_id, j.value ->> 1, :now, :now, z.payload
 FROM json_each(:rows) AS j
-CROSS JOIN sleeping_items AS z ON z.instance_id = j.value ->> 0
+CROSS JOIN asleep_items AS z ON z.instance_id = j.value ->> 0
 WHERE true
 ON CONFLICT DO NOTHING;
 
 -- remove: items of instances
-DELETE FROM sleeping_items WHERE instance_id IN (SELECT value FROM json_each(:rows));
+DELETE FROM asleep_items WHERE instance_id IN (SELECT value FROM json_each(:rows));
 
 -- cancel: remove those that turns give up
-DELETE FROM sleeping_items WHERE (instance_id, execution_id, activity_id) IN (
+DELETE FROM asleep_items WHERE (instance_id, execution_id, activity_id) IN (
     SELECT value ->> 0, value ->> 1, value ->> 2 FROM json_each(:rows)
 );

@@ -2,7 +2,7 @@
 SELECT json_group_array(json_array(i.instance_id, i.name, i.status, z.instance_id IS NOT NULL, z.session_id))
 FROM json_each(:session_ids) AS j
 CROSS JOIN instances AS i ON i.instance_id = j.value
-LEFT JOIN sleeping_items AS z ON z.instance_id = i.instance_id;
+LEFT JOIN asleep_items AS z ON z.instance_id = i.instance_id;
 
 -- pending_requests: those among some requests that are pending
 SELECT json_group_array(json_array(r.journal_id, r.request_id, r.kind, r.wake_id))
