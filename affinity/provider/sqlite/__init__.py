@@ -40,6 +40,7 @@ Files that only this engine has:
     journal_rows        journals: their heads, the numbers of their entries
     holds               holds and watches of sessions, as parts of a commit
     placing             where new work items of a commit go
+    asleep              work items that sleep until an input of their journal
     session_states      records of session state: the fences of their writes
     session_state_list  records of session state: listing and counting
     payloads            reading payloads up to a number of bytes

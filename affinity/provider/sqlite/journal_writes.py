@@ -43,14 +43,18 @@ class JournalChecker:
             self._born.update(birth.session_id for birth in write.births)
 
     def write_accepted(self) -> None:
-        """Write what was accepted, then create and append to other journals."""
+        """Write what was accepted to the journals of the wakes."""
         writes = [(self._heads[session_id], write) for session_id, write in self._passed.items()]
         if not writes:
             return
         _end(self._tx, writes)
         _add(self._tx, writes)
-        lineage.create(self._tx, [birth for _, write in writes for birth in write.births])
-        if appends := [one for _, write in writes for one in write.appends]:
+
+    def write_to_others(self) -> None:
+        """Create and append to other journals, as accepted."""
+        writes = self._passed.values()
+        lineage.create(self._tx, [birth for write in writes for birth in write.births])
+        if appends := [one for write in writes for one in write.appends]:
             journals.append_of_wakes(self._tx, appends)
 
     def _fits(self, write: JournalWrite) -> bool:

@@ -64,6 +64,7 @@ def ack(tx: Tx, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Tim
     remove(tx, list(done.values()))
     checker.write_accepted()
     journals.write_accepted()
+    journals.write_to_others()
     passed = [acks[place] for place in done]
     send(tx, [NewMessage(instance_id=one.lock.key.instance_id, payload=one.message) for one in passed])
     _touch(tx, identity, list(done.values()), timeouts)

@@ -53,10 +53,12 @@ class Tx:
         """Run a statement; the number of rows that it changed."""
         return self._connection.execute(sql, arguments).rowcount
 
-    def many(self, sql: LiteralString, rows: Sequence[Any], arguments: Mapping[str, Any] = NO_ARGUMENTS) -> None:
-        """Run a statement over all ``rows``, which it reads as JSON from ``:rows``."""
+    def many(self, sql: LiteralString, rows: Sequence[Any], arguments: Mapping[str, Any] = NO_ARGUMENTS) -> int:
+        """Run a statement over all ``rows``, which it reads as JSON from ``:rows``; the number of rows it changed."""
+        changed = 0
         for start in range(0, len(rows), PORTION):
-            self.run(sql, {**arguments, "rows": to_json(rows[start : start + PORTION])})
+            changed += self.run(sql, {**arguments, "rows": to_json(rows[start : start + PORTION])})
+        return changed
 
     def each(self, sql: LiteralString, rows: Sequence[Mapping[str, Any]]) -> None:
         """Run a statement once for each of ``rows``: for what is too large, or no text, to go through JSON."""

@@ -1,0 +1,155 @@
+"""Work items asleep on SQLite: what the release before does to them, and what they cost."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from affinity.provider.contract import Incarnation, NewWorkItem, WorkerIdentity
+from affinity.provider.sqlite import SqliteProvider
+from affinity.testing.conformance.providers.builders import work_item
+from affinity.testing.conformance.providers.journal_driver import Conversation, Waker, new_input
+from affinity.testing.conformance.providers.peer import Peer
+from affinity.testing.conformance.providers.resets import reset
+from tests.provider.sqlite_files import create_file
+from tests.provider.sqlite_steps import FEW, MUCH, Verb, cost_in_steps, fill_tables, opened_file, steps
+
+__all__ = ["steps"]
+
+pytestmark = pytest.mark.anyio
+
+INPUT_OF_THE_RELEASE_BEFORE: Final = (
+    "INSERT INTO journal_entries (journal_id, seq, kind, event_id, wake_id, is_input, recorded_at, payload)"
+    " SELECT journal_id, last_seq + 1, 'user.message', NULL, NULL, 1, (julianday('now') - 2440587.5) * 86400, '1'"
+    " FROM journals",
+    "UPDATE journals SET last_seq = last_seq + 1",
+    "INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)"
+    " SELECT 's', 'w:a', recorded_at, '[2]' FROM journal_entries ORDER BY seq DESC LIMIT 1",
+)
+CROWD: Final = (
+    "INSERT INTO instances (instance_id, name, created_at, updated_at) SELECT 'z' || i, 'flow', 0, 0 FROM numbers",
+    "INSERT INTO journals (journal_id, session_id, kind, last_seq, processed, created_at, updated_at)"
+    " SELECT i, 'z' || i, 'chat', 1, 1, 0, 0 FROM numbers",
+    "INSERT INTO journal_entries (journal_id, seq, kind, is_input, recorded_at, payload)"
+    " SELECT i, 1, 'user.message', 1, 0, '1' FROM numbers",
+    "INSERT INTO journal_entries (journal_id, seq, kind, is_input, recorded_at, payload)"
+    " SELECT j.journal_id, j.last_seq + i, 'agent.message', 0, 0, '1'"
+    " FROM journals AS j, numbers WHERE j.session_id = 's'",
+    "UPDATE journals SET last_seq = last_seq + (SELECT count(*) FROM numbers) WHERE session_id = 's'",
+    "INSERT INTO asleep_items SELECT 'z' || i, 1, 1, 'work', 'z' || i, '' FROM numbers",
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    create_file(path := tmp_path / "affinity.db")
+    return path
+
+
+@pytest.fixture
+async def peer(path: Path) -> AsyncIterator[Peer]:
+    async with aclosing(await SqliteProvider.open(path)) as provider:
+        peer = Peer(provider, WorkerIdentity(worker_id="a", incarnation=Incarnation("a-1")))
+        await peer.register()
+        yield peer
+
+
+def sleeper(waker: Waker, activity_id: int = 1) -> NewWorkItem:
+    return replace(work_item(waker.at, activity_id, "s"), asleep=True)
+
+
+async def sleeping(peer: Peer) -> Waker:
+    """A conversation with an item asleep, whose session is held."""
+    await Conversation(peer.provider).append()
+    waker = await Waker.of(peer)
+    await waker.commit(await waker.new_write(), work_items=[work_item(waker.at, 9, "s")])
+    await peer.ack(*await peer.take())
+    await peer.take_instances()
+    assert (await waker.commit(await waker.new_write(), work_items=[sleeper(waker)])).placed[0].asleep
+    return waker
+
+
+def run(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def count_asleep(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as connection:
+        (number,) = connection.execute("SELECT count(*) FROM asleep_items").fetchone()
+        return int(number)
+
+
+async def test_an_input_of_the_release_before_wakes(path: Path, peer: Peer) -> None:
+    """By its message, which comes besides; other messages wake nothing."""
+    waker = await sleeping(peer)
+    await waker.conversation.append(entry=None)
+    assert await peer.take() == []
+    run(path, *INPUT_OF_THE_RELEASE_BEFORE)
+    item = await peer.take_one()
+    assert (item.lock.key.activity_id, item.session_id, item.payload) == (1, "s", "input")
+    assert count_asleep(path) == 0
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE instances SET status = 'completed' WHERE instance_id = 's'",
+        "UPDATE instances SET execution_id = execution_id + 1 WHERE instance_id = 's'",
+        "DELETE FROM instances WHERE instance_id = 's'",
+    ],
+)
+async def test_the_end_of_an_execution_removes_its_item(path: Path, peer: Peer, statement: str) -> None:
+    """Whatever statement ends it, as those of the release before do."""
+    await sleeping(peer)
+    run(path, statement)
+    assert count_asleep(path) == 0
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+async def test_an_item_that_is_queued_already_refuses_no_input(path: Path, peer: Peer, is_before: bool) -> None:
+    waker = await sleeping(peer)
+    await waker.commit(await waker.new_write(), work_items=[replace(sleeper(waker), asleep=False)])
+    if is_before:
+        run(path, *INPUT_OF_THE_RELEASE_BEFORE)
+    else:
+        assert (await waker.conversation.append()).outcome == "appended"
+    assert len(await peer.take_all()) == 1
+    assert count_asleep(path) == 0
+
+
+async def test_a_reset_puts_items_to_sleep(path: Path, peer: Peer) -> None:
+    waker = await sleeping(peer)
+    item = sleeper(waker)
+    again = replace(item, key=item.key._replace(execution_id=2))
+    assert await reset(peer, waker.at, 1, work_items=[again])
+    assert await peer.take() == []
+    assert (await waker.conversation.append()).woken
+    assert (await peer.take_one()).lock.key == again.key
+    assert count_asleep(path) == 0
+
+
+async def test_sleeping_and_waking_cost_the_same_among_many(tmp_path: Path, steps: Iterator[int]) -> None:
+    costs = []
+    for rows in (FEW, MUCH):
+        async with opened_file(tmp_path / f"{rows}.db") as (peer, path):
+            await Conversation(peer.provider).append()
+            waker = await Waker.of(peer)
+            await waker.wake()
+            fill_tables(path, CROWD, rows)
+            write = await waker.new_write()
+            verbs: list[Verb] = [
+                partial(waker.commit, write, work_items=[sleeper(waker)]),
+                partial(waker.conversation.journals.append_journal, [new_input()]),
+            ]
+            costs.append([await cost_in_steps(steps, verb) for verb in verbs])
+            assert count_asleep(path) == rows
+    assert costs[1] == costs[0]
