@@ -131,7 +131,7 @@ class ActivityDefinition(Definition):
         """Whether a call returns a coroutine; other activities run in a thread."""
         self.journal_inputs = 0
         """How many inputs it begins with, by `JournalAccess.get_pending` of its instance: a worker reads them while it
-        commits the turn that schedules it. 0: it does not begin so.
+        commits the turn that schedules it, or as soon as it has fetched it. 0: it does not begin so.
         """
 
 

@@ -193,6 +193,15 @@ class ActivityRunner:
                 if item.lock_here and (limit := self._journal_inputs.get(item.name)):
                     self._journals.read_ahead(turn.instance_id, limit)
 
+    def start_all(self, items: Sequence[WorkItem]) -> None:
+        """Begin to run what a fetch has brought; what they begin with is read in one batch."""
+        if self._journal_inputs:
+            for item in items:
+                if limit := self._journal_inputs.get(item.name):
+                    self._journals.read_ahead(item.lock.key.instance_id, limit)
+        for item in items:
+            self.start(item)
+
     def start(self, item: WorkItem, task: ActivityTask | None = None) -> None:
         """Begin to run a work item that is locked to this worker; ``task`` spares the decoding of its payload.
         Without a lease it is given back, and so it is while the worker drains.

@@ -58,7 +58,7 @@ class Capacity:
         state = self._state
         if state.has_backlog or not self._lease.is_serving or self.outstanding_bytes > self._most_outstanding:
             return 0
-        slots = self._activities.free_slots - state.reserved_slots - state.may_have_work
+        slots = self._activities.free_slots - state.reserved_slots - (state.may_have_work or state.own_wanted)
         return slots if slots > 0 else 0
 
     def slots_for_plain_work(self) -> int:

@@ -2,7 +2,8 @@
 memory.
 
 One task fetches. Between two fetches it waits for a wake-up (`Wakeups`), for what becomes due, or for the poll. What
-the other parts of the worker must tell it is in `FetchState`.
+the other parts of the worker must tell it is in `FetchState`. After a hint about items of sessions that it holds, and
+nothing else, it fetches these and leaves all that is due as it was.
 
 A reply that is lost may have locked items to this worker. Then the next fetch first releases the locks that the worker
 does not know of. A reply to a request of a former lease starts nothing, for the same reason (`LeaseState.generation`).
@@ -21,7 +22,7 @@ import anyio
 
 from affinity.errors import Contention, ProviderError, WorkerFenced
 from affinity.orchestration import App
-from affinity.provider.contract import FetchOptions
+from affinity.provider.contract import FetchOptions, WorkFetch
 from affinity.worker.activities import ActivityRunner
 from affinity.worker.capacity import Capacity
 from affinity.worker.commits import Commits
@@ -81,6 +82,7 @@ class Fetcher:
         self._activity_names = frozenset(app.activities) | needs_met(sessions.listeners)
         self._orchestration_names = orchestration_names(app)
         self._work_at = 0.0  # monotonic time at which the next work items may be visible
+        self._messages_at = 0.0  # and the next messages
 
     async def fetch(self) -> None:
         """Fetch while there is room and work; then wait."""
@@ -100,23 +102,35 @@ class Fetcher:
             self._state.may_have_work |= pause > 0 and self._wants_work()
 
     async def _fetch_once(self) -> float:
-        """Fetch from both queues once; returns the seconds until the next fetch is due."""
+        """Fetch once what is wanted; returns the seconds until the next fetch is due."""
         generation = self._lease.generation
         if self._state.locks_uncertain:
             await self._release_unknown_locks()
+        if self._state.own_wanted and not (self._wants_work() or self._wants_messages()):
+            await self._fetch_own(generation)
+        else:
+            await self._fetch_queues(generation)
+        return max(0.0, min(self._work_at, self._messages_at) - time.monotonic())
+
+    async def _fetch_queues(self, generation: int) -> None:
         self._state.unclaimed_remaining = False
-        if self._wants_work():
-            self._state.work_wanted = False
+        if self._wants_work() or self._state.own_wanted:
+            self._state.work_wanted = self._state.own_wanted = False
             self._work_at = 0.0  # in case that this fails
             due = await self._fetch_work(generation)
             self._work_at = time.monotonic() + min(due, self._poll())
+        self._state.messages_wanted = False
+        self._messages_at = 0.0
         pause = await self._fetch_messages(generation)
         if self._state.unclaimed_remaining:
             await anyio.sleep(SHARE_SECONDS)
-        return max(0.0, min(self._work_at - time.monotonic(), pause))
+        self._messages_at = time.monotonic() + pause
 
     def _wants_work(self) -> bool:
         return self._state.work_wanted or time.monotonic() >= self._work_at
+
+    def _wants_messages(self) -> bool:
+        return self._state.messages_wanted or time.monotonic() >= self._messages_at
 
     def _poll(self) -> float:
         """Seconds after which to fetch without a hint."""
@@ -141,25 +155,31 @@ class Fetcher:
 
     # -- work items
 
+    async def _fetch_own(self, generation: int) -> None:
+        """Fetch items of sessions that this worker holds. If it gets none, or not all, a fetch of all work follows:
+        immediately, or with the next free slot.
+        """
+        self._state.own_wanted = False
+        if (options := self._fetch_options(only_own=True)) is None:
+            self._state.may_have_work = True
+            return
+        due, self._work_at = self._work_at, 0.0  # in case that this fails
+        fetched = await self._fetch_items(options, generation)
+        if fetched is not None and fetched.items and not fetched.limit_reached:
+            self._work_at = due
+        else:
+            self._state.may_have_work = True
+
     async def _fetch_work(self, generation: int) -> float:
-        limit = min(self._capacity.free_slots(), FETCH_LIMIT) if self._lease.is_serving else 0
-        room = self._capacity.free_bytes(self._activities.size)
-        if limit <= 0 or not room:
-            self._state.waits_for_memory |= limit > 0
+        if (options := self._fetch_options()) is None:
             return self._options.poll_interval
         self._state.may_have_work = False
-        options = self._fetch_options(limit, room)
-        fetch = self._provider.fetch_work_item(self._identity, options)
-        fetched = await self._lease.calls.watch("fetch", fetch, repeated=True)
-        if generation != self._lease.generation:
-            self._state.locks_uncertain = True
+        if (fetched := await self._fetch_items(options, generation)) is None:
             return 0.0
-        self._state.has_backlog = fetched.limit_reached and limit < FETCH_LIMIT
+        self._state.has_backlog = fetched.limit_reached and options.limit < FETCH_LIMIT
         self._state.unclaimed_remaining |= fetched.unclaimed_remaining
         self._state.workers = fetched.workers
         self._state.is_outdated = fetched.outdated
-        for item in fetched.items:
-            self._activities.start(item)
         pause = self._options.poll_interval if fetched.next_due is None else fetched.next_due
         if fetched.crowded:
             pause = min(pause, await self._make_room(options))
@@ -171,7 +191,23 @@ class Fetcher:
             self._lease.begin_operator_drain()
         return 0.0 if fetched.claim_lost or fetched.items else pause
 
-    def _fetch_options(self, limit: int, room: int) -> FetchOptions:
+    async def _fetch_items(self, options: FetchOptions, generation: int) -> WorkFetch | None:
+        """Fetch work items and start them; None if the lease has ended meanwhile."""
+        fetch = self._provider.fetch_work_item(self._identity, options)
+        fetched = await self._lease.calls.watch("fetch", fetch, repeated=True)
+        if generation != self._lease.generation:
+            self._state.locks_uncertain = True
+            return None
+        self._activities.start_all(fetched.items)
+        return fetched
+
+    def _fetch_options(self, *, only_own: bool = False) -> FetchOptions | None:
+        """None while there is no room for work."""
+        limit = min(self._capacity.free_slots(), FETCH_LIMIT) if self._lease.is_serving else 0
+        room = self._capacity.free_bytes(self._activities.size)
+        if limit <= 0 or not room:
+            self._state.waits_for_memory |= limit > 0
+            return None
         return FetchOptions(
             limit=limit,
             max_sessions=self._options.max_sessions_per_runtime,
@@ -182,6 +218,7 @@ class Fetcher:
             timeouts=self._timeouts,
             pack=self._options.placement == PACK,
             tags=self._tags,
+            only_own=only_own,
         )
 
     async def _make_room(self, options: FetchOptions) -> float:

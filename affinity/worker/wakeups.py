@@ -38,6 +38,10 @@ class FetchState:
     """Work may have come that no fetch has seen."""
     work_wanted: bool = True
     """The next fetch is of work items too, and not only of messages."""
+    messages_wanted: bool = True
+    """The next fetch is of messages too, and not only of `own_wanted`."""
+    own_wanted: bool = False
+    """The next fetch brings items of sessions that this worker holds, at least."""
     has_backlog: bool = False
     """Work in the queue waits for a free slot: new work of this worker queues behind it."""
     unclaimed_remaining: bool = False
@@ -92,6 +96,15 @@ class Wakeups:
 
     def _want_work(self) -> None:
         self._state.work_wanted = True
+        self._want_messages()
+
+    def _want_messages(self) -> None:
+        self._state.messages_wanted = True
+        self.fetch_wanted.set()
+
+    def want_own(self) -> None:
+        """Fetch soon: there may be items of sessions that this worker holds."""
+        self._state.own_wanted = True
         self.fetch_wanted.set()
 
     def heed(self, hint: Hint) -> None:
@@ -99,7 +112,9 @@ class Wakeups:
         longest = (self._state.workers - FEW_WORKERS) * SPREAD_SECONDS
         if not hint.to_all or longest <= 0.0:
             if hint.only_messages:
-                self.fetch_wanted.set()
+                self._want_messages()
+            elif hint.only_own:
+                self.want_own()
             else:
                 self.wake_fetcher()
         elif not self._is_spread:

@@ -97,6 +97,10 @@ def hot_verbs(peer: Peer, at: list[OrchestrationItem]) -> list[Callable[[], Awai
     first, second = at
     hand: dict[int, Any] = {}
 
+    async def fetch_own() -> None:
+        hand.update({item.lock.key.activity_id: item for item in await peer.take(10, only_own=True)})
+        assert list(hand) == [1]
+
     async def fetch() -> None:
         hand.update({item.lock.key.activity_id: item for item in await peer.take(10)})
         assert len(hand) == 3
@@ -123,9 +127,11 @@ def hot_verbs(peer: Peer, at: list[OrchestrationItem]) -> list[Callable[[], Awai
         assert (await peer.commit_one(at, update=InstanceUpdate(status="completed"))).committed
 
     return [
+        fetch_own,
         fetch,
         partial(stay_here, second, 10),
         partial(stay_here, replace(second, event_count=2), 11, 12),
+        partial(peer.fetch, only_own=True),
         peer.fetch,
         peer.fetch_instances,
         lambda: peer.renew(hand[2], hand[3]),

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -23,11 +24,11 @@ from affinity.errors import (
     InvalidUrl,
     SchemaMismatch,
 )
-from affinity.provider.contract import Release
+from affinity.provider.contract import Release, WorkFetch
 from affinity.provider.postgres import PostgresProvider, migration
 from affinity.provider.postgres.driver.target import Target
 from affinity.testing.conformance.providers.builders import turn, work_item
-from tests.provider.postgres_stage import SOMEBODY_WAITS, administrator, opened, registered, terminate, until
+from tests.provider.postgres_stage import SOMEBODY_WAITS, administrator, opened, registered, staged, terminate, until
 from tests.servers import PostgresServer, old_and_new
 
 pytestmark = pytest.mark.anyio
@@ -239,6 +240,22 @@ async def test_a_deadlock_is_contention(postgres_migrated: str, admin: psycopg.C
             with pytest.raises(Contention, match="deadlock detected"):
                 await asyncio.gather(release, rival)
         assert all(result.committed for result in await peer.commit(turn(first), turn(second)))
+
+
+async def test_own_work_that_others_have_locked_is_a_lost_claim(
+    postgres_migrated: str, admin: psycopg.Connection[Any]
+) -> None:
+    """Until they let go; and so is work of a session that is lost while the fetch waits for its row."""
+    async with staged(postgres_migrated, admin) as stage:
+        assert (await stage.commit(work_items=[work_item(stage.at, number, "s") for number in (2, 3)])).committed
+        fetch = partial(stage.peer.fetch, only_own=True)
+        with admin.transaction():
+            admin.execute("SELECT FROM worker_queue FOR UPDATE")
+            assert await fetch() == WorkFetch(items=[], claim_lost=True, next_due=None)
+        assert [item.lock.key.activity_id for item in (await fetch()).items] == [2]
+        lost = await stage.overtaken("UPDATE sessions SET locked_until = clock()", fetch())
+        assert (list(lost.items), lost.claim_lost) == ([], True)
+        assert await fetch() == WorkFetch(items=[], claim_lost=False, next_due=None)
 
 
 async def test_a_row_that_was_there_is_a_duplicate(postgres_migrated: str) -> None:

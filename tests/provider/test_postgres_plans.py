@@ -149,11 +149,14 @@ async def test_a_fetch_by_tags_reads_what_it_needs(
             assert (await check(partial(plain.commit_one, at, work_items=items))).committed
             taken = [item.lock.key.activity_id for item in await check(partial(gpu.take, 4))]
             assert sorted(taken) == [1, 2, 3, 4]
+            at = await plain.go_on(replace(at, event_count=1), work_items=[work_item(at, 7, "s")])
+            (own,) = await check(partial(gpu.take, 4, only_own=True))
+            assert (own.lock.key.activity_id, own.session_tag) == (7, "gpu")
             assert len(await check(partial(plain.take, 10))) == 2
             assert not await check(partial(gpu.take, 10))
-            assert len(await check(partial(watched.list_work_items, "i", 10))) == 6
+            assert len(await check(partial(watched.list_work_items, "i", 10))) == 7
             waiting = [replace(work_item(at, n, f"w{n}"), fail_after=1.0, takeover_after=0.5) for n in (11, 12)]
-            assert (await check(partial(plain.commit_one, replace(at, event_count=1), work_items=waiting))).committed
+            assert (await check(partial(plain.commit_one, at, work_items=waiting))).committed
             admin.execute("UPDATE worker_queue SET attend_at = attend_at - '1 s'::interval, waits_since = clock()")
             assert not (await check(partial(gpu.end_waits, 60.0))).failed
             admin.execute(

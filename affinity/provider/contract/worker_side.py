@@ -121,6 +121,8 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         sessions than its capacity. Workers are of one set when their ids differ only in the number at their end, which
         is the ordinal.
 
+        With `FetchOptions.only_own` only kind 1 is eligible.
+
         Every change of holder gives the session a new, greater epoch; an incarnation that claims again what no worker
         has held in between keeps the epoch. Empty when the caller is not alive or is not the current incarnation.
         """

@@ -31,6 +31,7 @@ from affinity.provider.statements import load_statements, without
 _SQL: Final = load_statements(__package__, "fetching.sql")
 CLAIM_ALONE: Final = _SQL["claim_alone"]
 _FETCH: Final = {tagged: without(_SQL["fetch"], part) for tagged, part in ((False, "tagged"), (True, "plain"))}
+_FETCH_OWN: Final = {False: without(_SQL["fetch_own"], "tagged"), True: _SQL["fetch_own"]}
 _CLAIM: Final = {
     tagged: (CLAIM_ALONE, without(_SQL["claim"], part)) for tagged, part in ((False, "tagged"), (True, "plain"))
 }
@@ -53,6 +54,8 @@ class FetchOperations(Operations):
 
     async def fetch_work_item(self, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
         """One statement, unless there is a session to claim: that needs a snapshot taken after a lock."""
+        if options.only_own:
+            return await self._fetch_own(identity, options)
         params = {**caller_params(identity), **_choices(options), **_SHARES, "token": self._token(identity)}
         statement = _FETCH[options.tags != NO_TAGS]
         rows = await self._connections.fetch.run(statement, {**params, "names": Texts(options.names)})
@@ -77,6 +80,15 @@ class FetchOperations(Operations):
         return replace(
             found, next_due=None if found.items else found.next_due, limit_reached=cut or (found.limit_reached and full)
         )
+
+    async def _fetch_own(self, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
+        """See `FetchOptions.only_own`."""
+        params = {**caller_params(identity), **_choices(options), "token": self._token(identity)}
+        statement = _FETCH_OWN[options.tags != NO_TAGS]
+        rows = await self._connections.fetch.run(statement, {**params, "names": Texts(options.names)})
+        raced, waiting = rows[0][:2]
+        items = [to_work_item(row[3:]) for row in rows if row[2] is not None]
+        return WorkFetch(items=items, claim_lost=raced, next_due=None, limit_reached=waiting > len(items))
 
     async def _with_claims(
         self, identity: WorkerIdentity, options: FetchOptions, found: WorkFetch, offered: int, unheld: _Unheld

@@ -271,6 +271,76 @@ LEFT JOIN idle i ON NOT EXISTS (SELECT FROM picked)
 LEFT JOIN taken t ON true
 ORDER BY t.n
 
+-- fetch_own: the oldest items of sessions that the caller holds
+-- Kind 1 of `fetch`. Nearly always there is one item, so it locks without a first read; one more than the limit, to see
+-- whether more waits.
+WITH locked AS MATERIALIZED (
+    SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.unknown_since, q.visible_at, q.attempts,
+        octet_length(q.payload) AS size
+    FROM deliverable_items q
+    WHERE q.route = %(route)s
+      AND EXISTS (SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
+      AND (SELECT s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+               AND (s.next_worker IS NULL OR s.next_until <= clock())
+           FROM sessions s WHERE s.session_id = q.session_id)
+    ORDER BY q.visible_at LIMIT %(limit)s + 1 FOR NO KEY UPDATE OF q SKIP LOCKED
+), held AS MATERIALIZED (
+    -- Locked, so that a session cannot change before the commit.
+    SELECT s.session_id, s.epoch, s.locked_until
+-- [tagged
+        , s.tag
+-- tagged]
+    FROM sessions s
+    WHERE s.session_id = ANY (ARRAY (SELECT session_id FROM locked))
+      AND (s.worker_id = %(worker)s) IS TRUE AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+      AND (s.next_worker IS NULL OR s.next_until <= clock())
+    ORDER BY s.session_id FOR NO KEY UPDATE
+), touched AS (
+    UPDATE sessions s SET locked_until = clock() + %(session_lock)s * interval '1 s', touched_at = clock()
+    FROM held WHERE s.session_id = held.session_id
+      AND held.locked_until < clock() + %(touch_below)s * interval '1 s'
+), picked AS MATERIALIZED (
+    SELECT *
+    FROM (
+        SELECT l.*, held.epoch,
+-- [tagged
+            held.tag,
+-- tagged]
+            row_number() OVER place AS n, sum(l.size) OVER place AS total
+        FROM locked l JOIN held USING (session_id)
+        WINDOW place AS (ORDER BY l.visible_at ROWS UNBOUNDED PRECEDING)
+    ) l
+    WHERE n <= %(limit)s AND total - size < %(max_bytes)s
+), taken AS (
+    UPDATE worker_queue q
+    SET lock_worker = %(worker)s, lock_incarnation = %(incarnation)s, lock_token = %(token)s || '.' || p.n,
+        locked_until = clock() + %(item_lock)s * interval '1 s',
+        attempts = q.attempts + (q.attempts - q.failures < %(uncounted_after)s)::int,
+        unknown_since = CASE WHEN q.name = ANY (%(names)s) AND (q.needs IS NULL OR q.needs = ANY (%(names)s)) THEN NULL
+            ELSE q.unknown_since END
+    FROM picked p
+    WHERE q.instance_id = p.instance_id AND q.execution_id = p.execution_id AND q.activity_id = p.activity_id
+    RETURNING p.n, q.instance_id, q.execution_id, q.activity_id, q.lock_token, q.name, q.payload, q.session_id, p.epoch,
+        p.attempts + 1, q.failures, extract(epoch FROM clock() - p.unknown_since)::float8 AS unknown_for,
+        extract(epoch FROM clock() - q.enqueued_at)::float8 AS queued_for, q.order_session IS NOT NULL AS ordered
+-- [tagged
+        , p.tag
+-- tagged]
+)
+SELECT
+    -- Read only when nothing was taken: what others had locked.
+    NOT EXISTS (SELECT FROM picked) AND EXISTS (
+        SELECT FROM deliverable_items q
+        WHERE q.route = %(route)s
+          AND EXISTS (SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
+          AND (SELECT s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s AND s.locked_until > clock()
+                   AND (s.next_worker IS NULL OR s.next_until <= clock())
+               FROM sessions s WHERE s.session_id = q.session_id)
+    ) AS raced,
+    (SELECT count(*) FROM locked) AS waiting, t.*
+FROM (SELECT) one LEFT JOIN taken t ON true
+ORDER BY t.n
+
 -- claim_alone: capacity must be counted after every other claim of this worker, and drain, has ended: lock, then count anew
 SELECT FROM workers WHERE worker_id = %(worker)s FOR NO KEY UPDATE
 

@@ -77,6 +77,9 @@ class _CandidateRow(NamedTuple):
 
 
 def fetch(database: Database, tokens: Tokens, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
+    if options.only_own:
+        found = database.read(_has_own, identity, options)
+        return database.write(_take_own, tokens, identity, options) if found else NOTHING
     nothing = database.read(_look, identity, options)
     return database.write(_take, tokens, identity, options) if nothing is None else nothing
 
@@ -171,6 +174,20 @@ def _take(tx: Tx, tokens: Tokens, identity: WorkerIdentity, options: FetchOption
         assigned=sorted(batch.assigned.union(peeked.assigned_to(options))),
         outdated=outdated,
     )
+
+
+def _has_own(tx: Tx, identity: WorkerIdentity, options: FetchOptions) -> bool:
+    """Whether there may be an item for `FetchOptions.only_own`."""
+    return bool(tx.value(SQL["peek_own"], _arguments(tx, identity, options)))
+
+
+def _take_own(tx: Tx, tokens: Tokens, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
+    if not _has_own(tx, identity, options):  # the lease ended while we waited for the lock
+        return NOTHING
+    batch = _FetchBatch(tx, tokens, identity, options, _arguments(tx, identity, options))
+    batch.scan(own_route(identity.worker_id))
+    batch.pick(0)
+    return batch.lock()
 
 
 class _FetchBatch:
@@ -295,6 +312,8 @@ class _FetchBatch:
         """After all that was picked is locked, whether there would be something for another fetch."""
         if len(self._picked) < self._options.limit:
             return False
+        if self._options.only_own:
+            return _has_own(self._tx, self._identity, self._options)
         row = self._tx.row(SQL["peek"], self._arguments)
         assert row is not None
         peeked = _PeekRow(*row)

@@ -26,6 +26,16 @@ SELECT w.draining,
 FROM workers AS w
 WHERE w.worker_id = :worker_id AND w.incarnation = :incarnation AND w.locked_until > :now;
 
+-- peek_own: whether an item waits on the caller's own route; no row if the caller is not alive
+SELECT EXISTS (
+    SELECT 1 FROM worker_queue AS q
+    WHERE q.route = :own AND q.visible_at <= :now
+      AND (q.lock_token IS NULL OR q.locked_until <= :now
+           OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
+)
+FROM workers AS w
+WHERE w.worker_id = :worker_id AND w.incarnation = :incarnation AND w.locked_until > :now;
+
 -- peek_new: whether there is something to fetch that claims a session
 SELECT EXISTS (
     SELECT 1 FROM worker_queue AS q

@@ -44,6 +44,7 @@ class Choices(TypedDict, total=False):
     max_bytes: int
     timeouts: Timeouts
     pack: bool
+    only_own: bool
 
 
 def fetch_options(limit: int = 1, **choices: Unpack[Choices]) -> FetchOptions:
@@ -57,6 +58,7 @@ def fetch_options(limit: int = 1, **choices: Unpack[Choices]) -> FetchOptions:
         max_bytes=choices.get("max_bytes", MAX_BATCH_BYTES),
         timeouts=choices.get("timeouts", TIMEOUTS),
         pack=choices.get("pack", False),
+        only_own=choices.get("only_own", False),
     )
 
 

@@ -31,6 +31,7 @@ from affinity.testing.conformance.providers.management import ManagementRules
 from affinity.testing.conformance.providers.moves import MoveRules
 from affinity.testing.conformance.providers.ordering import OrderRules
 from affinity.testing.conformance.providers.origins import OriginRules
+from affinity.testing.conformance.providers.own_fetches import OwnFetchRules
 from affinity.testing.conformance.providers.ownership import OwnershipRules
 from affinity.testing.conformance.providers.placing import PlacingRules
 from affinity.testing.conformance.providers.planned_moves import OperatorDrainRules, PlannedMoveRules
@@ -62,6 +63,7 @@ from affinity.testing.conformance.providers.workers import WorkerRules
 class ProviderConformance(
     WorkerRules,
     RoutingRules,
+    OwnFetchRules,
     TakeoverRules,
     RolloutRules,
     TagRules,
