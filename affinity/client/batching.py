@@ -8,8 +8,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, Generic, NamedTuple, TypeVar
 
-import anyio.lowlevel
-
 from affinity.client.calls import batches, retry
 from affinity.errors import ClientError, ProviderError
 
@@ -66,8 +64,9 @@ class Batcher(Generic[Request, Result]):
                 if not self._queue:
                     self._arrived.clear()
                     await self._arrived.wait()
-                for _ in range(JOIN_STEPS):
-                    await anyio.lowlevel.checkpoint()
+                if len(batch) > 1 or len(self._queue) > 1:  # one caller has none that could join it
+                    for _ in range(JOIN_STEPS):
+                        await asyncio.sleep(0)
                 for batch in batches(self._take(), lambda each: self._size_of(each.request)):
                     await self._call(batch)
         finally:

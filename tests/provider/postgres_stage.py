@@ -144,6 +144,7 @@ def hot_verbs(peer: Peer, at: list[OrchestrationItem]) -> list[Callable[[], Awai
         finish,
         lambda: peer.provider.send_message([NewMessage(instance_id="j", payload="x")]),
         lambda: peer.provider.wake({None: Hint()}, ["i", "j"]),
+        lambda: peer.provider.wake({None: Hint(), "a": Hint()}),
         lambda: peer.provider.read_history([HistoryCursor("j", 1)]),
         lambda: peer.provider.get_instance(["j"]),
         peer.renew_lease,

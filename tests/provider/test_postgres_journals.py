@@ -192,6 +192,40 @@ async def check_reads(watched: PostgresProvider, check: Any, last_seq: int) -> N
         assert len(page.stream) == (2 if "stream" in fields else 0)
 
 
+async def test_plain_pages_are_those_of_the_statement_for_all_queries(postgres_migrated: str) -> None:
+    """With any bounds; of a fork, whose page has entries of its base or none, of what is pruned, and of what is not
+    there.
+    """
+    async with opened(postgres_migrated) as provider:
+        texts = [said("s", entry=NewEntry(kind="note", payload=f'"{"x" * n}"')) for n in range(12)]
+        (first, *_) = await provider.append_journal([*texts, said("t"), said("pruned"), said("pruned")])
+        base = JournalRange(first.journal_id, 6)
+        fork = JournalBirth(
+            session_id="fork", kind="chat", start=start("fork"), lineage="fork", operator="fork", base=base
+        )
+        assert [each.outcome for each in await provider.create_journals([fork])] == ["created"]
+        await provider.append_journal([replace(said("fork"), start=None) for _ in range(3)])
+        with administrator(postgres_migrated) as admin:
+            admin.execute("UPDATE journals SET first_seq = 2 WHERE session_id = 'pruned'")
+            admin.execute("DELETE FROM instances WHERE instance_id = 't'")
+        batches = [
+            [JournalQuery(session_id=name, after=after, before=before, limit=limit) for name in names]
+            for names in (["s"], ["pruned", "s", "none", "t", "s"], ["fork"], ["t", "fork"])
+            for after in (0, 1, 5, 6, 8, 100)
+            for before in (None, 8)
+            for limit in (0, 1, 3, 100)
+        ]
+        plain = 0
+        for queries, most in [(each, most) for each in batches for most in (1, 15, 60, 10_000)]:
+            light = await provider._read_plain(queries, most)
+            plain += light is not None
+            assert light in (None, await provider._read_any(queries, most)), (queries, most)
+        assert plain > len(batches)
+        (page,) = await provider.read_journal([JournalQuery(session_id="fork", after=4)])
+        assert page is not None
+        assert [entry.seq for entry in page.entries] == [5, 6, 7, 8, 9]
+
+
 RARE: Final[tuple[dict[str, Any], ...]] = (
     {},
     {"kind": "chat"},

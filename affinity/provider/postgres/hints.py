@@ -18,12 +18,15 @@ from affinity.errors import ConnectionLost, ProviderError
 from affinity.provider.contract import Hint, HintSource, WorkerIdentity
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.driver.target import Target
+from affinity.provider.postgres.driver.wire import Params
 from affinity.provider.postgres.operations import Operations
 
 UNSUBSCRIBE_TIMEOUT: Final = 1.0
 """Seconds that the end of a subscription may take."""
 
-_NOTIFY: Final = """
+_NOTIFY: Final = "SELECT pg_notify(c, h) FROM unnest(%(channels)s, %(hints)s) AS n (c, h)"
+
+_NOTIFY_OWNERS: Final = """
 WITH recipient AS (
     SELECT worker_id, hint FROM unnest(%(workers)s, %(hints)s) AS h (worker_id, hint)
     UNION
@@ -62,13 +65,18 @@ class HintOperations(Operations):
 
     async def wake(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
         hints = {worker: text for worker, hint in workers.items() if (text := _encode(hint))}
-        if hints or owners_of:
-            params = {
+        target = self._connections.target
+        if owners_of:
+            params: Params = {
                 "workers": Texts(hints),
                 "hints": Texts(hints.values()),
                 "instances": Texts(owners_of),
-                "schema": self._connections.target.schema,
+                "schema": target.schema,
             }
+            await self._connections.quick.run(_NOTIFY_OWNERS, params)
+        elif hints:
+            channels = Texts(_channel(target, worker) for worker in hints)
+            params = {"channels": channels, "hints": Texts(hints.values())}
             await self._connections.quick.run(_NOTIFY, params)
 
 
@@ -104,8 +112,8 @@ class _Listener:
 
 
 def _channel(target: Target, worker_id: str | None) -> str:
-    """The channel of one worker, or of all, as in the statement above. Names may be longer than the 63 bytes that a
-    channel's may have.
+    """The channel of one worker, or of all, as in the statement that looks for owners. Names may be longer than the 63
+    bytes that a channel's may have.
     """
     name = target.schema if worker_id is None else f"{target.schema} {worker_id}"
     return f"affinity_{sha256(name.encode()).hexdigest()[:40]}"

@@ -76,6 +76,29 @@ class JournalOperations(Operations):
     ) -> Sequence[JournalPage | None]:
         if not queries:
             return []
+        found = await self._read_plain(queries, max_bytes) if all(map(_is_plain, queries)) else None
+        if found is None:
+            found = await self._read_any(queries, max_bytes)
+        return [found.get(n) for n in range(1, len(queries) + 1)]
+
+    async def _read_plain(self, queries: Sequence[JournalQuery], max_bytes: int) -> dict[int, JournalPage] | None:
+        """Pages by the number of their query; None: one of them needs entries that its journal inherits."""
+        params = {
+            "session": Texts(query.session_id for query in queries),
+            "after": Ints(query.after for query in queries),
+            "before": Ints(_NO_BOUND if query.before is None else query.before for query in queries),
+            "limit": Ints(query.limit for query in queries),
+            "max_bytes": Int8(max_bytes),
+        }
+        found: dict[int, JournalPage] = {}
+        for n, group in groupby(await self._connections.quick.run(_SQL["read_plain"], params), itemgetter(0)):
+            rows = list(group)
+            if rows[0][1]:
+                return None
+            found[n] = _to_plain_page(rows, queries[n - 1].limit)
+        return found
+
+    async def _read_any(self, queries: Sequence[JournalQuery], max_bytes: int) -> dict[int, JournalPage]:
         streams = [query.stream for query in queries]
         params = {
             "session": Texts(query.session_id for query in queries),
@@ -95,7 +118,7 @@ class JournalOperations(Operations):
         found: dict[int, JournalPage] = {}
         for n, rows in groupby(await self._connections.quick.run(_SQL["read"], params), itemgetter(0)):
             found[n] = _to_page(queries[n - 1].session_id, list(rows))
-        return [found.get(n) for n in range(1, len(queries) + 1)]
+        return found
 
 
 def append_params(appends: Sequence[JournalAppend]) -> Params:
@@ -191,6 +214,37 @@ def _to_pending(rows: Sequence[Row], limit: int) -> PendingWork:
         next_due=min(waits, default=None),
         home=home,
         epoch=epoch or 0,
+    )
+
+
+def _is_plain(query: JournalQuery) -> bool:
+    """By number, oldest first, and without provisional output: what a client reads for a reply."""
+    return not (
+        query.kinds
+        or query.pending
+        or query.newest_first
+        or query.wake_id is not None
+        or query.event_id is not None
+        or query.stream is not None
+    )
+
+
+def _to_plain_page(rows: Sequence[Row], limit: int) -> JournalPage:
+    _, _, journal_id, kind, processed, first_seq, last_seq, closed, parent, status, *_ = rows[0]
+    _, has_next, fits, seq, *_ = rows[-1][9:]
+    entries = [Entry._make(row[12:]) for row in rows if row[11] and row[12] is not None]
+    return JournalPage(
+        journal_id=journal_id,
+        kind=kind,
+        processed=processed,
+        first_seq=first_seq,
+        last_seq=last_seq,
+        closed=closed,
+        parent=parent,
+        instance_status=status,
+        entries=entries[:limit],
+        more=has_next or len(entries) > limit or (seq is not None and not fits),
+        stream=[],
     )
 
 

@@ -36,6 +36,31 @@ FROM (
 WHERE p.place = 1 OR p.place <= %(limit)s AND p.before < %(max_bytes)s
 ORDER BY p.n, p.seq
 
+-- read_plain: as `read`, of pages by number, oldest first, without streams and without what a journal inherits
+SELECT p.n, p.is_inherited, p.journal_id, p.kind, p.processed, p.first_seq, p.last_seq, p.closed, p.parent,
+    CASE WHEN p.is_first THEN (SELECT i.status FROM instances i WHERE i.instance_id = p.session_id) END,
+    p.has_next, p.fits, p.seq, p.entry_kind, CASE WHEN p.fits THEN p.payload END, p.event_id, p.wake_id, p.is_input,
+    p.recorded_at
+FROM (
+    SELECT q.n, q.session_id, j.journal_id, j.kind, j.processed, j.first_seq, j.last_seq, j.closed, j.parent,
+        b.is_inherited, f.seq, f.kind AS entry_kind, f.payload, f.event_id, f.wake_id, f.is_input, f.recorded_at,
+        lag(q.n) OVER in_order IS DISTINCT FROM q.n AS is_first,
+        lead(q.n) OVER in_order IS NOT DISTINCT FROM q.n AS has_next,
+        coalesce(sum(octet_length(f.payload)) OVER in_order, 0) < %(max_bytes)s AS fits
+    FROM unnest(%(session)s, %(after)s, %(before)s, %(limit)s) WITH ORDINALITY AS q (session_id, after, before, lim, n)
+    JOIN journals j ON j.session_id = q.session_id
+    CROSS JOIN LATERAL (SELECT (greatest(q.after, j.first_seq - 1) < j.base_seq) IS TRUE AS is_inherited) b
+    LEFT JOIN LATERAL (
+        SELECT e.* FROM journal_entries e
+        WHERE NOT b.is_inherited
+          AND e.journal_id = j.journal_id AND e.seq > greatest(q.after, j.first_seq - 1) AND e.seq < q.before
+        ORDER BY e.seq LIMIT q.lim + 1
+    ) f ON true
+    WINDOW in_order AS (ORDER BY q.n, f.seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+) p
+WHERE p.is_first OR p.fits
+ORDER BY p.n, p.seq
+
 -- read: a page of each journal, and the stream that is under way; a row for each entry, or one
 SELECT p.n, p.journal_id, p.kind, p.processed, p.first_seq, p.last_seq, p.closed, p.parent, p.found,
     CASE WHEN p.fits THEN p.seq END, p.entry_kind, CASE WHEN p.fits THEN p.payload END, p.event_id, p.wake_id,
