@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from affinity.testing.conformance.providers.asleep import AsleepRules
 from affinity.testing.conformance.providers.batches import BatchRules
 from affinity.testing.conformance.providers.births import BirthRules
 from affinity.testing.conformance.providers.byte_limits import ByteLimitRules
@@ -106,6 +107,7 @@ class ProviderConformance(
     JournalRequestRules,
     JournalReadingRules,
     JournalWriteRules,
+    AsleepRules,
     JournalStreamRules,
     JournalAdministrationRules,
     JournalForkRules,
