@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Final, LiteralString
+from typing import Any, Final, LiteralString, NamedTuple
 
 from affinity.journal import JournalAppend, JournalWrite, NewEntry
 from affinity.provider.postgres.driver.arrays import Bools, Ints, Texts
@@ -35,42 +35,58 @@ def sorted_writes(writes: Sequence[JournalWrite]) -> list[JournalWrite]:
     return sorted(writes, key=_BY_KEY)
 
 
-def write_calls(writes: Sequence[JournalWrite]) -> tuple[LiteralString, Params]:
-    """Calls that apply all of some writes of different journals, for a select list, and their parameters.
+class WriteCalls(NamedTuple):
+    """Calls for a select list, in their order: what wakes add to their journals, then what follows from that."""
+
+    write: LiteralString
+    behind: Sequence[LiteralString]  # births, appends
+    params: Params
+
+
+def write_calls(writes: Sequence[JournalWrite], also: Collection[str] = ()) -> WriteCalls:
+    """Calls that apply all of some writes of different journals, and their parameters.
 
     Args:
         writes: as `sorted_writes` returns them.
+        also: sessions of other journals that the statement locks, with these and in the same order.
     """
-    return _calls(writes, "", "")
+    return _calls(writes, "", "", also)
 
 
 def ack_calls(writes: Sequence[JournalWrite]) -> tuple[LiteralString, Params]:
     """The same for the statement of the acks, of which some may not pass."""
-    calls, params = _calls(writes, _ONLY_WRITES, _ONLY_APPENDS)
+    write, behind, params = _calls(writes, _ONLY_WRITES, _ONLY_APPENDS)
     params = {"write_also": _NO_SESSIONS, **params, **judge_params(writes)}
-    return calls, {**params, "append_of": Ints([n for n, write in enumerate(writes, 1) for _ in write.appends])}
+    return ", ".join([write, *behind]), {
+        **params,
+        "append_of": Ints([n for n, write in enumerate(writes, 1) for _ in write.appends]),
+    }
 
 
 def _calls(
-    writes: Sequence[JournalWrite], only_writes: LiteralString, only_appends: LiteralString
-) -> tuple[LiteralString, Params]:
-    columns = write_params(writes)
-    calls = f"(SELECT {call_of('write_journals_1', tuple(columns), _WRITE, only_writes)})"
+    writes: Sequence[JournalWrite],
+    only_writes: LiteralString,
+    only_appends: LiteralString,
+    also: Collection[str] = (),
+) -> WriteCalls:
+    columns = write_params(writes, also)
+    write: LiteralString = f"(SELECT {call_of('write_journals_1', tuple(columns), _WRITE, only_writes)})"
     params = {_WRITE + name: value for name, value in columns.items()}
-    if any(write.births or write.home for write in writes):
+    behind: list[LiteralString] = []
+    if any(one.births or one.home for one in writes):
         columns = birth_params(writes)
-        calls = f"{calls}, (SELECT {call_of('bear_journals_1', tuple(columns), _BEAR, only_writes)})"
+        behind.append(f"(SELECT {call_of('bear_journals_1', tuple(columns), _BEAR, only_writes)})")
         params |= {_BEAR + name: value for name, value in columns.items()}
-    if appends := [one for write in writes for one in write.appends]:
+    if appends := [append for one in writes for append in one.appends]:
         columns = append_params(appends)
-        call = call_of("append_journals_1", tuple(columns), _APPEND, only_appends)
+        call = call_of("append_journals_2", tuple(columns), _APPEND, only_appends)
         params |= {_APPEND + name: value for name, value in columns.items()}
         done: LiteralString = "cardinality(places)"
         if bounces := _bounces(appends):
             done = "bounce_journals_1(places, outcomes, %(bounces)s)"
             params["bounces"] = json.dumps(bounces, ensure_ascii=False)
-        calls = f"{calls}, (SELECT {done} FROM {call})"  # noqa: S608 -- literals only
-    return calls, params
+        behind.append(f"(SELECT {done} FROM {call})")  # noqa: S608 -- literals only
+    return WriteCalls(write, behind, params)
 
 
 def _bounces(appends: Sequence[JournalAppend]) -> list[Mapping[str, Any]]:
@@ -93,7 +109,7 @@ def _bounce(place: int, append: JournalAppend, entry: NewEntry) -> Mapping[str, 
     }
 
 
-def write_params(writes: Sequence[JournalWrite]) -> Params:
+def write_params(writes: Sequence[JournalWrite], also: Collection[str] = ()) -> Params:
     """The parameters of ``write_journals_1``, without those that this batch has no use for."""
     entries = [entry for write in writes for entry in write.entries]
     params: dict[str, Any] = {
@@ -117,8 +133,9 @@ def write_params(writes: Sequence[JournalWrite]) -> Params:
         params["clear"] = Ints(cleared)
     if any(_is_rare(write) for write in writes):
         params["rare"] = json.dumps(_rare(writes), ensure_ascii=False)
-    if also := {one.session_id for write in writes for each in write.appends for one in (each, each.if_refused) if one}:
-        params["also"] = Texts(also)
+    sent = {one.session_id for write in writes for each in write.appends for one in (each, each.if_refused) if one}
+    if sent or not {write.session_id for write in writes}.issuperset(also):
+        params["also"] = Texts(sent.union(also))
     return params
 
 

@@ -57,9 +57,11 @@ class JournalOperations(Operations):
                 if error.code != BATCH_REFUSED or attempt == _MAX_ROUNDS:
                     raise
         outcomes: dict[int, Appended] = {}
-        for place, outcome, seq, journal_id, created in zip(*columns, strict=True):
+        holders = columns.pop() or [None] * len(appends)
+        for place, outcome, seq, journal_id, created, woken, holder in zip(*columns, holders, strict=True):
             has_number = outcome == "repeated" or (outcome is None and appends[place - 1].entry is not None)
-            outcomes[place] = Appended(outcome or "appended", seq if has_number else 0, journal_id or 0, created)
+            number = seq if has_number else 0
+            outcomes[place] = Appended(outcome or "appended", number, journal_id or 0, created, woken, holder)
         return [outcomes[place] for place in range(1, len(appends) + 1)]
 
     async def get_pending(
@@ -122,7 +124,7 @@ class JournalOperations(Operations):
 
 
 def append_params(appends: Sequence[JournalAppend]) -> Params:
-    """The parameters of ``append_journals_1``, without the groups that this batch has no use for."""
+    """The parameters of ``append_journals_2``, without the groups that this batch has no use for."""
     entries = [one.entry for one in appends]
     params: dict[str, Any] = {
         "session": Texts(one.session_id for one in appends),
@@ -146,8 +148,8 @@ def append_params(appends: Sequence[JournalAppend]) -> Params:
 
 
 def append_call(names: tuple[LiteralString, ...]) -> LiteralString:
-    """The call of ``append_journals_1`` with these arguments; the others are NULL."""
-    return call_of("append_journals_1", names)
+    """The call of ``append_journals_2`` with these arguments; the others are NULL."""
+    return call_of("append_journals_2", names)
 
 
 @cache

@@ -1,5 +1,5 @@
 -- append: inputs, with the journals and instances that they start
-SELECT places, outcomes, seqs, journal_ids, created
+SELECT places, outcomes, seqs, journal_ids, created, woken, holders
 
 -- pending: what the next wake of each session has to do; a row for each input, or one
 SELECT p.n, p.journal_id, p.kind, p.processed, p.last_seq, p.closed, p.parent, p.found,

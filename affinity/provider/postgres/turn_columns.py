@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, LiteralString, NamedTuple, TypeAlias
 
 from affinity.provider.contract import (
     FINISHED,
+    Birth,
     InstanceUpdate,
     NewMessage,
     NewWorkItem,
     SessionHold,
     Turn,
+    WorkKey,
 )
 from affinity.provider.postgres.driver.arrays import Bools, Floats, Int, Ints, Packed, Text, Texts
 from affinity.provider.postgres.session_store import state_columns
@@ -44,12 +46,37 @@ def ends(turn: Turn) -> bool:
 
 
 def sent_items(turn: Turn) -> Sequence[NewWorkItem]:
-    """Those of its work items that are queued at all: not where the same turn cancels them, or ends its instance."""
+    """Those of its work items that the commit itself queues: not those that sleep, nor where the same turn cancels them,
+    or ends its instance.
+    """
     if turn.update is None and not turn.cancel_activities:  # nearly always
-        return turn.work_items
+        return [item for item in turn.work_items if not item.asleep]
     if finishes(turn):
         return ()
-    return [item for item in turn.work_items if item.key.activity_id not in turn.cancel_activities]
+    return [item for item in turn.work_items if not (item.asleep or item.key.activity_id in turn.cancel_activities)]
+
+
+class Sleep(NamedTuple):
+    """What a batch says of work items that sleep."""
+
+    items: Sequence[NewWorkItem]  # those that are to sleep: the last of each turn
+    births: Sequence[Birth]  # of their instances
+    cancelled: Sequence[WorkKey]  # may sleep, or have been woken meanwhile
+    instances: Collection[str]  # of all of these, which have the ids of their journals
+
+
+def find_sleep(turns: Sequence[Turn]) -> Sleep:
+    """Of the turns that go on with their executions: what sleeps is gone with its execution."""
+    found: dict[str, tuple[NewWorkItem, Birth]] = {}
+    cancelled: list[WorkKey] = []
+    for turn in turns:
+        if (turn.work_items or turn.cancel_activities) and not ends(turn):
+            for item in turn.work_items:
+                if item.asleep and item.key.activity_id not in turn.cancel_activities:
+                    found[turn.instance_id] = (item, turn.birth)
+            cancelled += [WorkKey(turn.instance_id, turn.execution_id, number) for number in turn.cancel_activities]
+    items, births = [item for item, _ in found.values()], [birth for _, birth in found.values()]
+    return Sleep(items, births, cancelled, {*found, *(key.instance_id for key in cancelled)})
 
 
 def commit_columns(turns: Sequence[Turn], sent: Sequence[Sequence[NewWorkItem]]) -> Columns:
@@ -111,6 +138,35 @@ def consume_params(turns: Sequence[Turn]) -> Columns:
         "consumed_of": Texts([instance_id for instance_id, _ in consumed]),
         "consumed": Ints([message for _, message in consumed]),
     }
+
+
+def sleep_params(sleep: Sleep, *, locks: bool) -> Columns:
+    """The parameters of ``sleep_items_1``, without those that this batch has no use for.
+
+    Args:
+        sleep: of the batch.
+        locks: whether the function is to lock the journals, which nothing before it has locked.
+    """
+    columns: Columns = {}
+    if sleep.items:
+        columns |= {
+            "instance": Texts([item.key.instance_id for item in sleep.items]),
+            "birth": Texts(sleep.births),
+            "execution": Ints([item.key.execution_id for item in sleep.items]),
+            "activity": Ints([item.key.activity_id for item in sleep.items]),
+            "name": Texts([item.name for item in sleep.items]),
+            "session": Texts([item.session_id for item in sleep.items]),
+            "payload": Texts([item.payload for item in sleep.items]),
+        }
+    if sleep.cancelled:
+        columns |= {
+            "cancel_instance": Texts([key.instance_id for key in sleep.cancelled]),
+            "cancel_execution": Ints([key.execution_id for key in sleep.cancelled]),
+            "cancel_activity": Ints([key.activity_id for key in sleep.cancelled]),
+        }
+    if locks:
+        columns["lock"] = Texts(sleep.instances)
+    return columns
 
 
 def fence_check_columns(turns: Sequence[Turn]) -> Columns:
@@ -211,7 +267,15 @@ def fused_params(turns: Sequence[Turn]) -> Columns | None:
         return None
     (ack,), (item,) = turn.acks, turn.work_items
     is_plain = item.lock_here and not (item.claim_here or item.ordered or item.is_restricted) and item.delay <= 0
-    if not is_plain or turn.consumed or turn.journals or turn.replies or turn.release_sessions or any(_needs(turns)):
+    if (
+        not is_plain
+        or item.asleep
+        or turn.consumed
+        or turn.journals
+        or turn.replies
+        or turn.release_sessions
+        or any(_needs(turns))
+    ):
         return None
     return {
         "instance": Text(turn.instance_id),

@@ -30,9 +30,11 @@ from affinity.provider.contract import (
     Turn,
     TurnResult,
     WorkerIdentity,
+    WorkKey,
 )
 from affinity.provider.postgres.driver.errors import BATCH_REFUSED
 from affinity.provider.postgres.journal_writes import judge_params, sorted_writes, write_calls
+from affinity.provider.postgres.journals import call_of
 from affinity.provider.postgres.operations import Operations
 from affinity.provider.postgres.releasing import release_params
 from affinity.provider.postgres.turn_columns import (
@@ -40,13 +42,16 @@ from affinity.provider.postgres.turn_columns import (
     REPLY,
     RESTRICT,
     Columns,
+    Sleep,
     commit_columns,
     consume_params,
     fence_check_columns,
+    find_sleep,
     fused_params,
     reply_params,
     restriction_params,
     sent_items,
+    sleep_params,
 )
 from affinity.provider.postgres.work_items import lengths
 from affinity.provider.rows import to_locked_item
@@ -60,6 +65,7 @@ _COMMIT_FUSED: Final = _SQL["commit_fused"]
 _result: Final = constructor(TurnResult)
 
 _NOT_QUEUED: Final = Placed(item=None, holder=None)
+_ASLEEP: Final = Placed(item=None, holder=None, asleep=True)
 
 _MAX_ROUNDS: Final = 5
 """Refused commits of one batch before `Contention` is raised: another worker changes a fence before each of them."""
@@ -129,31 +135,44 @@ class TurnOperations(Operations):
             "token": token,
             **commit_columns(turns, sent),
         }
-        call = _call(tuple(params))
-        if journals := sorted_writes([write for turn in turns for write in turn.journals]):
-            calls, columns = write_calls(journals)
-            call = call.replace("SELECT ", f"SELECT {calls}, ", 1)
-            params.update(columns)
-        if released := [session_id for turn in turns for session_id in turn.release_sessions]:
-            call = call.replace("SELECT ", "SELECT release_sessions_2(%(release)s, %(reroute)s), ", 1)
-            params.update(release_params(released))
-        if any(turn.replies for turn in turns):
-            call = call.replace("SELECT ", f"SELECT {REPLY}, ", 1)
-            params.update(reply_params(turns))
-        if restricted := [item for of_turn in sent for item in of_turn if item.is_restricted]:
-            call = call.replace("SELECT ", f"SELECT {RESTRICT}, ", 1)
-            params.update(restriction_params(restricted))
+        function = _call(tuple(params))
+        calls: list[LiteralString] = []
         if any(turn.consumed for turn in turns):
-            call = call.replace("SELECT ", f"SELECT {CONSUME}, ", 1)
+            calls.append(CONSUME)
             params.update(consume_params(turns))
-        ((*_, held, epochs, locked, holders),) = await self._connections.commit.run(call, params)
+        if restricted := [item for of_turn in sent for item in of_turn if item.is_restricted]:
+            calls.append(RESTRICT)
+            params.update(restriction_params(restricted))
+        if any(turn.replies for turn in turns):
+            calls.append(REPLY)
+            params.update(reply_params(turns))
+        if released := [session_id for turn in turns for session_id in turn.release_sessions]:
+            calls.append("release_sessions_2(%(release)s, %(reroute)s)")
+            params.update(release_params(released))
+        sleep = find_sleep(turns)
+        journals = sorted_writes([write for turn in turns for write in turn.journals])
+        written = write_calls(journals, also=sleep.instances) if journals else None
+        if written is not None:
+            calls.append(written.write)
+            params.update(written.params)
+        at = len(calls)
+        if sleep.instances:
+            columns = sleep_params(sleep, locks=written is None)
+            calls.append(call_of("sleep_items_1", tuple(columns), "sleep_"))
+            params.update({"sleep_" + name: column for name, column in columns.items()})
+        if written is not None:
+            calls += written.behind
+        names: LiteralString = "held, epochs, locked, holders"
+        call = f"SELECT {', '.join([*calls, names])} FROM {function}"  # noqa: S608 -- literals only
+        ((*done, held, epochs, locked, holders),) = await self._connections.commit.run(call, params)
         answer = _Answer(token, dict(zip(held or (), epochs or (), strict=True)), locked, holders)
         numbers = count(1)
         places = [[answer.place(next(numbers), item) for item in of_turn] for of_turn in sent]
+        beside = _beside(sleep, done[at]) if sleep.items else {}
         return {
             turn.instance_id: _result(
                 committed=True,
-                placed=found if len(of_turn) == len(turn.work_items) else _placed(turn, of_turn, found),
+                placed=found if len(of_turn) == len(turn.work_items) else _placed(turn, of_turn, found, beside),
             )
             for turn, of_turn, found in zip(turns, sent, places, strict=True)
         }
@@ -200,10 +219,22 @@ def _check_refused(error: Contention) -> None:
         raise error
 
 
-def _placed(turn: Turn, sent: Sequence[NewWorkItem], places: list[Placed]) -> list[Placed]:
-    """The places of all its work items, when ``places`` has those of the items that were sent."""
-    found = {item.key: place for item, place in zip(sent, places, strict=True)}
+def _placed(
+    turn: Turn, sent: Sequence[NewWorkItem], places: list[Placed], beside: Mapping[WorkKey, Placed]
+) -> list[Placed]:
+    """The places of all its work items, when ``places`` has those of the items that the commit itself has queued."""
+    found = {**beside, **{item.key: place for item, place in zip(sent, places, strict=True)}}
     return [found.get(item.key, _NOT_QUEUED) for item in turn.work_items]
+
+
+def _beside(sleep: Sleep, queued: Sequence[str | None] | None) -> dict[WorkKey, Placed]:
+    """The places of items that were to sleep, from the answer of ``sleep_items_1``."""
+    keys = [item.key for item in sleep.items]
+    holders = queued if queued is not None else [None] * len(keys)
+    return {
+        key: _ASLEEP if holder is None else Placed(None, holder or None)
+        for key, holder in zip(keys, holders, strict=True)
+    }
 
 
 class _WrittenRow(NamedTuple):
@@ -258,7 +289,7 @@ def _call(names: tuple[LiteralString, ...]) -> LiteralString:
     """The call of a commit with these arguments; the others are NULL."""
     function: LiteralString = "commit_plain_turns_1" if _PLAIN.issuperset(names) else "commit_turns_3"
     arguments = ", ".join([f"_{name} => %({name})s" for name in names])
-    return f"SELECT held, epochs, locked, holders FROM {function}({arguments})"  # noqa: S608 -- literals only
+    return f"{function}({arguments})"
 
 
 class _Answer:
