@@ -11,7 +11,17 @@ import psycopg
 import pytest
 
 from affinity.journal import NewRequest
-from affinity.provider.contract import SessionHold, Token, Turn, TurnResult, WorkItem
+from affinity.provider.contract import (
+    Birth,
+    NewWorkItem,
+    Placed,
+    SessionHold,
+    Token,
+    Turn,
+    TurnResult,
+    WorkItem,
+    WorkKey,
+)
 from affinity.provider.postgres import PostgresProvider, turns
 from affinity.records import ActivityRun, StateWrite
 from affinity.testing.conformance.providers.builders import state, state_write, turn, work_item
@@ -217,6 +227,61 @@ async def test_a_wake_alone_needs_no_session(
     assert admin.execute(touched).fetchone() in ([(True,)] if "workers" in change else [(False,), None])
 
 
+SLEEPING: Final = "SELECT birth, execution_id, activity_id, name, session_id, payload, asleep FROM asleep_items"
+QUEUED: Final = "SELECT activity_id, lock_token FROM worker_queue"
+
+
+def with_asleep(one: Turn, number: int) -> Turn:
+    """The same turn with the next wake, which is to sleep."""
+    key = WorkKey(one.instance_id, one.execution_id, number)
+    item = NewWorkItem(key=key, name="work", payload="input", session_id="s", asleep=True)
+    return replace(one, work_items=[item])
+
+
+@pytest.mark.parametrize("before", [[], [True], [False]])
+async def test_the_next_wake_sleeps_behind_a_wake_alone(
+    provider: PostgresProvider, admin: psycopg.Connection[Any], asked: list[Kind], before: list[bool]
+) -> None:
+    """In place of the one before. No item of a turn that is refused does."""
+    peer = await registered(provider)
+    one = with_asleep(await ready(peer), 7)
+    for asleep in before:
+        admin.execute("INSERT INTO asleep_items VALUES ('i', 'before', 9, 1, 'x', NULL, 'x', %s)", [asleep])
+    found = admin.execute(SLEEPING).fetchall()
+    await refused(peer, admin, asked, replace(one, birth=Birth("another")), REFUSED)
+    assert admin.execute(SLEEPING).fetchall() == found
+    asked.clear()
+    (result,) = await peer.commit(one)
+    assert (result.committed, list(result.placed), asked) == (True, [Placed(None, None, asleep=True)], ["wake"])
+    assert admin.execute(SLEEPING).fetchall() == [(one.birth, 1, 7, "work", "s", "input", True)]
+    assert admin.execute(QUEUED).fetchall() == []
+
+
+async def test_the_next_wake_is_queued_behind_a_wake_alone(
+    provider: PostgresProvider, admin: psycopg.Connection[Any], asked: list[Kind]
+) -> None:
+    """An input has come that the wake has not processed."""
+    peer = await registered(provider)
+    one = with_asleep(await ready(peer), 7)
+    await Conversation(provider, "i").append(text="late", message=None)
+    asked.clear()
+    (result,) = await peer.commit(one)
+    assert (result.committed, list(result.placed), asked) == (True, [Placed(None, "a")], BOTH)
+    assert admin.execute(QUEUED).fetchall() == [(7, None)]
+
+
+async def test_a_wake_alone_whose_watermark_is_inherited_goes_the_general_way(
+    provider: PostgresProvider, admin: psycopg.Connection[Any], asked: list[Kind]
+) -> None:
+    """An input may be among the entries that the journal has from another one."""
+    peer = await registered(provider)
+    one = with_asleep(await ready(peer), 7)
+    admin.execute("UPDATE journals SET base_seq = 1000")
+    asked.clear()
+    (result,) = await peer.commit(one)
+    assert (result.committed, asked) == (True, BOTH)
+
+
 async def test_what_is_more_than_a_wake_goes_the_general_way(
     provider: PostgresProvider, admin: psycopg.Connection[Any], asked: list[Kind]
 ) -> None:
@@ -245,6 +310,8 @@ async def test_what_is_more_than_a_wake_goes_the_general_way(
         {"release_sessions": ["s"]},
         {"runs": {one.event_count + 1: ActivityRun("b", 2)}},
         {"work_items": [work_item(at, 1)]},
+        {"work_items": [*with_asleep(one, 7).work_items] * 2},
+        {"work_items": with_asleep(one, 7).work_items, "journals": [replace(write, session_id="other")]},
         {"states": [replace(saved_state, base_version=0)]},
         {"states": [saved_state, replace(saved_state, new=state("t"))]},
         *({"journals": [replace(write, **fields)]} for fields in writes),

@@ -221,14 +221,24 @@ def fused_params(turn: Turn) -> Columns | None:
 
 def wake_params(turn: Turn) -> Columns | None:
     """The arguments of ``commit_wake_1``; None for a turn of another kind."""
-    if len(turn.journals) != 1 or turn.work_items or len(turn.states) > 1 or not _takes_one_result(turn):
+    if len(turn.journals) != 1 or len(turn.work_items) > 1 or len(turn.states) > 1 or not _takes_one_result(turn):
         return None
-    journal = plain_write_values(turn.journals[0])
-    if journal is None or any(write.base_version == 0 for write in turn.states):
+    (write,) = turn.journals
+    journal = plain_write_values(write)
+    if journal is None or any(state.base_version == 0 for state in turn.states):
         return None
     params = {**_result_values(turn), **journal}
-    for write in turn.states:
-        params |= state_values(write)
+    for state in turn.states:
+        params |= state_values(state)
+    for item in turn.work_items:
+        if not item.asleep or write.session_id != turn.instance_id:
+            return None
+        params |= {
+            "asleep_activity": Int(item.key.activity_id),
+            "asleep_name": Text(item.name),
+            "asleep_session": Text(item.session_id),
+            "asleep_payload": Text(item.payload),
+        }
     return params
 
 

@@ -61,6 +61,7 @@ _COMMIT_FUSED: Final = _SQL["commit_fused"]
 _result: Final = constructor(TurnResult)
 
 _NOT_QUEUED: Final = Placed(item=None, holder=None)
+_ASLEEP: Final = Placed(item=None, holder=None, asleep=True)
 
 _MAX_ROUNDS: Final = 5
 """Refused commits of one batch before `Contention` is raised: another worker changes a fence before each of them."""
@@ -99,15 +100,15 @@ class TurnOperations(Operations):
         """
         if turn.journals:
             wake = wake_params(turn)
-            return None if wake is None else self._commit_wake(identity, timeouts, wake)
+            return None if wake is None else self._commit_wake(identity, turn, timeouts, wake)
         fused = fused_params(turn)
         return None if fused is None else self._commit_fused(identity, turn, timeouts, fused)
 
-    async def _commit_wake(self, identity: WorkerIdentity, timeouts: Timeouts, wake: Columns) -> TurnResult:
-        """Commit the turn of these arguments.
+    async def _commit_wake(self, identity: WorkerIdentity, turn: Turn, timeouts: Timeouts, wake: Columns) -> TurnResult:
+        """Commit this turn, and put its one work item to sleep, if it has one.
 
         Raises:
-            Contention: it does not pass, or is not of this form; nothing was written.
+            Contention: it does not pass, or its item may not sleep, or it is not of this form; nothing was written.
         """
         params = {
             "worker": identity.worker_id,
@@ -116,7 +117,7 @@ class TurnOperations(Operations):
             **wake,
         }
         await self._connections.commit.run(_wake_call(tuple(wake)), params)
-        return _result(committed=True)
+        return _result(committed=True, placed=[_ASLEEP] if turn.work_items else ())
 
     async def _commit_fused(
         self, identity: WorkerIdentity, turn: Turn, timeouts: Timeouts, fused: Columns

@@ -2,8 +2,8 @@
 -- of a worker that has little to do with conversations. As `commit_fused_turn_1`, for the same reason.
 
 -- Commits such a turn as `commit_turns_3` and `write_journals_1` do, or raises `refuse`: also when it is for those two, since the
--- state is of another session than the result, or of one without a row. The entries are of this wake; none is an input, and
--- none has an event id.
+-- state is of another session than the result, or of one without a row, or since the item may not sleep. The entries are of this
+-- wake; none is an input, and none has an event id. An item asleep is of the instance whose journal this is.
 CREATE FUNCTION commit_wake_1(
     _worker text, _incarnation text, _session_lock float8, _touch_below float8,
     _instance text, _birth text, _execution bigint, _events bigint, _event text[],
@@ -13,13 +13,15 @@ CREATE FUNCTION commit_wake_1(
     _state_session text = NULL, _state_base bigint = NULL, _state_epoch bigint = NULL, _state bytea = NULL,
     _state_encoding text = NULL, _state_schema bigint = NULL, _state_kind text = NULL, _state_name text = NULL,
     _state_parent text = NULL, _state_labels text = NULL, _state_messages bigint = NULL,
-    _state_participants text = NULL
+    _state_participants text = NULL,
+    _asleep_activity bigint = NULL, _asleep_name text = NULL, _asleep_session text = NULL, _asleep_payload text = NULL
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     acked text;             -- session of the result
     session_epoch bigint;
     held_until timestamptz; -- NULL: the caller does not hold it
     last bigint;            -- entry of the journal before those of the wake
+    inherited bigint;       -- last entry that the journal has from another one
     moment timestamptz;
 BEGIN
     UPDATE instances i
@@ -81,7 +83,7 @@ BEGIN
             THEN greatest(j.ended_attempt, _attempt) ELSE _attempt END,
         updated_at = clock()
     WHERE j.session_id = _session AND j.journal_id = _journal AND j.processed = _base
-    RETURNING j.last_seq - cardinality(_entry) INTO last;
+    RETURNING j.last_seq - cardinality(_entry), j.base_seq INTO last, inherited;
     IF NOT FOUND THEN
         PERFORM refuse();
     END IF;
@@ -92,5 +94,22 @@ BEGIN
         SELECT generate_series(1, cardinality(_entry)) AS k, unnest(_entry_kind) AS kind, unnest(_entry) AS entry) e;
     IF _clear THEN
         DELETE FROM journal_streams s WHERE s.journal_id = _journal;
+    END IF;
+
+    IF _asleep_activity IS NOT NULL THEN
+        PERFORM FROM journal_entries e WHERE e.journal_id = _journal AND e.is_input AND e.seq > _processed LIMIT 1;
+        IF FOUND OR _processed < inherited THEN
+            PERFORM refuse();
+        END IF;
+        -- No other transaction adds the row of an instance that is locked.
+        UPDATE asleep_items a
+        SET birth = _birth, execution_id = _execution, activity_id = _asleep_activity, name = _asleep_name,
+            session_id = _asleep_session, payload = _asleep_payload, asleep = true
+        WHERE a.instance_id = _instance;
+        IF NOT FOUND THEN
+            INSERT INTO asleep_items (instance_id, birth, execution_id, activity_id, name, session_id, payload, asleep)
+            VALUES (_instance, _birth, _execution, _asleep_activity, _asleep_name, _asleep_session, _asleep_payload,
+                true);
+        END IF;
     END IF;
 END $$;

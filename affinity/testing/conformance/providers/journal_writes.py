@@ -8,6 +8,7 @@ from typing import Any
 
 from affinity.journal import REFUSAL_MARK, JournalAppend, NewRequest, NewRevisit
 from affinity.provider.contract import NewMessage, Quotas, Token, WorkAck, WorkItem
+from affinity.records import StateWrite
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import (
     TIMEOUTS,
@@ -155,7 +156,8 @@ class JournalWriteRules(Rules):
         other = await _wake_item(waker, 1, "t")
         await (await cluster.states()).save(state("t"), epoch=other.session_epoch)
         first, second = state_write(other, base=1), state_write(other, base=2)
-        for number, (session_id, *writes) in enumerate((("s", first), (None, second), ("s",), (None,)), 2):
+        cases: list[tuple[str | None, list[StateWrite]]] = [("s", [first]), (None, [second]), ("s", []), (None, [])]
+        for number, (session_id, writes) in enumerate(cases, 2):
             item = await _wake_item(waker, number, session_id)
             write = await waker.new_write(entries=[output(wake_id=f"w{number}")], wake_id=f"w{number}")
             assert (await waker.commit(write, acks=[item.lock], states=writes)).committed, (session_id, writes)
