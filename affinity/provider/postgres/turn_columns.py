@@ -208,7 +208,7 @@ def fused_params(turn: Turn) -> Columns | None:
     if len(turn.work_items) != 1 or turn.journals or turn.states or not _takes_one_result(turn):
         return None
     (item,) = turn.work_items
-    if not item.lock_here or item.claim_here or item.ordered or item.is_restricted or item.delay > 0:
+    if not item.lock_here or item.claim_here or item.ordered or item.asleep or item.is_restricted or item.delay > 0:
         return None
     return {
         **_result_values(turn),
