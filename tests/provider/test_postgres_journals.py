@@ -33,7 +33,13 @@ from affinity.provider.contract import OrchestrationItem, WorkAck, WorkItem
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.streams import _JournalListener, _notices
 from affinity.records import SessionState
-from affinity.testing.conformance.providers.builders import ORCHESTRATION, TIMEOUTS, message_ids, work_item
+from affinity.testing.conformance.providers.builders import (
+    ORCHESTRATION,
+    TIMEOUTS,
+    message_ids,
+    state_write,
+    work_item,
+)
 from affinity.testing.conformance.providers.peer import Peer
 from tests.provider.postgres_plans import CROWDS, MANY, Crowd, check_plans, crowd_tables
 from tests.provider.postgres_stage import (
@@ -158,6 +164,14 @@ async def test_statements_on_journals_read_what_they_need(
             again = replace(write, base=write.processed, wake_id="w2", ended_requests=["r"], ended_revisits=["k"])
             acks = [WorkAck(lock=item.lock, message="done", journal=replace(again, appends=[said("t", "again")]))]
             assert await check(partial(watched.ack_work_item, own.identity, acks, TIMEOUTS)) == [True]
+            await provider.states.save(SessionState(session_id="s", state=b""))
+            at = replace(at, event_count=at.event_count + 1)
+            at = await own.go_on(at, work_items=[work_item(at, 2, "s")])
+            item = await own.take_one()
+            alone = replace(again, wake_id="w4", entries=[answered("3", "w4")], requests=[], revisits=[], appends=[])
+            alone = replace(alone, ended_requests=[], ended_revisits=[])
+            step = {"acks": [item.lock], "journals": [alone], "states": [state_write(item, base=1)]}
+            assert (await check(partial(own.commit_one, at, **step))).committed
             answer = said("s", answers=Answer(request_id="r", kind="confirm"), drops=True, closes=True)
             assert (await check(partial(watched.append_journal, [answer])))[0].outcome == "appended"
             await check(partial(watched.retract_stream, "s", before.journal_id, "w3", 1))

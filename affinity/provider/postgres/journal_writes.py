@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, Final, LiteralString, NamedTuple
 
 from affinity.journal import JournalAppend, JournalWrite, NewEntry
-from affinity.provider.postgres.driver.arrays import Bools, Ints, Texts
+from affinity.provider.postgres.driver.arrays import Bool, Bools, Int, Ints, Packed, Text, Texts
 from affinity.provider.postgres.driver.wire import Params
 from affinity.provider.postgres.journals import append_params, call_of
 from affinity.provider.postgres.lineage import birth_document
@@ -106,6 +106,27 @@ def _bounce(place: int, append: JournalAppend, entry: NewEntry) -> Mapping[str, 
         "wake": entry.wake_id,
         "input": entry.is_input,
         "message": append.message,
+    }
+
+
+def plain_write_values(write: JournalWrite) -> dict[LiteralString, Packed] | None:
+    """Its values among the arguments of ``commit_wake_1``; None for one that does more than that function."""
+    if write.births or write.home or write.appends or _is_rare(write):
+        return None
+    for entry in write.entries:
+        if entry.event_id is not None or entry.is_input or entry.wake_id != write.wake_id:
+            return None
+    return {
+        "session": Text(write.session_id),
+        "journal": Int(write.journal_id),
+        "base": Int(write.base),
+        "processed": Int(write.processed),
+        "wake": Text(write.wake_id),
+        "attempt": Int(write.attempt),
+        "entry_kind": Texts([entry.kind for entry in write.entries]),
+        "entry": Texts([entry.payload for entry in write.entries]),
+        "size": Int(sum([_bytes(entry.payload) for entry in write.entries])),
+        "clear": Bool(write.clear_stream),
     }
 
 

@@ -12,7 +12,7 @@ from psycopg.errors import UniqueViolation
 from psycopg.types.numeric import Int8
 
 from affinity.errors import Contention
-from affinity.provider.postgres.driver.arrays import Blobs, Ints, Packed, Texts
+from affinity.provider.postgres.driver.arrays import Blob, Blobs, Int, Ints, Packed, Text, Texts
 from affinity.provider.postgres.driver.connections import Connections
 from affinity.provider.postgres.driver.wire import Params
 from affinity.provider.postgres.operations import same_time
@@ -158,6 +158,25 @@ def state_columns(writes: Sequence[StateWrite]) -> dict[LiteralString, Packed]:
         "state_labels": Texts(_labels(about.labels) for about in metadata),
         "state_messages": Ints(about.message_count for about in metadata),
         "state_participants": Texts(_participants(about.participants) for about in metadata),
+    }
+
+
+def state_values(write: StateWrite) -> dict[LiteralString, Packed]:
+    """One write that goes with a result, as values of the same names."""
+    new, about = write.new, write.new.metadata
+    return {
+        "state_session": Text(new.session_id),
+        "state_base": Int(write.base_version),
+        "state_epoch": Int(write.epoch),
+        "state": Blob(new.state),
+        "state_encoding": Text(new.encoding),
+        "state_schema": Int(new.schema_version),
+        "state_kind": Text(about.kind),
+        "state_name": Text(about.name),
+        "state_parent": Text(about.parent),
+        "state_labels": Text(_labels(about.labels)),
+        "state_messages": Int(about.message_count),
+        "state_participants": Text(_participants(about.participants)),
     }
 
 

@@ -16,7 +16,8 @@ from affinity.provider.contract import (
     WorkKey,
 )
 from affinity.provider.postgres.driver.arrays import Bools, Floats, Int, Ints, Packed, Text, Texts
-from affinity.provider.postgres.session_store import state_columns
+from affinity.provider.postgres.journal_writes import plain_write_values
+from affinity.provider.postgres.session_store import state_columns, state_values
 
 Columns: TypeAlias = dict[LiteralString, Packed]
 
@@ -258,25 +259,54 @@ def _item_columns(sent: Sequence[Sequence[NewWorkItem]], items: Sequence[NewWork
     }
 
 
-def fused_params(turns: Sequence[Turn]) -> Columns | None:
-    """The arguments of ``commit_fused_turn_1``; None for a batch of another kind."""
-    if len(turns) != 1:
+def fused_params(turn: Turn) -> Columns | None:
+    """The arguments of ``commit_fused_turn_1``; None for a turn of another kind."""
+    if len(turn.work_items) != 1 or turn.journals or turn.states or not _takes_one_result(turn):
         return None
-    turn = turns[0]
-    if len(turn.acks) != 1 or len(turn.work_items) != 1:
+    (item,) = turn.work_items
+    if not item.lock_here or item.claim_here or item.ordered or item.asleep or item.is_restricted or item.delay > 0:
         return None
-    (ack,), (item,) = turn.acks, turn.work_items
-    is_plain = item.lock_here and not (item.claim_here or item.ordered or item.is_restricted) and item.delay <= 0
-    if (
-        not is_plain
-        or item.asleep
-        or turn.consumed
-        or turn.journals
-        or turn.replies
-        or turn.release_sessions
-        or any(_needs(turns))
-    ):
+    return {
+        **_result_values(turn),
+        "item_activity": Int(item.key.activity_id),
+        "item_name": Text(item.name),
+        "item_session": Text(item.session_id),
+        "item_payload": Text(item.payload),
+    }
+
+
+def wake_params(turn: Turn) -> Columns | None:
+    """The arguments of ``commit_wake_1``; None for a turn of another kind."""
+    if len(turn.journals) != 1 or len(turn.work_items) > 1 or len(turn.states) > 1 or not _takes_one_result(turn):
         return None
+    (write,) = turn.journals
+    journal = plain_write_values(write)
+    if journal is None or any(state.base_version == 0 for state in turn.states):
+        return None
+    params = {**_result_values(turn), **journal}
+    for state in turn.states:
+        params |= state_values(state)
+    for item in turn.work_items:
+        if not item.asleep or write.session_id != turn.instance_id:
+            return None
+        params |= {
+            "asleep_activity": Int(item.key.activity_id),
+            "asleep_name": Text(item.name),
+            "asleep_session": Text(item.session_id),
+            "asleep_payload": Text(item.payload),
+        }
+    return params
+
+
+def _takes_one_result(turn: Turn) -> bool:
+    """Whether the turn takes one result, and does nothing else but what work items, states and journals are."""
+    if len(turn.acks) != 1 or turn.consumed or turn.replies or turn.release_sessions:
+        return False
+    return not any(_needs((turn,))._replace(states=False))
+
+
+def _result_values(turn: Turn) -> Columns:
+    (ack,) = turn.acks
     return {
         "instance": Text(turn.instance_id),
         "birth": Text(turn.birth),
@@ -285,10 +315,6 @@ def fused_params(turns: Sequence[Turn]) -> Columns | None:
         "event": Texts(turn.history),
         "ack_activity": Int(ack.key.activity_id),
         "ack_token": Text(ack.token),
-        "item_activity": Int(item.key.activity_id),
-        "item_name": Text(item.name),
-        "item_session": Text(item.session_id),
-        "item_payload": Text(item.payload),
     }
 
 

@@ -4,8 +4,8 @@ States of one batch::
 
     sent ──all turns pass──► committed
     sent ──one does not──► refused: nothing is written ──`check_fences`──► sent again without the turns that do not pass
-    sent as a fused turn ──it passes, and its work is to run here──► committed
-    sent as a fused turn ──otherwise──► nothing is written; sent as any other batch
+    sent as a fused turn, or as a wake ──it passes, and its work is to run here──► committed
+    sent as a fused turn, or as a wake ──otherwise──► nothing is written; sent as any other batch
 
 `check_fences` only reads. A turn that does not pass never passes later, since a fence that has moved never moves back.
 A turn that passes is checked again by the next commit.
@@ -13,7 +13,7 @@ A turn that passes is checked again by the next commit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import cache
 from itertools import count
 from operator import attrgetter
@@ -52,6 +52,7 @@ from affinity.provider.postgres.turn_columns import (
     restriction_params,
     sent_items,
     sleep_params,
+    wake_params,
 )
 from affinity.provider.postgres.work_items import lengths
 from affinity.provider.rows import to_locked_item
@@ -77,9 +78,9 @@ class TurnOperations(Operations):
     async def commit_turn(
         self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts
     ) -> Sequence[TurnResult]:
-        if fused := fused_params(turns):
+        if len(turns) == 1 and (commit := self._short_commit(identity, turns[0], timeouts)):
             try:
-                return [await self._commit_fused(identity, turns[0], timeouts, fused)]
+                return [await commit]
             except Contention as error:
                 _check_refused(error)
         outcomes: dict[str, TurnResult] = {}
@@ -97,6 +98,31 @@ class TurnOperations(Operations):
         else:
             raise Contention("a batch of turns was refused again and again, each time for another turn")
         return [outcomes[turn.instance_id] for turn in turns]
+
+    def _short_commit(self, identity: WorkerIdentity, turn: Turn, timeouts: Timeouts) -> Awaitable[TurnResult] | None:
+        """The commit of a turn of a form that has a function of its own; it raises `Contention` where nothing was
+        written.
+        """
+        if turn.journals:
+            wake = wake_params(turn)
+            return None if wake is None else self._commit_wake(identity, turn, timeouts, wake)
+        fused = fused_params(turn)
+        return None if fused is None else self._commit_fused(identity, turn, timeouts, fused)
+
+    async def _commit_wake(self, identity: WorkerIdentity, turn: Turn, timeouts: Timeouts, wake: Columns) -> TurnResult:
+        """Commit this turn, and put its one work item to sleep, if it has one.
+
+        Raises:
+            Contention: it does not pass, or its item may not sleep, or it is not of this form; nothing was written.
+        """
+        params = {
+            "worker": identity.worker_id,
+            "incarnation": identity.incarnation,
+            **lengths(timeouts),
+            **wake,
+        }
+        await self._connections.commit.run(_wake_call(tuple(wake)), params)
+        return _result(committed=True, placed=[_ASLEEP] if turn.work_items else ())
 
     async def _commit_fused(
         self, identity: WorkerIdentity, turn: Turn, timeouts: Timeouts, fused: Columns
@@ -288,8 +314,17 @@ _PLAIN: Final = frozenset(
 def _call(names: tuple[LiteralString, ...]) -> LiteralString:
     """The call of a commit with these arguments; the others are NULL."""
     function: LiteralString = "commit_plain_turns_1" if _PLAIN.issuperset(names) else "commit_turns_3"
-    arguments = ", ".join([f"_{name} => %({name})s" for name in names])
-    return f"{function}({arguments})"
+    return f"{function}({_arguments(names)})"
+
+
+@cache
+def _wake_call(names: tuple[LiteralString, ...]) -> LiteralString:
+    """The call of a commit of one wake with these arguments, and those of each."""
+    return f"SELECT commit_wake_1({_arguments(('worker', 'incarnation', 'session_lock', 'touch_below', *names))})"
+
+
+def _arguments(names: Sequence[LiteralString]) -> LiteralString:
+    return ", ".join([f"_{name} => %({name})s" for name in names])
 
 
 class _Answer:

@@ -65,8 +65,28 @@ class Int(Packed):
     __slots__ = ()
     oid = 20
 
-    def __init__(self, value: int) -> None:
-        self.packed = _BIGINT(value)
+    def __init__(self, value: int | None) -> None:
+        self.packed = None if value is None else _BIGINT(value)
+
+
+class Bool(Packed):
+    """``boolean``."""
+
+    __slots__ = ()
+    oid = 16
+
+    def __init__(self, value: bool) -> None:
+        self.packed = b"\1" if value else b"\0"
+
+
+class Blob(Packed):
+    """``bytea``."""
+
+    __slots__ = ()
+    oid = 17
+
+    def __init__(self, value: bytes) -> None:
+        self.packed = bytes(value)
 
 
 class Texts(Packed):

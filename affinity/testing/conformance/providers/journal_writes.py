@@ -7,9 +7,18 @@ from functools import partial
 from typing import Any
 
 from affinity.journal import REFUSAL_MARK, JournalAppend, NewRequest, NewRevisit
-from affinity.provider.contract import NewMessage, Quotas, Token, WorkAck
+from affinity.provider.contract import NewMessage, Quotas, Token, WorkAck, WorkItem
+from affinity.records import StateWrite
 from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import TIMEOUTS, message_ids, payloads, state_write, turn
+from affinity.testing.conformance.providers.builders import (
+    TIMEOUTS,
+    message_ids,
+    payloads,
+    state,
+    state_write,
+    turn,
+    work_item,
+)
 from affinity.testing.conformance.providers.cluster import Cluster, concurrently
 from affinity.testing.conformance.providers.journal_driver import Conversation, Waker, new_input, new_start, output
 
@@ -92,6 +101,68 @@ class JournalWriteRules(Rules):
         assert await peer.history(waker.at) == []
         assert await peer.provider.get_instance(["child"]) == [None]
         assert (await waker.commit(good)).committed
+
+    async def test_a_wake_alone_is_refused_by_each_fence(self, cluster: Cluster) -> None:
+        """The turn that a worker with little to do commits: one result, one write, a later version of one state, of a
+        record that was made by hand, or by a wake. With any fence failing nothing is left, and the result says which
+        (contract: Turn, TurnResult).
+        """
+        waker = await Waker.begin(cluster)
+        talk, peer, states = waker.conversation, waker.peer, await cluster.states()
+        await waker.wake()
+        await states.save(state("s"))
+        for version in (1, 2):
+            item = await _wake_item(waker, version)
+            lost = item.lock._replace(token=Token("lost"))
+            write = await waker.new_write(
+                entries=[output(text, f"w{version}") for text in "12"], wake_id=f"w{version}", clear_stream=True
+            )
+            saved = state_write(item, b"%d" % version, base=version)
+            assert item.session_epoch
+            refused: list[tuple[dict[str, Any], list[str], list[Any]]] = [
+                ({"event_count": 7}, [], []),
+                ({"birth": "another"}, [], []),
+                ({"execution_id": 2}, [], []),
+                ({"acks": [lost]}, [], [lost]),
+                ({"states": [replace(saved, base_version=version - 1)]}, ["s"], []),
+                ({"states": [replace(saved, base_version=version + 1)]}, ["s"], []),
+                ({"states": [replace(saved, epoch=item.session_epoch - 1)]}, ["s"], []),
+                ({"journals": [replace(write, base=write.base + 1)]}, ["s"], []),
+                ({"journals": [replace(write, journal_id=write.journal_id - 1)]}, ["s"], []),
+                ({"journals": [replace(write, session_id="none")]}, ["none"], []),
+            ]
+            await talk.stream(1, wake_id=write.wake_id)
+            before = [await talk.page(), await states.load("s"), await peer.history(waker.at), await talk.streamed()]
+            good = turn(waker.at, acks=[item.lock], states=[saved], journals=[write])
+            for step, conflicts, locks in refused:
+                (result,) = await peer.commit(replace(good, **step))
+                assert not result.committed, step
+                assert (list(result.conflicts), list(result.lost_acks)) == (conflicts, locks), step
+                assert await peer.check(item) == [True]
+            found = [await talk.page(), await states.load("s"), await peer.history(waker.at), await talk.streamed()]
+            assert found == before
+            (result,) = await peer.commit(good)
+            assert (result.committed, list(result.placed)) == (True, [])
+            waker.at = replace(waker.at, event_count=waker.at.event_count + 1)
+            assert await peer.check(item) == [False]
+            assert (await cluster.record("s")).version == version + 1
+            assert await talk.texts(wake_id=write.wake_id) == ["1", "2"]
+            assert await talk.streamed() == []
+
+    async def test_a_wake_alone_may_write_the_state_of_another_session(self, cluster: Cluster) -> None:
+        """Or no state, or have its result from no session (contract: Turn.states)."""
+        waker = await Waker.begin(cluster)
+        await waker.wake()
+        other = await _wake_item(waker, 1, "t")
+        await (await cluster.states()).save(state("t"), epoch=other.session_epoch)
+        first, second = state_write(other, base=1), state_write(other, base=2)
+        cases: list[tuple[str | None, list[StateWrite]]] = [("s", [first]), (None, [second]), ("s", []), (None, [])]
+        for number, (session_id, writes) in enumerate(cases, 2):
+            item = await _wake_item(waker, number, session_id)
+            write = await waker.new_write(entries=[output(wake_id=f"w{number}")], wake_id=f"w{number}")
+            assert (await waker.commit(write, acks=[item.lock], states=writes)).committed, (session_id, writes)
+        assert await waker.conversation.texts() == ["hello", *["answer"] * 4]
+        assert (await cluster.record("t")).version == 3
 
     async def test_input_is_processed_once(self, cluster: Cluster) -> None:
         """Of two wakes that have read the same inputs, one commits (contract: JournalWrite.base)."""
@@ -359,6 +430,12 @@ class JournalWriteRules(Rules):
         assert result.committed
         (item,) = [item for item in await waker.peer.take_instances() if item.instance_id == "other"]
         assert sorted(payloads(item)) == ["[1]", "[2]", "message", "start"]
+
+
+async def _wake_item(waker: Waker, number: int, session_id: str | None = "s") -> WorkItem:
+    """The activity of a wake, in the hands of the worker."""
+    waker.at = await waker.peer.go_on(waker.at, work_items=[work_item(waker.at, number, session_id)])
+    return await waker.peer.take_one()
 
 
 def _bounce(session_id: str = "s", event_id: str | None = None) -> JournalAppend:

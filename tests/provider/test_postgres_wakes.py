@@ -1,0 +1,324 @@
+"""PostgreSQL: the turn of one wake alone is committed by a function of its own, as it is in a batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final, Literal, LiteralString, TypeAlias
+
+import psycopg
+import pytest
+
+from affinity.journal import NewRequest
+from affinity.provider.contract import (
+    Birth,
+    NewWorkItem,
+    Placed,
+    SessionHold,
+    Token,
+    Turn,
+    TurnResult,
+    WorkItem,
+    WorkKey,
+)
+from affinity.provider.postgres import PostgresProvider, turns
+from affinity.records import ActivityRun, StateWrite
+from affinity.testing.conformance.providers.builders import state, state_write, turn, work_item
+from affinity.testing.conformance.providers.journal_driver import Conversation, Waker, new_input, output
+from affinity.testing.conformance.providers.peer import Peer
+from tests.provider.postgres_stage import administrator, opened, registered
+
+pytestmark = pytest.mark.anyio
+
+Kind: TypeAlias = Literal["wake", "batch", "check"]
+"""What is asked: to commit a wake, or a batch, or which turns of a batch do not pass."""
+
+BOTH: Final[list[Kind]] = ["wake", "batch"]
+REFUSED: Final[list[Kind]] = ["wake", "batch", "check"]
+
+
+@pytest.fixture
+def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
+    """A plain connection to the test's database."""
+    with administrator(postgres_migrated) as connection:
+        yield connection
+
+
+@pytest.fixture
+async def provider(postgres_migrated: str) -> AsyncIterator[PostgresProvider]:
+    async with opened(postgres_migrated) as provider:
+        yield provider
+
+
+@pytest.fixture
+def asked(provider: PostgresProvider, monkeypatch: pytest.MonkeyPatch) -> list[Kind]:
+    """What is asked from now on, in order."""
+    connection, kinds = provider._connections.commit, list[Kind]()
+    run = connection.run
+
+    async def noting(statement: LiteralString, params: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        is_wake = "commit_wake_1" in statement
+        kinds.append("check" if statement == turns._CHECK_FENCES else "wake" if is_wake else "batch")
+        return await run(statement, params)
+
+    monkeypatch.setattr(connection, "run", noting)
+    return kinds
+
+
+async def ready(peer: Peer, name: str = "i", session: str | None = "s") -> Turn:
+    """The turn of a wake that has run, of a conversation that has had another one; its session has a record."""
+    talk = Conversation(peer.provider, name)
+    await talk.append(text="first")
+    waker = await Waker.of(peer, name)
+    await waker.wake(entries=[output()])
+    if session is not None:
+        await peer.provider.states.save(state(session))
+    await talk.append(text="second", message=None)
+    at = await peer.go_on(waker.at, work_items=[work_item(waker.at, 1, session)])
+    item = await peer.take_one()
+    await talk.stream(1, 2, wake_id="w2")
+    entries = [output("one", "w2"), output("zwölf", "w2", kind="span.ended")]
+    write = await waker.new_write(entries=entries, wake_id="w2", attempt=3, clear_stream=True)
+    metadata = {"kind": "chat", "name": "n", "parent": "p", "labels": {"a": "b"}, "message_count": 7}
+    states = [] if session is None else [saved(item, **metadata, participants=["u"])]
+    return turn(at, acks=[item.lock], journals=[write], states=states, history=["done", "next", "last"])
+
+
+def saved(item: WorkItem, **metadata: Any) -> StateWrite:
+    """The second version of the state of its session."""
+    return replace(state_write(item, base=1), new=state(item.session_id or "", b"new", **metadata))
+
+
+def rows(admin: psycopg.Connection[Any], name: str) -> dict[str, Any]:
+    """What the tables say of the instances, sessions and journals of these names, without times and generated ids."""
+    by_journal = "t.journal_id IN (SELECT journal_id FROM journals WHERE session_id LIKE %(name)s)"
+    conditions = {
+        "instances": "t.instance_id LIKE %(name)s",
+        "history": "t.instance_id LIKE %(name)s",
+        "worker_queue": "t.instance_id LIKE %(name)s",
+        "orchestrator_queue": "t.instance_id LIKE %(name)s",
+        "sessions": "t.session_id LIKE %(name)s",
+        "session_states": "t.session_id LIKE %(name)s",
+        "journals": by_journal,
+        "journal_entries": by_journal,
+        "journal_streams": by_journal,
+    }
+    generated = "'{id,journal_id,birth,epoch,last_at,size_class,entries_class,lock_token,updated_second}'::text[]"
+    found = {
+        table: admin.execute(
+            f"SELECT jsonb_object_agg(c.key, c.value) FROM {table} t, jsonb_each(to_jsonb(t) - {generated}) c"
+            f" WHERE c.key !~ '(_at|_until)$' AND {condition} GROUP BY t.ctid ORDER BY 1",
+            {"name": f"{name}%"},
+        ).fetchall()
+        for table, condition in conditions.items()
+    }
+    text: dict[str, Any] = json.loads(json.dumps(found).replace(name, ""))
+    return text
+
+
+@pytest.mark.parametrize("session", ["s", "home", None])
+@pytest.mark.parametrize("writes", [True, False])
+async def test_a_wake_alone_writes_what_it_writes_in_a_batch(
+    provider: PostgresProvider,
+    admin: psycopg.Connection[Any],
+    asked: list[Kind],
+    session: str | None,
+    writes: bool,
+) -> None:
+    """With state and without, with a result of its session, of another one and of none; the session is touched."""
+    peer = await registered(provider)
+    wrote = []
+    for name, kinds in (("1st", ["wake"]), ("2nd", ["batch"])):
+        one = await ready(peer, f"{name}-s", session and f"{name}-{session}")
+        one = one if writes else replace(one, states=())
+        more = [turn(await peer.own("other"))] if kinds == ["batch"] else []
+        admin.execute("UPDATE sessions SET locked_until = clock() + interval '1 s' WHERE locked_until > clock()")
+        asked.clear()
+        result, *_ = await peer.commit(one, *more)
+        assert (result.committed, list(result.placed), asked) == (True, [], kinds)
+        touched = "SELECT locked_until > clock() + interval '2 s' FROM sessions WHERE session_id = %s"
+        assert admin.execute(touched, [f"{name}-{session}"]).fetchone() == (None if session is None else (True,))
+        wrote.append(rows(admin, f"{name}-"))
+    assert wrote[0] == wrote[1]
+    assert len(wrote[0]["journal_entries"]) == 5
+    assert wrote[0]["journal_streams"] == wrote[0]["worker_queue"] == []
+    events = admin.execute("SELECT recorded_at IS NULL FROM history WHERE instance_id = '1st-s' ORDER BY event_id")
+    assert [is_null for (is_null,) in events][-3:] == [False, True, True]
+
+
+async def refused(
+    peer: Peer, admin: psycopg.Connection[Any], asked: list[Kind], one: Turn, kinds: list[Kind]
+) -> TurnResult:
+    """The result of a turn that writes nothing."""
+    before = rows(admin, "")
+    asked.clear()
+    (result,) = await peer.commit(one)
+    assert (result.committed, asked) == (False, kinds)
+    assert rows(admin, "") == before
+    return result
+
+
+@pytest.mark.parametrize(
+    ("change", "blamed"),
+    [
+        ("UPDATE instances SET birth = 'another'", ""),
+        ("UPDATE instances SET event_count = 7", ""),
+        ("UPDATE instances SET execution_id = 2", ""),
+        ("UPDATE instances SET status = 'suspended'", ""),
+        ("UPDATE instances SET owner_worker = 'b'", ""),
+        ("UPDATE instances SET owner_incarnation = 'a-2'", ""),
+        ("UPDATE workers SET locked_until = clock()", ""),
+        ("UPDATE workers SET incarnation = 'a-2'", ""),
+        ("UPDATE worker_queue SET lock_token = 'another'", "lock"),
+        ("UPDATE worker_queue SET locked_until = clock()", "lock"),
+        ("DELETE FROM worker_queue", "lock"),
+        ("UPDATE sessions SET epoch = nextval('epochs')", "s"),
+        ("UPDATE session_states SET epoch = nextval('epochs')", "s"),
+        ("UPDATE session_states SET version = 2", "s"),
+        ("DELETE FROM session_states", "s"),
+        ("UPDATE journals SET processed = processed + 1", "i"),
+        ("UPDATE journals SET journal_id = journal_id + 1", "i"),
+        ("DELETE FROM journals", "i"),
+    ],
+)
+async def test_a_wake_alone_that_does_not_pass_is_refused(
+    provider: PostgresProvider,
+    admin: psycopg.Connection[Any],
+    asked: list[Kind],
+    change: LiteralString,
+    blamed: str,
+) -> None:
+    """By each fence; nothing of it is left, and the caller learns which lock was lost, or whose write did not pass."""
+    peer = await registered(provider)
+    one = await ready(peer)
+    admin.execute(change)
+    result = await refused(peer, admin, asked, one, REFUSED)
+    assert list(result.lost_acks) == ([*one.acks] if blamed == "lock" else [])
+    assert list(result.conflicts) == ([blamed] if blamed in {"s", "i"} else [])
+
+
+@pytest.mark.parametrize(
+    ("change", "kinds"),
+    [
+        ("UPDATE workers SET draining = true", ["wake"]),
+        ("UPDATE sessions SET locked_until = clock()", ["wake"]),
+        ("UPDATE sessions SET worker_id = 'b', incarnation = 'b-1'", ["wake"]),
+        ("UPDATE sessions SET next_worker = 'b', next_until = clock() + interval '1 h'", ["wake"]),
+        ("DELETE FROM sessions", BOTH),
+    ],
+)
+async def test_a_wake_alone_needs_no_session(
+    provider: PostgresProvider,
+    admin: psycopg.Connection[Any],
+    asked: list[Kind],
+    change: LiteralString,
+    kinds: list[Kind],
+) -> None:
+    """Its epoch is enough, or that there is none. What the worker does not hold, it does not extend."""
+    peer = await registered(provider)
+    one = await ready(peer)
+    admin.execute("UPDATE sessions SET locked_until = clock() + interval '1 s'")
+    admin.execute(change)
+    asked.clear()
+    (result,) = await peer.commit(one)
+    assert (result.committed, asked) == (True, kinds)
+    touched = "SELECT locked_until > clock() + interval '2 s' FROM sessions WHERE session_id = 's'"
+    assert admin.execute(touched).fetchone() in ([(True,)] if "workers" in change else [(False,), None])
+
+
+SLEEPING: Final = "SELECT birth, execution_id, activity_id, name, session_id, payload, asleep FROM asleep_items"
+QUEUED: Final = "SELECT activity_id, lock_token FROM worker_queue"
+
+
+def with_asleep(one: Turn, number: int) -> Turn:
+    """The same turn with the next wake, which is to sleep."""
+    key = WorkKey(one.instance_id, one.execution_id, number)
+    item = NewWorkItem(key=key, name="work", payload="input", session_id="s", asleep=True)
+    return replace(one, work_items=[item])
+
+
+@pytest.mark.parametrize("before", [[], [True], [False]])
+async def test_the_next_wake_sleeps_behind_a_wake_alone(
+    provider: PostgresProvider, admin: psycopg.Connection[Any], asked: list[Kind], before: list[bool]
+) -> None:
+    """In place of the one before. No item of a turn that is refused does."""
+    peer = await registered(provider)
+    one = with_asleep(await ready(peer), 7)
+    for asleep in before:
+        admin.execute("INSERT INTO asleep_items VALUES ('i', 'before', 9, 1, 'x', NULL, 'x', %s)", [asleep])
+    found = admin.execute(SLEEPING).fetchall()
+    await refused(peer, admin, asked, replace(one, birth=Birth("another")), REFUSED)
+    assert admin.execute(SLEEPING).fetchall() == found
+    asked.clear()
+    (result,) = await peer.commit(one)
+    assert (result.committed, list(result.placed), asked) == (True, [Placed(None, None, asleep=True)], ["wake"])
+    assert admin.execute(SLEEPING).fetchall() == [(one.birth, 1, 7, "work", "s", "input", True)]
+    assert admin.execute(QUEUED).fetchall() == []
+
+
+async def test_the_next_wake_is_queued_behind_a_wake_alone(
+    provider: PostgresProvider, admin: psycopg.Connection[Any], asked: list[Kind]
+) -> None:
+    """An input has come that the wake has not processed."""
+    peer = await registered(provider)
+    one = with_asleep(await ready(peer), 7)
+    await Conversation(provider, "i").append(text="late", message=None)
+    asked.clear()
+    (result,) = await peer.commit(one)
+    assert (result.committed, list(result.placed), asked) == (True, [Placed(None, "a")], BOTH)
+    assert admin.execute(QUEUED).fetchall() == [(7, None)]
+
+
+async def test_a_wake_alone_whose_watermark_is_inherited_goes_the_general_way(
+    provider: PostgresProvider, admin: psycopg.Connection[Any], asked: list[Kind]
+) -> None:
+    """An input may be among the entries that the journal has from another one."""
+    peer = await registered(provider)
+    one = with_asleep(await ready(peer), 7)
+    admin.execute("UPDATE journals SET base_seq = 1000")
+    asked.clear()
+    (result,) = await peer.commit(one)
+    assert (result.committed, asked) == (True, BOTH)
+
+
+async def test_what_is_more_than_a_wake_goes_the_general_way(
+    provider: PostgresProvider, admin: psycopg.Connection[Any], asked: list[Kind]
+) -> None:
+    """Each thing that the short function does not know."""
+    peer = await registered(provider)
+    one = await ready(peer)
+    (write,), (ack,), (saved_state,) = one.journals, one.acks, one.states
+    at = await peer.own("other")
+    writes: list[dict[str, Any]] = [
+        {"entries": [output("e", "w2", event_id="e")]},
+        {"entries": [output("e", "another")]},
+        {"entries": [output("e", "w2", is_input=True)]},
+        {"appends": [new_input("other")]},
+        {"requests": [NewRequest(request_id="r", kind="confirm", payload="1")]},
+        {"ended_requests": ["r"]},
+        {"ended_revisits": ["r"]},
+    ]
+    steps: list[dict[str, Any]] = [
+        {"acks": []},
+        {"acks": [ack, ack._replace(token=Token("lost"))]},
+        {"consumed": [1]},
+        {"custom_status": "1"},
+        {"unread": 1},
+        {"cancel_activities": [7]},
+        {"holds": [SessionHold("s", 1, 60.0)]},
+        {"release_sessions": ["s"]},
+        {"runs": {one.event_count + 1: ActivityRun("b", 2)}},
+        {"work_items": [work_item(at, 1)]},
+        {"work_items": [*with_asleep(one, 7).work_items] * 2},
+        {"work_items": with_asleep(one, 7).work_items, "journals": [replace(write, session_id="other")]},
+        {"states": [replace(saved_state, base_version=0)]},
+        {"states": [saved_state, replace(saved_state, new=state("t"))]},
+        *({"journals": [replace(write, **fields)]} for fields in writes),
+    ]
+    stale = replace(one, event_count=77)
+    for step in steps:
+        await refused(peer, admin, asked, replace(stale, **step), ["batch", "check"])
+    asked.clear()
+    (result,) = await peer.commit(one)
+    assert (result.committed, asked) == (True, ["wake"])
