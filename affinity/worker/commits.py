@@ -114,7 +114,7 @@ class Commits:
         for place in result.placed:
             if place.item is not None:
                 self.submit_abandon(WorkAbandon(lock=place.item.lock, count_attempt=False))
-        return replace(result, placed=[Placed(None, place.holder) for place in result.placed])
+        return replace(result, placed=[Placed(None, place.holder, place.asleep) for place in result.placed])
 
     def submit_ack(self, ack: WorkAck, staged: StagedResult | None = None, *, ordered: bool = False) -> None:
         """Send a result as a message to its instance, which lives elsewhere. After one of an ``ordered`` item, the next

@@ -435,7 +435,7 @@ class InstanceTable:
             log_failure(live.execution)
             self._drop(live)
             self._wakeups.wake_fetcher()
-        elif not (result.placed and self._move_to_holder(live, result.placed)) and live.mailbox:
+        elif not (result.placed and self._move_to_holder(live, holders_of(built.turn, result.placed))) and live.mailbox:
             self._pump(live)
         if self.size > self._cache_bytes:
             self._shrink()
@@ -526,10 +526,10 @@ class InstanceTable:
 
     # -- moving to the holder of the session
 
-    def _move_to_holder(self, live: LiveInstance, placed: Sequence[Placed]) -> bool:
+    def _move_to_holder(self, live: LiveInstance, holders: Collection[str | None]) -> bool:
         """Count turns whose work all went to one other worker, and hand the instance over when there were enough."""
-        remote_holder = placed[0].holder
-        if remote_holder is None or remote_holder == self._worker_id or not _are_all_with(remote_holder, placed):
+        remote_holder = next(iter(holders)) if len(holders) == 1 else None
+        if remote_holder is None or remote_holder == self._worker_id:
             live.remote_holder = None
             return False
         live.remote_turns = live.remote_turns + 1 if remote_holder == live.remote_holder else 1
@@ -632,8 +632,12 @@ class InstanceTable:
             self._drop(live)
 
 
-def _are_all_with(holder: str, placed: Sequence[Placed]) -> bool:
-    return all(place.holder == holder for place in placed)
+def holders_of(turn: Turn, placed: Sequence[Placed]) -> Collection[str | None]:
+    """The holders of the sessions that the new work of a turn is on. For work that sleeps it is who ran the last one,
+    whose result has come as a message.
+    """
+    last = next((run.worker_id for run in turn.runs.values()), None)
+    return {last if place.asleep else place.holder for place in placed}
 
 
 def _new_guid() -> str:

@@ -47,8 +47,8 @@ def ends(turn: Turn) -> bool:
 
 
 def sent_items(turn: Turn) -> Sequence[NewWorkItem]:
-    """Those of its work items that the commit itself queues: not those that sleep, nor where the same turn cancels them,
-    or ends its instance.
+    """Those of its work items that the commit itself queues: not those that sleep, nor those that the same turn
+    cancels, nor any of an instance that ends.
     """
     if turn.update is None and not turn.cancel_activities:  # nearly always
         return [item for item in turn.work_items if not item.asleep]
