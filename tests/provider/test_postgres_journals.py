@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, LiteralString
 
 import anyio
 import psycopg
@@ -29,7 +29,7 @@ from affinity.journal import (
     StreamCursor,
     StreamPart,
 )
-from affinity.provider.contract import OrchestrationItem, WorkAck, WorkItem
+from affinity.provider.contract import InstanceUpdate, OrchestrationItem, WorkAck, WorkItem
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.streams import _JournalListener, _notices
 from affinity.records import SessionState
@@ -90,6 +90,8 @@ def crowd_journals(admin: psycopg.Connection[Any], crowd: Crowd) -> None:
     """A hundred thousand entries of one journal, and one of each of many others."""
     admin.execute("SELECT setval('epochs', 1000)")
     for statement in (
+        "INSERT INTO asleep_items SELECT 'other' || i, 'b', 1, 1, 'work', 'other' || i, 'input', true"
+        f" FROM generate_series(1, {MANY}) i",
         "INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, wake_id, payload)"
         " SELECT j.journal_id, j.last_seq + i, clock(), false, 'agent.message', 'w' || i / 4, '\"x\"'"
         f" FROM journals j, generate_series(1, {LENGTH}) i WHERE j.session_id = 's'",
@@ -181,6 +183,70 @@ async def test_statements_on_journals_read_what_they_need(
             await provider.states.save(SessionState(session_id="new", state=b""))
             assert await check(partial(watched.states.delete, ["new"])) == ["new"]
             assert await provider.get_pending(["new"], limit=1) == [None]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("crowd", CROWDS)
+async def test_items_that_sleep_are_found_by_their_key(
+    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
+) -> None:
+    """One is put to sleep, woken, put to sleep again with an input pending, cancelled, and gone with its instance.
+    Among 20,000 others, no step of any plan reads many rows.
+    """
+    async with opened(postgres_migrated) as provider:
+        peer = await registered(provider)
+        await registered(provider, "other")
+        (first, _) = await provider.append_journal([said("s"), said("t")])
+        at = await take(peer, "s")
+        crowd_tables(admin, crowd)
+        crowd_journals(admin, crowd)
+        write = JournalWrite(session_id="s", journal_id=first.journal_id, base=0, processed=1, wake_id="w")
+        async with check_plans(postgres_migrated, monkeypatch) as (watched, check):
+            own = replace(peer, provider=watched)
+
+            async def commit(number: int, *items: int, **step: Any) -> list[bool]:
+                new = [replace(work_item(at, item, "s"), asleep=True) for item in items]
+                now = replace(at, event_count=at.event_count + number)
+                result = await check(partial(own.commit_one, now, work_items=new, **step))
+                assert result.committed
+                return [place.asleep for place in result.placed]
+
+            assert await commit(0, 1, journals=[write]) == [True]
+            plain, started = replace(said("s"), start=None), said("s")
+            assert [one.woken for one in await check(partial(watched.append_journal, [plain]))] == [True]
+            assert await commit(1, 2) == [False]
+            assert await commit(2, 3, journals=[replace(write, base=1, processed=LENGTH + 2)]) == [True]
+            outcomes = await check(partial(watched.append_journal, [started, said("t"), plain]))
+            assert [one.woken for one in outcomes] == [True, False, False]
+            assert await commit(3, cancel_activities=[3]) == []
+            assert await commit(4, update=InstanceUpdate(status="completed")) == []
+        assert await peer.take_all() == []
+
+
+async def test_the_release_before_wakes_too(postgres_migrated: str, admin: psycopg.Connection[Any]) -> None:
+    """Its appends, plain and others, queue what sleeps, in place of a message."""
+    async with opened(postgres_migrated) as provider:
+        peer = await registered(provider)
+        (first,) = await provider.append_journal([said("s")])
+        at = await take(peer, "s")
+        for number, more in enumerate(MORE):
+            write = JournalWrite(
+                session_id="s", journal_id=first.journal_id, base=number, processed=number + 1, wake_id=f"w{number}"
+            )
+            now = replace(at, event_count=at.event_count + number)
+            item = replace(work_item(at, number + 1, "s"), asleep=True)
+            result = await peer.commit_one(now, journals=[write], work_items=[item])
+            assert [place.asleep for place in result.placed] == [True]
+            assert admin.execute(f"{BEFORE}{more})").fetchall() == [([1], [None], [number + 2], [False])]
+            assert (await peer.take_one()).lock.key.activity_id == number + 1
+        assert await peer.take_instances() == []
+
+
+MORE: Final[tuple[LiteralString, ...]] = ("", ", _closes => ARRAY[false]")
+BEFORE: Final[LiteralString] = """
+SELECT places, outcomes, seqs, created FROM append_journals_1(
+    _session => '{s}', _kind => '{chat}', _entry_kind => '{user.message}', _entry => '{1}', _event => '{NULL}',
+    _wake => '{NULL}', _input => '{true}', _message => '{[]}', _unread_limit => '{NULL}'"""
 
 
 async def check_reads(watched: PostgresProvider, check: Any, last_seq: int) -> None:

@@ -56,11 +56,9 @@ def write_calls(writes: Sequence[JournalWrite], also: Collection[str] = ()) -> W
 def ack_calls(writes: Sequence[JournalWrite]) -> tuple[LiteralString, Params]:
     """The same for the statement of the acks, of which some may not pass."""
     write, behind, params = _calls(writes, _ONLY_WRITES, _ONLY_APPENDS)
-    params = {"write_also": _NO_SESSIONS, **params, **judge_params(writes)}
-    return ", ".join([write, *behind]), {
-        **params,
-        "append_of": Ints([n for n, write in enumerate(writes, 1) for _ in write.appends]),
-    }
+    append_of = Ints([n for n, one in enumerate(writes, 1) for _ in one.appends])
+    params = {"write_also": _NO_SESSIONS, **params, **judge_params(writes), "append_of": append_of}
+    return ", ".join([write, *behind]), params
 
 
 def _calls(

@@ -47,13 +47,11 @@ def ends(turn: Turn) -> bool:
 
 
 def sent_items(turn: Turn) -> Sequence[NewWorkItem]:
-    """Those of its work items that the commit itself queues: not those that sleep, nor those that the same turn
-    cancels, nor any of an instance that ends.
-    """
+    """Its work items that are queued, none asleep: not where the same turn cancels them, or ends its instance."""
     if turn.update is None and not turn.cancel_activities:  # nearly always
         return [item for item in turn.work_items if not item.asleep]
     if finishes(turn):
-        return ()
+        return []
     return [item for item in turn.work_items if not (item.asleep or item.key.activity_id in turn.cancel_activities)]
 
 

@@ -20,7 +20,7 @@ from affinity.journal import (
     NewEntry,
     NewRequest,
 )
-from affinity.provider.contract import FINISHED, InstanceUpdate, NewWorkItem, Placed, WorkAck
+from affinity.provider.contract import FINISHED, InstanceUpdate, NewWorkItem, OrchestrationItem, Placed, WorkAck
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import TIMEOUTS, message_ids, payloads, turn, work_item
 from affinity.testing.conformance.providers.cluster import Cluster, concurrently
@@ -553,7 +553,9 @@ async def _wakers(cluster: Cluster, *names: str) -> dict[str, Waker]:
     talk = await Conversation.open(cluster)
     await talk.journals.append_journal([_opening(name) for name in names])
     peer = await cluster.worker("worker of all")
-    taken = {item.instance_id: item for item in await peer.take_instances(100)}
+    taken: dict[str, OrchestrationItem] = {}
+    while len(taken) < len(names):  # a fetch takes its share
+        taken |= {item.instance_id: item for item in await peer.take_instances(100)}
     wakers = {name: Waker(peer, Conversation(peer.provider, name), taken[name]) for name in names}
     for name, waker in wakers.items():
         await waker.wake(wake_id=f"first of {name}")
