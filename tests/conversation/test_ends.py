@@ -311,7 +311,7 @@ async def test_a_wake_that_a_reset_runs_again_has_an_id_of_its_own(url: str) -> 
         talk = on.talk()
         await talk.ask(UserMessage("one"), timeout=30)
         history = await on.client.history("c")
-        (scheduled,) = [each.event_id for each in history if each.type == "activity_scheduled"]
+        scheduled, *_ = [each.event_id for each in history if each.type == "activity_scheduled"]
         for number in range(2):
             await on.client.reset("c", to_event=scheduled)
             assert (await talk.ask(UserMessage(f"{number}"), timeout=30)).text == f"re: {number}"

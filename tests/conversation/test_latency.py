@@ -12,7 +12,15 @@ from affinity import AgentMessage, RuntimeOptions, UserMessage, Wake
 from affinity.errors import Contention
 from affinity.journal import PendingWork
 from affinity.provider import open_provider
-from affinity.provider.contract import FetchOptions, Hint, Turn, TurnResult, WorkerIdentity, WorkFetch
+from affinity.provider.contract import (
+    FetchOptions,
+    Hint,
+    OrchestrationFetch,
+    Turn,
+    TurnResult,
+    WorkerIdentity,
+    WorkFetch,
+)
 from affinity.provider.postgres import PostgresProvider
 from tests.conversation.application import Chat, stage
 
@@ -39,7 +47,7 @@ async def test_the_work_of_a_wake_is_read_while_its_turn_is_committed(
         return list(await read(self, session_ids, **options))
 
     async def commit_turn(self: Any, identity: WorkerIdentity, turns: Sequence[Turn], *rest: Any) -> list[TurnResult]:
-        if any(turn.work_items for turn in turns):
+        if any(not item.asleep for turn in turns for item in turn.work_items):
             with anyio.move_on_after(3):
                 await is_read.wait()
             was_read.append(is_read.is_set())
@@ -49,8 +57,6 @@ async def test_the_work_of_a_wake_is_read_while_its_turn_is_committed(
     monkeypatch.setattr(provider, "commit_turn", commit_turn)
     async with stage(url) as on:
         assert (await on.talk().ask(UserMessage("one"), timeout=30)).text == "re: one"
-        is_read, was_read = anyio.Event(), []
-        assert (await on.talk().ask(UserMessage("two"), timeout=30)).text == "re: two"
     assert was_read == [True]
 
 
@@ -93,8 +99,36 @@ async def test_a_message_is_fetched_without_a_fetch_of_work_items(
         assert (await on.talk().ask(UserMessage("one"), timeout=30)).text == "re: one"
         await anyio.sleep(0.3)  # until nothing is fetched any more
         go = anyio.Event()
-        assert (await on.talk().ask(UserMessage("two"), timeout=30)).text == "re: two"
+        await on.talk().terminate()
+        await on.client.wait("c", timeout=30)
         go.set()
+
+
+async def test_an_ask_fetches_its_wake_and_nothing_else(
+    postgres_migrated: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the next wake sleeps: by the fetch of own work, and by no fetch of messages. On PostgreSQL, as above."""
+    fetches: list[str] = []
+    fetch_work, fetch_messages = PostgresProvider.fetch_work_item, PostgresProvider.fetch_orchestration_item
+
+    async def note_work(self: PostgresProvider, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
+        fetches.append("own work" if options.only_own else "work")
+        return await fetch_work(self, identity, options)
+
+    async def note_messages(self: PostgresProvider, *args: Any, **options: Any) -> OrchestrationFetch:
+        fetches.append("messages")
+        return await fetch_messages(self, *args, **options)
+
+    monkeypatch.setattr(PostgresProvider, "fetch_work_item", note_work)
+    monkeypatch.setattr(PostgresProvider, "fetch_orchestration_item", note_messages)
+    options = RuntimeOptions(worker_node_id="w", poll_interval=10.0)
+    async with stage(postgres_migrated, options=options) as on:
+        assert (await on.talk().ask(UserMessage("one"), timeout=30)).text == "re: one"
+        await anyio.sleep(0.3)  # until nothing is fetched any more
+        fetches.clear()
+        for text in ("two", "three"):
+            assert (await on.talk().ask(UserMessage(text), timeout=30)).text == f"re: {text}"
+        assert fetches == ["own work", "own work"]
 
 
 async def test_work_that_becomes_visible_is_fetched_beside_a_stream_of_messages(

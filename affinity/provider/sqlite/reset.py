@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from affinity.provider.contract import NewMessage, NewWorkItem, Reset
-from affinity.provider.sqlite import asleep, holds, suspension, turns, work_items
+from affinity.provider.sqlite import holds, suspension, turns, work_items
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.messages import reroute_all_messages, send
 from affinity.provider.sqlite.placing import OrderPlacer, blocked_row, restriction
@@ -43,8 +43,7 @@ def _queue(tx: Tx, wanted: Reset, at: Mapping[str, Any]) -> None:
     reroute_all_messages(tx, [wanted.instance_id], NEW)
     leases = read_leases(tx, {item.session_id for item in wanted.work_items if item.session_id is not None})
     orders = OrderPlacer(tx)
-    sleeping = asleep.put(tx, [item for item in wanted.work_items if item.asleep])
-    rows = [_row(item, leases, orders) for item in wanted.work_items if item.key not in sleeping]
+    rows = [_row(item, leases, orders) for item in wanted.work_items]
     tx.many(
         work_items.SQL["insert"], rows, {"worker_id": None, "incarnation": None, "locked_until": None, "now": tx.now}
     )
