@@ -13,7 +13,14 @@ from affinity.errors import ProviderError
 from affinity.provider.contract import Hint, Provider
 
 COALESCE_SECONDS = 0.003
-"""Hints within this time are sent together: at most a few hundred notifications a second, under any load."""
+"""Hints within this time are sent together: at most a few hundred notifications a second, under any load of several
+instances.
+"""
+
+LONE_SECONDS = 0.001
+"""The same after the notice of one journal and of nothing else: what would join it is not under way. One client that
+asks again at once is not kept waiting.
+"""
 
 SHARE_SECONDS = 0.005
 """Pause of a worker between two fetches while there is unclaimed work and other workers that may take it: about how
@@ -177,4 +184,5 @@ class Wakeups:
                     await self._provider.notify_journals(journals)
                 if hints or instances:
                     await self._provider.wake(hints, instances)
-            await anyio.sleep(COALESCE_SECONDS)
+            is_lone = len(journals) == 1 and not hints and not instances
+            await anyio.sleep(LONE_SECONDS if is_lone else COALESCE_SECONDS)
