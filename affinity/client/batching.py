@@ -64,14 +64,8 @@ class Batcher(Generic[Request, Result]):
                 if not self._queue:
                     self._arrived.clear()
                     await self._arrived.wait()
-<<<<<<< HEAD
-                if len(batch) > 1 or len(self._queue) > 1:  # one caller has none that could join it
-                    for _ in range(JOIN_STEPS):
-                        await asyncio.sleep(0)
-=======
                 for _ in range(JOIN_STEPS):
                     await asyncio.sleep(0)  # a checkpoint of anyio costs some times as much
->>>>>>> h-hints
                 for batch in batches(self._take(), lambda each: self._size_of(each.request)):
                     await self._call(batch)
         finally:
