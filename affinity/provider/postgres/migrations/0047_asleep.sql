@@ -14,28 +14,37 @@ CREATE TABLE asleep_items (
     asleep boolean NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0.05);
 
--- Queues items of `asleep_items` that are awake now, in their order, where their sessions are; the workers that are to fetch
--- them, by position. Elements that are NULL are skipped.
-CREATE FUNCTION queue_awake_items_1(_instance text[]) RETURNS text[] LANGUAGE plpgsql AS $$
+-- Wakes items: queues them, in their order, where their sessions are. Returns the workers that are to fetch them, by
+-- position. Elements that are NULL are skipped. The journals are locked.
+CREATE FUNCTION wake_items_1(_instance text[]) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
     moment timestamptz := clock();
+    missing bigint;
     holders text[];
 BEGIN
-    WITH item AS MATERIALIZED (
-        SELECT a.*, w.k, coalesce(m.next_worker, h.worker_id) AS holder, coalesce(m.route, 'w:' || h.worker_id) AS route
+    WITH item AS (
+        UPDATE asleep_items a SET asleep = false
         FROM unnest(_instance) WITH ORDINALITY AS w (instance_id, k)
-        LEFT JOIN asleep_items a ON a.instance_id = w.instance_id
-        LEFT JOIN held_sessions h ON h.session_id = a.session_id
+        WHERE a.instance_id = w.instance_id
+        RETURNING a.*, w.k
+    ), routed AS MATERIALIZED (
+        SELECT i.*, coalesce(m.next_worker, h.worker_id) AS holder, coalesce(m.route, 'w:' || h.worker_id) AS route
+        FROM item i
+        LEFT JOIN held_sessions h ON h.session_id = i.session_id
         LEFT JOIN planned_moves m ON m.session_id = h.session_id
     ), queued AS (
         INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
             enqueued_at)
-        SELECT i.instance_id, i.execution_id, i.activity_id, i.name, i.session_id,
-            CASE WHEN i.session_id IS NULL THEN 'free' ELSE coalesce(i.route, 'new') END,
-            moment + i.k * interval '1 us', i.payload, moment
-        FROM item i WHERE i.instance_id IS NOT NULL
+        SELECT r.instance_id, r.execution_id, r.activity_id, r.name, r.session_id,
+            CASE WHEN r.session_id IS NULL THEN 'free' ELSE coalesce(r.route, 'new') END,
+            moment + r.k * interval '1 us', r.payload, moment
+        FROM routed r
     )
-    SELECT array_agg(i.holder ORDER BY i.k) INTO holders FROM item i;
+    SELECT count(w.instance_id) - count(r.k), array_agg(r.holder ORDER BY w.k) INTO missing, holders
+    FROM unnest(_instance) WITH ORDINALITY AS w (instance_id, k) LEFT JOIN routed r ON r.k = w.k;
+    IF missing > 0 THEN
+        PERFORM refuse(); -- its execution has ended in this moment
+    END IF;
     RETURN holders;
 END $$;
 
@@ -101,7 +110,7 @@ BEGIN
         FROM unnest(_instance) WITH ORDINALITY AS w (instance_id, k) ORDER BY w.k);
     RETURN ARRAY (
         SELECT CASE WHEN p.instance_id IS NOT NULL THEN coalesce(p.holder, '') END
-        FROM unnest(queued, queue_awake_items_1(queued)) WITH ORDINALITY AS p (instance_id, holder, k) ORDER BY p.k);
+        FROM unnest(queued, wake_items_1(queued)) WITH ORDINALITY AS p (instance_id, holder, k) ORDER BY p.k);
 END $$;
 
 -- Appends to journals, as append_journals_1, and wakes: see `JournalAppend.message`. Nearly all are inputs of journals that
@@ -123,8 +132,8 @@ BEGIN
     SELECT * INTO most FROM quotas;
     IF _start_name IS NOT NULL OR _closes IS NOT NULL OR _round IS NOT NULL OR _only IS NOT NULL
        OR most.instance_bytes IS NOT NULL THEN
-        SELECT a.places, a.outcomes, a.seqs, a.journal_ids, a.created, a.woken
-        INTO places, outcomes, seqs, journal_ids, created, woken
+        SELECT a.places, a.outcomes, a.seqs, a.journal_ids, a.created, a.woken, a.holders
+        INTO places, outcomes, seqs, journal_ids, created, woken, holders
         FROM append_other_journals_2(_session, _kind, _entry_kind, _entry, _event, _wake, _input, _message,
             _unread_limit, _start_name, _start, _start_birth, _start_version, _start_journal, _start_parent, _answer,
             _answer_kind, _answer_wake, _drops, _closes, _sender, _round, _rounds, _only) a;
@@ -132,6 +141,7 @@ BEGIN
         PERFORM FROM journals j WHERE j.session_id = ANY (_session) ORDER BY j.session_id FOR NO KEY UPDATE;
         WITH judged AS MATERIALIZED (
             SELECT s.session_id, s.k, j.journal_id, r.route, coalesce(z.asleep, false) AS asleep,
+                coalesce(z.asleep AND _input[s.k] AND _message[s.k] IS NOT NULL, false) AS wakes,
                 coalesce(e.seq, j.last_seq + (_entry_kind[s.k] IS NOT NULL)::int) AS seq,
                 CASE
                     WHEN j.journal_id IS NULL THEN 'unknown'
@@ -162,20 +172,11 @@ BEGIN
                 SELECT a.asleep FROM asleep_items a
                 WHERE a.instance_id = s.session_id AND a.birth = i.birth AND a.execution_id = i.execution_id OFFSET 0
             ) z ON true
-        ), awake AS (
-            -- One whose execution ends at this moment is waited for, and is not woken then.
-            UPDATE asleep_items a SET asleep = false
-            FROM judged p
-            WHERE a.instance_id = p.session_id AND a.asleep AND p.asleep AND p.outcome IS NULL
-              AND _input[p.k] AND _message[p.k] IS NOT NULL
-            RETURNING p.k
         ), sent AS (
             INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
             SELECT p.session_id, p.route, (SELECT clock()),
-                replace(replace(_message[p.k], '"$SEQ"', p.seq::text), '"$ASLEEP"',
-                    (p.asleep AND _input[p.k] IS NOT TRUE)::text)
-            FROM judged p
-            WHERE p.outcome IS NULL AND _message[p.k] IS NOT NULL AND p.k NOT IN (SELECT a.k FROM awake a) ORDER BY p.k
+                replace(replace(_message[p.k], '"$SEQ"', p.seq::text), '"$ASLEEP"', p.asleep::text)
+            FROM judged p WHERE p.outcome IS NULL AND _message[p.k] IS NOT NULL AND NOT p.wakes ORDER BY p.k
         ), entered AS (
             INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, event_id, wake_id, payload)
             SELECT p.journal_id, p.seq, (SELECT clock()), _input[p.k], _entry_kind[p.k], _event[p.k], _wake[p.k],
@@ -187,14 +188,14 @@ BEGIN
             FROM judged p WHERE j.journal_id = p.journal_id AND p.outcome IS NULL
         )
         SELECT array_agg(p.k), array_agg(p.outcome), array_agg(p.seq), array_agg(p.journal_id), array_agg(false),
-            array_agg(p.k IN (SELECT a.k FROM awake a))
+            array_agg(p.wakes AND p.outcome IS NULL)
         INTO places, outcomes, seqs, journal_ids, created, woken
-        FROM (SELECT * FROM judged ORDER BY k) p;
-    END IF;
-    IF true = ANY (woken) THEN
-        holders := queue_awake_items_1(ARRAY (
-            SELECT CASE WHEN p.woken THEN _session[p.k] END
-            FROM unnest(places, woken) WITH ORDINALITY AS p (k, woken, x) ORDER BY p.x));
+        FROM judged p;
+        IF true = ANY (woken) THEN
+            holders := wake_items_1(ARRAY (
+                SELECT CASE WHEN p.woken THEN _session[p.k] END
+                FROM unnest(places, woken) WITH ORDINALITY AS p (k, woken, x) ORDER BY p.x));
+        END IF;
     END IF;
 END $$;
 
@@ -206,7 +207,7 @@ CREATE FUNCTION append_other_journals_2(
     _start_parent text[], _answer text[], _answer_kind text[], _answer_wake text[], _drops boolean[], _closes boolean[],
     _sender text[], _round bigint[], _rounds bigint, _only bigint[],
     OUT places bigint[], OUT outcomes text[], OUT seqs bigint[], OUT journal_ids bigint[], OUT created boolean[],
-    OUT woken boolean[]
+    OUT woken boolean[], OUT holders text[]
 ) LANGUAGE plpgsql AS $$
 DECLARE
     fresh bigint[];  -- journals that this batch has created
@@ -215,7 +216,7 @@ DECLARE
     found text[];    -- outcomes, NULL: it passes,
     numbers bigint[]; -- numbers,
     sleeping boolean[]; -- and whether an item of the instance sleeps
-    waking bigint[]; -- places of those that wake it
+    waking text[];   -- instances of those that wake it
     refused text[];
     accepted bigint[];
 BEGIN
@@ -271,18 +272,14 @@ BEGIN
         IF 'raced' = ANY (found) THEN
             PERFORM refuse(); -- the journal, or the instance, was deleted in this moment
         END IF;
-        WITH awake AS (
-            UPDATE asleep_items z SET asleep = false
-            FROM unnest(at, found, sleeping) AS p (k, outcome, asleep)
-            WHERE z.instance_id = _session[p.k] AND z.asleep AND p.asleep AND p.outcome IS NULL
-              AND _input[p.k] AND _message[p.k] IS NOT NULL
-            RETURNING p.k
-        )
-        SELECT coalesce(array_agg(a.k), '{}') INTO waking FROM awake a;
+        waking := ARRAY (
+            SELECT CASE WHEN p.asleep AND p.outcome IS NULL AND _input[p.k] AND _message[p.k] IS NOT NULL
+                        THEN _session[p.k] END
+            FROM unnest(at, found, sleeping) WITH ORDINALITY AS p (k, outcome, asleep, x) ORDER BY p.x);
         -- The quota and the number of unread messages are those of messages; so is the text.
         accepted := ARRAY (
-            SELECT p.x FROM unnest(at, found) WITH ORDINALITY AS p (k, outcome, x)
-            WHERE p.outcome IS NULL AND _message[p.k] IS NOT NULL AND p.k <> ALL (waking) ORDER BY p.x);
+            SELECT p.x FROM unnest(at, found, waking) WITH ORDINALITY AS p (k, outcome, waking, x)
+            WHERE p.outcome IS NULL AND p.waking IS NULL AND _message[p.k] IS NOT NULL ORDER BY p.x);
         IF accepted <> '{}' THEN
             SELECT array_agg(CASE m.delivery WHEN 'finished' THEN 'closed' WHEN 'delivered' THEN NULL
                              ELSE coalesce(m.delivery, 'raced') END ORDER BY a.x)
@@ -292,8 +289,8 @@ BEGIN
                 ARRAY (SELECT _session[at[a.x]] FROM unnest(accepted) AS a (x)),
                 array_fill(NULL::text, ARRAY[cardinality(accepted)]),
                 ARRAY (
-                    SELECT replace(replace(_message[at[a.x]], '"$SEQ"', numbers[a.x]::text), '"$ASLEEP"',
-                        (sleeping[a.x] AND _input[at[a.x]] IS NOT TRUE)::text)
+                    SELECT replace(
+                        replace(_message[at[a.x]], '"$SEQ"', numbers[a.x]::text), '"$ASLEEP"', sleeping[a.x]::text)
                     FROM unnest(accepted) AS a (x)),
                 array_fill(0::float8, ARRAY[cardinality(accepted)]),
                 array_fill(NULL::bigint, ARRAY[cardinality(accepted)]),
@@ -331,7 +328,11 @@ BEGIN
         outcomes := outcomes || found;
         seqs := seqs || numbers;
         journal_ids := journal_ids || ids;
-        woken := woken || ARRAY (SELECT p.k = ANY (waking) FROM unnest(at) WITH ORDINALITY AS p (k, x) ORDER BY p.x);
+        woken := woken || ARRAY (SELECT w.id IS NOT NULL FROM unnest(waking) WITH ORDINALITY AS w (id, x) ORDER BY w.x);
+        IF true = ANY (woken) THEN -- in this round or before
+            holders := coalesce(holders, array_fill(NULL::text, ARRAY[cardinality(woken) - cardinality(at)]))
+                || wake_items_1(waking);
+        END IF;
     END LOOP;
     created := ARRAY (
         SELECT coalesce(p.outcome IS NULL AND p.seq = 1 AND p.id = ANY (fresh), false)
