@@ -43,7 +43,10 @@ async def test_a_turn_that_moves_nothing_does_not_touch_the_table(
     monkeypatch.setattr(connections, "connect", partial(collect_plans, plans, connections.connect))
     async with opened(postgres_migrated, **AUTO_EXPLAIN) as provider:
         peer = await _peer(provider)
-        claim, *others = hot_verbs(peer, await some_work(peer))
+        own, claim, *others = hot_verbs(peer, await some_work(peer))
+        plans.clear()
+        await own()
+        assert "session_moves" not in json.dumps(plans)
         plans.clear()
         await claim()
         assert "session_moves" in json.dumps(plans)
@@ -79,11 +82,11 @@ async def test_on_sqlite_a_turn_that_moves_nothing_runs_no_trigger(
             patch.setattr("affinity.provider.sqlite.provider.connect", traced)
             async with aclosing(await open_provider(f"sqlite:///{path}")) as provider:
                 peer = await _peer(provider)
-                counts.append([await _count(ran, verb) for verb in hot_verbs(peer, await some_work(peer))[:7]])
-    (claim, *others), (claim_without, *others_without) = counts
+                counts.append([await _count(ran, verb) for verb in hot_verbs(peer, await some_work(peer))[:9]])
+    (own, claim, *others), (own_without, claim_without, *others_without) = counts
     assert claim > claim_without
-    assert others == others_without
-    assert min(others) > 0
+    assert [own, *others] == [own_without, *others_without]
+    assert min(own, *others) > 0
 
 
 async def _peer(provider: Provider, worker_id: str = "a") -> Peer:

@@ -148,7 +148,7 @@ async def test_an_item_is_not_run_under_an_epoch_that_ended_meanwhile(stage: Sta
     here = replace(work_item(stage.at, 2, "s"), lock_here=True)
     result = await stage.overtaken(SAVED_BY_HAND, stage.commit(acks=[stage.item.lock], work_items=[here]))
     assert result.committed
-    ((item, _),) = result.placed
+    ((item, *_),) = result.placed
     assert stage.item.session_epoch is not None
     assert item.session_epoch == stage.item.session_epoch + 1
 

@@ -17,7 +17,6 @@ from affinity.provider.sqlite import SqliteProvider
 from affinity.testing.conformance.providers.builders import work_item
 from affinity.testing.conformance.providers.journal_driver import Conversation, Waker, new_input
 from affinity.testing.conformance.providers.peer import Peer
-from affinity.testing.conformance.providers.resets import reset
 from tests.provider.sqlite_files import create_file
 from tests.provider.sqlite_steps import FEW, MUCH, Verb, cost_in_steps, fill_tables, opened_file, steps
 
@@ -123,17 +122,6 @@ async def test_an_item_that_is_queued_already_refuses_no_input(path: Path, peer:
     else:
         assert (await waker.conversation.append()).outcome == "appended"
     assert len(await peer.take_all()) == 1
-    assert count_asleep(path) == 0
-
-
-async def test_a_reset_puts_items_to_sleep(path: Path, peer: Peer) -> None:
-    waker = await sleeping(peer)
-    item = sleeper(waker)
-    again = replace(item, key=item.key._replace(execution_id=2))
-    assert await reset(peer, waker.at, 1, work_items=[again])
-    assert await peer.take() == []
-    assert (await waker.conversation.append()).woken
-    assert (await peer.take_one()).lock.key == again.key
     assert count_asleep(path) == 0
 
 
