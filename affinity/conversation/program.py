@@ -92,6 +92,7 @@ class WakeOutcome(TypedDict):
     next_due: NotRequired[float]  # seconds until a revisit is due, or a request expires
     delegations: NotRequired[list[Delegation]]
     home: NotRequired[str]  # the wake is to run on this session's lease
+    closed: NotRequired[bool]  # the journal is: nothing is processed any more
     attempt: NotRequired[int]  # of the wake; of one that failed
     read: NotRequired[int]  # number of the last input that it was given; of one that failed
     retry_after: NotRequired[float]  # of one that failed: seconds; without it, it failed for good
@@ -146,9 +147,11 @@ class Program:
     cancelled: str | None = None
     """A wake that was cancelled, and whose trace is open."""
     slept: bool = False
-    """That wake was asleep when the instance was cancelled, unless an input has come."""
+    """That wake was asleep, unless an input has come."""
     is_asleep: bool = False
-    """The wake that is scheduled sleeps."""
+    """The wake that is scheduled sleeps, unless an input has come."""
+    is_closed: bool = False
+    """The journal was closed when a wake read it: the message that terminates the instance is on its way."""
     next_due: float | None = None
     delegations: list[Delegation] = field(default_factory=list)
     children: ChildrenDone | None = None
@@ -199,8 +202,8 @@ class Program:
         """The next wake is to be scheduled before there is something to do: not the first one, whose signal comes with
         the start, nor one that something else than an input may begin.
         """
-        begun = self.wakes > 0 or self.processed > 0
-        return self.sleeps and begun and not self.is_failed and self.next_due is None
+        begun = self.processed > 0
+        return self.sleeps and begun and self.next_due is None and not (self.is_failed or self.is_closed)
 
     @property
     def _is_long(self) -> bool:
@@ -257,13 +260,16 @@ class Program:
             case {"type": "wake", "seq": int(seq)}:
                 self._announce(seq)
             case {"type": "interrupt", "seq": int(seq), **more}:
+                # One of an input that a wake has processed since then is too late to cancel anything.
+                self.is_interrupted |= more.get("cancel") is True and (seq > self.processed or not self.sleeps)
                 self._announce(seq)
-                self.is_interrupted |= more.get("cancel") is True
             case {"type": "terminate", **more}:
                 self.terminated = more.get("cascade") is True
                 self.is_asleep &= more.get("asleep") is True
-            case {"type": "resume"}:
+            case {"type": "resume"} if not self.is_asleep:
                 self.is_due = self.is_resumed = True
+            case {"type": "resume"}:
+                pass  # nothing is pending
             case _:
                 self.ctx.logger.warning("conversation %s: unknown signal %r", self.ctx.instance_id, data)
 
@@ -282,8 +288,8 @@ class Program:
             task["delegations"] = self.delegations
         if self.cancelled:
             task["cancelled"] = self.cancelled
-        if self.slept:
-            task["slept"] = True
+            if self.slept:
+                task["slept"] = True
         if self.children:
             task["children"] = self.children
         return task
@@ -295,7 +301,6 @@ class Program:
         self.is_due = self.is_interrupted = self.is_resumed = False
         self.received = 0
         while (outcome := await self._attempt(task)) is not None:
-            self.is_asleep = False
             if outcome["outcome"] != "failed":
                 return self._succeed(outcome)
             if (pause := outcome.get("retry_after")) is None:
@@ -316,20 +321,25 @@ class Program:
         is_last = "terminated" in task
         while True:
             receives = self._has_room(self.signals < SIGNALS_PER_EXECUTION) and not is_last
+            was_asleep = self.is_asleep
+            if was_asleep and not receives:  # resumed thousands of times; the next execution has room
+                activity.cancel()
+                self.is_asleep = False
+                return None
             try:
                 await self.ctx.wait_any(activity, *([self.signal] if receives else []))
             except OrchestrationCancelledSignal:
                 activity.cancel()
-                self.cancelled, self.slept = task["wake"], self.is_asleep
-                self.is_asleep = False
+                self.cancelled, self.slept, self.is_asleep = task["wake"], was_asleep, False
                 raise
             if activity.settled:
+                self.is_asleep = False
                 break
             await self._receive()
             if self.is_interrupted or self.terminated is not None:
                 activity.cancel()
                 if self.terminated is None or not self.is_asleep:
-                    self.cancelled = task["wake"]
+                    self.cancelled, self.slept = task["wake"], was_asleep
                 self.is_asleep = False
                 return None
         try:
@@ -363,6 +373,7 @@ class Program:
         self.next_due = outcome.get("next_due")
         self.delegations = outcome.get("delegations", self.delegations)
         self.is_failed, self.children = False, outcome.get("children")
+        self.is_closed = outcome.get("closed", False)
         if "home" in outcome:
             self.start["home"] = outcome["home"]
         if outcome["outcome"] == "done":

@@ -133,7 +133,9 @@ class WakeRunner(Generic[S]):
         limit = MAX_WAKE_ENTRIES if is_last else self._conversations.spec.limits.inputs
         work = await ctx.journals.get_pending(ctx.instance_id, limit)
         if work is None or (work.closed and not is_last):
-            return WakeOutcome(outcome="nothing", processed=0 if work is None else work.processed)
+            if work is None:
+                return WakeOutcome(outcome="nothing", processed=0)
+            return WakeOutcome(outcome="nothing", processed=work.processed, closed=True)
         if task.get("slept") and not work.inputs:  # no input had woken it
             task = WakeTask(**{name: value for name, value in task.items() if name != "cancelled"})  # type: ignore[typeddict-item]
         is_ordinary = not is_last and "failed" not in task

@@ -205,3 +205,49 @@ def test_an_execution_that_continues_sleeps_at_once(monkeypatch: pytest.MonkeyPa
     assert outcome.version == ev.LATEST
     again = Live(sleeper)
     assert asleep(again.start(outcome.input)) == [True]
+
+
+@pytest.mark.parametrize(("kind", "fields"), [("resume", {}), ("interrupt", {"seq": 1, "cancel": True})])
+def test_what_says_nothing_new_does_not_wake(kind: str, fields: dict[str, Any]) -> None:
+    """Nothing is pending while a wake sleeps; the interrupt is an input that the wake before has processed."""
+    live = sleeping()
+    assert kinds(signal(live, kind, **fields)) == [ev.EventRaised, ev.EventAwaited]
+    assert asleep(live.complete(wake_of(live), '{"outcome":"done","processed":2}')) == [True]
+
+
+def test_a_wake_that_sleeps_makes_room_for_more_signals() -> None:
+    """The execution continues as new: a termination behind them is received."""
+    live = sleeping()
+    for _ in range(5):
+        signal(live, "resume")
+    (outcome,) = [each for each in live.history if isinstance(each, ev.ContinuedAsNew)]
+    assert json.loads(outcome.input)["due"]
+    assert "cancelled" not in json.loads(outcome.input)
+
+
+def test_a_termination_that_meets_the_end_of_a_wake_may_be_of_one_that_sleeps() -> None:
+    """It was sent while the wake before ran: whether this one has begun, its inputs say."""
+    live = sleeping()
+    step = signal(live, "terminate", cascade=False, asleep=False)
+    (last,) = [json.loads(each.input) for each in new_events(step) if isinstance(each, ev.ActivityScheduled)]
+    assert last["slept"]
+
+
+def test_the_trace_of_a_wake_that_has_slept_is_closed_awake() -> None:
+    """Also when an operator cancels meanwhile: an activity that sleeps would end nothing."""
+    live = begin_asleep(delegations=[{"id": "d", "parent": "p", "parent_kind": "k", "max_cycles": 9, "cycles": 0}])
+    live.complete(wake_of(live), DONE)
+    poisoned = ev.ActivityFailed(wake_of(live), kind="poisoned", error_type="ActivityPoisoned", message="")
+    closing = live.feed(poisoned)
+    assert asleep(closing) == [False]
+    assert asleep(live.feed(ev.CancelRequested("stop"))) == [False]
+
+
+@pytest.mark.parametrize(
+    "outcome", ['{"outcome":"nothing","processed":0}', '{"outcome":"nothing","processed":1,"closed":true}']
+)
+def test_nothing_sleeps_without_a_journal_or_with_one_that_is_closed(outcome: str) -> None:
+    """It would be queued at once, again and again."""
+    live = begin_asleep()
+    assert asleep(live.complete(wake_of(live), outcome)) == []
+    assert asleep(signal(live, "wake", seq=1)) == [False]

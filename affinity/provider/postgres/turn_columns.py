@@ -285,7 +285,8 @@ def wake_params(turn: Turn) -> Columns | None:
     for state in turn.states:
         params |= state_values(state)
     for item in turn.work_items:
-        if not item.asleep or write.session_id != turn.instance_id:
+        # The result is of the item's session. One that is another's home has no record of this conversation's state.
+        if not item.asleep or write.session_id != turn.instance_id or item.session_id != write.session_id:
             return None
         params |= {
             "asleep_activity": Int(item.key.activity_id),

@@ -360,12 +360,19 @@ CREATE OR REPLACE FUNCTION append_journals_1(
     _round bigint[] = NULL, _rounds bigint = 1, _only bigint[] = NULL,
     OUT places bigint[], OUT outcomes text[], OUT seqs bigint[], OUT journal_ids bigint[], OUT created boolean[]
 ) LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    woken boolean[];
+    holders text[];
 BEGIN
-    SELECT a.places, a.outcomes, a.seqs, a.journal_ids, a.created
-    INTO places, outcomes, seqs, journal_ids, created
+    SELECT a.places, a.outcomes, a.seqs, a.journal_ids, a.created, a.woken, a.holders
+    INTO places, outcomes, seqs, journal_ids, created, woken, holders
     FROM append_journals_2(_session, _kind, _entry_kind, _entry, _event, _wake, _input, _message,
         _unread_limit, _start_name, _start, _start_birth, _start_version, _start_journal, _start_parent, _answer,
         _answer_kind, _answer_wake, _drops, _closes, _sender, _round, _rounds, _only) a;
+    -- Its own hints say that there are messages, and no work items. In the transaction: its clients are few, and soon gone.
+    PERFORM pg_notify('affinity_' || left(encode(sha256(convert_to(
+        concat_ws(' ', current_schema, w.holder), 'UTF8')), 'hex'), 40), 'w')
+    FROM (SELECT DISTINCT u.holder FROM unnest(woken, holders) AS u (woken, holder) WHERE u.woken) w;
 END $$;
 
 -- An item is gone with its execution and with its instance, whoever ends them, the release before too. It is removed before
