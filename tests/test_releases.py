@@ -13,6 +13,7 @@ import tarfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +22,9 @@ import anyio
 import psycopg
 import pytest
 
+from affinity import AgentMessage, UserMessage
 from affinity.client import Client, ExternalEvent
+from affinity.conversation.conversations import SLEEPS
 from affinity.errors import NoReply
 from affinity.orchestration.events import CarriedEvent, EventRaised, OrchestrationStarted
 from affinity.orchestration.wire import ActivityTask, encode_event, encode_task
@@ -29,6 +32,7 @@ from affinity.provider import migrate
 from affinity.provider.postgres import migration as postgres
 from affinity.provider.schema import Migration
 from affinity.provider.sqlite import migration as sqlite
+from tests.conversation.process_app import conversations as steered
 from tests.later_release import EXPANDS, upgrade
 from tests.processes import PATIENCE, ROOT, open_workers
 from tests.scribes import check, schedule
@@ -36,12 +40,13 @@ from tests.talk import CODE, Word, say
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
-RELEASE_BEFORE: Final = "d0474b2cb93e52f53227cd94ace3f428e9da04d7"
+RELEASE_BEFORE: Final = "bfcab15a417d44077f4ded20b4b6ee8229a90f2b"
 
-RELEASED: Final = {"postgres": 44, "sqlite": 28}
+RELEASED: Final = {"postgres": 46, "sqlite": 28}
 """The schema versions that it knows."""
 
 APP: Final = "tests.talk:app"
+STEERED: Final = "tests.conversation.process_app:app"
 
 
 @pytest.fixture(scope="session")
@@ -225,6 +230,71 @@ def test_migrations_that_were_released_stay(before: Path, dialect: str, migratio
     files = sorted((before / "affinity" / "provider" / dialect / "migrations").glob("*.sql"))
     assert [file.stem for file in files] == [each.name for each in migrations[: RELEASED[dialect]]]
     assert [file.read_text() for file in files] == [each.script for each in migrations[: RELEASED[dialect]]]
+
+
+@pytest.mark.slow
+async def test_conversations_through_a_rollout_and_its_rollback(before: Path, empty_url: str) -> None:
+    """Those that the release before began go on with it; those of this one wait for it, and lose nothing. What either
+    appends wakes them.
+    """
+    talk_of = partial(ask_of_before, before, empty_url)
+    with open_workers(empty_url) as workers:
+        old = workers.start("old", app=STEERED, root=before)
+        await talk_of("c", "quick 1")
+        await migrate(empty_url)
+        async with Client(empty_url) as client:
+            first, second = client.conversation(steered, "c"), client.conversation(steered, "n")
+            assert (await first.ask(UserMessage("quick 2"), timeout=PATIENCE)).text == "re: quick 2"
+            new = workers.start("new", app=STEERED)
+            old.send(signal.SIGTERM)
+            assert old.wait() == 0
+            for number in range(1, 4):
+                assert (
+                    await second.ask(UserMessage(f"quick {number}"), timeout=PATIENCE)
+                ).text == f"re: quick {number}"
+            await talk_of("n", "quick 4")  # wakes what sleeps
+            await talk_of("c", "quick 3")
+            assert (await client.status("n")).version == SLEEPS
+            workers.start("old", app=STEERED, root=before)
+            new.send(signal.SIGTERM)
+            assert new.wait() == 0
+            assert (await first.ask(UserMessage("quick 4"), timeout=PATIENCE)).text == "re: quick 4"
+            await second.send(UserMessage("quick 5"))  # runs the wake that was scheduled
+            waits = [await second.send(UserMessage(f"quick {number}")) for number in (6, 7)]
+            workers.start("new", app=STEERED)
+            for seq in waits:
+                await second.reply(seq, timeout=PATIENCE)
+            for talk, most in ((first, 4), (second, 7)):
+                sent = [each.event.text for each in await talk.history(kinds=[UserMessage], limit=100)]
+                told = [each.event.text for each in await talk.history(kinds=[AgentMessage], limit=100)]
+                assert sent == [f"quick {number}" for number in range(1, most + 1)]
+                assert [text.removeprefix("re: ") for text in told] == sent[: len(told)]
+                state = await client.session_store.load(talk.conversation_id)
+                assert state is not None
+                assert json.loads(state.state)["received"] == sent
+
+
+async def ask_of_before(before: Path, url: str, conversation_id: str, text: str) -> None:
+    """A client of the release before asks."""
+    done = await anyio.run_process(
+        [sys.executable, "-c", ASK, url, conversation_id, text], cwd=before, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    assert done.stdout.decode().split() == [str(before), *f"re: {text}".split()]
+
+
+ASK: Final = """
+import sys, anyio, affinity
+from pathlib import Path
+from tests.conversation.process_app import conversations
+
+async def main(url, conversation_id, text):
+    async with affinity.Client(url) as client:
+        talk = client.conversation(conversations, conversation_id)
+        reply = await talk.ask(affinity.UserMessage(text), timeout=60)
+        print(Path(affinity.__file__).parent.parent, reply.text)
+
+anyio.run(main, *sys.argv[1:])
+"""
 
 
 class Traffic:

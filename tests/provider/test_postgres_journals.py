@@ -224,7 +224,9 @@ async def test_items_that_sleep_are_found_by_their_key(
 
 
 async def test_the_release_before_wakes_too(postgres_migrated: str, admin: psycopg.Connection[Any]) -> None:
-    """Its appends, plain and others, queue what sleeps, in place of a message."""
+    """Its appends, plain and others, queue what sleeps, in place of a message, and the worker that is to take that is
+    woken: by its own hints it looks for messages.
+    """
     async with opened(postgres_migrated) as provider:
         peer = await registered(provider)
         (first,) = await provider.append_journal([said("s")])
@@ -237,7 +239,11 @@ async def test_the_release_before_wakes_too(postgres_migrated: str, admin: psyco
             item = replace(work_item(at, number + 1, "s"), asleep=True)
             result = await peer.commit_one(now, journals=[write], work_items=[item])
             assert [place.asleep for place in result.placed] == [True]
-            assert admin.execute(f"{BEFORE}{more})").fetchall() == [([1], [None], [number + 2], [False])]
+            async with provider.hints(peer.identity) as hints:
+                assert admin.execute(f"{BEFORE}{more})").fetchall() == [([1], [None], [number + 2], [False])]
+                hint = await hints.wait(PATIENCE)
+            assert hint is not None
+            assert (hint.work, hint.only_messages, hint.to_all) == (True, False, number == 0)
             assert (await peer.take_one()).lock.key.activity_id == number + 1
         assert await peer.take_instances() == []
 
