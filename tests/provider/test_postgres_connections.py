@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import select
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from importlib.util import find_spec
@@ -104,6 +106,10 @@ async def test_thirty_megabytes_go_through_and_come_back(
         writable(conversation)
 
     monkeypatch.setattr(WireProtocol, "_writable", count)
+    await connection.run("SELECT 1")
+    assert connection._protocol is not None
+    with socket.socket(fileno=os.dup(connection._protocol._pgconn.socket)) as plug:
+        plug.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # else a busy machine may take all as fast as it comes
     large = bytes(range(256)) * (30 * 4096)
     statement = "SELECT %(value)s::bytea, octet_length(%(value)s::bytea)"
     for _ in range(2):  # prepared, and prepared already
