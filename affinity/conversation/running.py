@@ -137,7 +137,8 @@ class WakeRunner(Generic[S]):
                 return WakeOutcome(outcome="nothing", processed=0)
             return WakeOutcome(outcome="nothing", processed=work.processed, closed=True)
         if task.get("slept") and not work.inputs:  # no input had woken it
-            task = WakeTask(**{name: value for name, value in task.items() if name != "cancelled"})  # type: ignore[typeddict-item]
+            task = task.copy()
+            task.pop("cancelled", None)
         is_ordinary = not is_last and "failed" not in task
         if work.home not in {None, ctx.session_id} and is_ordinary:  # its instance was created again
             return WakeOutcome(outcome="nothing", processed=work.processed, more=True, home=work.home or "")
