@@ -109,7 +109,8 @@ async def test_thirty_megabytes_go_through_and_come_back(
     await connection.run("SELECT 1")
     assert connection._protocol is not None
     with socket.socket(fileno=os.dup(connection._protocol._pgconn.socket)) as plug:
-        plug.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18)  # else a busy machine may take all as fast as it comes
+        # Else a busy machine may take all as fast as it comes.
+        plug.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18)
     large = bytes(range(256)) * (30 * 4096)
     statement = "SELECT %(value)s::bytea, octet_length(%(value)s::bytea)"
     for _ in range(2):  # prepared, and prepared already
