@@ -285,8 +285,9 @@ def wake_params(turn: Turn) -> Columns | None:
     for state in turn.states:
         params |= state_values(state)
     for item in turn.work_items:
-        # The result is of the item's session. One that is another's home has no record of this conversation's state.
-        if not item.asleep or write.session_id != turn.instance_id or item.session_id != write.session_id:
+        if not item.asleep or write.session_id != turn.instance_id:
+            return None
+        if any(state.new.session_id != item.session_id for state in turn.states):  # its wakes run on another's lease
             return None
         params |= {
             "asleep_activity": Int(item.key.activity_id),
