@@ -265,8 +265,9 @@ async def test_conversations_through_a_rollout_and_its_rollback(before: Path, em
             for seq in waits:
                 await second.reply(seq, timeout=PATIENCE)
             for talk, most in ((first, 4), (second, 7)):
-                sent = [each.event.text for each in await talk.history(kinds=[UserMessage], limit=100)]
-                told = [each.event.text for each in await talk.history(kinds=[AgentMessage], limit=100)]
+                events = [each.event for each in await talk.history(kinds=[UserMessage, AgentMessage], limit=100)]
+                sent = [event.text for event in events if isinstance(event, UserMessage)]
+                told = [event.text for event in events if isinstance(event, AgentMessage)]
                 assert sent == [f"quick {number}" for number in range(1, most + 1)]
                 assert [text.removeprefix("re: ") for text in told] == sent[: len(told)]
                 state = await client.session_store.load(talk.conversation_id)
