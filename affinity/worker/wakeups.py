@@ -19,7 +19,7 @@ instances.
 
 LONE_SECONDS = 0.001
 """The same after the notice of one journal and of nothing else: what would join it is not under way. One client that
-asks again at once is not kept waiting.
+asks again immediately is not kept waiting.
 """
 
 SHARE_SECONDS = 0.005

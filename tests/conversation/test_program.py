@@ -247,7 +247,7 @@ def test_the_trace_of_a_wake_that_has_slept_is_closed_awake() -> None:
     "outcome", ['{"outcome":"nothing","processed":0}', '{"outcome":"nothing","processed":1,"closed":true}']
 )
 def test_nothing_sleeps_without_a_journal_or_with_one_that_is_closed(outcome: str) -> None:
-    """It would be queued at once, again and again."""
+    """It would be queued immediately, again and again."""
     live = begin_asleep()
     assert asleep(live.complete(wake_of(live), outcome)) == []
     assert asleep(signal(live, "wake", seq=1)) == [False]

@@ -231,10 +231,9 @@ def _is_plain(query: JournalQuery) -> bool:
     )
 
 
-def _to_plain_page(rows: Sequence[Row], limit: int) -> JournalPage:
-    _, _, journal_id, kind, processed, first_seq, last_seq, closed, parent, status, *_ = rows[0]
-    _, has_next, fits, seq, *_ = rows[-1][9:]
-    entries = [Entry._make(row[12:]) for row in rows if row[11] and row[12] is not None]
+def _page(head: Sequence[Any], **more: Any) -> JournalPage:
+    """A page of the journal whose own columns are ``head``."""
+    journal_id, kind, processed, first_seq, last_seq, closed, parent = head
     return JournalPage(
         journal_id=journal_id,
         kind=kind,
@@ -243,7 +242,16 @@ def _to_plain_page(rows: Sequence[Row], limit: int) -> JournalPage:
         last_seq=last_seq,
         closed=closed,
         parent=parent,
-        instance_status=status,
+        **more,
+    )
+
+
+def _to_plain_page(rows: Sequence[Row], limit: int) -> JournalPage:
+    _, has_next, fits, seq, *_ = rows[-1][9:]
+    entries = [Entry._make(row[12:]) for row in rows if row[11] and row[12] is not None]
+    return _page(
+        rows[0][2:9],
+        instance_status=rows[0][9],
         entries=entries[:limit],
         more=has_next or len(entries) > limit or (seq is not None and not fits),
         stream=[],
@@ -251,17 +259,11 @@ def _to_plain_page(rows: Sequence[Row], limit: int) -> JournalPage:
 
 
 def _to_page(session_id: str, rows: Sequence[Row]) -> JournalPage:
-    _, journal_id, kind, processed, first_seq, last_seq, closed, parent, found, *_ = rows[0]
+    journal_id, found = rows[0][1], rows[0][8]
     wake_id, attempt, number, numbers, payloads, status = rows[0][16:]
     entries = [Entry._make(row[9:16]) for row in rows if row[9] is not None]
-    return JournalPage(
-        journal_id=journal_id,
-        kind=kind,
-        processed=processed,
-        first_seq=first_seq,
-        last_seq=last_seq,
-        closed=closed,
-        parent=parent,
+    return _page(
+        rows[0][1:8],
         instance_status=status,
         entries=entries,
         more=found > len(entries),

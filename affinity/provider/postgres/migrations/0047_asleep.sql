@@ -375,7 +375,7 @@ BEGIN
     FROM (SELECT DISTINCT u.holder FROM unnest(woken, holders) AS u (woken, holder) WHERE u.woken) w;
 END $$;
 
--- An item is gone with its execution and with its instance, whoever ends them, the release before too. It is removed before
+-- An item is gone with its execution and with its instance, also when the release before ends them. It is removed before
 -- the statement that ends an instance empties its queue, and an append that wakes it meanwhile has committed by then.
 CREATE OR REPLACE FUNCTION record_ended_execution() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN

@@ -181,8 +181,8 @@ class AsleepRules(Rules):
     # -- the commit
 
     async def test_pending_inputs_let_nothing_sleep(self, cluster: Cluster) -> None:
-        """An input behind the watermark after the commit, the wake's own included: the item is queued at once, where
-        its session is, and locked to nobody (contract: NewWorkItem.asleep).
+        """An input behind the watermark after the commit, the wake's own included: the item is queued where its
+        session is, unlocked (contract: NewWorkItem.asleep).
         """
         waker = await Waker.begin(cluster)
         b = await cluster.worker("b")
@@ -502,7 +502,7 @@ class AsleepRules(Rules):
             assert (await waker.conversation.append(start=None)).woken
 
     async def test_an_input_races_with_the_end_of_its_item(self, cluster: Cluster) -> None:
-        """A turn that cancels it leaves nothing in the queue, whoever was first (contract: Turn.cancel_activities)."""
+        """A turn that cancels it leaves nothing in the queue, in either order (contract: Turn.cancel_activities)."""
         waker = (await _wakers(cluster, "s"))["s"]
         sender = await Conversation.open(cluster)
         for _ in range(20):
@@ -514,7 +514,7 @@ class AsleepRules(Rules):
             await waker.wake()
 
     async def test_an_input_races_with_the_end_of_its_instance(self, cluster: Cluster) -> None:
-        """Nothing of one that has ended is in the queue, whoever was first (contract: Turn.update)."""
+        """Nothing of one that has ended is in the queue, in either order (contract: Turn.update)."""
         names = [f"s{number}" for number in range(10)]
         wakers = await _wakers(cluster, *names)
         sender = await cluster.open()
