@@ -40,9 +40,9 @@ from tests.talk import CODE, Word, say
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
 
-RELEASE_BEFORE: Final = "bfcab15a417d44077f4ded20b4b6ee8229a90f2b"
+RELEASE_BEFORE: Final = "91fa12aa948e0f7d7b5ba6f929aea3f995b55940"
 
-RELEASED: Final = {"postgres": 46, "sqlite": 28}
+RELEASED: Final = {"postgres": 48, "sqlite": 29}
 """The schema versions that it knows."""
 
 APP: Final = "tests.talk:app"

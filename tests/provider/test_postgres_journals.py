@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, LiteralString
+from typing import Any, Final
 
 import anyio
 import psycopg
@@ -223,36 +223,37 @@ async def test_items_that_sleep_are_found_by_their_key(
         assert await peer.take_all() == []
 
 
-async def test_the_release_before_wakes_too(postgres_migrated: str, admin: psycopg.Connection[Any]) -> None:
-    """Its appends, plain and others, queue what sleeps, in place of a message, and the worker that is to take that is
-    woken: by its own hints it looks for messages.
-    """
+SCANS: Final = "SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname = 'journals_kind'"
+ALL_GONE: Final = (
+    "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'affinity%'"
+)
+
+
+async def test_an_ask_finds_its_journal_by_the_key_among_dead_rows(
+    postgres_migrated: str, admin: psycopg.Connection[Any]
+) -> None:
+    """Statistics say that there are two journals: few enough to read all of them, but for those that are gone."""
     async with opened(postgres_migrated) as provider:
         peer = await registered(provider)
-        (first,) = await provider.append_journal([said("s")])
+        (first, _) = await provider.append_journal([said("s"), said("t")])
         at = await take(peer, "s")
-        for number, more in enumerate(MORE):
-            write = JournalWrite(
-                session_id="s", journal_id=first.journal_id, base=number, processed=number + 1, wake_id=f"w{number}"
-            )
-            now = replace(at, event_count=at.event_count + number)
-            item = replace(work_item(at, number + 1, "s"), asleep=True)
-            result = await peer.commit_one(now, journals=[write], work_items=[item])
-            assert [place.asleep for place in result.placed] == [True]
-            async with provider.hints(peer.identity) as hints:
-                assert admin.execute(f"{BEFORE}{more})").fetchall() == [([1], [None], [number + 2], [False])]
-                hint = await hints.wait(PATIENCE)
-            assert hint is not None
-            assert (hint.work, hint.only_messages, hint.to_all) == (True, False, number == 0)
-            assert (await peer.take_one()).lock.key.activity_id == number + 1
-        assert await peer.take_instances() == []
-
-
-MORE: Final[tuple[LiteralString, ...]] = ("", ", _closes => ARRAY[false]")
-BEFORE: Final[LiteralString] = """
-SELECT places, outcomes, seqs, created FROM append_journals_1(
-    _session => '{s}', _kind => '{chat}', _entry_kind => '{user.message}', _entry => '{1}', _event => '{NULL}',
-    _wake => '{NULL}', _input => '{true}', _message => '{[]}', _unread_limit => '{NULL}'"""
+        write = JournalWrite(session_id="s", journal_id=first.journal_id, base=0, processed=1, wake_id="w")
+        asleep = replace(work_item(at, 1, "s"), asleep=True)
+        assert (await peer.commit_one(at, journals=[write], work_items=[asleep])).committed
+    admin.execute(
+        f"DO 'BEGIN FOR i IN 1 .. {MANY} LOOP UPDATE journals SET updated_at = updated_at WHERE session_id = ''s'';"
+        " END LOOP; END'"
+    )
+    admin.execute("ANALYZE")
+    before = admin.execute(SCANS).fetchone()
+    async with opened(postgres_migrated) as provider:
+        (again,) = await provider.append_journal([replace(said("s", "first"), start=None)])
+        assert again.woken
+        assert len(await provider.get_pending(["s", "t"], limit=10)) == 2
+        for query in (JournalQuery(session_id="s"), JournalQuery(session_id="s", stream=StreamCursor())):
+            assert len(await provider.read_journal([query, query])) == 2
+    await until(admin, ALL_GONE)  # an ending backend reports its scans
+    assert admin.execute(SCANS).fetchone() == before
 
 
 async def check_reads(watched: PostgresProvider, check: Any, last_seq: int) -> None:

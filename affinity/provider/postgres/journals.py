@@ -27,7 +27,7 @@ from affinity.journal import (
     StreamPart,
 )
 from affinity.limits import MAX_BATCH_BYTES
-from affinity.provider.postgres.driver.arrays import Bools, Ints, Texts
+from affinity.provider.postgres.driver.arrays import Bools, Int, Ints, Text, Texts
 from affinity.provider.postgres.driver.errors import BATCH_REFUSED
 from affinity.provider.postgres.driver.wire import Params, Row
 from affinity.provider.postgres.operations import Operations
@@ -47,22 +47,23 @@ class JournalOperations(Operations):
     async def append_journal(self, appends: Sequence[JournalAppend]) -> Sequence[Appended]:
         if not appends:
             return []
+        if len(appends) == 1 and (params := _input_params(appends[0])):
+            (row,) = await self._run_append(_SQL["append_input"], params)
+            return [_appended(appends[0], row)]
         params = append_params(appends)
-        statement = f"{_SQL['append']} FROM {append_call(tuple(params))}"
-        for attempt in range(1, _MAX_ROUNDS + 1):
-            try:
-                ((*columns,),) = await self._connections.quick.run(statement, params)
-                break
-            except Contention as error:
-                if error.code != BATCH_REFUSED or attempt == _MAX_ROUNDS:
-                    raise
-        outcomes: dict[int, Appended] = {}
+        ((*columns,),) = await self._run_append(f"{_SQL['append']} FROM {append_call(tuple(params))}", params)
         holders = columns.pop() or [None] * len(appends)
-        for place, outcome, seq, journal_id, created, woken, holder in zip(*columns, holders, strict=True):
-            has_number = outcome == "repeated" or (outcome is None and appends[place - 1].entry is not None)
-            number = seq if has_number else 0
-            outcomes[place] = Appended(outcome or "appended", number, journal_id or 0, created, woken, holder)
+        outcomes = {place: _appended(appends[place - 1], row) for place, *row in zip(*columns, holders, strict=True)}
         return [outcomes[place] for place in range(1, len(appends) + 1)]
+
+    async def _run_append(self, statement: LiteralString, params: Params) -> list[Row]:
+        for _ in range(1, _MAX_ROUNDS):
+            try:
+                return await self._connections.quick.run(statement, params)
+            except Contention as error:
+                if error.code != BATCH_REFUSED:
+                    raise
+        return await self._connections.quick.run(statement, params)
 
     async def get_pending(
         self, session_ids: Sequence[str], *, limit: int, max_bytes: int = MAX_BATCH_BYTES
@@ -121,6 +122,30 @@ class JournalOperations(Operations):
         for n, rows in groupby(await self._connections.quick.run(_SQL["read"], params), itemgetter(0)):
             found[n] = _to_page(queries[n - 1].session_id, list(rows))
         return found
+
+
+def _appended(append: JournalAppend, row: Iterable[Any]) -> Appended:
+    outcome, seq, journal_id, created, woken, holder = row
+    has_number = outcome == "repeated" or (outcome is None and append.entry is not None)
+    return Appended(outcome or "appended", seq if has_number else 0, journal_id or 0, created, woken, holder)
+
+
+def _input_params(append: JournalAppend) -> Params | None:
+    """The parameters of ``append_input_1``; None for an append of another kind."""
+    entry = append.entry
+    if entry is None or not entry.is_input or entry.event_id is None or entry.wake_id is not None:
+        return None
+    if append.message is None or append.start or append.answers or append.drops or append.closes or append.sender:
+        return None
+    return {
+        "session": Text(append.session_id),
+        "kind": Text(append.kind),
+        "entry_kind": Text(entry.kind),
+        "entry": Text(entry.payload),
+        "event": Text(entry.event_id),
+        "message": Text(append.message),
+        "unread_limit": Int(append.unread_limit),
+    }
 
 
 def append_params(appends: Sequence[JournalAppend]) -> Params:

@@ -1,6 +1,10 @@
 -- append: inputs, with the journals and instances that they start
 SELECT places, outcomes, seqs, journal_ids, created, woken, holders
 
+-- append_input: one input of a journal that is there
+SELECT outcome, seq, journal, false, woken, holder
+FROM append_input_1(%(session)s, %(kind)s, %(entry_kind)s, %(entry)s, %(event)s, %(message)s, %(unread_limit)s)
+
 -- pending: what the next wake of each session has to do; a row for each input, or one
 SELECT p.n, p.journal_id, p.kind, p.processed, p.last_seq, p.closed, p.parent, p.found,
     p.seq, p.entry_kind, p.payload, p.event_id, p.wake_id, p.is_input, p.recorded_at,
@@ -19,7 +23,8 @@ FROM (
         row_number() OVER (PARTITION BY q.n ORDER BY i.seq) AS place, count(i.seq) OVER (PARTITION BY q.n) AS found,
         sum(octet_length(i.payload)) OVER (ORDER BY q.n, i.seq) - octet_length(i.payload) AS before
     FROM unnest(%(session)s) WITH ORDINALITY AS q (session_id, n)
-    JOIN journals j ON j.session_id = q.session_id
+    -- OFFSET 0: by the key, though statistics may say that there are few journals; so in the other reads.
+    CROSS JOIN LATERAL (SELECT o.* FROM journals o WHERE o.session_id = q.session_id OFFSET 0) j
     CROSS JOIN (SELECT clock() AS now) c
     LEFT JOIN LATERAL (
         (SELECT e.* FROM journal_entries e
@@ -48,7 +53,7 @@ FROM (
         lead(q.n) OVER in_order IS NOT DISTINCT FROM q.n AS has_next,
         coalesce(sum(octet_length(f.payload)) OVER in_order, 0) < %(max_bytes)s AS fits
     FROM unnest(%(session)s, %(after)s, %(before)s, %(limit)s) WITH ORDINALITY AS q (session_id, after, before, lim, n)
-    JOIN journals j ON j.session_id = q.session_id
+    CROSS JOIN LATERAL (SELECT o.* FROM journals o WHERE o.session_id = q.session_id OFFSET 0) j
     CROSS JOIN LATERAL (SELECT (greatest(q.after, j.first_seq - 1) < j.base_seq) IS TRUE AS is_inherited) b
     LEFT JOIN LATERAL (
         SELECT e.* FROM journal_entries e
@@ -78,7 +83,7 @@ FROM (
                 %(stream_wake)s, %(stream_attempt)s, %(stream_number)s)
          WITH ORDINALITY AS q (session_id, after, before, kinds, wake_id, event_id, pending, newest, lim, stream_wake,
                                stream_attempt, stream_number, n)
-    JOIN journals j ON j.session_id = q.session_id
+    CROSS JOIN LATERAL (SELECT o.* FROM journals o WHERE o.session_id = q.session_id OFFSET 0) j
     CROSS JOIN LATERAL (
         SELECT greatest(q.after, j.first_seq - 1, CASE WHEN q.pending THEN j.processed END) AS after,
             -- By number, forward, of what is its own: the read of the feeds that follow a journal.

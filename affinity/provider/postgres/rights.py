@@ -1,8 +1,7 @@
 """Rights of roles other than the one that migrates: clients, workers without DDL, and autoscalers.
 
 A client reads, and writes through six functions of the schema, which run with the rights of the role that migrated:
-so it creates instances, sends messages, appends to journals (by one of two functions: the other is of the release
-before) and creates journals from others, and nothing else. A
+so it creates instances, sends messages, appends to journals and creates journals from others, and nothing else. A
 worker changes rows of all tables but those that describe the schema and the rights. An autoscaler reads the view
 ``desired_workers``.
 
@@ -25,7 +24,7 @@ from affinity.provider.postgres.driver.wire import Row
 
 _FUNCTIONS: Final[LiteralString] = (
     "GRANT EXECUTE ON FUNCTION {s}.create_instances_1, {s}.send_messages_1, {s}.send_keyed_messages_1,"
-    " {s}.append_journals_1, {s}.append_journals_2, {s}.bear_journal_1 TO {r}"
+    " {s}.append_input_1, {s}.append_journals_2, {s}.bear_journal_1 TO {r}"
 )
 _GRANTS: Final[dict[str, Sequence[LiteralString]]] = {
     "client": (

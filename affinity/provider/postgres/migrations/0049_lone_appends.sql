@@ -1,0 +1,61 @@
+-- An append alone.
+-- oldest code: 47
+
+-- One input of a journal that is there, for an instance whose next work item sleeps: the append of a client that makes one at
+-- a time, with scalars in place of arrays of one element. All else is done by append_journals_2, with the same answer.
+CREATE FUNCTION append_input_1(
+    _session text, _kind text, _entry_kind text, _entry text, _event text, _message text, _unread_limit bigint,
+    OUT outcome text, OUT seq bigint, OUT journal bigint, OUT woken boolean, OUT holder text
+) LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    base bigint;
+    item asleep_items;
+    route text;
+    moment timestamptz;
+BEGIN
+    woken := false;
+    SELECT j.journal_id, j.last_seq + 1, j.base_id INTO journal, seq, base FROM journals j
+    WHERE j.session_id = _session AND j.kind = _kind AND NOT j.closed FOR NO KEY UPDATE;
+    IF FOUND THEN
+        PERFORM FROM journal_entries e WHERE e.journal_id = journal AND e.event_id = _event;
+        IF NOT FOUND AND (base IS NULL OR find_inherited_event(journal, _event) IS NULL) THEN
+            UPDATE asleep_items a SET asleep = false
+            FROM instances i
+            WHERE a.instance_id = _session AND a.asleep
+              AND i.instance_id = a.instance_id AND i.birth = a.birth AND i.execution_id = a.execution_id
+              AND i.status IN ('pending', 'running', 'suspended')
+              AND NOT EXISTS (SELECT FROM quotas q WHERE q.instance_bytes IS NOT NULL)
+            RETURNING a.* INTO item;
+            woken := FOUND;
+        END IF;
+    END IF;
+    IF NOT woken THEN
+        SELECT a.outcomes[1], a.seqs[1], a.journal_ids[1], a.woken[1], a.holders[1]
+        INTO outcome, seq, journal, woken, holder
+        FROM append_journals_2(ARRAY[_session], ARRAY[_kind], ARRAY[_entry_kind], ARRAY[_entry], ARRAY[_event],
+            ARRAY[NULL], ARRAY[true], ARRAY[_message], ARRAY[_unread_limit]) a;
+        RETURN;
+    END IF;
+    SELECT coalesce(m.next_worker, h.worker_id), coalesce(m.route, 'w:' || h.worker_id, 'new') INTO holder, route
+    FROM held_sessions h LEFT JOIN planned_moves m ON m.session_id = h.session_id
+    WHERE h.session_id = item.session_id;
+    moment := clock();
+    INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload, enqueued_at)
+    VALUES (_session, item.execution_id, item.activity_id, item.name, item.session_id,
+        CASE WHEN item.session_id IS NULL THEN 'free' ELSE coalesce(route, 'new') END, moment, item.payload, moment);
+    INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, event_id, payload)
+    VALUES (journal, seq, moment, true, _entry_kind, _event, _entry);
+    UPDATE journals j SET last_seq = seq, size = j.size + octet_length(_entry), updated_at = moment
+    WHERE j.journal_id = journal;
+END $$;
+
+DO $do$
+BEGIN
+    EXECUTE format('ALTER FUNCTION append_input_1 SET search_path = %I, pg_temp', current_schema);
+    EXECUTE replace(pg_get_functiondef('bounce_journals_1'::regproc), 'append_journals_1', 'append_journals_2');
+END $do$;
+REVOKE EXECUTE ON FUNCTION append_input_1 FROM PUBLIC;
+
+-- Of the release before the last one.
+DROP FUNCTION append_journals_1;
+DROP FUNCTION append_other_journals_1;
