@@ -234,9 +234,7 @@ def test_migrations_that_were_released_stay(before: Path, dialect: str, migratio
 
 @pytest.mark.slow
 async def test_conversations_through_a_rollout_and_its_rollback(before: Path, empty_url: str) -> None:
-    """Those that the release before began go on with it; those of this one wait for it, and lose nothing. What either
-    appends wakes them.
-    """
+    """Either release goes on with those that the other has begun, and what either appends wakes them."""
     talk_of = partial(ask_of_before, before, empty_url)
     with open_workers(empty_url) as workers:
         old = workers.start("old", app=STEERED, root=before)
@@ -259,17 +257,14 @@ async def test_conversations_through_a_rollout_and_its_rollback(before: Path, em
             new.send(signal.SIGTERM)
             assert new.wait() == 0
             assert (await first.ask(UserMessage("quick 4"), timeout=PATIENCE)).text == "re: quick 4"
-            await second.send(UserMessage("quick 5"))  # runs the wake that was scheduled
-            waits = [await second.send(UserMessage(f"quick {number}")) for number in (6, 7)]
+            assert (await second.ask(UserMessage("quick 5"), timeout=PATIENCE)).text == "re: quick 5"
             workers.start("new", app=STEERED)
-            for seq in waits:
-                await second.reply(seq, timeout=PATIENCE)
-            for talk, most in ((first, 4), (second, 7)):
+            for talk, most in ((first, 4), (second, 5)):
                 events = [each.event for each in await talk.history(kinds=[UserMessage, AgentMessage], limit=100)]
                 sent = [event.text for event in events if isinstance(event, UserMessage)]
                 told = [event.text for event in events if isinstance(event, AgentMessage)]
                 assert sent == [f"quick {number}" for number in range(1, most + 1)]
-                assert [text.removeprefix("re: ") for text in told] == sent[: len(told)]
+                assert [text.removeprefix("re: ") for text in told] == sent
                 state = await client.session_store.load(talk.conversation_id)
                 assert state is not None
                 assert json.loads(state.state)["received"] == sent

@@ -56,6 +56,5 @@ BEGIN
 END $do$;
 REVOKE EXECUTE ON FUNCTION append_input_1 FROM PUBLIC;
 
--- Of the release before the last one.
-DROP FUNCTION append_journals_1;
+-- append_journals_1 of the release before the last one called it, which calls append_journals_2 now.
 DROP FUNCTION append_other_journals_1;
