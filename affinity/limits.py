@@ -92,6 +92,11 @@ MAX_BATCH_BYTES: Final = 16 * 1024 * 1024
 text, as a message of the database's protocol, and decoded. The option ``max_batch_bytes`` of a worker overrides it.
 """
 
+MAX_FETCHED_INPUT: Final = 64 * 1024
+"""UTF-8 bytes of an input of a conversation that a fetch brings with the work item of its wake: one fetch has many. The
+wake itself reads a larger one.
+"""
+
 MAX_OUTSTANDING_BYTES: Final = 128 * 1024 * 1024
 """Default of ``max_outstanding_bytes``: eight batches, which keep a database busy and fit a container of 1 GB."""
 

@@ -34,7 +34,7 @@ from affinity.orchestration.app import ActivityDefinition
 from affinity.orchestration.events import ActivityCompleted, ActivityFailed, ActivityFailureKind, Event
 from affinity.orchestration.failures import RecordedError, describe_error, recorded, stack_of
 from affinity.orchestration.wire import ActivityTask, decode_task
-from affinity.provider.contract import Turn, WaitFailure, WorkAbandon, WorkItem, WorkKey, WorkLock
+from affinity.provider.contract import Turn, WaitFailure, WorkAbandon, WorkFetch, WorkItem, WorkKey, WorkLock
 from affinity.session.stores import RetryingStore
 from affinity.session.writer import enter_activity
 from affinity.telemetry import enter_session
@@ -134,7 +134,8 @@ class ActivityRunner:
             resources=services.provider,
         )
         self._journals = WorkerJournals(services)
-        self._journal_inputs = {name: n for name, each in app.activities.items() if (n := each.journal_inputs)}
+        self.readers = {name: n for name, each in app.activities.items() if (n := each.journal_inputs)}
+        """Activities that begin with what is pending in a journal, and how many inputs they take."""
         self._options = services.options
         self._lease = services.lease
         self._locks = services.lease.locks
@@ -188,18 +189,19 @@ class ActivityRunner:
         """While a turn is committed, read what the activities begin with that it schedules. Not beside a write to a
         journal, which the read would miss.
         """
-        if self._journal_inputs and not turn.journals:
+        if self.readers and not turn.journals:
             for item in turn.work_items:
-                if item.lock_here and (limit := self._journal_inputs.get(item.name)):
+                if item.lock_here and (limit := self.readers.get(item.name)):
                     self._journals.read_ahead(turn.instance_id, limit)
 
-    def start_all(self, items: Sequence[WorkItem]) -> None:
-        """Begin to run what a fetch has brought; what they begin with is read in one batch."""
-        if self._journal_inputs:
-            for item in items:
-                if limit := self._journal_inputs.get(item.name):
-                    self._journals.read_ahead(item.lock.key.instance_id, limit)
-        for item in items:
+    def start_all(self, fetched: WorkFetch) -> None:
+        """Begin to run what a fetch has brought; what they begin with has come too, or is read in one batch."""
+        if self.readers:
+            for item in fetched.items:
+                if limit := self.readers.get(item.name):
+                    instance_id = item.lock.key.instance_id
+                    self._journals.read_ahead(instance_id, limit, fetched.pending.get(instance_id))
+        for item in fetched.items:
             self.start(item)
 
     def start(self, item: WorkItem, task: ActivityTask | None = None) -> None:

@@ -198,7 +198,7 @@ class Fetcher:
         if generation != self._lease.generation:
             self._state.locks_uncertain = True
             return None
-        self._activities.start_all(fetched.items)
+        self._activities.start_all(fetched)
         return fetched
 
     def _fetch_options(self, *, only_own: bool = False) -> FetchOptions | None:
@@ -219,6 +219,7 @@ class Fetcher:
             pack=self._options.placement == PACK,
             tags=self._tags,
             only_own=only_own,
+            readers=self._activities.readers if only_own else (),
         )
 
     async def _make_room(self, options: FetchOptions) -> float:

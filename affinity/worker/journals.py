@@ -34,7 +34,7 @@ class _Ahead(NamedTuple):
 
     limit: int
     read_at: float  # monotonic time
-    answer: asyncio.Future[PendingWork | None]
+    answer: PendingWork | asyncio.Future[PendingWork | None]
 
     def is_old(self, now: float) -> bool:
         return now - self.read_at > READ_AHEAD_SECONDS
@@ -50,11 +50,14 @@ class WorkerJournals:
         self._pending = SharedReads(self._read_pending)
         self._ahead: dict[str, _Ahead] = {}  # by session, oldest first
 
-    def read_ahead(self, session_id: str, limit: int) -> None:
-        """Begin to read what the next wake of a session has to do. It will see at least what is committed now."""
+    def read_ahead(self, session_id: str, limit: int, found: PendingWork | None = None) -> None:
+        """Begin to read what the next wake of a session has to do, unless that has been ``found``. It will see at least
+        what is committed now.
+        """
         self._forget_old()
         self._ahead.pop(session_id, None)
-        self._ahead[session_id] = _Ahead(limit, time.monotonic(), self._pending.submit(session_id, limit))
+        answer = found or self._pending.submit(session_id, limit)
+        self._ahead[session_id] = _Ahead(limit, time.monotonic(), answer)
 
     def _forget_old(self) -> None:
         """Forget what was read for wakes that run elsewhere, or not at all."""
@@ -67,6 +70,8 @@ class WorkerJournals:
         ahead, now = self._ahead.pop(session_id, None), time.monotonic()
         if ahead is None or ahead.limit != limit or ahead.is_old(now):
             return await self._pending.submit(session_id, limit)
+        if isinstance(ahead.answer, PendingWork):
+            return ahead.answer
         work = await ahead.answer
         if work is None or work.next_due is None:
             return work

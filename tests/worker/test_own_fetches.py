@@ -15,6 +15,7 @@ import pytest
 
 from affinity import App, RuntimeOptions
 from affinity.errors import Contention
+from affinity.journal import PendingWork
 from affinity.provider.contract import (
     FetchOptions,
     Hint,
@@ -245,7 +246,7 @@ def test_a_hint_about_other_work_is_not_lost_among_those_about_own_work() -> Non
 
 
 async def test_what_a_fetch_brings_is_read_ahead_in_one_batch() -> None:
-    """Before anything of it runs."""
+    """Before anything of it runs, and but for what came with it."""
     reads: list[Sequence[str]] = []
 
     async def get_pending(session_ids: Sequence[str], *, limit: int) -> Sequence[None]:
@@ -258,10 +259,24 @@ async def test_what_a_fetch_brings_is_read_ahead_in_one_batch() -> None:
         wakeups=None,
     )
     journals, started = WorkerJournals(services), list[WorkItem]()
-    runner: Any = SimpleNamespace(_journal_inputs={"wake": 10}, _journals=journals, start=started.append)
-    items = [item(1), replace(item(2), name="other"), item(3)]
-    ActivityRunner.start_all(runner, items)
+    runner: Any = SimpleNamespace(readers={"wake": 10}, _journals=journals, start=started.append)
+    items = [item(1), replace(item(2), name="other"), item(3), item(4)]
+    came = PendingWork(
+        journal_id=1,
+        kind="chat",
+        processed=0,
+        last_seq=1,
+        closed=False,
+        parent=None,
+        inputs=[],
+        more=False,
+        due=[],
+        requests=[],
+        next_due=None,
+    )
+    ActivityRunner.start_all(runner, found(*items, pending={"i4": came}))
     assert started == items
+    assert await journals.get_pending("i4", 10) is came
     assert await journals.get_pending("i3", 10) is None
     assert await journals.get_pending("i1", 10) is None
     assert reads == [["i1", "i3"]]

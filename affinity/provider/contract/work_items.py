@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
 from datetime import datetime
 from typing import Final, Literal, NamedTuple, NewType, TypeAlias
 
-from affinity.journal import JournalWrite
+from affinity.journal import JournalWrite, PendingWork
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract.workers import NO_TAGS, WorkerTags
 from affinity.records import StateWrite, frozen
@@ -129,6 +129,8 @@ class FetchOptions:
     # After a `Hint.only_own`: items of sessions that the caller holds, and no others. Of the answer only ``items``,
     # ``claim_lost`` and ``limit_reached`` count.
     only_own: bool = False
+    # Activities that begin with what is pending in the journal of their instance, for a fetch with ``only_own``.
+    readers: Collection[str] = ()
 
 
 @frozen(kw_only=True)
@@ -147,6 +149,9 @@ class WorkFetch:
     # the caller that has a bound, or whose work waits.
     assigned: Sequence[str] = ()
     outdated: bool = False  # a worker of newer code has room: new and freed sessions are left to it
+    # By instance, for items of `FetchOptions.readers`: what `JournalProvider.get_pending` gives. The provider may leave
+    # instances out; then the worker reads.
+    pending: Mapping[str, PendingWork] = field(default_factory=dict)
 
 
 WaitFailure: TypeAlias = Literal["busy", "no_worker_with_tag"]

@@ -8,7 +8,8 @@ from typing import Final, TypeAlias
 from psycopg.types.numeric import Int8
 
 from affinity.errors import Contention, ProviderError
-from affinity.limits import MAX_BATCH, MAX_REROUTE, MIN_SHARE, SHARE_DIVISOR
+from affinity.journal import Entry, PendingWork
+from affinity.limits import MAX_BATCH, MAX_FETCHED_INPUT, MAX_REROUTE, MIN_SHARE, SHARE_DIVISOR
 from affinity.provider.contract import (
     MAX_ASSIGNED,
     NEWER_SECONDS,
@@ -85,10 +86,17 @@ class FetchOperations(Operations):
         """See `FetchOptions.only_own`."""
         params = {**caller_params(identity), **_choices(options), "token": self._token(identity)}
         statement = _FETCH_OWN[options.tags != NO_TAGS]
-        rows = await self._connections.fetch.run(statement, {**params, "names": Texts(options.names)})
+        params |= {"names": Texts(options.names), "readers": Texts(options.readers), "most": Int8(MAX_FETCHED_INPUT)}
+        rows = await self._connections.fetch.run(statement, params)
         raced, waiting = rows[0][:2]
-        items = [to_work_item(row[3:]) for row in rows if row[2] is not None]
-        return WorkFetch(items=items, claim_lost=raced, next_due=None, limit_reached=waiting > len(items))
+        taken = [(to_work_item(row[15:]), row[2:14]) for row in rows if row[14] is not None]
+        return WorkFetch(
+            items=[item for item, _ in taken],
+            claim_lost=raced,
+            next_due=None,
+            limit_reached=waiting > len(taken),
+            pending={item.lock.key.instance_id: _one_input(row) for item, row in taken if row[0] is not None},
+        )
 
     async def _with_claims(
         self, identity: WorkerIdentity, options: FetchOptions, found: WorkFetch, offered: int, unheld: _Unheld
@@ -139,6 +147,23 @@ def _choices(options: FetchOptions) -> Params:
         "newer_seconds": NEWER_SECONDS,
         "pack": options.pack,
     }
+
+
+def _one_input(row: Row) -> PendingWork:
+    journal_id, kind, processed, closed, parent, *entry = row
+    return PendingWork(
+        journal_id=journal_id,
+        kind=kind,
+        processed=processed,
+        last_seq=entry[0],
+        closed=closed,
+        parent=parent,
+        inputs=[Entry._make(entry)],
+        more=False,
+        due=[],
+        requests=[],
+        next_due=None,
+    )
 
 
 def to_work_item(row: Row) -> WorkItem:

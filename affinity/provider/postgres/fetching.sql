@@ -337,8 +337,24 @@ SELECT
                    AND (s.next_worker IS NULL OR s.next_until <= clock())
                FROM sessions s WHERE s.session_id = q.session_id)
     ) AS raced,
-    (SELECT count(*) FROM locked) AS waiting, t.*
-FROM (SELECT) one LEFT JOIN taken t ON true
+    (SELECT count(*) FROM locked) AS waiting, p.*, t.*
+FROM (SELECT) one
+LEFT JOIN taken t ON true
+-- What the statement `pending` gives, where that is one input, which is the last entry, and nothing else.
+LEFT JOIN LATERAL (
+    SELECT j.journal_id, j.kind, j.processed, j.closed, j.parent, e.seq, e.kind AS entry_kind, e.payload AS entry, e.event_id,
+        e.wake_id, e.is_input, e.recorded_at
+    FROM journals j
+    CROSS JOIN LATERAL (
+        SELECT i.* FROM journal_entries i
+        WHERE i.journal_id = j.journal_id AND i.is_input AND i.seq > j.processed ORDER BY i.seq LIMIT 1
+    ) e
+    WHERE j.session_id = t.instance_id AND t.name = ANY (%(readers)s) AND j.home IS NULL
+      AND j.processed >= coalesce(j.base_seq, 0) AND e.seq = j.last_seq AND octet_length(e.payload) <= %(most)s
+      AND NOT EXISTS (SELECT FROM journal_requests r WHERE r.journal_id = j.journal_id)
+      AND NOT EXISTS (SELECT FROM journal_revisits r WHERE r.journal_id = j.journal_id)
+    OFFSET 0
+) p ON true
 ORDER BY t.n
 
 -- claim_alone: capacity must be counted after every other claim of this worker, and drain, has ended: lock, then count anew

@@ -45,6 +45,7 @@ class Choices(TypedDict, total=False):
     timeouts: Timeouts
     pack: bool
     only_own: bool
+    readers: Collection[str]
 
 
 def fetch_options(limit: int = 1, **choices: Unpack[Choices]) -> FetchOptions:
@@ -59,6 +60,7 @@ def fetch_options(limit: int = 1, **choices: Unpack[Choices]) -> FetchOptions:
         timeouts=choices.get("timeouts", TIMEOUTS),
         pack=choices.get("pack", False),
         only_own=choices.get("only_own", False),
+        readers=choices.get("readers", ()),
     )
 
 

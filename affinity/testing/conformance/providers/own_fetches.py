@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
+from typing import Any, Final
 
+import pytest
+
+from affinity.journal import NewRequest, NewRevisit
 from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import SESSION_LOCK, SHORT_LEASE, about
+from affinity.testing.conformance.providers.builders import SESSION_LOCK, SHORT_LEASE, about, work_item
 from affinity.testing.conformance.providers.byte_limits import ROOM, SIZE
 from affinity.testing.conformance.providers.cluster import Cluster, concurrently
+from affinity.testing.conformance.providers.journal_driver import Waker
 from affinity.testing.conformance.providers.peer import Peer
 from affinity.testing.conformance.providers.tags import GPU
+
+REQUEST: Final = NewRequest(request_id="q", kind="confirm", payload="1")
+REVISIT: Final = NewRevisit(key="k", delay=1_000.0, priority=0, reason="", note="null")
 
 
 class OwnFetchRules(Rules):
@@ -156,6 +166,25 @@ class OwnFetchRules(Rules):
         await cluster.enqueue(None, "new", tag="gpu")
         await cluster.enqueue("s")
         assert [(item.session_id, item.session_tag) for item in await gpu.take(10, only_own=True)] == [("s", "gpu")]
+
+    @pytest.mark.parametrize("appends", [1, 2])
+    @pytest.mark.parametrize(
+        "write", [{}, {"requests": [REQUEST]}, {"revisits": [REVISIT]}], ids=["plain", "request", "revisit"]
+    )
+    async def test_what_a_fetch_says_is_pending(self, cluster: Cluster, write: Mapping[str, Any], appends: int) -> None:
+        """If it says anything of an item, it is what `get_pending` gives (contract: WorkFetch.pending)."""
+        waker = await Waker.begin(cluster)
+        await cluster.use(waker.peer, "s")
+        item = work_item(waker.at, 2, "s")
+        await waker.commit(await waker.new_write(**write), work_items=[replace(item, asleep=True)])
+        for number in range(appends):
+            await waker.conversation.append(event_id=f"e{number}")
+        fetched = await waker.peer.fetch(10, only_own=True, readers=("other", item.name))
+        assert [one.lock.key for one in fetched.items] == [item.key]
+        expected = await waker.conversation.pending()
+        assert fetched.pending in ({}, {"s": expected})
+        assert await waker.peer.give_back(*fetched.items) == [True]
+        assert (await waker.peer.fetch(10, only_own=True, readers=("other",))).pending == {}
 
     async def test_an_own_fetch_beside_other_fetches(self, cluster: Cluster) -> None:
         """Every item is delivered once."""
