@@ -1,4 +1,4 @@
-"""PostgreSQL: the turn of one wake alone is committed by a function of its own, as it is in a batch."""
+"""PostgreSQL: one append alone, and the turn of one wake alone, have functions of their own, and are as in a batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, Final, Literal, LiteralString, TypeAlias
 import psycopg
 import pytest
 
-from affinity.journal import NewRequest
+from affinity.journal import JournalBirth, JournalRange, NewEntry, NewRequest
+from affinity.limits import MAX_FETCHED_INPUT
 from affinity.provider.contract import (
     Birth,
     NewWorkItem,
@@ -25,7 +26,14 @@ from affinity.provider.contract import (
 from affinity.provider.postgres import PostgresProvider, turns
 from affinity.records import ActivityRun, StateWrite
 from affinity.testing.conformance.providers.builders import state, state_write, turn, work_item
-from affinity.testing.conformance.providers.journal_driver import Conversation, Waker, new_input, output
+from affinity.testing.conformance.providers.journal_driver import (
+    KIND,
+    Conversation,
+    Waker,
+    new_input,
+    new_start,
+    output,
+)
 from affinity.testing.conformance.providers.peer import Peer
 from tests.provider.postgres_stage import administrator, opened, registered
 
@@ -322,3 +330,118 @@ async def test_what_is_more_than_a_wake_goes_the_general_way(
     asked.clear()
     (result,) = await peer.commit(one)
     assert (result.committed, asked) == (True, ["wake"])
+
+
+APPENDS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "asleep": {},
+    "held": {},
+    "awake": {},
+    "full": {"unread_limit": 1},
+    "repeated": {"event_id": "first"},
+    "closed": {},
+    "other kind": {"kind": "of another kind"},
+    "suspended": {},
+    "quota": {},
+    "none": {},
+}
+"""What the journal is like to which an input is appended, and fields of that."""
+
+
+async def sleeping(peer: Peer, admin: psycopg.Connection[Any], name: str, case: str, **write: Any) -> Waker:
+    """A conversation whose next wake sleeps, unless the case says otherwise."""
+    talk = Conversation(peer.provider, name)
+    await talk.append(event_id="first")
+    waker = await Waker.of(peer, name)
+    items = [] if case in {"awake", "full"} else [replace(work_item(waker.at, 1, name), asleep=True)]
+    await waker.commit(await waker.new_write(**write), work_items=items)
+    if case == "held":
+        admin.execute(
+            "INSERT INTO sessions SELECT %s, %s, %s, nextval('epochs'), clock() + '1 h', clock(), clock()",
+            [name, peer.worker_id, peer.identity.incarnation],
+        )
+    elif case == "full":
+        await talk.append(entry=None)
+    elif case == "closed":
+        await talk.append(closes=True)
+    elif case == "suspended":
+        assert await peer.suspend(waker.at)
+    return waker
+
+
+@pytest.mark.parametrize("case", APPENDS)
+async def test_an_append_alone_is_as_one_of_a_batch(
+    provider: PostgresProvider, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """Its outcome, the worker to wake, and what is in the tables."""
+    peer = await registered(provider)
+    await Conversation(provider, "other").append()
+    outcomes, wrote = [], []
+    if case == "quota":
+        admin.execute("SELECT set_quotas_1(NULL, NULL, 1000000)")
+    calls = list[LiteralString]()
+    run = provider._connections.quick.run
+
+    async def noting(statement: LiteralString, params: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        calls.append(statement)
+        return await run(statement, params)
+
+    monkeypatch.setattr(provider._connections.quick, "run", noting)
+    for name in ("1st-s", "2nd-s"):
+        if case != "none":
+            await sleeping(peer, admin, name, case)
+        fields = {"event_id": "e", "start": None, **APPENDS[case]}
+        beside = [] if name == "1st-s" else [new_input("other", start=None)]
+        calls.clear()
+        outcome, *_ = await provider.append_journal([new_input(name, **fields), *beside])
+        assert ["append_input_1" in call for call in calls] == [name == "1st-s"]
+        outcomes.append(outcome._replace(journal_id=0))
+        wrote.append(rows(admin, name))
+    assert outcomes[0] == outcomes[1]
+    assert wrote[0] == wrote[1]
+    woken = {"asleep": (True, None), "held": (True, peer.worker_id), "suspended": (True, None), "quota": (True, None)}
+    assert (outcomes[0].woken, outcomes[0].holder) == woken.get(case, (False, None))
+
+
+async def test_an_append_alone_to_a_fork_knows_the_events_of_its_base(provider: PostgresProvider) -> None:
+    """One that the base has is repeated; another one is appended."""
+    (first,) = await provider.append_journal([new_input("base", event_id="first")])
+    base = JournalRange(first.journal_id, 1)
+    fork = JournalBirth(
+        session_id="fork", kind=KIND, start=new_start("fork"), lineage="fork", operator="fork", base=base
+    )
+    assert [each.outcome for each in await provider.create_journals([fork])] == ["created"]
+    peer = await registered(provider)
+    waker = await Waker.of(peer, "fork")
+    item = replace(work_item(waker.at, 1, "fork"), asleep=True)
+    assert (await waker.commit(await waker.new_write(), work_items=[item])).placed[0].asleep
+    for event_id, expected in (("first", ("repeated", 1, False)), ("second", ("appended", 2, True))):
+        (found,) = await provider.append_journal([new_input("fork", event_id=event_id, start=None)])
+        assert (found.outcome, found.seq, found.woken) == expected
+
+
+@pytest.mark.parametrize(
+    ("appends", "write", "comes"),
+    [
+        ([{}], {}, True),
+        ([{}, {}], {}, False),
+        ([{}, {"entry": NewEntry(kind="note", payload="null")}], {}, False),
+        ([{"text": "x" * MAX_FETCHED_INPUT}], {}, False),
+        ([{}], {"requests": [NewRequest(request_id="q", kind="confirm", payload="1")]}, False),
+    ],
+    ids=["one", "two", "a note behind it", "large", "a request"],
+)
+async def test_one_input_comes_with_the_item_of_its_wake(
+    provider: PostgresProvider,
+    admin: psycopg.Connection[Any],
+    appends: list[dict[str, Any]],
+    write: Mapping[str, Any],
+    comes: bool,
+) -> None:
+    """Where it is small, and all that the wake has to do."""
+    peer = await registered(provider)
+    waker = await sleeping(peer, admin, "s", "held", **write)
+    for fields in appends:
+        await waker.conversation.append(**fields)
+    fetched = await peer.fetch(10, only_own=True, readers=["work"])
+    assert [item.session_id for item in fetched.items] == ["s"]
+    assert fetched.pending == ({"s": await waker.conversation.pending()} if comes else {})
