@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any, Final, Literal, LiteralString, TypeAlias
 
@@ -23,6 +23,7 @@ from affinity.provider.contract import (
     WorkKey,
 )
 from affinity.provider.postgres import PostgresProvider, turns
+from affinity.provider.postgres.driver.wire import Params, Row
 from affinity.records import ActivityRun, StateWrite
 from affinity.testing.conformance.providers.builders import state, state_write, turn, work_item
 from affinity.testing.conformance.providers.journal_driver import Conversation, Waker, new_input, output
@@ -57,10 +58,10 @@ def asked(provider: PostgresProvider, monkeypatch: pytest.MonkeyPatch) -> list[K
     connection, kinds = provider._connections.commit, list[Kind]()
     run = connection.run
 
-    async def noting(statement: LiteralString, params: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+    async def noting(statement: LiteralString, params: Params | None = None, **behind: Any) -> list[Row]:
         is_wake = "commit_wake_1" in statement
         kinds.append("check" if statement == turns._CHECK_FENCES else "wake" if is_wake else "batch")
-        return await run(statement, params)
+        return await run(statement, params, **behind)
 
     monkeypatch.setattr(connection, "run", noting)
     return kinds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from itertools import groupby
@@ -27,9 +27,11 @@ from affinity.journal import (
     StreamPart,
 )
 from affinity.limits import MAX_BATCH_BYTES
+from affinity.provider.contract import Hint
 from affinity.provider.postgres.driver.arrays import Bools, Ints, Texts
 from affinity.provider.postgres.driver.errors import BATCH_REFUSED
 from affinity.provider.postgres.driver.wire import Params, Row
+from affinity.provider.postgres.hints import notify_workers
 from affinity.provider.postgres.operations import Operations
 from affinity.provider.statements import load_statements
 
@@ -44,14 +46,17 @@ _MAX_ROUNDS: Final = 5
 class JournalOperations(Operations):
     """`append_journal`, `get_pending` and `read_journal`."""
 
-    async def append_journal(self, appends: Sequence[JournalAppend]) -> Sequence[Appended]:
+    async def append_journal(
+        self, appends: Sequence[JournalAppend], *, wake: Mapping[str | None, Hint] | None = None
+    ) -> Sequence[Appended]:
         if not appends:
             return []
         params = append_params(appends)
         statement = f"{_SQL['append']} FROM {append_call(tuple(params))}"
+        behind = notify_workers(self._connections.target, wake or {})
         for attempt in range(1, _MAX_ROUNDS + 1):
             try:
-                ((*columns,),) = await self._connections.quick.run(statement, params)
+                ((*columns,),) = await self._connections.quick.run(statement, params, behind=behind)
                 break
             except Contention as error:
                 if error.code != BATCH_REFUSED or attempt == _MAX_ROUNDS:
